@@ -1,0 +1,70 @@
+"""Views and guarantees: who sees what, and what is promised against them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Adversary = Literal["released", "server", "silo"]
+ADVERSARIES: tuple[Adversary, ...] = ("released", "server", "silo")
+Unit = Literal["user", "record"]
+
+
+@dataclass(frozen=True)
+class View:
+    """What one adversary sees of a round (SPEC section 2); built by the aggregator, read by the method.
+
+    `shares_for` (m) is the number of survivors the noise shares were sized for, `survivors` (n) how many
+    noise shares are in the sum, `colluding` (t) how many silos subtract their own.
+    """
+
+    adversary: Adversary
+    silos: int
+    sees_shares: bool = False
+    knows_sample: bool = False
+    counts_disclosed: bool = False
+    shares_for: int | None = None
+    survivors: int | None = None
+    colluding: int = 1
+
+    @property
+    def m(self) -> int:
+        """Survivors the shares were sized for."""
+        return self.silos if self.shares_for is None else self.shares_for
+
+    @property
+    def n(self) -> int:
+        """Noise shares in the sum."""
+        return self.silos if self.survivors is None else self.survivors
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What was proven, for whom, under which assumptions, by which accountant.
+
+    `epsilon` is None where nothing is promised (`private` is then False and `reason` says why).
+    `releasable` is False when the noise came from a fixed seed.
+    """
+
+    adversary: Adversary
+    unit: Unit | None
+    epsilon: float | None
+    delta: float
+    rounds: int
+    accountant: str
+    method: str
+    private: bool
+    releasable: bool
+    reason: str | None = None
+    assumptions: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Guarantee:
+        """Inverse of `to_dict`."""
+        lists = {name: tuple(fields[name]) for name in ("assumptions", "not_covered")}
+        return cls(**{**fields, **lists})
