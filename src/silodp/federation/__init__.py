@@ -1,1 +1,1 @@
-
+"""Parties, messages, and the round that ties them together."""

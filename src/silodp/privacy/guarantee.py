@@ -68,3 +68,31 @@ class Guarantee:
         """Inverse of `to_dict`."""
         lists = {name: tuple(fields[name]) for name in ("assumptions", "not_covered")}
         return cls(**{**fields, **lists})
+
+
+NOT_COVERED: tuple[str, ...] = (
+    "metrics computed on private records, held-out ones included, and everything chosen by looking at them: the best "
+    "round, early stopping, tuning",
+    "further runs on the same people: each adds its own ε",
+    "that a person's id is on the public list of ids",
+    "records held out for testing: they are not trained on, and the metrics on them are published as they are",
+)
+"""What no ε of a run speaks about (SPEC, "Public constants")."""
+
+
+def assumptions_of(view: View) -> tuple[str, ...]:
+    """What a guarantee against this adversary rests on, whatever the method."""
+    common = (
+        "a person has the same id in every silo, and the list of ids, the silos and all settings are public",
+        "silos and server follow the protocol, and whether a silo drops out does not depend on its records",
+        "noise is drawn and added in double precision: attacks on floating-point noise are not excluded",
+    )
+    own = {
+        "released": ("whoever sees the models sees neither single silos' updates nor who was sampled in a round",),
+        "server": ("the server does not collude with a silo",),
+        "silo": (
+            f"at most {view.colluding} of the {view.silos} silos pool what they know, without the server; "
+            "the guarantee is about a person's records in the other silos",
+        ),
+    }
+    return common + own[view.adversary]

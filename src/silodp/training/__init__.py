@@ -1,1 +1,27 @@
+"""What is learnt, and the local work of a silo: per user, per record or over all records, vectorised."""
 
+from silodp.training.local import LocalTraining, record_gradients, silo_update, user_updates
+from silodp.training.losses import LOSSES, Loss, binary_cross_entropy, cox, cross_entropy, squared_error
+from silodp.training.metrics import METRICS, accuracy, average_precision, concordance, roc_auc
+from silodp.training.models import MODELS
+from silodp.training.task import Task
+
+__all__ = [
+    "LOSSES",
+    "METRICS",
+    "MODELS",
+    "LocalTraining",
+    "Loss",
+    "Task",
+    "accuracy",
+    "average_precision",
+    "binary_cross_entropy",
+    "concordance",
+    "cox",
+    "cross_entropy",
+    "record_gradients",
+    "roc_auc",
+    "silo_update",
+    "squared_error",
+    "user_updates",
+]

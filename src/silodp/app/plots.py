@@ -1,0 +1,345 @@
+"""Pictures of runs, as SVG text that a browser without network can show.
+
+Figures are `matplotlib.figure.Figure` objects, never pyplot's, so drawing leaves nothing behind. Colors are those of
+Okabe and Ito, told apart also by people who see fewer; line styles repeat what colors say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from silodp.privacy.guarantee import ADVERSARIES, Adversary
+
+INK = "#1b1d22"  # text and axes; the page's own text color once a picture stands in a page
+MUTED = "#8a8d93"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5f3f")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))
+WIDE_RATIO = 20  # between the last values of curves, beyond which only a logarithmic axis shows them all
+MOST_POINTS = 400  # drawn per curve; a picture is a few hundred pixels wide
+MOST_SILOS = len(PALETTE)  # with a color of their own
+MOST_BARS = 400
+
+WHO: dict[Adversary, str] = {
+    "released": "whoever sees the models",
+    "server": "the server",
+    "silo": "another silo",
+}
+
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",  # text stays text: small, searchable, read aloud
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "text.parse_math": False,  # names are the user's: "$" is a dollar
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.formatter.use_mathtext": False,
+    "grid.color": INK,
+    "grid.alpha": 0.13,
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "legend.handlelength": 2.4,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One method of a comparison: rounds, mean and standard deviation over runs, ε after each of these rounds.
+
+    NaN where a value is missing; `private` is False for the reference without privacy.
+    """
+
+    label: str
+    rounds: Sequence[float]
+    mean: Sequence[float]
+    sd: Sequence[float]
+    epsilon: Sequence[float]
+    private: bool = True
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Records per person and silo, ranked by the person's total; private, but without ids.
+
+    bars (S, B): records per person of rank b in each silo, averaged over `persons_per_bar[b]` persons of
+    neighboring rank, so that no more than 400 bars are kept however many persons there are.
+    """
+
+    silos: tuple[str, ...]
+    bars: tuple[tuple[float, ...], ...]
+    persons_per_bar: tuple[int, ...]
+    persons: int
+    without_records: int
+    in_several_silos: int
+    most_records: int
+
+    @classmethod
+    def of(cls, counts: NDArray[np.int64], names: Sequence[str] = ()) -> Allocation:
+        """Of counts (S, U); persons without records are counted, not drawn."""
+        silos = tuple(names) or tuple(f"silo {s + 1}" for s in range(len(counts)))
+        totals = counts.sum(axis=0)
+        ranked = np.argsort(-totals, kind="stable")[: int((totals > 0).sum())]
+        groups = [g for g in np.array_split(ranked, min(MOST_BARS, max(len(ranked), 1))) if len(g)]
+        bars = [[round(float(row[group].mean()), 4) for group in groups] for row in counts]
+        return cls(
+            silos=silos,
+            bars=tuple(tuple(row) for row in bars),
+            persons_per_bar=tuple(len(group) for group in groups),
+            persons=int(counts.shape[1]),
+            without_records=int((totals == 0).sum()),
+            in_several_silos=int(((counts > 0).sum(axis=0) > 1).sum()),
+            most_records=int(totals.max(initial=0)),
+        )
+
+
+def quantities(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of what was measured, "loss" first."""
+    names: dict[str, None] = {}
+    for row in rows:
+        if number(row.get("loss")) is not None:
+            names.setdefault("loss")
+        for name, value in (row.get("metrics") or {}).items():
+            if number(value) is not None:
+                names.setdefault(name)
+    return sorted(names, key=lambda name: name != "loss")
+
+
+def measured(row: Mapping[str, Any], name: str) -> float | None:
+    """The loss or a metric of one row of metrics.jsonl; None where it is missing or not finite."""
+    return number(row.get("loss") if name == "loss" else (row.get("metrics") or {}).get(name))
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if good else None
+
+
+def utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    """One figure per measured quantity against rounds; the untrained model is a hollow mark and a dotted level."""
+    figures = {}
+    for name in quantities(rows):
+        points = [(row["round"], value) for row in rows if (value := measured(row, name)) is not None]
+        figure, axes = _panel("round", name)
+        rounds, values = zip(*_thinned(points), strict=True)
+        axes.plot(rounds, values, color=PALETTE[0], linewidth=2, marker="o" if len(rounds) < 2 else None)
+        if rounds[0] == 0:
+            axes.axhline(values[0], color=MUTED, linewidth=1.2, linestyle=":")
+            axes.plot([0], [values[0]], "o", color=PALETTE[0], markerfacecolor="white", markersize=6, clip_on=False)
+        figures[name] = figure
+    return figures
+
+
+def epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+    """ε after every round for each adversary who is promised something; None if nobody is.
+
+    Adversaries with the same ε share a line.
+    """
+    lines: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    for adversary in ADVERSARIES:
+        spent = [(row["round"], number((row.get("epsilon") or {}).get(adversary))) for row in rows]
+        points = tuple((round_, value) for round_, value in spent if value is not None)
+        if any(round_ > 0 for round_, _ in points):
+            lines.setdefault(points, []).append(WHO[adversary])
+    if not lines:
+        return None
+    figure, axes = _panel("round", "ε spent so far")
+    logarithmic = _log_axis(axes.yaxis.axes, [points[-1][1] for points in lines])
+    for i, (points, who) in enumerate(lines.items()):
+        kept = _thinned([p for p in points if p[1] > 0 or not logarithmic])
+        axes.plot(*zip(*kept, strict=True), color=PALETTE[i], linestyle=DASHES[i], linewidth=2.2, label="\n= ".join(who))
+    if not logarithmic:
+        axes.set_ylim(bottom=0)
+    _legend(figure, axes, columns=len(lines))
+    return figure
+
+
+def allocation(records: Allocation) -> Figure:
+    """Records per person, most first, colored by silo; beyond seven silos the smaller ones share a gray."""
+    figure, axes = _panel("persons, those with most records first", "records per person", size=(6.6, 3.3))
+    values = np.asarray(records.bars, dtype=float).reshape(len(records.silos), -1)
+    edges = np.concatenate([[0], np.cumsum(records.persons_per_bar)])
+    largest = sorted(range(len(values)), key=lambda s: -float(values[s] @ np.diff(edges)))
+    own = sorted(largest[: MOST_SILOS if len(values) <= MOST_SILOS else MOST_SILOS - 1])
+    layers = [(_short(records.silos[s]), values[s], PALETTE[i]) for i, s in enumerate(own)]
+    rest = [s for s in range(len(values)) if s not in own]
+    if rest:
+        layers.append((f"{len(rest)} other silos", values[rest].sum(axis=0), MUTED))
+    bottom = np.zeros(values.shape[1])
+    handles = []
+    for _, layer, color in layers:
+        handles.append(axes.stairs(bottom + layer, edges, baseline=bottom, fill=True, color=color, linewidth=0))
+        bottom = bottom + layer
+    axes.set_xlim(0, max(float(edges[-1]), 1.0))
+    axes.set_ylim(bottom=0)
+    figure.legend(
+        handles, [label for label, _, _ in layers], loc="outside upper center", ncols=min(len(layers), 4), handlelength=1
+    )
+    return figure
+
+
+def comparison(
+    curves: Sequence[Curve], quantity: str, untrained: float | None = None, against: str = "round"
+) -> Figure | None:
+    """Mean ± one standard deviation of every method, against rounds or (`against="epsilon"`) the released ε.
+
+    Without privacy: dashed, and against ε the level it ends at, since it has no ε. Untrained: dotted. None when there
+    is nothing to draw.
+    """
+    by_round = against == "round"
+    figure, axes = _panel("round" if by_round else "ε towards whoever sees the models", f"{quantity} (mean ± sd)")
+    if not by_round:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(_PLAIN)
+    drawn = False
+    for curve, color, dashes in _styles(curves):
+        x = np.asarray(curve.rounds if by_round else curve.epsilon, dtype=float)
+        mean, sd = np.asarray(curve.mean, dtype=float), np.asarray(curve.sd, dtype=float)
+        good = np.isfinite(x) & np.isfinite(mean) & (by_round | (x > 0))
+        if not by_round and not curve.private and np.isfinite(mean).any():
+            axes.axhline(mean[np.isfinite(mean)][-1], color=color, linewidth=1.6, linestyle=dashes, label=_short(curve.label))
+            drawn = True
+        if not good.any():
+            continue
+        kept = np.array(_thinned(np.flatnonzero(good)))
+        x, mean, sd = x[kept], mean[kept], np.nan_to_num(sd[kept])
+        axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.18, linewidth=0)
+        marker = "o" if len(x) == 1 else None
+        axes.plot(x, mean, color=color, linestyle=dashes, linewidth=2, marker=marker, label=_short(curve.label))
+        drawn = True
+    if not drawn:
+        return None
+    if untrained is not None:
+        axes.axhline(untrained, color=MUTED, linewidth=1.4, linestyle=":", label="untrained")
+    _legend(figure, axes)
+    return figure
+
+
+def epsilon_comparison(curves: Sequence[Curve]) -> Figure | None:
+    """ε towards whoever sees the models after every round, per method; None when no method has one."""
+    figure, axes = _panel("round", "ε spent so far")
+    spent = []
+    for curve, color, dashes in _styles(curves):
+        points = [(r, e) for r, e in zip(curve.rounds, curve.epsilon, strict=True) if math.isfinite(e)]
+        if any(e > 0 for _, e in points):
+            spent.append((curve, color, dashes, points))
+    if not spent:
+        return None
+    logarithmic = _log_axis(axes, [points[-1][1] for *_, points in spent])
+    for curve, color, dashes, points in spent:
+        kept = _thinned([p for p in points if p[1] > 0 or not logarithmic])
+        marker = "o" if len(kept) == 1 else None
+        axes.plot(
+            *zip(*kept, strict=True), color=color, linestyle=dashes, linewidth=2, marker=marker, label=_short(curve.label)
+        )
+    if not logarithmic:
+        axes.set_ylim(bottom=0)
+    _legend(figure, axes)
+    return figure
+
+
+def svg(figure: Figure, name: str) -> str:
+    """A complete SVG document on white, the same bytes for the same figure."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings(), mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        # The reader's browser has letters that our measuring font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", buffer.getvalue(), flags=re.DOTALL)
+    return re.sub(r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="#ffffff"/>', text, count=1)
+
+
+def inline(document: str, alt: str) -> str:
+    """The <svg> element of `svg`'s document for an HTML page: no names from outside, own ids, the page's text color."""
+    prefix = "p" + hashlib.sha256(document.encode()).hexdigest()[:8]
+    element = document[document.index("<svg") :].replace('<rect width="100%" height="100%" fill="#ffffff"/>', "", 1)
+    element = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", element)
+    element = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', element)
+    element = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", element)
+    element = element.replace(INK, "currentColor").replace("xlink:href", "href")
+    label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return re.sub(
+        r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{label}">', element, count=1
+    )
+
+
+_PLAIN = FuncFormatter(lambda value, _: f"{value:,.10g}" if 1e-4 <= value < 1e6 else f"{value:.0e}")
+
+
+def _panel(x: str, y: str, size: tuple[float, float] = (4.7, 3.1)) -> tuple[Figure, Axes]:
+    """Small on purpose: text keeps its size on a phone, and two stand side by side on a desk."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_xlabel(x)
+        axes.set_ylabel(_short(y, 32))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.margins(x=0.02)
+    return figure, axes
+
+
+def _log_axis(axes: Axes, last: Sequence[float]) -> bool:
+    wide = max(last) > WIDE_RATIO * min(last)
+    if wide:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(_PLAIN)
+    return wide
+
+
+def _legend(figure: Figure, axes: Axes, columns: int = 2) -> None:
+    with mpl.rc_context(_STYLE):
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns, columnspacing=1.4)
+
+
+def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, str, Any]]:
+    """A color and a line style each: without privacy in ink, dashed; beyond seven methods the style changes too."""
+    private = 0
+    for curve in curves:
+        if not curve.private:
+            yield curve, INK, (0, (5, 2))
+            continue
+        turn, color = divmod(private, len(PALETTE))
+        yield curve, PALETTE[color], ("-", *DASHES[2:])[turn % 3]
+        private += 1
+
+
+def _thinned[T](points: Sequence[T]) -> list[T]:
+    """At most MOST_POINTS of them, the first and the last kept."""
+    if len(points) <= MOST_POINTS:
+        return list(points)
+    return [points[i] for i in np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int)]
+
+
+def _short(label: str, length: int = 30) -> str:
+    """Fit for a legend; matplotlib would hide a label that begins with an underscore."""
+    label = " ".join(label.split())
+    label = label if len(label) <= length else label[: length - 1] + "…"
+    return " " + label if label.startswith("_") else label

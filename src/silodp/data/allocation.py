@@ -1,0 +1,234 @@
+"""Which simulated user, and which silo, each benchmark record belongs to (ULDP-FL 5.1.1, SPEC section 5).
+
+All functions are pure: the same arguments and generator state give the same allocation. Users are numbered by
+rank, user 0 having the most records in expectation under the Zipf laws.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from silodp.errors import SilodpError
+
+Scheme = Literal["uniform", "zipf"]
+Indices = NDArray[np.int64]
+
+USER_EXPONENT = 0.5  # records per user ∝ rank^-0.5
+SILO_EXPONENT = 2.0  # a user's records in silos ∝ rank^-2
+MAIN_SHARE = 0.8  # of a user's records in one silo, where silos are fixed
+
+
+def zipf_weights(size: int, exponent: float) -> NDArray[np.float64]:
+    """(size,) probabilities ∝ rank^-exponent, rank 1..size."""
+    weights = np.arange(1, size + 1, dtype=np.float64) ** -exponent
+    return np.asarray(weights / weights.sum())
+
+
+def uniform(
+    records: int,
+    users: int,
+    silos: int,
+    generator: np.random.Generator,
+    labels: ArrayLike | None = None,
+    labels_per_user: int | None = None,
+) -> tuple[Indices, Indices]:
+    """User and silo of every record, drawn independently and uniformly.
+
+    With `labels` (n,) and `labels_per_user` a record goes to a user who holds its label (see `zipf`).
+
+    Returns:
+        user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
+    """
+    user = _draw_users(records, np.full(users, 1 / users), generator, labels, labels_per_user)
+    return user, generator.integers(silos, size=records)
+
+
+def zipf(
+    records: int,
+    users: int,
+    silos: int,
+    generator: np.random.Generator,
+    labels: ArrayLike | None = None,
+    labels_per_user: int | None = None,
+    user_exponent: float = USER_EXPONENT,
+    silo_exponent: float = SILO_EXPONENT,
+) -> tuple[Indices, Indices]:
+    """User ∝ rank^-0.5, then silo ∝ rank^-2 in an order of the silos drawn for each user.
+
+    With `labels` (n,) and `labels_per_user` = k the labels are dealt to the users first, k each and all
+    labels about equally often; a record is then drawn among the users who hold its label, with the same
+    weights.
+
+    Returns:
+        user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
+    """
+    user = _draw_users(records, zipf_weights(users, user_exponent), generator, labels, labels_per_user)
+    order = generator.permuted(np.tile(np.arange(silos), (users, 1)), axis=1)
+    rank = generator.choice(silos, size=records, p=zipf_weights(silos, silo_exponent))
+    return user, order[user, rank]
+
+
+def _draw_users(
+    records: int,
+    weights: NDArray[np.float64],
+    generator: np.random.Generator,
+    labels: ArrayLike | None,
+    labels_per_user: int | None,
+) -> Indices:
+    """(n,) users drawn with `weights`, or, per label, among its holders."""
+    users = len(weights)
+    if labels_per_user is None:
+        return generator.choice(users, size=records, p=weights)
+    if labels is None or len(np.asarray(labels)) != records:
+        raise SilodpError(
+            f"labels_per_user is {labels_per_user}; give the label of each of the {records} records"
+        )
+    values, label = np.unique(np.asarray(labels), return_inverse=True)
+    if labels_per_user < 1 or labels_per_user * users < len(values):
+        raise SilodpError(
+            f"labels_per_user is {labels_per_user} with {users} users, too few to hold all {len(values)} "
+            "labels; "
+            "raise users or labels_per_user"
+        )
+    # Whole shuffled decks, dealt in turn: every label has a holder, and no label has many more than another.
+    decks = -(-labels_per_user * users // len(values))
+    deck = generator.permuted(np.tile(np.arange(len(values)), (decks, 1)), axis=1).ravel()
+    hands = deck[: labels_per_user * users].reshape(users, labels_per_user)
+    hands = generator.permutation(hands, axis=0)
+    user = np.empty(records, dtype=np.int64)
+    for value in range(len(values)):
+        mine = np.flatnonzero(label == value)
+        holders = np.flatnonzero((hands == value).any(axis=1))
+        share = weights[holders] / weights[holders].sum()
+        user[mine] = generator.choice(holders, size=len(mine), p=share)
+    return user
+
+
+def uniform_fixed(
+    sizes: ArrayLike, users: int, generator: np.random.Generator, pairs: bool = False
+) -> list[Indices]:
+    """A user for every record, drawn uniformly; the silos' sizes (S,) stay as they are.
+
+    With `pairs` two records of a silo are drawn together, and the odd one of a silo joins a pair, so a user
+    has no record or at least two in a silo (what a Cox loss needs).
+
+    Returns:
+        one array (sizes[s],) of users per silo.
+    """
+    units = _units(sizes, pairs)
+    drawn = [generator.integers(users, size=size) for size in units]
+    return _spread(drawn, np.asarray(sizes), generator, pairs)
+
+
+def zipf_fixed(
+    sizes: ArrayLike,
+    users: int,
+    generator: np.random.Generator,
+    pairs: bool = False,
+    user_exponent: float = USER_EXPONENT,
+    main_share: float = MAIN_SHARE,
+) -> list[Indices]:
+    """Records per user ∝ rank^-0.5, 80 % of them in one silo and the rest anywhere else; sizes (S,) stay.
+
+    A user's main silo is drawn in proportion to the room left, those with most records first; every other
+    record goes to another silo, all that have room being equally likely. Where the main silo has not room
+    enough (a small silo, the last users) the rest spills over too, since silos' sizes are given. `pairs` as
+    in `uniform_fixed`.
+
+    Returns:
+        one array (sizes[s],) of users per silo.
+    """
+    room = _units(sizes, pairs)
+    drawn: list[list[int]] = [[] for _ in room]
+    totals = generator.multinomial(room.sum(), zipf_weights(users, user_exponent))
+    for user in np.argsort(-totals, kind="stable"):
+        total = int(totals[user])
+        if total == 0:
+            break
+        main = int(generator.choice(len(room), p=room / room.sum()))
+        here = min(round(main_share * total), int(room[main]))
+        taken = np.zeros_like(room)
+        taken[main] = here
+        for _ in range(total - here):
+            free = room - taken > 0
+            elsewhere = free & (np.arange(len(room)) != main)
+            taken[generator.choice(np.flatnonzero(elsewhere if elsewhere.any() else free))] += 1
+        room -= taken
+        for silo in np.flatnonzero(taken):
+            drawn[silo] += [int(user)] * int(taken[silo])
+    return _spread(
+        [np.array(users_of, dtype=np.int64) for users_of in drawn], np.asarray(sizes), generator, pairs
+    )
+
+
+def _units(sizes: ArrayLike, pairs: bool) -> Indices:
+    """(S,) things to hand out: records, or pairs of them."""
+    units = np.array(sizes, dtype=np.int64)
+    if not pairs:
+        return units
+    if (units == 1).any():
+        silo = int(np.flatnonzero(units == 1)[0])
+        raise SilodpError(f"silo {silo} has 1 record, which makes no pair; drop it or allocate without pairs")
+    return units // 2
+
+
+def _spread(
+    drawn: list[Indices], sizes: Indices, generator: np.random.Generator, pairs: bool
+) -> list[Indices]:
+    """Lay the drawn users over the records of each silo in random order (tables are often sorted)."""
+    result = []
+    for users, size in zip(drawn, sizes, strict=True):
+        if pairs:
+            odd = generator.choice(users, size=size % 2) if size else users
+            users = np.concatenate([np.repeat(users, 2), odd])
+        result.append(generator.permutation(users))
+    return result
+
+
+def allocate(
+    scheme: str,
+    *,
+    users: int,
+    generator: np.random.Generator,
+    records: int | None = None,
+    silos: int | None = None,
+    sizes: ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+    labels_per_user: int | None = None,
+    pairs: bool = False,
+) -> tuple[Indices, Indices]:
+    """User and silo of every record under `scheme` "uniform" or "zipf".
+
+    Give `records` and `silos` where silos are free, or `sizes` (S,) where they are fixed: then the records
+    are taken to be in silo order, and the returned silo repeats 0..S-1 by `sizes`.
+
+    Returns:
+        user (n,) and silo (n,), int64.
+
+    Raises:
+        SilodpError: an unknown scheme, a count below 1, or options that exclude each other.
+    """
+    if scheme not in ("uniform", "zipf"):
+        raise SilodpError(f"allocation is {scheme!r}; choose 'uniform' or 'zipf'")
+    if users < 1:
+        raise SilodpError(f"users is {users}; give at least 1")
+    if sizes is not None:
+        if records is not None or silos is not None or labels_per_user is not None:
+            raise SilodpError(
+                "sizes is given with records, silos or labels_per_user; fixed silos take sizes only"
+            )
+        law = uniform_fixed if scheme == "uniform" else zipf_fixed
+        per_silo = law(sizes, users, generator, pairs)
+        return np.concatenate(per_silo), np.repeat(np.arange(len(per_silo)), [len(part) for part in per_silo])
+    if records is None or silos is None or silos < 1:
+        raise SilodpError(f"records is {records} and silos is {silos}; give both, or sizes for fixed silos")
+    if pairs:
+        raise SilodpError(
+            "pairs is set with free silos; allocate in pairs only where the silos' sizes are fixed"
+        )
+    if scheme == "uniform":
+        return uniform(records, users, silos, generator, labels, labels_per_user)
+    return zipf(records, users, silos, generator, labels, labels_per_user)

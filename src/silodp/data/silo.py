@@ -1,0 +1,207 @@
+"""What one organization holds (`SiloData`) and what all of them hold together (`Federation`)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from silodp.data.tables import Schema
+
+
+@dataclass(frozen=True, eq=False)
+class SiloData:
+    """One organization's table.
+
+    Attributes:
+        name: unique within a federation.
+        x: (n, ...) float32 features, finite. Public constants have scaled them already.
+        y: (n,) int64 class numbers, (n,) float32 real targets, or (n, 2) float32 [event 0/1, time ≥ 0].
+        user: (n,) int64, the public index of the person each record is about, 0..U-1 (-1, in test data
+            only: nobody of the federation).
+
+    n may be 0. The arrays are kept, not copied: do not write to them.
+
+    Raises:
+        SilodpError: a wrong shape or dtype, or a value that is not finite.
+    """
+
+    name: str
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    user: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise SilodpError(f"a silo's name is {self.name!r}; give every silo a name that is not empty")
+        for field in ("x", "y", "user"):
+            if not isinstance(getattr(self, field), np.ndarray):
+                kind = type(getattr(self, field)).__name__
+                raise SilodpError(f"silo {self.name!r}: {field} is a {kind}; give a numpy array")
+        if self.x.dtype != np.float32 or self.x.ndim < 2:
+            raise SilodpError(
+                f"silo {self.name!r}: x has shape {self.x.shape} and dtype {self.x.dtype}; "
+                "give (records, features…) as float32, e.g. x.astype(numpy.float32)"
+            )
+        survival = self.y.dtype == np.float32 and self.y.ndim == 2 and self.y.shape[1] == 2
+        plain = self.y.dtype in (np.int64, np.float32) and self.y.ndim == 1
+        if not (survival or plain):
+            raise SilodpError(
+                f"silo {self.name!r}: y has shape {self.y.shape} and dtype {self.y.dtype}; give (n,) int64 "
+                "classes, (n,) float32 targets or (n, 2) float32 [event, time]"
+            )
+        if self.user.dtype != np.int64 or self.user.ndim != 1:
+            raise SilodpError(
+                f"silo {self.name!r}: user has shape {self.user.shape} and dtype {self.user.dtype}; "
+                "give (n,) int64 user numbers"
+            )
+        if not len(self.x) == len(self.y) == len(self.user):
+            raise SilodpError(
+                f"silo {self.name!r}: x, y and user have {len(self.x)}, {len(self.y)} and {len(self.user)} "
+                "records; give one label and one user number per record"
+            )
+        for field in ("x", "y"):
+            finite = np.isfinite(getattr(self, field))
+            if not finite.all():
+                record = int(np.argwhere(~finite)[0][0])
+                raise SilodpError(
+                    f"silo {self.name!r}: {field} of record {record} is not finite; "
+                    "replace or drop NaN and infinite values before training"
+                )
+        if survival and not (np.isin(self.y[:, 0], (0, 1)).all() and (self.y[:, 1] >= 0).all()):
+            raise SilodpError(
+                f"silo {self.name!r}: y holds an event other than 0 or 1, or a negative time; "
+                "give [event, time] with event 0 (censored) or 1 and time ≥ 0"
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over name, shapes, dtypes and bytes. It fingerprints private rows: keep it local."""
+        hasher = hashlib.sha256(repr(self.name).encode())
+        for array in (self.x, self.y, self.user):
+            hasher.update(f"{array.shape}{array.dtype.str}".encode())
+            hasher.update(np.ascontiguousarray(array).data)
+        return hasher.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All silos, the public number of users, and the held-out records.
+
+    Attributes:
+        silos: at least one, names distinct, features and label kind alike. A silo may have no records.
+        users: U ≥ 1, public. A user may have no records.
+        test: held-out records, pooled; user is -1 where not allocated. Not protected by the guarantee.
+        assumptions: what was estimated from private rows, one sentence each; printed with the guarantee.
+        name: what the data set is called.
+        classes: public number of classes (y int64 in 0..classes-1), or None for real or survival targets.
+        features: names of the features, or () where they have none (images).
+        user_keys: the key of every user, in the order of the index, or None.
+
+    Raises:
+        SilodpError: the parts do not fit together.
+    """
+
+    silos: tuple[SiloData, ...]
+    users: int
+    test: SiloData | None
+    assumptions: tuple[str, ...] = ()
+    name: str = "federation"
+    classes: int | None = None
+    features: tuple[str, ...] = ()
+    user_keys: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.silos, tuple) or not self.silos:
+            raise SilodpError(f"federation {self.name!r} has no tuple of silos; give at least one SiloData")
+        if isinstance(self.users, bool) or not isinstance(self.users, int) or self.users < 1:
+            raise SilodpError(f"federation {self.name!r}: users is {self.users!r}; give a positive integer")
+        names = [silo.name for silo in self.silos]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SilodpError(f"federation {self.name!r}: two silos are named {twice!r}; rename one")
+        if self.user_keys is not None and len(self.user_keys) != self.users:
+            raise SilodpError(
+                f"federation {self.name!r}: {len(self.user_keys)} user keys for {self.users} users; give "
+                "one each"
+            )
+        if self.classes is not None and self.classes < 2:
+            raise SilodpError(f"federation {self.name!r}: classes is {self.classes}; give 2 or more, or None")
+        first = self.silos[0]
+        if self.features and first.x.shape[1:] != (len(self.features),):
+            raise SilodpError(
+                f"federation {self.name!r}: {len(self.features)} feature names for features of shape "
+                f"{first.x.shape[1:]}; give one name per column"
+            )
+        for silo in self.silos:
+            self._check(silo, first, lowest_user=0)
+        if self.test is not None:
+            self._check(self.test, first, lowest_user=-1)
+
+    def _check(self, silo: SiloData, first: SiloData, lowest_user: int) -> None:
+        if silo.x.shape[1:] != first.x.shape[1:]:
+            raise SilodpError(
+                f"silo {silo.name!r} has features of shape {silo.x.shape[1:]} but silo {first.name!r} of "
+                f"{first.x.shape[1:]}; give all silos the same columns"
+            )
+        if silo.y.dtype != first.y.dtype or silo.y.shape[1:] != first.y.shape[1:]:
+            raise SilodpError(
+                f"silo {silo.name!r} has labels {silo.y.dtype}{silo.y.shape[1:]} but silo {first.name!r} "
+                f"{first.y.dtype}{first.y.shape[1:]}; give all silos the same kind of label"
+            )
+        outside = silo.user[(silo.user < lowest_user) | (silo.user >= self.users)]
+        if outside.size:
+            raise SilodpError(
+                f"silo {silo.name!r}: user {outside[0]} is outside {lowest_user}..{self.users - 1}; "
+                "renumber the users or raise the public number of users"
+            )
+        if self.classes is not None:
+            if silo.y.dtype != np.int64:
+                raise SilodpError(
+                    f"silo {silo.name!r}: labels are {silo.y.dtype} but classes is {self.classes}; "
+                    "give int64 class numbers, or classes=None"
+                )
+            wrong = silo.y[(silo.y < 0) | (silo.y >= self.classes)]
+            if wrong.size:
+                raise SilodpError(
+                    f"silo {silo.name!r}: label {wrong[0]} is outside 0..{self.classes - 1}; "
+                    "correct the label or the public number of classes"
+                )
+
+    def counts(self) -> NDArray[np.int64]:
+        """Records of every user in every silo: (S, U) int64, n[s,u] of SPEC. Private."""
+        rows = [np.bincount(silo.user, minlength=self.users) for silo in self.silos]
+        return np.stack(rows).astype(np.int64)
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over names, U, classes and every array, to recognize a checkpoint of other data.
+
+        It fingerprints private rows: keep it local.
+        """
+        header = (self.name, self.users, self.classes, self.features, self.user_keys, self.test is not None)
+        hasher = hashlib.sha256(repr(header).encode())
+        for silo in (*self.silos, *([self.test] if self.test is not None else [])):
+            hasher.update(bytes.fromhex(silo.digest()))
+        return hasher.hexdigest()
+
+    @classmethod
+    def from_tables(
+        cls,
+        files: Mapping[str, str | Path] | Sequence[str | Path],
+        schema: Schema,
+        name: str = "federation",
+    ) -> Federation:
+        """Read one CSV or Parquet table per silo; see `silodp.data.tables.read_tables`."""
+        from silodp.data.tables import read_tables  # tables builds on this module
+
+        return read_tables(files, schema, name)

@@ -1,0 +1,289 @@
+"""A whole run: parties, ledger and checkpoint set up, rounds played, guarantees written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from silodp.data.silo import Federation
+from silodp.errors import SilodpError
+from silodp.federation.aggregation import AGGREGATORS, Aggregator
+from silodp.federation.checkpoint import Checkpoint, empty_velocity, load_checkpoint, save_checkpoint
+from silodp.federation.rounds import Server, is_finite
+from silodp.federation.silo import Silo
+from silodp.federation.store import DirectoryStore, MemoryStore, Store, write_durably
+from silodp.federation.transport import InProcess
+from silodp.mechanisms.noise import Randomness
+from silodp.methods.method import Method, Population
+from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee, assumptions_of
+from silodp.privacy.ledger import Budget, Ledger
+from silodp.training.task import Task
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives.
+
+    params (d,): the final global model as one vector; `model` carries it. metrics: one row per round, the untrained
+    model first. `stopped` says what ended the run.
+    """
+
+    params: Tensor
+    model: nn.Module
+    metrics: tuple[Row, ...]
+    guarantees: dict[Adversary, Guarantee]
+    stopped: Literal["rounds", "budget"]
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε towards whoever sees every global model; None where nothing is promised."""
+        return self.guarantees["released"].epsilon
+
+
+def train(
+    federation: Federation,
+    task: Task,
+    method: Method,
+    *,
+    rounds: int,
+    aggregator: str = "plain",
+    budget: Budget | Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    delta: float = 1e-5,
+    accountant: Literal["pld", "rdp"] = "pld",
+    out: str | Path | None = None,
+    resume: bool = False,
+    evaluate_every: int = 1,
+    on_round: Callable[[Row], None] | None = None,
+) -> Result:
+    """Train one model over all silos.
+
+    Args:
+        federation: the silos' tables; `federation.test`, if any, is evaluated on (not covered by ε).
+        task: model, loss and metrics.
+        method: who is protected and how, e.g. `silodp.methods.UldpAvg(...)`.
+        rounds: T, at most; a budget may stop the run earlier.
+        aggregator: "plain": the server sees each silo's noisy share.
+        budget: `Budget` or {"epsilon", "delta", "adversary"}; the run stops before it would be exceeded.
+        seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its
+            guarantees say "not for release".
+        delta: δ at which ε is reported.
+        accountant: "pld" (tight, pessimistic grid) or "rdp".
+        out: directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.
+        resume: go on from the checkpoint in `out`.
+        evaluate_every: evaluate after every so many rounds, and after the last.
+        on_round: called with each row of metrics as it is made.
+
+    Raises:
+        SilodpError: for any mistake its maker can mend.
+    """
+    if rounds < 0 or rounds != int(rounds):
+        raise SilodpError(f"rounds = {rounds}: set a whole number of rounds ≥ 0.")
+    if aggregator not in AGGREGATORS:
+        raise SilodpError(f"aggregator = '{aggregator}' is not known: use one of {', '.join(AGGREGATORS)}.")
+    if isinstance(budget, Mapping):
+        budget = Budget(**budget)
+    if budget is not None and budget.delta != delta:
+        raise SilodpError(f"budget.delta = {budget.delta} differs from delta = {delta}: set both to the same value.")
+    if seed is not None and seed < 0:
+        raise SilodpError(f"seed = {seed}: set a whole number ≥ 0, or none for randomness from the operating system.")
+    # Made-up records of the right shape: what breaks a model must not depend on anyone's record.
+    task.check(np.random.default_rng(0).standard_normal((4, *federation.silos[0].x.shape[1:]), dtype=np.float32))
+    directory = None if out is None else Path(out)
+    fingerprint = _fingerprint(federation, task, method, aggregator, seed, delta, accountant)
+    randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed)
+    state = _state(directory, resume, fingerprint, task, seed)
+    untrained = None if resume else _evaluate(task, state.params, federation)
+    with _opened(directory, state, delta, accountant, budget) as ledger:
+        silos, server = _parties(
+            federation, task, method, AGGREGATORS[aggregator](), randomness, ledger, directory, state
+        )
+        journal = _Journal(directory, state.round if resume else None)
+        if untrained is not None:
+            journal.add({"round": 0, **untrained, "epsilon": dict.fromkeys(ADVERSARIES, 0.0)}, on_round)
+            if directory is not None:
+                save_checkpoint(directory / "checkpoint" / "state.safetensors", state)
+        server.set_up()
+        stopped: Literal["rounds", "budget"] = "rounds"
+        while state.round < rounds:
+            started = time.perf_counter()
+            total = server.play(state.round, state.params)
+            if total is None:
+                stopped = "budget"
+                break
+            state, refusal = _advance(server, state, total)
+            row: Row = {"round": state.round}
+            if state.round % evaluate_every == 0 or state.round == rounds:
+                row |= _evaluate(task, state.params, federation)
+            row["epsilon"] = {adversary: ledger.epsilon(adversary) for adversary in ADVERSARIES}
+            row["seconds"] = round(time.perf_counter() - started, 4)
+            row["refused"] = {s.name: n for s in silos if (n := s.journal.get(state.round - 1, 0))} | refusal
+            journal.add(row, on_round)
+            if directory is not None:
+                save_checkpoint(directory / "checkpoint" / "state.safetensors", state)
+        guarantees = _guarantees(federation, method, server, ledger, seed is None)
+    result = Result(state.params, task.load(state.params), tuple(journal.rows), guarantees, stopped)
+    if directory is not None:
+        _write(directory, result, method)
+    return result
+
+
+def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoint, dict[str, int]]:
+    """The state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
+    params, velocity = server.step(state.params, state.velocity, total)
+    if not (is_finite(total) and is_finite(params)):
+        return replace(state, round=state.round + 1), {"(sum)": 1}
+    return replace(state, round=state.round + 1, params=params, velocity=velocity), {}
+
+
+def _state(
+    directory: Path | None, resume: bool, fingerprint: str, task: Task, seed: int | None
+) -> Checkpoint:
+    if resume:
+        if directory is None:
+            raise SilodpError("resume needs the output directory of the run to go on with: give out.")
+        return load_checkpoint(directory / "checkpoint" / "state.safetensors", fingerprint)
+    if directory is not None and directory.exists() and any(directory.iterdir()):
+        raise SilodpError(f"output directory {directory} is not empty: choose another, or resume the run in it.")
+    params = task.initial(seed)
+    return Checkpoint(secrets.token_hex(16), fingerprint, 0, params, empty_velocity(params))
+
+
+def _evaluate(task: Task, params: Tensor, federation: Federation) -> Row:
+    if federation.test is None or len(federation.test.x) == 0:
+        return {"loss": None, "metrics": {}}
+    values = task.evaluate(params, federation.test.x, federation.test.y)
+    return {"loss": values.pop("loss", None), "metrics": values}
+
+
+@contextmanager
+def _opened(
+    directory: Path | None, state: Checkpoint, delta: float, accountant: Literal["pld", "rdp"], budget: Budget | None
+) -> Iterator[Ledger]:
+    path = None
+    if directory is not None:
+        (directory / "checkpoint").mkdir(parents=True, exist_ok=True)
+        path = directory / "checkpoint" / "ledger.jsonl"
+        if state.round and not path.exists():
+            raise SilodpError(f"ledger {path} is missing: without it nothing is known of the ε spent; restore it.")
+    with Ledger(path, delta, accountant, budget, run=state.run) as ledger:
+        if not state.round <= ledger.rounds <= state.round + 1:
+            raise SilodpError(
+                f"ledger {path} has {ledger.rounds} rounds and the checkpoint {state.round}: they are not of one "
+                "moment; restore both from the same copy."
+            )
+        yield ledger
+
+
+def _parties(
+    federation: Federation,
+    task: Task,
+    method: Method,
+    aggregator: Aggregator,
+    randomness: Randomness,
+    ledger: Ledger,
+    directory: Path | None,
+    state: Checkpoint,
+) -> tuple[list[Silo], Server]:
+    def store(*place: str) -> Store:
+        return MemoryStore() if directory is None else DirectoryStore(directory.joinpath("checkpoint", *place))
+
+    population = Population(len(federation.silos), federation.users)
+    silos = [
+        Silo(data, task, method, population, randomness, store("silos", f"{s:03}"))
+        for s, data in enumerate(federation.silos)
+    ]
+    transport = InProcess({silo.name: silo for silo in silos})
+    names = tuple(silo.name for silo in silos)
+    server = Server(
+        state.run, names, method, population, transport, aggregator, ledger, store("server"), randomness
+    )
+    return silos, server
+
+
+class _Journal:
+    """metrics.jsonl: a line per round. Lines beyond the checkpoint are of a round that will be repeated."""
+
+    def __init__(self, directory: Path | None, resumed_round: int | None) -> None:
+        self._path = None if directory is None else directory / "metrics.jsonl"
+        self.rows: list[Row] = []
+        if self._path is not None and resumed_round is not None and self._path.exists():
+            for line in self._path.read_text().splitlines():
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError:
+                    break  # the line being written when the process died; its round is repeated
+                if row["round"] <= resumed_round:
+                    self.rows.append(row)
+            write_durably(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+
+    def add(self, row: Row, on_round: Callable[[Row], None] | None) -> None:
+        self.rows.append(row)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        if on_round is not None:
+            on_round(row)
+
+
+def _guarantees(
+    federation: Federation, method: Method, server: Server, ledger: Ledger, secret: bool
+) -> dict[Adversary, Guarantee]:
+    views = server.aggregator.views(method, server.population.silos)
+    result: dict[Adversary, Guarantee] = {}
+    for adversary in ADVERSARIES:
+        epsilon = ledger.epsilon(adversary)
+        result[adversary] = Guarantee(
+            adversary=adversary,
+            unit=method.unit,
+            epsilon=epsilon,
+            delta=ledger.delta,
+            rounds=ledger.rounds,
+            accountant=ledger.accountant,
+            method=method.name,
+            private=epsilon is not None,
+            releasable=secret and epsilon is not None,
+            reason=ledger.reason(adversary),
+            assumptions=() if epsilon is None else assumptions_of(views[adversary]) + method.assumptions + federation.assumptions,
+            not_covered=NOT_COVERED,
+        )
+    return result
+
+
+def _fingerprint(
+    federation: Federation, task: Task, method: Method, aggregator: str, seed: int | None, delta: float, accountant: str
+) -> str:
+    """Of everything that a resumed run must have in common with the one it resumes."""
+    model = f"{task.model!r} {task.dtype} {task.loss.name}"
+    parts = [federation.digest(), model, repr(method), aggregator, seed, delta, accountant]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _write(directory: Path, result: Result, method: Method) -> None:
+    guarantee = {
+        "method": method.name,
+        "settings": repr(method),
+        "rounds": result.guarantees["released"].rounds,
+        "stopped": result.stopped,
+        "private": result.guarantees["released"].private,
+        "guarantees": [guarantee.to_dict() for guarantee in result.guarantees.values()],
+    }
+    write_durably(directory / "guarantee.json", (json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n").encode())
+    tensors = {name: value.detach().contiguous().cpu() for name, value in result.model.state_dict().items()}
+    write_durably(directory / "model.safetensors", save(tensors, metadata={"method": method.name}))
+
+
+__all__ = ["Result", "Row", "train"]

@@ -1,0 +1,134 @@
+"""A silo: a name, its records, a durable store, and one handler per kind of request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.data.silo import SiloData
+from silodp.errors import SilodpError
+from silodp.federation.messages import Message
+from silodp.federation.store import Store
+from silodp.mechanisms.noise import Randomness
+from silodp.methods.method import Method, Population, SiloWork
+from silodp.training.task import Task
+
+
+class Silo:
+    """One organisation's side of a run. Records never leave it; what leaves is counted in `answer`.
+
+    `journal` keeps, per round, what concerns this silo alone (how many updates were not finite): it depends on private
+    records, is not covered by any ε, and is never part of an answer.
+    """
+
+    def __init__(
+        self,
+        data: SiloData,
+        task: Task,
+        method: Method,
+        population: Population,
+        randomness: Randomness,
+        store: Store,
+    ) -> None:
+        self.name = data.name
+        self.journal: dict[int, int] = {}
+        self._task, self._method, self._population = task, method, population
+        self._randomness = randomness.child("silo", data.name)
+        self._store = store
+        self._user_index = data.user
+        self._x, self._y = task.tensors(data.x, data.y)
+        self._user = torch.from_numpy(data.user)
+        self._handlers: dict[str, Callable[[Message], Message]] = {
+            "counts": self._counts,
+            "setup": self._setup,
+            "update": self._update,
+        }
+
+    def answer(self, request: Message) -> Message:
+        """Answer, having stored the answer first; a repeated request gets the stored bytes.
+
+        Raises:
+            SilodpError: for an unknown kind, a different request under an answered key, or a round long past.
+        """
+        handler = self._handlers.get(request.kind)
+        if handler is None:
+            raise SilodpError(f"silo '{self.name}' knows no request of kind '{request.kind}'.")
+        digest = request.digest().encode()
+        stored = self._store.get(request.key)
+        if stored is not None:
+            if stored[: len(digest)] != digest:
+                raise SilodpError(
+                    f"silo '{self.name}' has answered another request under {request.key}: it answers each key once."
+                )
+            return Message.decode(stored[len(digest) :])
+        self._refuse_the_past(request)
+        answer = handler(request)
+        self._store.put(request.key, digest + answer.encode())
+        self._forget_before(request)
+        return answer
+
+    def _refuse_the_past(self, request: Message) -> None:
+        # Old answers are dropped, so a request for an old round would draw fresh noise: a second, uncharged release.
+        if request.kind == "update" and request.round < self._last_round(request.run):
+            raise SilodpError(
+                f"silo '{self.name}' has answered round {self._last_round(request.run) + 1} and will not repeat round "
+                f"{request.round + 1}: the server's checkpoint is older than its silos."
+            )
+
+    def _last_round(self, run: str) -> int:
+        prefix = f"{run}/update/"
+        return max((int(key[len(prefix) :].split("/")[0]) for key in self._store.keys() if key.startswith(prefix)), default=-1)
+
+    def _forget_before(self, request: Message) -> None:
+        if request.kind != "update":
+            return
+        prefix = f"{request.run}/update/"
+        for key in self._store.keys():
+            if key.startswith(prefix) and int(key[len(prefix) :].split("/")[0]) < request.round:
+                self._store.drop(key)
+
+    def _counts(self, request: Message) -> Message:
+        """How many records each person has here, in clear: asked for only by methods that say so in their guarantee."""
+        return request.answer(counts=np.bincount(self._user_index, minlength=self._population.users).astype(np.int64))
+
+    def _setup(self, request: Message) -> Message:
+        """Keep the allotment, and draw once which records take part in the run."""
+        allotment = request.arrays.get("allotment")
+        admitted = self._method.admit(self._user_index, allotment, self._randomness.stream("admit"))
+        kept = Message("setup", request.run, arrays={"admitted": admitted, **request.arrays})
+        self._store.put(f"{request.run}/admitted", kept.encode())
+        return request.answer()
+
+    def _admitted(self, run: str) -> tuple[np.ndarray, np.ndarray | None]:
+        stored = self._store.get(f"{run}/admitted")
+        if stored is None:
+            raise SilodpError(f"silo '{self.name}' was asked for an update of run {run} before its set-up.")
+        arrays = Message.decode(stored).arrays
+        return arrays["admitted"], arrays.get("allotment")
+
+    def _update(self, request: Message) -> Message:
+        """This silo's noisy share of the round."""
+        admitted, allotment = self._admitted(request.run)
+        records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
+        share = self._method.silo_update(
+            SiloWork(
+                task=self._task,
+                params=torch.from_numpy(request.arrays["params"]).to(self._task.device),
+                x=self._x[records],
+                y=self._y[records],
+                user=self._user[records],
+                allotment=self._sampled(allotment, request.arrays.get("sample")),
+                population=self._population,
+                randomness=self._randomness.child("round", request.round, request.attempt),
+            )
+        )
+        self.journal[request.round] = share.refused
+        return request.answer(share=share.value.numpy())
+
+    def _sampled(self, allotment: np.ndarray | None, sample: np.ndarray | None) -> Tensor:
+        weights = np.ones(self._population.users) if allotment is None else allotment.astype(np.float64)
+        return torch.from_numpy(weights if sample is None else weights * sample)
+

@@ -1,0 +1,115 @@
+"""A small durable key-value store: what a party must not forget when its process dies."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote, unquote
+
+from silodp.errors import SilodpError
+
+_DIGEST = 32
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file's content in one step that survives a crash: either the old content or the new, never a part."""
+    temporary = path.with_name(path.name + ".partial")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def seal(data: bytes) -> bytes:
+    """The data behind its SHA-256."""
+    return hashlib.sha256(data).digest() + data
+
+
+def unseal(sealed: bytes, where: str) -> bytes:
+    """The data, refused when it is not what was sealed."""
+    digest, data = sealed[:_DIGEST], sealed[_DIGEST:]
+    if hashlib.sha256(data).digest() != digest:
+        raise SilodpError(f"{where} is damaged: its checksum does not fit; restore it from a copy or begin a new run.")
+    return data
+
+
+class Store(Protocol):
+    """Bytes under names, durable once `put` returns."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store durably."""
+
+    def get(self, key: str) -> bytes | None:
+        """What was stored, or None."""
+
+    def drop(self, key: str) -> None:
+        """Forget; nothing happens for an unknown key."""
+
+    def keys(self) -> list[str]:
+        """Everything stored."""
+
+
+class MemoryStore:
+    """For runs that keep nothing on disk: they cannot be resumed."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep."""
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes | None:
+        """What was kept, or None."""
+        return self._values.get(key)
+
+    def drop(self, key: str) -> None:
+        """Forget."""
+        self._values.pop(key, None)
+
+    def keys(self) -> list[str]:
+        """Everything kept."""
+        return list(self._values)
+
+
+class DirectoryStore:
+    """One file per key, written durably and checked on reading."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self._directory / quote(key, safe="")
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write durably."""
+        write_durably(self._path(key), seal(value))
+
+    def get(self, key: str) -> bytes | None:
+        """Read and check, or None.
+
+        Raises:
+            SilodpError: when the file was damaged.
+        """
+        try:
+            sealed = self._path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        return unseal(sealed, f"stored file {self._path(key)}")
+
+    def drop(self, key: str) -> None:
+        """Delete."""
+        self._path(key).unlink(missing_ok=True)
+
+    def keys(self) -> list[str]:
+        """Everything stored; a write that was cut off is not there."""
+        return [unquote(path.name) for path in self._directory.iterdir() if path.suffix != ".partial"]

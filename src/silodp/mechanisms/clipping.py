@@ -1,0 +1,102 @@
+"""Clipped sums that know their sensitivity, and the one place where noise is added to them.
+
+A stream of `ClippedRows` is folded with weights into a `ClippedSum`; `ClippedSum.release` adds the noise and returns a
+`Share`, which cannot be noised again. Noise on a mean, on an unclipped vector, or twice, cannot be written down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.errors import SilodpError
+from silodp.mechanisms.noise import gaussian
+
+
+@dataclass(frozen=True)
+class ClippedRows:
+    """Vectors and the factors that bring each into the ball of radius `clip`.
+
+    owners (r,) int64: whose row it is (a user index, or a record position); rows (r, d) as computed;
+    factors (r,) float64 with ‖factors[i]·rows[i]‖₂ ≤ clip, and 0 for rows that are not finite.
+    """
+
+    owners: Tensor
+    rows: Tensor
+    factors: Tensor
+    clip: float
+
+    @property
+    def refused(self) -> int:
+        """How many rows were not finite, and count as zero."""
+        return int((self.factors == 0).sum())
+
+
+@dataclass(frozen=True)
+class Share:
+    """What leaves a silo: value (d,) float64; `noise_std` is the absolute std of the noise already in it."""
+
+    value: Tensor
+    noise_std: float
+    refused: int = 0
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Σ weight·clipped row: value (d,) float64, whose change is at most `sensitivity` when one unit is emptied."""
+
+    value: Tensor
+    sensitivity: float
+    refused: int = 0
+
+    def release(self, noise_multiplier: float, stream: np.random.Generator) -> Share:
+        """Add N(0, (noise_multiplier·sensitivity)²) to every coordinate, once."""
+        std = noise_multiplier * self.sensitivity
+        return Share(self.value + gaussian(self.value.numel(), std, stream), std, self.refused)
+
+
+def check_clip(clip: float) -> None:
+    """Refuse a clip that bounds nothing."""
+    if not (math.isfinite(clip) and clip > 0):
+        raise SilodpError(f"clip = {clip} bounds nothing: set a finite clip > 0, in units of the update's 2-norm.")
+
+
+def clip_rows(owners: Tensor, rows: Tensor, clip: float) -> ClippedRows:
+    """min(1, clip/‖row‖₂) for each of the rows (r, d); a row that is not finite gets factor 0.
+
+    A non-finite row becomes zero by itself, as a function of its owner's records alone, so the sensitivity stays
+    `clip`; dropping the whole silo instead would make taking part depend on data.
+    """
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    # Shrunk by a few units in the last place of the rows' type, so that the product, too, stays within the ball.
+    margin = 1 - 4 * torch.finfo(rows.dtype).eps
+    factors = torch.clamp(clip * margin / norms.clamp_min(torch.finfo(torch.float64).tiny), max=1.0)
+    return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
+
+
+def fold(chunks: Iterable[ClippedRows], size: int, clip: float, weights: Tensor | None = None) -> ClippedSum:
+    """Σ over all rows of weights[owner]·factor·row, with sensitivity `clip`.
+
+    `weights` (indexed by owner, float64, each within [0, 1]) must add to at most 1 over everything one unit owns, here
+    and in other silos; that is `methods.weighting`'s promise. None means 1 for every row: then a unit owns one row.
+    """
+    value = torch.zeros(size, dtype=torch.float64)
+    refused = 0
+    for chunk in chunks:
+        if chunk.clip != clip:
+            raise SilodpError(f"rows clipped to {chunk.clip} cannot be folded into a sum declared for clip {clip}.")
+        coefficients = chunk.factors
+        if weights is not None:
+            coefficients = coefficients * weights[chunk.owners.to(weights.device)].to(coefficients.device)
+        finite = chunk.factors > 0
+        rows, coefficients = (
+            (chunk.rows, coefficients) if bool(finite.all()) else (chunk.rows[finite], coefficients[finite])
+        )
+        value += (coefficients.to(rows.dtype) @ rows).to("cpu", torch.float64)
+        refused += chunk.refused
+    return ClippedSum(value, clip, refused)

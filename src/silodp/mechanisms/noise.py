@@ -1,0 +1,70 @@
+"""Where every random number of a run comes from.
+
+Each purpose ("noise", "sample", "batches", …) has its own stream, so that no two draws share bits and a repeated round
+repeats exactly the draws it made before. Streams are ChaCha20 keyed with 256 bits: from the operating system for a run
+that may be released, from a seed for an experiment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from randomgen import ChaCha
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """A family of independent streams, named by their purpose.
+
+    `key` is None for secret randomness: then every call of `stream` draws a fresh key from the operating system, which
+    is kept nowhere, and what must be repeated has to be stored. With a key (from a seed) a stream is a function of its
+    purpose, and guarantees say "not for release".
+    """
+
+    key: bytes | None
+    prefix: tuple[str | int, ...] = ()
+
+    @classmethod
+    def secret(cls) -> Randomness:
+        """Fresh keys from the operating system, one per stream."""
+        return cls(None)
+
+    @classmethod
+    def from_seed(cls, seed: int) -> Randomness:
+        """Reproducible streams, for experiments only."""
+        return cls(hashlib.sha256(f"silodp seed {seed}".encode()).digest())
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the same purposes give the same numbers again (then nothing drawn here may be released)."""
+        return self.key is not None
+
+    def child(self, *purpose: str | int) -> Randomness:
+        """The family of streams whose purposes begin with `purpose`."""
+        return Randomness(self.key, self.prefix + purpose)
+
+    def stream(self, *purpose: str | int) -> np.random.Generator:
+        """A ChaCha20 generator for this purpose, good for noise and for private samples."""
+        return np.random.Generator(ChaCha(key=int.from_bytes(self._subkey(purpose), "little"), rounds=20))
+
+    def torch(self, *purpose: str | int, device: str = "cpu") -> torch.Generator:
+        """A torch generator for this purpose: batch order, dropout, initial weights; never noise (64 bits of seed)."""
+        generator = torch.Generator(device)
+        return generator.manual_seed(int.from_bytes(self._subkey(purpose)[:8], "little") >> 1)
+
+    def _subkey(self, purpose: tuple[str | int, ...]) -> bytes:
+        if self.key is None:
+            return secrets.token_bytes(32)
+        return hashlib.blake2b(
+            json.dumps([*self.prefix, *purpose]).encode(), key=self.key, digest_size=32, person=b"silodp stream"
+        ).digest()
+
+
+def gaussian(size: int, std: float, stream: np.random.Generator) -> torch.Tensor:
+    """`size` independent draws of N(0, std²) in float64; `std` in the units of what it will be added to."""
+    return torch.from_numpy(stream.standard_normal(size) * std)

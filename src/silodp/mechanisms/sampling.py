@@ -1,0 +1,18 @@
+"""Poisson samples: every unit tosses its own coin."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from silodp.errors import SilodpError
+
+
+def check_probability(name: str, q: float) -> None:
+    """Refuse a sampling probability outside (0, 1]."""
+    if not 0 < q <= 1:
+        raise SilodpError(f"{name} = {q} is not a sampling probability: set a number in (0, 1].")
+
+
+def poisson(count: int, q: float, stream: np.random.Generator) -> np.ndarray:
+    """Who is in the sample: (count,) bool, each True with probability q (to within 2⁻⁵³) independently."""
+    return stream.random(count) < q

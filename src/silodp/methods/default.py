@@ -1,0 +1,55 @@
+"""Federated averaging without privacy: the upper line in every plot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from silodp.mechanisms.clipping import Share
+from silodp.methods.method import Population, SiloWork, check_server
+from silodp.privacy.events import Event, NoGuarantee
+from silodp.privacy.guarantee import Unit, View
+from silodp.training.local import LocalTraining, silo_update
+
+
+@dataclass(frozen=True)
+class Default:
+    """FedAvg with two-sided learning rates: each silo trains on all its records (ULDP-FL, DEFAULT)."""
+
+    local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.0
+
+    name: str = field(default="default", init=False)
+    unit: Unit | None = field(default=None, init=False)
+    needs_counts: bool = field(default=False, init=False)
+    assumptions: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        check_server(self.server_learning_rate, self.server_momentum)
+
+    def allotments(self, counts: np.ndarray | None, population: Population, stream: np.random.Generator) -> None:
+        """Nobody's share is bounded."""
+
+    def admit(self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator) -> np.ndarray:
+        """Every record."""
+        return np.ones(len(user), dtype=bool)
+
+    def sample(self, population: Population, stream: np.random.Generator) -> None:
+        """Everyone, always."""
+
+    def silo_update(self, work: SiloWork) -> Share:
+        """The silo's own SGD, as it is."""
+        delta = silo_update(
+            work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches")
+        ).double()
+        return Share(delta.cpu(), 0.0)
+
+    def server_scale(self, population: Population) -> float:
+        """1/S."""
+        return 1.0 / population.silos
+
+    def dp_event(self, view: View) -> Event:
+        """No privacy."""
+        return NoGuarantee("the method 'default' adds no noise")

@@ -1,0 +1,79 @@
+"""ULDP-NAIVE: clip each silo's whole update, and pay for it in noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from silodp.mechanisms.clipping import ClippedSum, Share, check_clip, clip_rows, fold
+from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
+from silodp.privacy.events import Event, Gaussian, NoGuarantee
+from silodp.privacy.guarantee import Unit, View
+from silodp.training.local import LocalTraining, silo_update
+
+
+@dataclass(frozen=True)
+class UldpNaive:
+    """Each silo trains on all its records and clips its update to C (ULDP-FL, Algorithm 1, corrected).
+
+    Emptying one person moves a silo's clipped update to another point of the same ball: by up to 2C, not C as in the
+    paper's Theorem 1, and the sum over S silos by 2CS. So a silo adds N(0, (2σC√S)²), and σ is the true multiplier
+    (SPEC section 1, N).
+    """
+
+    noise_multiplier: float
+    clip: float
+    local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.0
+
+    name: str = field(default="uldp-naive", init=False)
+    unit: Unit | None = field(default="user", init=False)
+    needs_counts: bool = field(default=False, init=False)
+    assumptions: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        check_clip(self.clip)
+        check_server(self.server_learning_rate, self.server_momentum)
+
+    def allotments(self, counts: np.ndarray | None, population: Population, stream: np.random.Generator) -> None:
+        """The silo's update is clipped whole, whoever is in it."""
+
+    def admit(self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator) -> np.ndarray:
+        """Every record."""
+        return np.ones(len(user), dtype=bool)
+
+    def sample(self, population: Population, stream: np.random.Generator) -> None:
+        """Everyone, always."""
+
+    def silo_update(self, work: SiloWork) -> Share:
+        """clip_C(Q epochs of SGD on all records) + N(0, (2C · σ√S)²)."""
+        delta = silo_update(work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches"))
+        row = clip_rows(torch.zeros(1, dtype=torch.int64), delta[None], self.clip)
+        clipped = fold([row], work.task.size, self.clip)
+        moved = ClippedSum(clipped.value, 2 * self.clip, clipped.refused)
+        return moved.release(self.share_multiplier(work.population.silos), work.randomness.stream("noise"))
+
+    def share_multiplier(self, silos: int) -> float:
+        """One silo's noise in units of the 2C its update can move by."""
+        return self.noise_multiplier * math.sqrt(silos)
+
+    def server_scale(self, population: Population) -> float:
+        """1/S."""
+        return 1.0 / population.silos
+
+    def dp_event(self, view: View) -> Event:
+        """A person moves each of the n seen updates by 2C; together they carry n independent shares.
+
+        The sum moves by 2Cn under noise 2C·share·√n; all shares at once move by 2C√n under 2C·share: the same ratio.
+        """
+        seen = view.n - view.colluding if view.adversary == "silo" else view.n
+        if self.noise_multiplier == 0:
+            return NoGuarantee("noise_multiplier is 0")
+        if seen < 1:
+            return NoGuarantee("no silo is left whose noise the colluding silos do not know")
+        return Gaussian(self.share_multiplier(view.m) / math.sqrt(seen))

@@ -1,0 +1,128 @@
+"""ULDP-AVG and ULDP-SGD: train, clip and weight per person."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from silodp.errors import SilodpError
+from silodp.mechanisms.clipping import Share, check_clip, clip_rows, fold
+from silodp.mechanisms.sampling import check_probability, poisson
+from silodp.methods import weighting
+from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
+from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled
+from silodp.privacy.guarantee import Unit, View
+from silodp.training.local import LocalTraining, user_updates
+
+
+@dataclass(frozen=True)
+class UldpAvg:
+    """Δ_s = Σ_u w[s,u]·clip_C(local training on u's records in s) + N(0, (σC/√S)²) (ULDP-FL, Algorithms 3 and 4).
+
+    The sum over silos has sensitivity C, because Σ_s w[s,u] ≤ 1, and noise σC; `noise_multiplier` is σ.
+    `user_sampling` q: one coin per person and round, for all silos together.
+    """
+
+    noise_multiplier: float
+    clip: float
+    local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
+    weighting: weighting.Weighting = "uniform"
+    user_sampling: float = 1.0
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.0
+
+    name: str = field(default="uldp-avg", init=False)
+    unit: Unit | None = field(default="user", init=False)
+    assumptions: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        check_clip(self.clip)
+        check_probability("user_sampling", self.user_sampling)
+        check_server(self.server_learning_rate, self.server_momentum)
+        if self.weighting not in ("uniform", "records"):
+            raise SilodpError(f"weighting = '{self.weighting}' is not known: use 'uniform' or 'records'.")
+
+    @property
+    def needs_counts(self) -> bool:
+        """Weights by records need n[s,u]."""
+        return self.weighting == "records"
+
+    def allotments(
+        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
+    ) -> np.ndarray:
+        """w[s,u]."""
+        if self.weighting == "uniform":
+            return weighting.uniform(population.silos, population.users)
+        if counts is None:
+            raise SilodpError("weighting = 'records' needs the record counts of every silo: none were given.")
+        return weighting.records(counts)
+
+    def admit(self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator) -> np.ndarray:
+        """Every record: per-person clipping bounds any number of them."""
+        return np.ones(len(user), dtype=bool)
+
+    def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+        """One coin per person and round."""
+        return None if self.user_sampling == 1 else poisson(population.users, self.user_sampling, stream)
+
+    def silo_update(self, work: SiloWork) -> Share:
+        """Σ_u w[s,u]·clip_C(Δ[s,u]) + this silo's share of the noise; people of weight 0 are not trained."""
+        present = work.allotment[work.user] > 0
+        deltas = user_updates(
+            work.task,
+            work.params,
+            work.x[present],
+            work.y[present],
+            work.user[present],
+            self.local,
+            work.randomness.torch("batches"),
+        )
+        rows = (clip_rows(users, delta, self.clip) for users, delta in deltas)
+        total = fold(rows, work.task.size, self.clip, work.allotment)
+        return total.release(self.share_multiplier(work.population.silos), work.randomness.stream("noise"))
+
+    def share_multiplier(self, shares_for: int) -> float:
+        """One silo's noise in units of C, when m shares are to add to σ."""
+        return self.noise_multiplier / math.sqrt(shares_for)
+
+    def server_scale(self, population: Population) -> float:
+        """1/(q·U·S): an expected, public number of participants, never the realised one."""
+        return 1.0 / (self.user_sampling * population.users * population.silos)
+
+    def dp_event(self, view: View) -> Event:
+        """The table of SPEC section 2."""
+        if self.noise_multiplier == 0:
+            return NoGuarantee("noise_multiplier is 0")
+        if view.counts_disclosed and self.needs_counts:
+            return NoGuarantee("counts disclosed: weighting by records in clear shows it each person's record counts")
+        share = self.share_multiplier(view.m)
+        if view.adversary == "silo":
+            others = view.n - view.colluding
+            if others < 1:
+                return NoGuarantee("no silo is left whose noise the colluding silos do not know")
+            # With uniform weights the part of the sum that they do not know moves by at most others/S.
+            reach = others / view.silos if self.weighting == "uniform" else 1.0
+            seen = Gaussian(share * math.sqrt(others) / reach)
+        elif view.sees_shares:
+            # √Σ_s w[s,u]²: 1/√S for uniform weights; 1 when all of someone's records lie in one silo.
+            spread = 1 / math.sqrt(view.silos) if self.weighting == "uniform" else 1.0
+            seen = Gaussian(share / spread)
+        else:
+            seen = Gaussian(share * math.sqrt(view.n))
+        if self.user_sampling == 1:
+            return seen
+        sampled = KnownSample if view.knows_sample else PoissonSampled
+        return sampled(self.user_sampling, seen)
+
+
+@dataclass(frozen=True)
+class UldpSgd(UldpAvg):
+    """ULDP-SGD is ULDP-AVG with one full-batch step of unit size: Δ[s,u] = −∇ on u's records in s."""
+
+    local: LocalTraining = field(
+        default_factory=lambda: LocalTraining(learning_rate=1.0, epochs=1, batch_size=None), init=False
+    )
+    name: str = field(default="uldp-sgd", init=False)

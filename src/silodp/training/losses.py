@@ -1,0 +1,162 @@
+"""Losses that are a function of one user's own records.
+
+A loss takes `(outputs (n, ...), targets (n, ...), mask (n,))` and returns a scalar. The mask is 1 for a record and 0
+for padding: users of different sizes train side by side, so a batch is padded to the longest. A batch with an
+all-zero mask has loss 0 and gradient 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from silodp.errors import SilodpError
+
+# Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running sum.
+_PAIRWISE_LIMIT = 1024
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A named loss of `(outputs (n, ...), targets (n, ...), mask (n,) of 0/1) -> scalar`.
+
+    `function` must be made of torch operations without data-dependent Python branches (it runs under
+    `torch.func.vmap`) and must ignore records whose mask is 0.
+    """
+
+    name: str
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    @classmethod
+    def per_record(cls, name: str, f: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+        """The mean over a user's records of an ordinary `f(outputs, targets) -> (n,)`."""
+
+        def masked_mean(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+            # The weights 1/n first: they do not depend on the parameters, so a traced step computes them once.
+            weights = mask / mask.sum().clamp(min=1)
+            return (weights * f(outputs, targets)).sum()
+
+        return cls(name, masked_mean)
+
+
+def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
+    """Softmax cross entropy; outputs (n, K) logits, targets (n,) int64 classes.
+
+    `class_weights` (K,) are **public** constants (never class frequencies of private rows). The mean divides by the
+    number of records, not by the sum of their weights.
+    """
+    if class_weights is None:
+        return Loss.per_record("cross_entropy", lambda o, t: F.cross_entropy(o, t, reduction="none"))
+    weights = _public_weights(class_weights)
+
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, weight=outputs.new_tensor(weights), reduction="none")
+
+    return Loss.per_record("cross_entropy", weighted)
+
+
+def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
+    """Logistic loss of one logit; outputs (n,) or (n, 1), targets (n,) of 0/1, integer or float.
+
+    `class_weights` = (weight of class 0, weight of class 1), **public** constants.
+    """
+    if class_weights is None:
+        return Loss.per_record("binary_cross_entropy", _logistic)
+    zero, one = _public_weights(class_weights, length=2)
+
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+        positive = targets.to(outputs.dtype)
+        return (zero + (one - zero) * positive) * _logistic(outputs, positive)
+
+    return Loss.per_record("binary_cross_entropy", weighted)
+
+
+def squared_error() -> Loss:
+    """Squared error, summed over a record's outputs; outputs and targets (n,), (n, 1) or (n, k)."""
+
+    def error(outputs: Tensor, targets: Tensor) -> Tensor:
+        rows = outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1)
+        wanted = targets.flatten(1) if targets.dim() > 1 else targets.unsqueeze(1)
+        return (rows - wanted.to(rows.dtype)).square().sum(1)
+
+    return Loss.per_record("squared_error", error)
+
+
+def cox() -> Loss:
+    """Negative Cox partial log likelihood, divided by the number of records.
+
+    outputs (n,) or (n, 1) log hazards η; targets (n, 2) = [event, time]; with ties by Breslow:
+
+        loss = (1/n) Σ_{i: event} ( log Σ_{j: t_j ≥ t_i} e^{η_j} − η_i )
+
+    The divisor n (not the number of events) is FLamby's, so its learning rates carry over. A user without an event
+    has loss 0 and gradient 0.
+    """
+    return Loss("cox", _cox)
+
+
+def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+    logit = one_column(outputs)
+    # log(1 + e^z) − y·z: the same value as binary_cross_entropy_with_logits in a quarter of the operations.
+    return F.softplus(logit) - targets.to(logit.dtype) * logit
+
+
+def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    score = one_column(outputs)
+    event, time = targets[:, 0].to(score.dtype), targets[:, 1]
+    # Padding has no event, and is at no real record's risk; a padded row keeps itself, so its sum is never empty.
+    hazard = _log_risk_pairwise if score.shape[0] <= _PAIRWISE_LIMIT else _log_risk_sorted
+    return (mask * event * (hazard(score, time, mask) - score)).sum() / mask.sum().clamp(min=1)
+
+
+def _log_risk_pairwise(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
+    """log Σ_{j at risk at t_i} e^{η_j} for every i (n,), through the (n, n) table of who is at risk."""
+    at_risk = (time.unsqueeze(0) >= time.unsqueeze(1)) & (mask.unsqueeze(0) >= mask.unsqueeze(1))
+    return score.unsqueeze(0).masked_fill(~at_risk, float("-inf")).logsumexp(1)
+
+
+def _log_risk_sorted(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
+    """The same in O(n log n): latest first, a running log-sum-exp, read at the end of each group of ties."""
+    # Padding goes last, so no real record's running sum has met it.
+    order = time.masked_fill(mask == 0, float("-inf")).argsort(descending=True)
+    running = score[order].logcumsumexp(0)
+    sorted_time = time[order]
+    position = torch.arange(score.shape[0], device=score.device)
+    ends = torch.ones_like(position, dtype=torch.bool)
+    ends[:-1] = (sorted_time[1:] != sorted_time[:-1]) | (mask[order][1:] != mask[order][:-1])
+    group_end = torch.where(ends, position, score.shape[0]).flip(0).cummin(0).values.flip(0)
+    return running[group_end][order.argsort()]
+
+
+def one_column(outputs: Tensor) -> Tensor:
+    """Outputs (n,) or (n, 1) as (n,); refuses more columns with a `SilodpError`."""
+    if outputs.dim() == 1:
+        return outputs
+    if outputs.dim() == 2 and outputs.shape[1] == 1:
+        return outputs.squeeze(1)
+    raise SilodpError(
+        f"the loss or metric needs one output per record but the model gives {tuple(outputs.shape[1:])}: "
+        "end it in a layer of width 1, or use cross_entropy"
+    )
+
+
+def _public_weights(weights: Sequence[float], length: int | None = None) -> list[float]:
+    values = [float(weight) for weight in weights]
+    if length is not None and len(values) != length:
+        raise SilodpError(f"class_weights needs {length} numbers, not {len(values)}: one per class")
+    if not values or any(not 0 <= value < float("inf") for value in values):
+        raise SilodpError(f"class_weights must be finite and at least 0, not {values}")
+    return values
+
+
+LOSSES: dict[str, Callable[[], Loss]] = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "squared_error": squared_error,
+    "cox": cox,
+}
+"""Name in a config -> builder."""

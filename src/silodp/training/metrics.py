@@ -1,0 +1,79 @@
+"""Metrics `f(outputs, targets) -> float`, on outputs as the model gives them (logits, log hazards).
+
+A metric that is undefined on the records at hand (one class only, no comparable pair) is `nan`;
+`Task.evaluate` leaves such values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from silodp.errors import SilodpError
+from silodp.training.losses import one_column
+
+Metric = Callable[[Tensor, Tensor], float]
+
+# Pairs compared at a time by `concordance`: 4 million comparisons are 4 MB of booleans.
+_PAIRS_AT_ONCE = 4_000_000
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> float:
+    """Share of records classified right; outputs (n, K) logits, or one logit (n,), (n, 1), positive = class 1."""
+    if outputs.shape[0] == 0:
+        return float("nan")
+    predicted = outputs.argmax(1) if outputs.dim() == 2 and outputs.shape[1] > 1 else one_column(outputs) > 0
+    return float((predicted == targets.to(predicted.device)).double().mean())
+
+
+def roc_auc(outputs: Tensor, targets: Tensor) -> float:
+    """Area under the ROC curve of a two-class model (scikit-learn); nan if only one class is present."""
+    from sklearn.metrics import roc_auc_score  # half a second to import, needed only here
+
+    score, positive = _two_class(outputs, targets)
+    return float(roc_auc_score(positive, score)) if 0 < positive.sum() < len(positive) else float("nan")
+
+
+def average_precision(outputs: Tensor, targets: Tensor) -> float:
+    """Average precision of a two-class model (scikit-learn); nan if only one class is present."""
+    from sklearn.metrics import average_precision_score
+
+    score, positive = _two_class(outputs, targets)
+    return float(average_precision_score(positive, score)) if 0 < positive.sum() < len(positive) else float("nan")
+
+
+def concordance(outputs: Tensor, targets: Tensor) -> float:
+    """Harrell's C-index: how often the higher log hazard has the earlier event; targets (n, 2) = [event, time].
+
+    A pair is comparable if the earlier of both times is an event; of two equal times, if just one is an event (it
+    counts as the earlier). Equal scores count half. nan without a comparable pair.
+    """
+    hazard = one_column(outputs).detach().double().cpu()
+    event, time = targets[:, 0].cpu() > 0, targets[:, 1].cpu()
+    usable, half_wins = 0, 0
+    rows = max(1, _PAIRS_AT_ONCE // max(1, len(time)))
+    for first in torch.nonzero(event).squeeze(1).split(rows):
+        later = (time[first, None] < time) | ((time[first, None] == time) & ~event)
+        higher, equal = hazard[first, None] > hazard, hazard[first, None] == hazard
+        usable += int(later.sum())
+        half_wins += 2 * int((later & higher).sum()) + int((later & equal).sum())
+    return half_wins / (2 * usable) if usable else float("nan")
+
+
+def _two_class(outputs: Tensor, targets: Tensor):  # type: ignore[no-untyped-def]
+    if outputs.dim() == 2 and outputs.shape[1] == 2:
+        outputs = outputs[:, 1] - outputs[:, 0]
+    elif outputs.dim() == 2 and outputs.shape[1] > 2:
+        raise SilodpError(f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy")
+    return one_column(outputs).detach().double().cpu().numpy(), (targets > 0).cpu().numpy()
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "roc_auc": roc_auc,
+    "average_precision": average_precision,
+    "concordance": concordance,
+}
+"""Name in a config -> metric."""

@@ -1,0 +1,101 @@
+"""The models of the three papers' experiments (SPEC section 5), with their parameter counts.
+
+Every builder returns a fresh `torch.nn.Module` that ends in logits or log hazards, without a final softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from silodp.errors import SilodpError
+
+
+def logistic(features: int, classes: int = 2) -> nn.Module:
+    """Logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per class."""
+    _at_least("classes", classes, 2)
+    return nn.Linear(_at_least("features", features, 1), 1 if classes == 2 else classes)
+
+
+def cox_linear(features: int) -> nn.Module:
+    """A linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters)."""
+    return nn.Linear(_at_least("features", features, 1), 1)
+
+
+def mlp(features: int = 30, classes: int = 2, width: int = 30, layers: int = 5, groups: int = 3) -> nn.Module:
+    """`layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network (5,012)."""
+    if width % _at_least("groups", groups, 1):
+        raise SilodpError(f"width {width} is not a multiple of groups {groups}")
+    sizes = [features] + [width] * _at_least("layers", layers, 1)
+    blocks: list[nn.Module] = []
+    for inside, outside in zip(sizes[:-1], sizes[1:], strict=True):
+        blocks += [nn.Linear(inside, outside), nn.GroupNorm(groups, outside), nn.ReLU()]
+    return nn.Sequential(*blocks, nn.Linear(width, classes))
+
+
+def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
+    """conv10-conv20-fc50-fc10 on (1, 28, 28): the classic PyTorch example, 21,840 parameters.
+
+    `dropout` is the probability of the example's two dropout layers (there 0.5); 0 leaves them out.
+    """
+    if not 0 <= dropout < 1:
+        raise SilodpError(f"dropout must be at least 0 and below 1, not {dropout}")
+    channels = [nn.Dropout2d(dropout)] if dropout else []
+    units = [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(
+        nn.Conv2d(1, 10, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(10, 20, 5),
+        *channels,
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(320, 50),
+        nn.ReLU(),
+        *units,
+        nn.Linear(50, classes),
+    )
+
+
+def cnn_fashion(classes: int = 10) -> nn.Module:
+    """conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10 with tanh on (1, 28, 28): DDP's CNN, 26,010 parameters."""
+    return _two_convolutions(classes, nn.Tanh)
+
+
+def cnn_rpdp(classes: int = 10) -> nn.Module:
+    """The same 16/32 convolutions and fc32 with ReLU: rPDP-FL's MNIST network, 26,010 parameters."""
+    return _two_convolutions(classes, nn.ReLU)
+
+
+def _two_convolutions(classes: int, activation: type[nn.Module]) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, stride=2, padding=3),
+        activation(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        activation(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        activation(),
+        nn.Linear(32, classes),
+    )
+
+
+def _at_least(name: str, value: int, least: int) -> int:
+    if value < least:
+        raise SilodpError(f"{name} must be at least {least}, not {value}")
+    return value
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "logistic": logistic,
+    "cox_linear": cox_linear,
+    "mlp": mlp,
+    "cnn_mnist": cnn_mnist,
+    "cnn_fashion": cnn_fashion,
+    "cnn_rpdp": cnn_rpdp,
+}
+"""Name in a config -> builder."""

@@ -1,0 +1,279 @@
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from silodp.data import Federation
+from silodp.data.tables import Schema, normalize_key
+from silodp.errors import SilodpError
+
+BERLIN = "patient,age,sex,ill\n17,50,f,yes\n4,20,m,no\n17,80,f,yes\n"
+PARIS = "ill,sex,patient,age,extra\nno,f,17,35,x\nyes,m,person-9,65,y\n"
+
+
+def schema(**changes):
+    fields = {
+        "user": "patient",
+        "label": "ill",
+        "classes": ["no", "yes"],
+        "numeric": {"age": (20, 80)},
+        "categorical": {"sex": ["f", "m", "x"]},
+    }
+    return Schema(**{**fields, **changes})
+
+
+def write(folder, **tables):
+    paths = {}
+    for name, text in tables.items():
+        paths[name] = folder / f"{name}.csv"
+        paths[name].write_text(text)
+    return paths
+
+
+def read(folder, *, options=None, **tables):
+    return Federation.from_tables(write(folder, **tables), schema(**(options or {})))
+
+
+def test_features_labels_and_links(tmp_path):
+    built = read(tmp_path, berlin=BERLIN, paris=PARIS)
+    assert built.features == ("age", "sex=f", "sex=m", "sex=x")
+    np.testing.assert_array_equal(
+        built.silos[0].x, np.array([[0, 1, 0, 0], [-1, 0, 1, 0], [1, 1, 0, 0]], dtype=np.float32)
+    )
+    np.testing.assert_array_equal(built.silos[0].y, [1, 0, 1])
+    np.testing.assert_array_equal(built.silos[1].y, [0, 1])
+    assert built.user_keys == ("4", "17", "person-9")
+    np.testing.assert_array_equal(built.counts(), [[1, 2, 0], [0, 1, 1]])
+    assert built.classes == 2
+    assert built.test is None
+    assert built.assumptions == (
+        "The number of users was taken from the tables, not from a public list of users.",
+    )
+
+
+def test_csv_and_parquet_say_the_same(tmp_path):
+    paths = write(tmp_path, berlin=BERLIN, paris=PARIS)
+    frame = pd.read_csv(paths["berlin"])  # keys are integers here, text in the CSV
+    frame.to_parquet(tmp_path / "berlin.parquet")
+    from_csv = Federation.from_tables(paths, schema())
+    mixed = Federation.from_tables([tmp_path / "berlin.parquet", paths["paris"]], schema())
+    assert mixed.digest() == from_csv.digest()
+
+
+def test_float_parsed_keys_are_the_same_person(tmp_path):
+    pd.DataFrame(
+        {"patient": [17.0, 4.0], "age": [30, 40], "sex": ["f", "m"], "ill": ["no", "no"]}
+    ).to_parquet(tmp_path / "rome.parquet")
+    paths = [*write(tmp_path, berlin=BERLIN).values(), tmp_path / "rome.parquet"]
+    built = Federation.from_tables(paths, schema())
+    assert built.user_keys == ("4", "17")
+    np.testing.assert_array_equal(built.counts(), [[1, 2], [1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [(17, "17"), ("17", "17"), (" 17 ", "17"), (17.0, "17"), ("17.00", "17"), ("007", "007"), ("1.5", "1.5")],
+)
+def test_normalize_key(value, key):
+    assert normalize_key(value) == key
+
+
+def test_public_users_by_list_or_file(tmp_path):
+    listed = read(tmp_path, berlin=BERLIN, options={"users": [4, 17, 99]})
+    assert listed.users == 3
+    assert listed.user_keys == ("4", "17", "99")
+    assert listed.assumptions == ()
+    assert listed.counts().tolist() == [[1, 2, 0]]
+    (tmp_path / "ids.txt").write_text("4\n17\n99\n")
+    assert read(tmp_path, berlin=BERLIN, options={"users": tmp_path / "ids.txt"}).digest() == listed.digest()
+
+
+def test_split_column(tmp_path):
+    text = "patient,age,sex,ill,part\n1,50,f,yes,train\n2,20,m,no,test\n1,80,f,yes,Test\n3,80,f,no,train\n"
+    built = read(tmp_path, berlin=text, options={"split": "part"})
+    assert len(built.silos[0]) == 2
+    assert built.users == 2  # those with training records
+    np.testing.assert_array_equal(built.test.user, [-1, 0])
+    assert any("both the training and the test split" in said for said in built.assumptions)
+    apart = text.replace("1,80,f,yes,Test", "2,80,f,yes,test")
+    assert len(read(tmp_path, berlin=apart, options={"split": "part"}).assumptions) == 1
+
+
+def test_a_silo_may_hold_test_rows_only(tmp_path):
+    train = "patient,age,sex,ill,part\n1,50,f,yes,train\n"
+    held = "patient,age,sex,ill,part\n1,50,f,yes,test\n"
+    built = read(tmp_path, berlin=train, paris=held, options={"split": "part"})
+    assert [len(silo) for silo in built.silos] == [1, 0]
+
+
+def test_clipping_is_counted_in_the_log_only(tmp_path, caplog):
+    text = BERLIN.replace("80", "81").replace("20", "-3")
+    with caplog.at_level(logging.WARNING, logger="silodp"):
+        built = read(tmp_path, berlin=text, options={"out_of_range": "clip"})
+    assert "2 values clipped" in caplog.text
+    np.testing.assert_array_equal(built.silos[0].x[:, 0], [0, -1, 1])
+    assert "Numbers outside the declared public ranges are clipped to them, record by record." in (
+        built.assumptions
+    )
+
+
+def test_real_and_survival_labels(tmp_path):
+    text = "patient,age,sex,dead,days\n1,50,f,1,10.5\n2,20,m,0,300\n"
+    real = {"kind": "real", "label": "days", "classes": None}
+    built = read(tmp_path, berlin=text, options=real)
+    assert built.classes is None
+    np.testing.assert_array_equal(built.silos[0].y, np.float32([10.5, 300]))
+    survival = {"kind": "survival", "label": None, "classes": None, "event": "dead", "time": "days"}
+    built = read(tmp_path, berlin=text, options=survival)
+    np.testing.assert_array_equal(built.silos[0].y, np.float32([[1, 10.5], [0, 300]]))
+    with pytest.raises(SilodpError, match="column 'dead' is '2' in data row 1, which is no event"):
+        read(tmp_path, berlin=text.replace("f,1,", "f,2,"), options=survival)
+    with pytest.raises(SilodpError, match="column 'days' is '-1' in data row 2, which is a negative time"):
+        read(tmp_path, berlin=text.replace("300", "-1"), options=survival)
+
+
+def test_numeric_classes_match_across_formats(tmp_path):
+    pd.DataFrame({"patient": [1, 2], "age": [30, 40], "sex": ["f", "m"], "ill": [1.0, 0.0]}).to_parquet(
+        tmp_path / "rome.parquet"
+    )
+    built = Federation.from_tables([tmp_path / "rome.parquet"], schema(classes=[0, 1]))
+    np.testing.assert_array_equal(built.silos[0].y, [1, 0])
+
+
+def test_byte_order_mark_and_quotes(tmp_path):
+    path = tmp_path / "berlin.csv"
+    path.write_text('﻿patient,age,sex,ill\n"a, b",50,"f",yes\n', encoding="utf-8")
+    assert Federation.from_tables([path], schema()).user_keys == ("a, b",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options", "sentence"),
+    [
+        ("patient,", "person,", {}, "column 'patient' is missing; .*has person, age, sex, ill"),
+        ("patient,", "age,", {"user": "ill", "label": "sex", "classes": ["f", "m"], "categorical": {}},
+         "column 'age' appears twice"),
+        ("\n4,", "\n,", {}, "column 'patient' is '' in data row 2, which names no user"),
+        ("\n4,", "\nNaN,", {}, "column 'patient' is 'NaN' in data row 2, which names no user"),
+        (BERLIN[20:], "", {}, "the table has no rows"),
+        (BERLIN, "", {}, "column 'patient' is missing"),
+        ("50", "", {}, "column 'age' is '' in data row 1, which is no finite number"),
+        ("50", "nan", {}, "column 'age' is 'nan' in data row 1, which is no finite number"),
+        ("80", "-inf", {}, "column 'age' is '-inf' in data row 3, which is no finite number"),
+        ("80", "1e999", {}, "data row 3, which is no finite number"),
+        ("80", "old", {}, "column 'age' is 'old' in data row 3, which is no finite number"),
+        ("80", "inf", {"out_of_range": "clip"}, "column 'age' is 'inf' in data row 3, which is no finite"),
+        ("m,no", "m,maybe", {}, "column 'ill' is 'maybe' in data row 2, which is none of no, yes; correct"),
+        ("m,no", "d,no", {}, "column 'sex' is 'd' in data row 2, which is none of f, m, x; add it to"),
+        ("m,no", "m", {}, "column 'ill' is '' in data row 2"),
+        ("m,no", "m,no,more", {}, "not readable as csv .*line 3"),
+        ("80", "81", {}, r"column 'age' is '81' in data row 3, which is outside .* 20\.\.80; widen"),
+        ("\n4,", "\n5,", {"users": ["4", "17"]}, "column 'patient' is '5' in data row 2, which is not in"),
+        ("yes", "yes", {"split": "ill"}, "column 'ill' is declared twice"),
+        ("yes", "yes", {"split": "part"}, "column 'part' is missing"),
+    ],
+)  # fmt: skip
+def test_bad_tables_are_one_sentence(tmp_path, old, new, options, sentence):
+    with pytest.raises(SilodpError, match=sentence) as caught:
+        read(tmp_path, berlin=BERLIN.replace(old, new), options=options)
+    if "declared twice" not in sentence:
+        assert "berlin.csv" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+def test_bad_split_value(tmp_path):
+    text = "patient,age,sex,ill,part\n1,50,f,yes,train\n2,20,m,no,valid\n"
+    with pytest.raises(SilodpError, match="column 'part' is 'valid' in data row 2, which is no split"):
+        read(tmp_path, berlin=text, options={"split": "part"})
+    with pytest.raises(SilodpError, match="no table has a training row"):
+        read(
+            tmp_path, berlin=text.replace("train", "test").replace("valid", "test"), options={"split": "part"}
+        )
+
+
+def test_bad_paths(tmp_path):
+    berlin = write(tmp_path, berlin=BERLIN)["berlin"]
+    (tmp_path / "sub").mkdir()
+    twin = write(tmp_path / "sub", berlin=BERLIN)["berlin"]
+    excel = tmp_path / "berlin.xlsx"
+    excel.touch()
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"no parquet")
+    latin = tmp_path / "latin.csv"
+    latin.write_bytes(BERLIN.replace("yes", "ja é").encode("latin-1"))
+    for files, sentence in [
+        ([tmp_path / "nowhere.csv"], r"nowhere\.csv: no such file; check the path"),
+        ([excel], "unknown extension '.xlsx'; give a .csv or .parquet file"),
+        ([broken], r"broken\.parquet: not readable as parquet"),
+        ([latin], r"latin\.csv: not readable as csv"),
+        ([berlin, twin], "would both be silo 'berlin'; name the silos in a mapping"),
+        ([], "files is empty"),
+        (str(berlin), "give silo name → path"),
+    ]:
+        with pytest.raises(SilodpError, match=sentence) as caught:
+            Federation.from_tables(files, schema())
+        assert "\n" not in str(caught.value)
+
+
+def test_rounded_keys_are_refused(tmp_path):
+    with pytest.raises(
+        SilodpError, match=r"column 'patient' is '1.2E\+15' in data row 2, which is a rounded"
+    ):
+        read(tmp_path, berlin=BERLIN.replace("\n4,", "\n1.2E+15,"))
+    path = tmp_path / "rome.parquet"
+    for keys in ([1.0, 2.0**53], [1.0, 1e18], np.float32([1, 2**24])):
+        frame = pd.DataFrame({"patient": keys, "age": 30, "sex": "f", "ill": "no"})
+        frame.to_parquet(path)
+        with pytest.raises(SilodpError, match="data row 2, which is a rounded number; export"):
+            Federation.from_tables([path], schema())
+    pd.DataFrame({"patient": [2**53, 2**53 + 1], "age": 30, "sex": "f", "ill": "no"}).to_parquet(path)
+    assert Federation.from_tables([path], schema()).users == 2
+
+
+def test_missing_parquet_keys_and_features(tmp_path):
+    path = tmp_path / "rome.parquet"
+    rows = {"patient": [17, None], "age": [30.0, 40.0], "sex": ["f", "m"], "ill": ["no", "no"]}
+    pd.DataFrame(rows).to_parquet(path)
+    with pytest.raises(SilodpError, match=r"rome\.parquet: column 'patient' is '' in data row 2"):
+        Federation.from_tables([path], schema())
+    pd.DataFrame({**rows, "patient": [1, 2], "age": [30.0, np.nan]}).to_parquet(path)
+    with pytest.raises(SilodpError, match="column 'age' is '' in data row 2, which is no finite number"):
+        Federation.from_tables([path], schema())
+
+
+@pytest.mark.parametrize(
+    ("users", "sentence"),
+    [
+        ([], "the list of users is empty"),
+        ([1, "1.0"], "user key '1' is empty or listed twice"),
+        ([""], "is empty or listed twice"),
+        ("nowhere.txt", r"nowhere\.txt: the list of users is not readable"),
+    ],
+)
+def test_bad_user_lists(tmp_path, users, sentence):
+    with pytest.raises(SilodpError, match=sentence):
+        read(tmp_path, berlin=BERLIN, options={"users": users})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"kind": "ranking"}, "kind is 'ranking'; choose"),
+        ({"out_of_range": "drop"}, "out_of_range is 'drop'; choose"),
+        ({"classes": None}, "kind is 'classes' and classes is None"),
+        ({"kind": "real"}, "kind is 'real' and classes is"),
+        ({"label": None}, "kind 'classes' takes label"),
+        ({"kind": "survival"}, "kind 'survival' takes event and time"),
+        ({"classes": ["yes"]}, "list at least two values"),
+        ({"classes": [1, "1.0"]}, "all different"),
+        ({"categorical": {"sex": "fm"}}, "column 'sex' are 'fm'; list"),
+        ({"numeric": {"age": (80, 20)}}, "column 'age' has range"),
+        ({"numeric": {"age": (0, float("inf"))}}, "column 'age' has range"),
+        ({"numeric": {}, "categorical": {}}, "no features"),
+        ({"numeric": {"patient": (0, 1)}}, "column 'patient' is declared twice"),
+    ],
+)
+def test_bad_schemas(changes, sentence):
+    with pytest.raises(SilodpError, match=sentence):
+        schema(**changes)

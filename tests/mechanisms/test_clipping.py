@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import judges_std
+
+from silodp.errors import SilodpError
+from silodp.mechanisms.clipping import ClippedSum, clip_rows, fold
+from silodp.mechanisms.noise import Randomness
+from silodp.mechanisms.sampling import poisson
+
+scales = st.floats(-30, 30).map(lambda e: 10.0**e)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 50), scales, scales, st.booleans())
+def test_no_clipped_row_leaves_the_ball(seed, rows, size, scale, clip, double):
+    dtype = torch.float64 if double else torch.float32
+    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed), dtype=dtype) * scale
+    clipped = clip_rows(torch.arange(rows), values, clip)
+    product = values * clipped.factors.to(dtype).unsqueeze(1)  # the rounding that `fold` does
+    norms = torch.linalg.vector_norm(product, dim=1, dtype=torch.float64)
+    finite = torch.isfinite(torch.linalg.vector_norm(values, dim=1, dtype=torch.float64))
+    assert (norms[finite] <= clip).all()
+    inside = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64) <= clip * (1 - 1e-5)
+    assert (clipped.factors[inside & finite] == 1).all(), "a row inside the ball is left alone"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_counts_as_zero_and_is_counted(bad):
+    rows = torch.tensor([[3.0, 4.0], [bad, 1.0]])
+    total = fold([clip_rows(torch.arange(2), rows, 1.0)], 2, 1.0)
+    assert total.refused == 1
+    torch.testing.assert_close(total.value, torch.tensor([0.6, 0.8], dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_a_zero_row_is_no_division_by_zero():
+    total = fold([clip_rows(torch.arange(1), torch.zeros(1, 3), 1.0)], 3, 1.0)
+    assert total.refused == 0
+    assert (total.value == 0).all()
+
+
+@given(st.integers(0, 2**31), st.integers(1, 8), st.integers(1, 5))
+def test_one_owner_moves_the_sum_by_at_most_the_sensitivity(seed, owners, per_owner):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(owners * per_owner, 3, generator=generator) * 100
+    owner = torch.arange(owners).repeat_interleave(per_owner)
+    weights = torch.full((owners,), 1 / per_owner, dtype=torch.float64)
+    whole = fold([clip_rows(owner, rows, 2.0)], 3, 2.0, weights)
+    rest = owner != 0
+    without = fold([clip_rows(owner[rest], rows[rest], 2.0)], 3, 2.0, weights)
+    assert torch.linalg.vector_norm(whole.value - without.value) <= whole.sensitivity * (1 + 1e-6)
+
+
+def test_chunks_do_not_matter():
+    rows = torch.randn(10, 4, dtype=torch.float64)
+    owners = torch.arange(10)
+    weights = torch.rand(10, dtype=torch.float64)
+    whole = fold([clip_rows(owners, rows, 1.0)], 4, 1.0, weights).value
+    parts = fold((clip_rows(owners[i : i + 3], rows[i : i + 3], 1.0) for i in range(0, 10, 3)), 4, 1.0, weights)
+    torch.testing.assert_close(whole, parts.value)
+
+
+def test_rows_of_another_clip_are_refused():
+    with pytest.raises(SilodpError, match="clip"):
+        fold([clip_rows(torch.arange(1), torch.ones(1, 2), 2.0)], 2, 1.0)
+
+
+def test_released_noise_is_multiplier_times_sensitivity():
+    share = ClippedSum(torch.zeros(4000, dtype=torch.float64), 0.3).release(7.0, Randomness.secret().stream())
+    assert share.noise_std == pytest.approx(2.1)
+    assert judges_std(share.value.numpy(), 2.1)
+
+
+def test_a_share_cannot_be_noised_again():
+    share = ClippedSum(torch.zeros(1), 1.0).release(1.0, Randomness.secret().stream())
+    assert not hasattr(share, "release")
+
+
+def test_poisson_samples_have_their_rate():
+    draws = poisson(20000, 0.3, Randomness.from_seed(0).stream("sample"))
+    assert draws.dtype == bool
+    assert abs(draws.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 20000)
+    assert poisson(1000, 1.0, Randomness.from_seed(0).stream("sample")).all()

@@ -1,0 +1,78 @@
+"""SPEC section 2: the multiplier of every view."""
+
+import math
+
+import pytest
+
+from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive
+from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, NoGuarantee, PoissonSampled, Repeated
+from silodp.privacy.guarantee import View
+
+UNIFORM, RECORDS = UldpAvg(5.0, 1.0), UldpAvg(5.0, 1.0, weighting="records")
+
+
+def multiplier(method, view):
+    event = method.dp_event(view)
+    assert isinstance(event, Gaussian), event
+    return event.noise_multiplier
+
+
+@pytest.mark.parametrize("method", [UNIFORM, RECORDS])
+@pytest.mark.parametrize(("m", "n"), [(5, 5), (4, 5), (4, 4), (5, 4)])
+def test_the_sum_carries_the_noise_of_those_who_answered(method, m, n):
+    for adversary in ("released", "server"):
+        view = View(adversary, 5, shares_for=m, survivors=n)
+        assert multiplier(method, view) == pytest.approx(5 * math.sqrt(n / m))
+
+
+def test_shares_show_a_person_once_per_silo():
+    assert multiplier(UNIFORM, View("server", 5, sees_shares=True)) == pytest.approx(5.0)
+    assert multiplier(RECORDS, View("server", 5, sees_shares=True)) == pytest.approx(5 / math.sqrt(5))
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_colluding_silos_subtract_their_noise(t):
+    view = View("silo", 5, colluding=t)
+    assert multiplier(RECORDS, view) == pytest.approx(5 * math.sqrt((5 - t) / 5))
+    assert multiplier(UNIFORM, view) == pytest.approx(5 * math.sqrt(5 / (5 - t)))
+    assert multiplier(UldpNaive(5.0, 1.0), view) == pytest.approx(5 * math.sqrt(5 / (5 - t)))
+
+
+@pytest.mark.parametrize("method", [UNIFORM, RECORDS, UldpNaive(5.0, 1.0)])
+def test_nothing_is_promised_against_everyone_else_together(method):
+    assert isinstance(method.dp_event(View("silo", 1)), NoGuarantee)
+    assert isinstance(method.dp_event(View("silo", 5, colluding=5)), NoGuarantee)
+
+
+def test_naive_is_its_multiplier_to_released_and_server():
+    for view in (View("released", 5), View("server", 5, sees_shares=True)):
+        assert multiplier(UldpNaive(5.0, 1.0), view) == pytest.approx(5.0)
+
+
+def test_sampling_amplifies_only_for_those_who_do_not_know_the_sample():
+    method = UldpAvg(5.0, 1.0, user_sampling=0.3)
+    assert method.dp_event(View("released", 5)) == PoissonSampled(0.3, Gaussian(pytest.approx(5.0)))
+    known = method.dp_event(View("server", 5, sees_shares=True, knows_sample=True))
+    assert known == KnownSample(0.3, Gaussian(pytest.approx(5.0)))
+
+
+def test_counts_in_clear_void_the_guarantee_for_who_receives_them():
+    view = View("server", 5, sees_shares=True, counts_disclosed=True)
+    event = RECORDS.dp_event(view)
+    assert isinstance(event, NoGuarantee)
+    assert "counts disclosed" in event.reason
+    assert isinstance(UNIFORM.dp_event(view), Gaussian)
+
+
+def test_group_is_the_same_for_everyone():
+    method = UldpGroup(5.0, 1.0, 8, 0.01, 100, 64.0, 0.1)
+    expected = Repeated(GroupSampled(8, 0.01, 5.0), 100)
+    for view in (View("released", 5), View("server", 5, sees_shares=True), View("silo", 5)):
+        assert method.dp_event(view) == expected
+
+
+@pytest.mark.parametrize(
+    "method", [Default(), UldpAvg(0.0, 1.0), UldpNaive(0.0, 1.0), UldpGroup(0.0, 1.0, 8, 0.01, 1, 1.0, 0.1)]
+)
+def test_no_noise_no_guarantee(method):
+    assert isinstance(method.dp_event(View("released", 5)), NoGuarantee)
