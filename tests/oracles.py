@@ -50,7 +50,9 @@ def without_user(federation: Federation, user: int) -> Federation:
     for silo in federation.silos:
         keep = silo.user != user
         parts.append(SiloData(silo.name, silo.x[keep], silo.y[keep], silo.user[keep]))
-    return Federation(silos=tuple(parts), users=federation.users, test=federation.test, classes=federation.classes)
+    return Federation(
+        silos=tuple(parts), users=federation.users, test=federation.test, classes=federation.classes
+    )
 
 
 def logistic_task(features: int = 4) -> Task:

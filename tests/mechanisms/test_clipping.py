@@ -3,8 +3,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import judges_std
 
+from oracles import judges_std
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import ClippedSum, clip_rows, fold
 from silodp.mechanisms.noise import Randomness
@@ -57,7 +57,9 @@ def test_chunks_do_not_matter():
     owners = torch.arange(10)
     weights = torch.rand(10, dtype=torch.float64)
     whole = fold([clip_rows(owners, rows, 1.0)], 4, 1.0, weights).value
-    parts = fold((clip_rows(owners[i : i + 3], rows[i : i + 3], 1.0) for i in range(0, 10, 3)), 4, 1.0, weights)
+    parts = fold(
+        (clip_rows(owners[i : i + 3], rows[i : i + 3], 1.0) for i in range(0, 10, 3)), 4, 1.0, weights
+    )
     torch.testing.assert_close(whole, parts.value)
 
 

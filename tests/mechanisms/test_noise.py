@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from oracles import judges_std
 from scipy import stats
 
+from oracles import judges_std
 from silodp.mechanisms.noise import Randomness, gaussian
 
 

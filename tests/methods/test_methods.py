@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import judges_std, logistic_task, small_federation, std_is, without_user
 
+from oracles import judges_std, logistic_task, small_federation, std_is, without_user
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share
@@ -118,7 +118,13 @@ def test_dp_sgd_inside_group_adds_its_noise_every_step():
     """Batches are drawn with γ so small that they are empty: what remains is lr/L·σC·√steps of noise."""
     federation, task = small_federation(features=1500), logistic_task(1500)
     method = UldpGroup(
-        3.0, 0.5, group_size=2, record_sampling=1e-9, local_steps=4, expected_batch_size=8, local_learning_rate=2.0
+        3.0,
+        0.5,
+        group_size=2,
+        record_sampling=1e-9,
+        local_steps=4,
+        expected_batch_size=8,
+        local_learning_rate=2.0,
     )
     for share in shares(method, federation, task):
         # float32 parameters take the noise in; the std is what DP-SGD's equation says
@@ -141,7 +147,9 @@ def test_one_silo_and_one_record_per_person_is_record_level_dp_sgd():
     federation = small_federation(silos=1, users=60)
     silo = replace(federation.silos[0], user=np.arange(60))
     federation, task = replace(federation, silos=(silo,)), logistic_task()
-    gradients = torch.cat([g for _, g in record_gradients(task, torch.zeros(task.size), silo.x, silo.y)]).double()
+    gradients = torch.cat(
+        [g for _, g in record_gradients(task, torch.zeros(task.size), silo.x, silo.y)]
+    ).double()
     clipped = gradients * torch.clamp(0.3 / gradients.norm(dim=1, keepdim=True), max=1)
     np.testing.assert_allclose(
         total(UldpSgd(0.0, 0.3), federation, task), -clipped.sum(0).numpy(), rtol=1e-4, atol=1e-5

@@ -1,7 +1,7 @@
 """Pictures of runs, as SVG text that a browser without network can show.
 
-Figures are `matplotlib.figure.Figure` objects, never pyplot's, so drawing leaves nothing behind. Colors are those of
-Okabe and Ito, told apart also by people who see fewer; line styles repeat what colors say.
+Figures are `matplotlib.figure.Figure` objects, never pyplot's, so drawing leaves nothing behind. Colors are
+those of Okabe and Ito, told apart also by people who see fewer; line styles repeat what colors say.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
 from silodp.privacy.guarantee import ADVERSARIES, Adversary
+
+_T = TypeVar("_T")
 
 INK = "#1b1d22"  # text and axes; the page's own text color once a picture stands in a page
 MUTED = "#8a8d93"
@@ -39,7 +41,7 @@ WHO: dict[Adversary, str] = {
     "silo": "another silo",
 }
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: small, searchable, read aloud
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -62,7 +64,6 @@ _STYLE: dict[str, Any] = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
     "legend.fontsize": 9.5,
-    "legend.handlelength": 2.4,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
@@ -71,9 +72,9 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """One method of a comparison: rounds, mean and standard deviation over runs, ε after each of these rounds.
+    """One method of a comparison: rounds, mean and standard deviation over runs, ε after these rounds.
 
-    NaN where a value is missing; `private` is False for the reference without privacy.
+    NaN where a value is missing; `reference`: training without privacy, which the others are measured by.
     """
 
     label: str
@@ -82,6 +83,7 @@ class Curve:
     sd: Sequence[float]
     epsilon: Sequence[float]
     private: bool = True
+    reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def number(value: Any) -> float | None:
 
 
 def utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    """One figure per measured quantity against rounds; the untrained model is a hollow mark and a dotted level."""
+    """One figure per measured quantity against rounds; untrained: a hollow mark and a dotted level."""
     figures = {}
     for name in quantities(rows):
         points = [(row["round"], value) for row in rows if (value := measured(row, name)) is not None]
@@ -152,7 +154,9 @@ def utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
         axes.plot(rounds, values, color=PALETTE[0], linewidth=2, marker="o" if len(rounds) < 2 else None)
         if rounds[0] == 0:
             axes.axhline(values[0], color=MUTED, linewidth=1.2, linestyle=":")
-            axes.plot([0], [values[0]], "o", color=PALETTE[0], markerfacecolor="white", markersize=6, clip_on=False)
+            axes.plot(
+                [0], [values[0]], "o", color=PALETTE[0], markerfacecolor="white", markersize=6, clip_on=False
+            )
         figures[name] = figure
     return figures
 
@@ -168,22 +172,20 @@ def epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
         points = tuple((round_, value) for round_, value in spent if value is not None)
         if any(round_ > 0 for round_, _ in points):
             lines.setdefault(points, []).append(WHO[adversary])
-    if not lines:
-        return None
     figure, axes = _panel("round", "ε spent so far")
-    logarithmic = _log_axis(axes.yaxis.axes, [points[-1][1] for points in lines])
-    for i, (points, who) in enumerate(lines.items()):
-        kept = _thinned([p for p in points if p[1] > 0 or not logarithmic])
-        axes.plot(*zip(*kept, strict=True), color=PALETTE[i], linestyle=DASHES[i], linewidth=2.2, label="\n= ".join(who))
-    if not logarithmic:
-        axes.set_ylim(bottom=0)
-    _legend(figure, axes, columns=len(lines))
-    return figure
+    styles = zip(lines.items(), PALETTE, DASHES, strict=False)
+    drawn = [
+        (points, {"label": "\n= ".join(who), "color": color, "linestyle": dashes, "linewidth": 2.2})
+        for (points, who), color, dashes in styles
+    ]
+    _epsilon_lines(axes, drawn)
+    _legend(figure, axes, columns=1)
+    return figure if lines else None
 
 
 def allocation(records: Allocation) -> Figure:
     """Records per person, most first, colored by silo; beyond seven silos the smaller ones share a gray."""
-    figure, axes = _panel("persons, those with most records first", "records per person", size=(6.6, 3.3))
+    figure, axes = _panel("persons, those with most records first", "records per person", size=(5.4, 3.1))
     values = np.asarray(records.bars, dtype=float).reshape(len(records.silos), -1)
     edges = np.concatenate([[0], np.cumsum(records.persons_per_bar)])
     largest = sorted(range(len(values)), key=lambda s: -float(values[s] @ np.diff(edges)))
@@ -193,15 +195,13 @@ def allocation(records: Allocation) -> Figure:
     if rest:
         layers.append((f"{len(rest)} other silos", values[rest].sum(axis=0), MUTED))
     bottom = np.zeros(values.shape[1])
-    handles = []
-    for _, layer, color in layers:
-        handles.append(axes.stairs(bottom + layer, edges, baseline=bottom, fill=True, color=color, linewidth=0))
+    for label, layer, color in layers:
+        axes.stairs(bottom + layer, edges, baseline=bottom, fill=True, color=color, linewidth=0, label=label)
         bottom = bottom + layer
     axes.set_xlim(0, max(float(edges[-1]), 1.0))
     axes.set_ylim(bottom=0)
-    figure.legend(
-        handles, [label for label, _, _ in layers], loc="outside upper center", ncols=min(len(layers), 4), handlelength=1
-    )
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    _legend(figure, axes, columns=min(len(layers), 3), handlelength=1.0)
     return figure
 
 
@@ -210,59 +210,62 @@ def comparison(
 ) -> Figure | None:
     """Mean ± one standard deviation of every method, against rounds or (`against="epsilon"`) the released ε.
 
-    Without privacy: dashed, and against ε the level it ends at, since it has no ε. Untrained: dotted. None when there
-    is nothing to draw.
+    Without privacy: dashed, and against ε the level it ends at, since it has no ε. Untrained: dotted. None
+    when there is nothing to draw.
     """
     by_round = against == "round"
-    figure, axes = _panel("round" if by_round else "ε towards whoever sees the models", f"{quantity} (mean ± sd)")
-    if not by_round:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(_PLAIN)
-    drawn = False
-    for curve, color, dashes in _styles(curves):
+    figure, axes = _panel(
+        "round" if by_round else "ε towards whoever sees the models", f"{quantity} (mean ± sd)"
+    )
+    drawn: list[float] = []
+    curved = False
+    for curve, line in _styles(curves):
         x = np.asarray(curve.rounds if by_round else curve.epsilon, dtype=float)
         mean, sd = np.asarray(curve.mean, dtype=float), np.asarray(curve.sd, dtype=float)
-        good = np.isfinite(x) & np.isfinite(mean) & (by_round | (x > 0))
-        if not by_round and not curve.private and np.isfinite(mean).any():
-            axes.axhline(mean[np.isfinite(mean)][-1], color=color, linewidth=1.6, linestyle=dashes, label=_short(curve.label))
-            drawn = True
-        if not good.any():
-            continue
-        kept = np.array(_thinned(np.flatnonzero(good)))
-        x, mean, sd = x[kept], mean[kept], np.nan_to_num(sd[kept])
-        axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.18, linewidth=0)
-        marker = "o" if len(x) == 1 else None
-        axes.plot(x, mean, color=color, linestyle=dashes, linewidth=2, marker=marker, label=_short(curve.label))
-        drawn = True
-    if not drawn:
+        known = mean[np.isfinite(mean)].tolist()
+        good = np.flatnonzero(np.isfinite(x) & np.isfinite(mean) & (by_round | (x > 0))).tolist()
+        if not by_round and not curve.private and known:
+            axes.axhline(known[-1], **line)
+            drawn.append(known[-1])
+        elif good:
+            kept = np.array(_thinned(good))
+            x, mean, sd = x[kept], mean[kept], np.nan_to_num(sd[kept])
+            axes.fill_between(x, mean - sd, mean + sd, color=line["color"], alpha=0.16, linewidth=0)
+            axes.plot(x, mean, marker="o" if len(x) == 1 else None, **line)
+            drawn += mean.tolist()
+            curved = True
+    if not curved:
         return None
     if untrained is not None:
         axes.axhline(untrained, color=MUTED, linewidth=1.4, linestyle=":", label="untrained")
+    if min(drawn) > 0 and max(drawn) > WIDE_RATIO * min(
+        drawn
+    ):  # one that diverged must not flatten the others
+        axes.set_ylim(0.8 * min(drawn), 1.5 * max(drawn))
+        _log_scale(axes, "y")
+    if not by_round:
+        _log_scale(axes, "x")
     _legend(figure, axes)
     return figure
 
 
 def epsilon_comparison(curves: Sequence[Curve]) -> Figure | None:
-    """ε towards whoever sees the models after every round, per method; None when no method has one."""
+    """ε towards whoever sees the models after every round; None when no method has one.
+
+    Methods with the same ε share a line.
+    """
+    lines: dict[tuple[tuple[float, float], ...], tuple[dict[str, Any], list[str]]] = {}
+    for curve, line in _styles(curves):
+        spent = zip(curve.rounds, curve.epsilon, strict=True)
+        points = tuple((round_, value) for round_, value in spent if math.isfinite(value))
+        if any(value > 0 for _, value in points):
+            lines.setdefault(points, (line, []))[1].append(line["label"])
     figure, axes = _panel("round", "ε spent so far")
-    spent = []
-    for curve, color, dashes in _styles(curves):
-        points = [(r, e) for r, e in zip(curve.rounds, curve.epsilon, strict=True) if math.isfinite(e)]
-        if any(e > 0 for _, e in points):
-            spent.append((curve, color, dashes, points))
-    if not spent:
-        return None
-    logarithmic = _log_axis(axes, [points[-1][1] for *_, points in spent])
-    for curve, color, dashes, points in spent:
-        kept = _thinned([p for p in points if p[1] > 0 or not logarithmic])
-        marker = "o" if len(kept) == 1 else None
-        axes.plot(
-            *zip(*kept, strict=True), color=color, linestyle=dashes, linewidth=2, marker=marker, label=_short(curve.label)
-        )
-    if not logarithmic:
-        axes.set_ylim(bottom=0)
-    _legend(figure, axes)
-    return figure
+    _epsilon_lines(
+        axes, [(points, {**line, "label": "\n= ".join(who)}) for points, (line, who) in lines.items()]
+    )
+    _legend(figure, axes, columns=1)
+    return figure if lines else None
 
 
 def svg(figure: Figure, name: str) -> str:
@@ -277,9 +280,11 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def inline(document: str, alt: str) -> str:
-    """The <svg> element of `svg`'s document for an HTML page: no names from outside, own ids, the page's text color."""
+    """The <svg> element of `svg`'s document for an HTML page: own ids, and the page's text color."""
     prefix = "p" + hashlib.sha256(document.encode()).hexdigest()[:8]
-    element = document[document.index("<svg") :].replace('<rect width="100%" height="100%" fill="#ffffff"/>', "", 1)
+    element = document[document.index("<svg") :].replace(
+        '<rect width="100%" height="100%" fill="#ffffff"/>', "", 1
+    )
     element = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", element)
     element = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', element)
     element = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", element)
@@ -305,33 +310,56 @@ def _panel(x: str, y: str, size: tuple[float, float] = (4.7, 3.1)) -> tuple[Figu
     return figure, axes
 
 
-def _log_axis(axes: Axes, last: Sequence[float]) -> bool:
-    wide = max(last) > WIDE_RATIO * min(last)
+def _epsilon_lines(axes: Axes, lines: Sequence[tuple[Sequence[tuple[float, float]], dict[str, Any]]]) -> None:
+    """Growing curves (round, ε); on a logarithmic axis, where 0 has no place, when they end far apart."""
+    last = [points[-1][1] for points, _ in lines]
+    wide = bool(last) and max(last) > WIDE_RATIO * min(last)
+    for points, line in lines:
+        kept = _thinned([point for point in points if point[1] > 0 or not wide])
+        axes.plot(*zip(*kept, strict=True), marker="o" if len(kept) == 1 else None, **line)
     if wide:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(_PLAIN)
-    return wide
+        _log_scale(axes, "y")
+    else:
+        axes.set_ylim(bottom=0)
 
 
-def _legend(figure: Figure, axes: Axes, columns: int = 2) -> None:
+def _log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Logarithmic, with plain numbers at 1, 2 and 5 times powers of ten, or at powers alone."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(_PLAIN)
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float = 2.4) -> None:
     with mpl.rc_context(_STYLE):
         handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns, columnspacing=1.4)
+        lines = sum(1 + label.count("\n") for label in labels)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + 0.19 * (lines / columns))  # else the axes would shrink
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper left",
+            ncols=columns,
+            columnspacing=1.4,
+            handlelength=handlelength,
+        )
 
 
-def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, str, Any]]:
-    """A color and a line style each: without privacy in ink, dashed; beyond seven methods the style changes too."""
-    private = 0
+def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
+    """A line for each: the reference in ink, what is not private dashed, beyond seven other dashes too."""
+    turn = 0
     for curve in curves:
-        if not curve.private:
-            yield curve, INK, (0, (5, 2))
-            continue
-        turn, color = divmod(private, len(PALETTE))
-        yield curve, PALETTE[color], ("-", *DASHES[2:])[turn % 3]
-        private += 1
+        color, dashes = (INK, 0) if curve.reference else (PALETTE[turn % len(PALETTE)], turn // len(PALETTE))
+        turn += not curve.reference
+        line = DASHES[1] if not curve.private else ("-", *DASHES[2:])[dashes % 3]
+        yield curve, {"color": color, "linestyle": line, "linewidth": 2, "label": _short(curve.label)}
 
 
-def _thinned[T](points: Sequence[T]) -> list[T]:
+def _thinned(points: Sequence[_T]) -> list[_T]:
     """At most MOST_POINTS of them, the first and the last kept."""
     if len(points) <= MOST_POINTS:
         return list(points)

@@ -293,7 +293,8 @@ class _Table:
         text = self.columns[self.schema.user]
         rounded = np.array([_ROUNDED.fullmatch(key) is not None for key in text], dtype=bool)
         if isinstance(keys.dtype, np.dtype) and keys.dtype.kind == "f":
-            rounded |= keys.abs().to_numpy() >= 2.0 ** (np.finfo(keys.dtype).nmant + 1)
+            digits = 24 if keys.dtype == np.float32 else 53  # of the mantissa
+            rounded |= keys.abs().to_numpy() >= 2.0**digits
         self._refuse(
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )

@@ -46,7 +46,9 @@ class Plain:
 
     def total(self, answers: Mapping[str, Message]) -> Tensor:
         """The sum, in the order of the silos' names (float addition depends on it)."""
-        return torch.stack([torch.from_numpy(answers[name].arrays["share"]) for name in sorted(answers)]).sum(dim=0)
+        return torch.stack([torch.from_numpy(answers[name].arrays["share"]) for name in sorted(answers)]).sum(
+            dim=0
+        )
 
 
 AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"plain": Plain}

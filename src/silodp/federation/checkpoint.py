@@ -53,7 +53,9 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     except (SafetensorError, ValueError, KeyError) as error:
         raise SilodpError(f"checkpoint {path} cannot be read ({error}): it is not one of silodp's.") from None
     if header["format"] != FORMAT:
-        raise SilodpError(f"checkpoint {path} has format {header['format']}; this silodp reads {FORMAT}: update silodp.")
+        raise SilodpError(
+            f"checkpoint {path} has format {header['format']}; this silodp reads {FORMAT}: update silodp."
+        )
     if header["fingerprint"] != fingerprint:
         raise SilodpError(
             f"checkpoint {path} belongs to another set-up (data, task, method, seed, δ or aggregator differ): "

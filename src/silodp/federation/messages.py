@@ -64,10 +64,14 @@ class Message:
             arrays = load(data)
             length = int.from_bytes(data[:8], "little")
             header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["message"])
-            blobs = {name.removeprefix(_BLOB): arrays.pop(name).tobytes() for name in list(arrays) if _BLOB in name}
+            blobs = {
+                name.removeprefix(_BLOB): arrays.pop(name).tobytes() for name in list(arrays) if _BLOB in name
+            }
             return cls(**header, arrays=arrays, blobs=blobs)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise SilodpError(f"a message of {len(data)} bytes cannot be read ({error}): it was cut or altered.") from None
+            raise SilodpError(
+                f"a message of {len(data)} bytes cannot be read ({error}): it was cut or altered."
+            ) from None
 
     def digest(self) -> str:
         """SHA-256 of everything in it; the same request has the same digest."""

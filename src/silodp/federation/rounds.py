@@ -38,7 +38,9 @@ class Server:
         allotments = self._once("allotments", self._allot)
         self._ask(
             {
-                name: Message("setup", self.run, arrays={"allotment": allotments[s]} if allotments.size else {})
+                name: Message(
+                    "setup", self.run, arrays={"allotment": allotments[s]} if allotments.size else {}
+                )
                 for s, name in enumerate(self.names)
             }
         )
@@ -58,7 +60,9 @@ class Server:
         sample = self._once(f"sample/{round_}", lambda: self._sample(round_))
         self.ledger.charge(round_, 0, events)
         arrays = {"params": params.cpu().numpy(), **({"sample": sample} if sample.size else {})}
-        answers = self._ask({name: Message("update", self.run, round_, 0, arrays=arrays) for name in self.names})
+        answers = self._ask(
+            {name: Message("update", self.run, round_, 0, arrays=arrays) for name in self.names}
+        )
         return self.aggregator.total(answers)
 
     def step(self, params: Tensor, velocity: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,25 +97,32 @@ def train(
     if isinstance(budget, Mapping):
         budget = Budget(**budget)
     if budget is not None and budget.delta != delta:
-        raise SilodpError(f"budget.delta = {budget.delta} differs from delta = {delta}: set both to the same value.")
+        raise SilodpError(
+            f"budget.delta = {budget.delta} differs from delta = {delta}: set both to the same value."
+        )
     if seed is not None and seed < 0:
-        raise SilodpError(f"seed = {seed}: set a whole number ≥ 0, or none for randomness from the operating system.")
+        raise SilodpError(
+            f"seed = {seed}: set a whole number ≥ 0, or none for randomness from the operating system."
+        )
     # Made-up records of the right shape: what breaks a model must not depend on anyone's record.
-    task.check(np.random.default_rng(0).standard_normal((4, *federation.silos[0].x.shape[1:]), dtype=np.float32))
+    task.check(
+        np.random.default_rng(0).standard_normal((4, *federation.silos[0].x.shape[1:]), dtype=np.float32)
+    )
     directory = None if out is None else Path(out)
     fingerprint = _fingerprint(federation, task, method, aggregator, seed, delta, accountant)
     randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed)
     state = _state(directory, resume, fingerprint, task, seed)
-    untrained = None if resume else _evaluate(task, state.params, federation)
+    untrained = _evaluate(task, state.params, federation) if state.round == 0 else None
+    if directory is not None and not resume:
+        (directory / "checkpoint").mkdir(parents=True, exist_ok=True)
+        save_checkpoint(directory / "checkpoint" / "state.safetensors", state)
     with _opened(directory, state, delta, accountant, budget) as ledger:
         silos, server = _parties(
             federation, task, method, AGGREGATORS[aggregator](), randomness, ledger, directory, state
         )
         journal = _Journal(directory, state.round if resume else None)
-        if untrained is not None:
+        if not journal.rows and untrained is not None:
             journal.add({"round": 0, **untrained, "epsilon": dict.fromkeys(ADVERSARIES, 0.0)}, on_round)
-            if directory is not None:
-                save_checkpoint(directory / "checkpoint" / "state.safetensors", state)
         server.set_up()
         stopped: Literal["rounds", "budget"] = "rounds"
         while state.round < rounds:
@@ -156,8 +163,11 @@ def _state(
         if directory is None:
             raise SilodpError("resume needs the output directory of the run to go on with: give out.")
         return load_checkpoint(directory / "checkpoint" / "state.safetensors", fingerprint)
-    if directory is not None and directory.exists() and any(directory.iterdir()):
-        raise SilodpError(f"output directory {directory} is not empty: choose another, or resume the run in it.")
+    if directory is not None:
+        if any(path.is_file() and path.suffix != ".partial" for path in directory.rglob("*")):
+            raise SilodpError(
+                f"output directory {directory} is not empty: choose another, or resume the run in it."
+            )
     params = task.initial(seed)
     return Checkpoint(secrets.token_hex(16), fingerprint, 0, params, empty_velocity(params))
 
@@ -171,14 +181,19 @@ def _evaluate(task: Task, params: Tensor, federation: Federation) -> Row:
 
 @contextmanager
 def _opened(
-    directory: Path | None, state: Checkpoint, delta: float, accountant: Literal["pld", "rdp"], budget: Budget | None
+    directory: Path | None,
+    state: Checkpoint,
+    delta: float,
+    accountant: Literal["pld", "rdp"],
+    budget: Budget | None,
 ) -> Iterator[Ledger]:
     path = None
     if directory is not None:
-        (directory / "checkpoint").mkdir(parents=True, exist_ok=True)
         path = directory / "checkpoint" / "ledger.jsonl"
         if state.round and not path.exists():
-            raise SilodpError(f"ledger {path} is missing: without it nothing is known of the ε spent; restore it.")
+            raise SilodpError(
+                f"ledger {path} is missing: without it nothing is known of the ε spent; restore it."
+            )
     with Ledger(path, delta, accountant, budget, run=state.run) as ledger:
         if not state.round <= ledger.rounds <= state.round + 1:
             raise SilodpError(
@@ -199,7 +214,9 @@ def _parties(
     state: Checkpoint,
 ) -> tuple[list[Silo], Server]:
     def store(*place: str) -> Store:
-        return MemoryStore() if directory is None else DirectoryStore(directory.joinpath("checkpoint", *place))
+        return (
+            MemoryStore() if directory is None else DirectoryStore(directory.joinpath("checkpoint", *place))
+        )
 
     population = Population(len(federation.silos), federation.users)
     silos = [
@@ -257,14 +274,22 @@ def _guarantees(
             private=epsilon is not None,
             releasable=secret and epsilon is not None,
             reason=ledger.reason(adversary),
-            assumptions=() if epsilon is None else assumptions_of(views[adversary]) + method.assumptions + federation.assumptions,
+            assumptions=()
+            if epsilon is None
+            else assumptions_of(views[adversary]) + method.assumptions + federation.assumptions,
             not_covered=NOT_COVERED,
         )
     return result
 
 
 def _fingerprint(
-    federation: Federation, task: Task, method: Method, aggregator: str, seed: int | None, delta: float, accountant: str
+    federation: Federation,
+    task: Task,
+    method: Method,
+    aggregator: str,
+    seed: int | None,
+    delta: float,
+    accountant: str,
 ) -> str:
     """Of everything that a resumed run must have in common with the one it resumes."""
     model = f"{task.model!r} {task.dtype} {task.loss.name}"
@@ -281,7 +306,9 @@ def _write(directory: Path, result: Result, method: Method) -> None:
         "private": result.guarantees["released"].private,
         "guarantees": [guarantee.to_dict() for guarantee in result.guarantees.values()],
     }
-    write_durably(directory / "guarantee.json", (json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n").encode())
+    write_durably(
+        directory / "guarantee.json", (json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n").encode()
+    )
     tensors = {name: value.detach().contiguous().cpu() for name, value in result.model.state_dict().items()}
     write_durably(directory / "model.safetensors", save(tensors, metadata={"method": method.name}))
 

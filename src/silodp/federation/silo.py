@@ -80,19 +80,24 @@ class Silo:
 
     def _last_round(self, run: str) -> int:
         prefix = f"{run}/update/"
-        return max((int(key[len(prefix) :].split("/")[0]) for key in self._store.keys() if key.startswith(prefix)), default=-1)
+        return max(
+            (int(key[len(prefix) :].split("/")[0]) for key in self._store.names() if key.startswith(prefix)),
+            default=-1,
+        )
 
     def _forget_before(self, request: Message) -> None:
         if request.kind != "update":
             return
         prefix = f"{request.run}/update/"
-        for key in self._store.keys():
+        for key in self._store.names():
             if key.startswith(prefix) and int(key[len(prefix) :].split("/")[0]) < request.round:
                 self._store.drop(key)
 
     def _counts(self, request: Message) -> Message:
         """How many records each person has here, in clear: asked for only by methods that say so in their guarantee."""
-        return request.answer(counts=np.bincount(self._user_index, minlength=self._population.users).astype(np.int64))
+        return request.answer(
+            counts=np.bincount(self._user_index, minlength=self._population.users).astype(np.int64)
+        )
 
     def _setup(self, request: Message) -> Message:
         """Keep the allotment, and draw once which records take part in the run."""
@@ -131,4 +136,3 @@ class Silo:
     def _sampled(self, allotment: np.ndarray | None, sample: np.ndarray | None) -> Tensor:
         weights = np.ones(self._population.users) if allotment is None else allotment.astype(np.float64)
         return torch.from_numpy(weights if sample is None else weights * sample)
-

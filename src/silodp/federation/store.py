@@ -37,7 +37,9 @@ def unseal(sealed: bytes, where: str) -> bytes:
     """The data, refused when it is not what was sealed."""
     digest, data = sealed[:_DIGEST], sealed[_DIGEST:]
     if hashlib.sha256(data).digest() != digest:
-        raise SilodpError(f"{where} is damaged: its checksum does not fit; restore it from a copy or begin a new run.")
+        raise SilodpError(
+            f"{where} is damaged: its checksum does not fit; restore it from a copy or begin a new run."
+        )
     return data
 
 
@@ -53,7 +55,7 @@ class Store(Protocol):
     def drop(self, key: str) -> None:
         """Forget; nothing happens for an unknown key."""
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Everything stored."""
 
 
@@ -75,7 +77,7 @@ class MemoryStore:
         """Forget."""
         self._values.pop(key, None)
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Everything kept."""
         return list(self._values)
 
@@ -110,6 +112,6 @@ class DirectoryStore:
         """Delete."""
         self._path(key).unlink(missing_ok=True)
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Everything stored; a write that was cut off is not there."""
         return [unquote(path.name) for path in self._directory.iterdir() if path.suffix != ".partial"]

@@ -63,7 +63,9 @@ class ClippedSum:
 def check_clip(clip: float) -> None:
     """Refuse a clip that bounds nothing."""
     if not (math.isfinite(clip) and clip > 0):
-        raise SilodpError(f"clip = {clip} bounds nothing: set a finite clip > 0, in units of the update's 2-norm.")
+        raise SilodpError(
+            f"clip = {clip} bounds nothing: set a finite clip > 0, in units of the update's 2-norm."
+        )
 
 
 def clip_rows(owners: Tensor, rows: Tensor, clip: float) -> ClippedRows:
@@ -89,7 +91,9 @@ def fold(chunks: Iterable[ClippedRows], size: int, clip: float, weights: Tensor 
     refused = 0
     for chunk in chunks:
         if chunk.clip != clip:
-            raise SilodpError(f"rows clipped to {chunk.clip} cannot be folded into a sum declared for clip {clip}.")
+            raise SilodpError(
+                f"rows clipped to {chunk.clip} cannot be folded into a sum declared for clip {clip}."
+            )
         coefficients = chunk.factors
         if weights is not None:
             coefficients = coefficients * weights[chunk.owners.to(weights.device)].to(coefficients.device)

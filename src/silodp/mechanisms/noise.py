@@ -61,7 +61,10 @@ class Randomness:
         if self.key is None:
             return secrets.token_bytes(32)
         return hashlib.blake2b(
-            json.dumps([*self.prefix, *purpose]).encode(), key=self.key, digest_size=32, person=b"silodp stream"
+            json.dumps([*self.prefix, *purpose]).encode(),
+            key=self.key,
+            digest_size=32,
+            person=b"silodp stream",
         ).digest()
 
 

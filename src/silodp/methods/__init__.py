@@ -17,4 +17,14 @@ METHODS: dict[str, Callable[..., Any]] = {
     "uldp-avg": UldpAvg,
 }
 
-__all__ = ["METHODS", "Default", "Method", "Population", "SiloWork", "UldpAvg", "UldpGroup", "UldpNaive", "UldpSgd"]
+__all__ = [
+    "METHODS",
+    "Default",
+    "Method",
+    "Population",
+    "SiloWork",
+    "UldpAvg",
+    "UldpGroup",
+    "UldpNaive",
+    "UldpSgd",
+]

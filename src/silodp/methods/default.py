@@ -29,10 +29,14 @@ class Default:
     def __post_init__(self) -> None:
         check_server(self.server_learning_rate, self.server_momentum)
 
-    def allotments(self, counts: np.ndarray | None, population: Population, stream: np.random.Generator) -> None:
+    def allotments(
+        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
+    ) -> None:
         """Nobody's share is bounded."""
 
-    def admit(self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator) -> np.ndarray:
+    def admit(
+        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+    ) -> np.ndarray:
         """Every record."""
         return np.ones(len(user), dtype=bool)
 

@@ -59,8 +59,8 @@ class UldpGroup:
         """What the selection of k records showed to whom."""
         return (
             f"group_size = {self.group_size} is a public constant, not read off the data",
-            "whoever coordinates the selection of at most group_size records per person (here the server) sees how many "
-            "records each person has in each silo, and a silo sees how many of a person's records it may use; "
+            "whoever coordinates the selection of at most group_size records per person (here the server) sees how "
+            "many records each person has in each silo, and a silo sees how many of a person's records it may use; "
             "ε does not cover that",
         )
 
@@ -69,13 +69,17 @@ class UldpGroup:
     ) -> np.ndarray:
         """How many of each person's records each silo may use: k of N[u], uniformly, by coins of her own."""
         if counts is None:
-            raise SilodpError("uldp-group needs the record counts of every silo to admit at most group_size records.")
+            raise SilodpError(
+                "uldp-group needs the record counts of every silo to admit at most group_size records."
+            )
         quota = counts.copy()
         for user in np.flatnonzero(counts.sum(axis=0) > self.group_size):
             quota[:, user] = stream.multivariate_hypergeometric(counts[:, user], self.group_size)
         return quota
 
-    def admit(self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator) -> np.ndarray:
+    def admit(
+        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+    ) -> np.ndarray:
         """`allotment[u]` of each person's records, uniformly."""
         if allotment is None:
             raise SilodpError("uldp-group cannot admit records without allotments: run the set-up first.")
@@ -115,4 +119,6 @@ class UldpGroup:
         """Only local noise counts, whoever looks: released = server = silo."""
         if self.noise_multiplier == 0:
             return NoGuarantee("noise_multiplier is 0")
-        return Repeated(GroupSampled(self.group_size, self.record_sampling, self.noise_multiplier), self.local_steps)
+        return Repeated(
+            GroupSampled(self.group_size, self.record_sampling, self.noise_multiplier), self.local_steps
+        )

@@ -79,7 +79,9 @@ class Method(Protocol):
     ) -> np.ndarray | None:
         """(S, U): the weight of each person in each silo, or how many of her records it may use; None: everything."""
 
-    def admit(self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator) -> np.ndarray:
+    def admit(
+        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+    ) -> np.ndarray:
         """(n,) bool: which records of a silo take part in the run, drawn once."""
 
     def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:

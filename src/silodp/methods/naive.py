@@ -40,10 +40,14 @@ class UldpNaive:
         check_clip(self.clip)
         check_server(self.server_learning_rate, self.server_momentum)
 
-    def allotments(self, counts: np.ndarray | None, population: Population, stream: np.random.Generator) -> None:
+    def allotments(
+        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
+    ) -> None:
         """The silo's update is clipped whole, whoever is in it."""
 
-    def admit(self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator) -> np.ndarray:
+    def admit(
+        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+    ) -> np.ndarray:
         """Every record."""
         return np.ones(len(user), dtype=bool)
 
@@ -52,7 +56,9 @@ class UldpNaive:
 
     def silo_update(self, work: SiloWork) -> Share:
         """clip_C(Q epochs of SGD on all records) + N(0, (2C · σ√S)²)."""
-        delta = silo_update(work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches"))
+        delta = silo_update(
+            work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches")
+        )
         row = clip_rows(torch.zeros(1, dtype=torch.int64), delta[None], self.clip)
         clipped = fold([row], work.task.size, self.clip)
         moved = ClippedSum(clipped.value, 2 * self.clip, clipped.refused)

@@ -60,7 +60,9 @@ class UldpAvg:
             raise SilodpError("weighting = 'records' needs the record counts of every silo: none were given.")
         return weighting.records(counts)
 
-    def admit(self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator) -> np.ndarray:
+    def admit(
+        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+    ) -> np.ndarray:
         """Every record: per-person clipping bounds any number of them."""
         return np.ones(len(user), dtype=bool)
 
@@ -97,7 +99,9 @@ class UldpAvg:
         if self.noise_multiplier == 0:
             return NoGuarantee("noise_multiplier is 0")
         if view.counts_disclosed and self.needs_counts:
-            return NoGuarantee("counts disclosed: weighting by records in clear shows it each person's record counts")
+            return NoGuarantee(
+                "counts disclosed: weighting by records in clear shows it each person's record counts"
+            )
         share = self.share_multiplier(view.m)
         if view.adversary == "silo":
             others = view.n - view.colluding

@@ -34,4 +34,5 @@ def checked(weights: np.ndarray) -> np.ndarray:
             f"weights of user {user} add to {totals[user]} over the silos: scale them to add to at most 1, "
             "since noise is sized for that."
         )
-    return weights / np.maximum(totals, 1.0)
+    scaled: np.ndarray = weights / np.maximum(totals, 1.0)
+    return scaled

@@ -33,7 +33,7 @@ Steps = tuple[tuple[Mechanism, int], ...]
 def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant = "pld") -> float:
     """ε at δ of all (event, count) together; 0.0 for nothing, infinity where nothing is promised.
 
-    By `pld` also infinity where δ is below the arithmetic's allowance, 1e-15 for every step.
+    By `pld` also infinity where δ is below the arithmetic's allowance, 1e-16 for every step.
 
     Raises:
         SilodpError: an event's parameter, δ or the accountant is out of range.
@@ -139,7 +139,8 @@ def _steps(charges: Iterable[Charge], accountant: Accountant) -> Steps | None:
         _check(count >= 0 and count == int(count), "count", count, "a whole number, 0 or more")
         if isinstance(event, Repeated):
             _check(event.count >= 0 and event.count == int(event.count), "count", event.count, "0 or more")
-            event, count = event.event, event.count * count
+            count *= event.count
+            event = event.event
         if isinstance(event, NoGuarantee):
             promised = promised and count == 0
             continue
@@ -161,7 +162,9 @@ def _gaussians_merged(counts: Counter[Mechanism]) -> Counter[Mechanism]:
     gaussians = [(event, n) for event, n in counts.items() if isinstance(event, Gaussian)]
     if not gaussians:
         return counts
-    merged = Counter({event: n for event, n in counts.items() if not isinstance(event, Gaussian)})
+    merged: Counter[Mechanism] = Counter(
+        {event: n for event, n in counts.items() if not isinstance(event, Gaussian)}
+    )
     merged[Gaussian(sum(n / event.noise_multiplier**2 for event, n in gaussians) ** -0.5)] = 1
     return merged
 

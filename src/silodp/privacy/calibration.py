@@ -24,9 +24,9 @@ def noise_multiplier_for(
     delta: float,
     accountant: Accountant = "pld",
 ) -> float:
-    """The smallest noise multiplier σ, to 1e-4 of itself, with which `rounds` times `make_event(σ)` cost ≤ `target`.
+    """The smallest noise multiplier σ, to 1e-4 of itself, with which all `rounds` cost at most `target`.
 
-    `target` is ε at `delta`. Never below 0.01.
+    A round is `make_event(σ)`, `target` is ε at `delta`; the answer is never below 0.01.
 
     Raises:
         SilodpError: no σ up to 10⁶ meets the target.
@@ -52,7 +52,9 @@ def sampling_probability_for(
     delta: float,
     accountant: Accountant = "pld",
 ) -> float:
-    """The largest sampling probability q ≤ 1, to 1e-4 of itself, with which `rounds` times `make_event(q)` fit.
+    """The largest sampling probability q, to 1e-4 of itself, with which all `rounds` cost at most `target`.
+
+    A round is `make_event(q)`, `target` is ε at `delta`.
 
     Raises:
         SilodpError: even q = 1e-8 costs more than `target`.
@@ -69,7 +71,7 @@ def sampling_probability_for(
 def rounds_for(
     event: Event, target: float, delta: float, accountant: Accountant = "pld", most: int = 10**7
 ) -> int:
-    """The largest number of rounds T ≤ `most` with which T times `event` cost ≤ `target`; 0 if not even one does."""
+    """The largest T ≤ `most` with which T times `event` cost at most `target`; 0 if not even one does."""
     excess = _excess(lambda log: (event, _whole(log)), target, delta, accountant)
     if most < 1 or excess(0.0) > 0:
         return 0
@@ -89,7 +91,7 @@ def _whole(log: float) -> int:
 def _excess(
     charge: Callable[[float], tuple[Event, int]], target: float, delta: float, accountant: Accountant
 ) -> Callable[[float], float]:
-    """ln(ε / target) at a logarithm of the parameter, held within ±3 so that infinity and 0 do not spoil secants."""
+    """ln(ε / target) at a logarithm of the parameter, within ±3 so that infinity and 0 spoil no secant."""
     check_delta(delta)
     if not 0 < target < math.inf:
         raise SilodpError(f"the target epsilon is {target!r}: it must be a number above 0.")

@@ -5,7 +5,12 @@ A noise multiplier is a standard deviation in units of the sensitivity of what i
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from silodp.errors import SilodpError
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class KnownSample:
 
 @dataclass(frozen=True)
 class GroupSampled:
-    """One step of Poisson-sampled DP-SGD, for a person with at most `group_size` records (SPEC section 1, G)."""
+    """One step of Poisson-sampled DP-SGD, a person having at most `group_size` records (SPEC 1, G)."""
 
     group_size: int
     sampling_probability: float
@@ -60,3 +65,39 @@ class NoGuarantee:
 
 Mechanism = Gaussian | PoissonSampled | KnownSample | GroupSampled
 Event = Mechanism | Repeated | NoGuarantee
+
+_KINDS: dict[str, Callable[..., Event]] = {
+    kind.__name__: kind
+    for kind in (Gaussian, PoissonSampled, KnownSample, GroupSampled, Repeated, NoGuarantee)
+}
+
+
+def event_to_dict(event: Event) -> dict[str, Any]:
+    """JSON-ready, with the event's kind; infinite noise is "inf"."""
+    fields: dict[str, Any] = {"kind": type(event).__name__}
+    for name, value in vars(event).items():
+        if type(value).__name__ in _KINDS:
+            fields[name] = event_to_dict(value)
+        elif name in ("count", "group_size"):
+            fields[name] = int(value)
+        elif name == "reason":
+            fields[name] = str(value)
+        else:
+            fields[name] = "inf" if value == math.inf else float(value)
+    return fields
+
+
+def event_from_dict(fields: Mapping[str, Any]) -> Event:
+    """Inverse of `event_to_dict`.
+
+    Raises:
+        SilodpError: the fields are not an event's.
+    """
+    try:
+        values = {name: event_from_dict(v) if isinstance(v, dict) else v for name, v in fields.items()}
+        if values.get("noise_multiplier") == "inf":
+            values["noise_multiplier"] = math.inf
+        kind = values.pop("kind")
+        return _KINDS[str(kind)](**values)
+    except (KeyError, TypeError, AttributeError):
+        raise SilodpError(f"{fields!r} is not an event: it was written by another version.") from None

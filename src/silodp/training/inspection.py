@@ -13,19 +13,21 @@ from torch import Tensor, nn
 
 from silodp.errors import SilodpError
 
-# How far another record's output may move, relative to the largest output, before records count as mixed: kernels
-# may sum in another order, mixing layers move outputs by far more.
+# How far another record's output may move, relative to the largest output, before records count as mixed:
+# kernels may sum in another order, mixing layers move outputs by far more.
 _TOLERANCE = 1e-4
 
 
 def inspect_model(model: nn.Module) -> None:
     """Refuse what can be seen without running the model.
 
-    Raises `SilodpError` for batch statistics, no trainable parameters, or parameters that are not all float32 or all
-    float64 on one device.
+    Raises `SilodpError` for batch statistics, no trainable parameters, or parameters that are not all float32
+    or all float64 on one device.
     """
     for name, module in model.named_modules():
-        where = f"layer '{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+        where = (
+            f"layer '{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+        )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise SilodpError(
                 f"{where} normalizes over the batch, so one person's records change another's gradient: "
@@ -36,8 +38,10 @@ def inspect_model(model: nn.Module) -> None:
                 f"{where} keeps running statistics of the records, which no noise protects: "
                 "set track_running_stats=False, or use GroupNorm or LayerNorm instead"
             )
-        if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
-            raise SilodpError(f"{where} has no shape yet: run the model once on an example before building the task")
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)):
+            raise SilodpError(
+                f"{where} has no shape yet: run the model once on an example before building the task"
+            )
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not any(p.numel() for p in trainable):
         raise SilodpError("the model has no trainable parameters: there is nothing to learn")
@@ -95,8 +99,8 @@ def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
         if name and len(output) == len(batch) and _moved(output, after[name], others):
             layer = model.get_submodule(name)
             raise SilodpError(
-                f"layer '{name}' ({type(layer).__name__}) mixes the records of a batch, so one person's records "
-                "change another's gradient: use a layer that works on each record alone"
+                f"layer '{name}' ({type(layer).__name__}) mixes the records of a batch, so one person's "
+                "records change another's gradient: use a layer that works on each record alone"
             )
     raise SilodpError(
         f"the forward of {type(model).__name__} mixes the records of a batch, so one person's records change "
@@ -131,7 +135,9 @@ def _outputs(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
                 final = model(batch)
             except (RuntimeError, ValueError, TypeError, IndexError) as problem:
                 reason = str(problem).strip().split("\n")[0]
-                raise SilodpError(f"the model fails on records of shape {tuple(batch.shape[1:])}: {reason}") from problem
+                raise SilodpError(
+                    f"the model fails on records of shape {tuple(batch.shape[1:])}: {reason}"
+                ) from problem
     if not isinstance(final, Tensor):
         raise SilodpError(f"the model must return one tensor, not {type(final).__name__}")
     found[""] = final
@@ -151,7 +157,9 @@ def _hooks(pairs: list) -> Iterator[None]:  # type: ignore[type-arg]
 def _another(batch: Tensor, example: Tensor) -> Tensor:
     """A record far from the batch's second one; whole numbers (token ids) stay among those seen."""
     if not batch.is_floating_point():
-        return batch[1].flip(0) if batch.dim() > 1 and not torch.equal(batch[1].flip(0), batch[1]) else batch[0]
+        return (
+            batch[1].flip(0) if batch.dim() > 1 and not torch.equal(batch[1].flip(0), batch[1]) else batch[0]
+        )
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(batch[1].shape, generator=generator, dtype=torch.float64).to(batch)
     return batch[1] + (1 + example.abs().max().nan_to_num(0, 0)) * noise

@@ -1,8 +1,8 @@
 """Losses that are a function of one user's own records.
 
-A loss takes `(outputs (n, ...), targets (n, ...), mask (n,))` and returns a scalar. The mask is 1 for a record and 0
-for padding: users of different sizes train side by side, so a batch is padded to the longest. A batch with an
-all-zero mask has loss 0 and gradient 0.
+A loss takes `(outputs (n, ...), targets (n, ...), mask (n,))` and returns a scalar. The mask is 1 for a
+record and 0 for padding: users of different sizes train side by side, so a batch is padded to the longest. A
+batch with an all-zero mask has loss 0 and gradient 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 
-# Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running sum.
+# Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running
+# sum.
 _PAIRWISE_LIMIT = 1024
 
 
@@ -36,7 +37,8 @@ class Loss:
         """The mean over a user's records of an ordinary `f(outputs, targets) -> (n,)`."""
 
         def masked_mean(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-            # The weights 1/n first: they do not depend on the parameters, so a traced step computes them once.
+            # The weights 1/n first: they do not depend on the parameters, so a traced step computes them
+            # once.
             weights = mask / mask.sum().clamp(min=1)
             return (weights * f(outputs, targets)).sum()
 
@@ -46,8 +48,8 @@ class Loss:
 def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     """Softmax cross entropy; outputs (n, K) logits, targets (n,) int64 classes.
 
-    `class_weights` (K,) are **public** constants (never class frequencies of private rows). The mean divides by the
-    number of records, not by the sum of their weights.
+    `class_weights` (K,) are **public** constants (never class frequencies of private rows). The mean divides
+    by the number of records, not by the sum of their weights.
     """
     if class_weights is None:
         return Loss.per_record("cross_entropy", lambda o, t: F.cross_entropy(o, t, reduction="none"))
@@ -93,8 +95,8 @@ def cox() -> Loss:
 
         loss = (1/n) Σ_{i: event} ( log Σ_{j: t_j ≥ t_i} e^{η_j} − η_i )
 
-    The divisor n (not the number of events) is FLamby's, so its learning rates carry over. A user without an event
-    has loss 0 and gradient 0.
+    The divisor n (not the number of events) is FLamby's, so its learning rates carry over. A user without an
+    event has loss 0 and gradient 0.
     """
     return Loss("cox", _cox)
 
@@ -108,7 +110,8 @@ def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
 def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     score = one_column(outputs)
     event, time = targets[:, 0].to(score.dtype), targets[:, 1]
-    # Padding has no event, and is at no real record's risk; a padded row keeps itself, so its sum is never empty.
+    # Padding has no event, and is at no real record's risk; a padded row keeps itself, so its sum is never
+    # empty.
     hazard = _log_risk_pairwise if score.shape[0] <= _PAIRWISE_LIMIT else _log_risk_sorted
     return (mask * event * (hazard(score, time, mask) - score)).sum() / mask.sum().clamp(min=1)
 

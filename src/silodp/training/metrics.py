@@ -21,7 +21,8 @@ _PAIRS_AT_ONCE = 4_000_000
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Share of records classified right; outputs (n, K) logits, or one logit (n,), (n, 1), positive = class 1."""
+    """Share of records classified right; outputs (n, K) logits, or one logit (n,), (n, 1), positive = class
+    1."""
     if outputs.shape[0] == 0:
         return float("nan")
     predicted = outputs.argmax(1) if outputs.dim() == 2 and outputs.shape[1] > 1 else one_column(outputs) > 0
@@ -41,20 +42,25 @@ def average_precision(outputs: Tensor, targets: Tensor) -> float:
     from sklearn.metrics import average_precision_score
 
     score, positive = _two_class(outputs, targets)
-    return float(average_precision_score(positive, score)) if 0 < positive.sum() < len(positive) else float("nan")
+    return (
+        float(average_precision_score(positive, score))
+        if 0 < positive.sum() < len(positive)
+        else float("nan")
+    )
 
 
 def concordance(outputs: Tensor, targets: Tensor) -> float:
-    """Harrell's C-index: how often the higher log hazard has the earlier event; targets (n, 2) = [event, time].
+    """Harrell's C-index: how often the higher log hazard has the earlier event.
 
-    A pair is comparable if the earlier of both times is an event; of two equal times, if just one is an event (it
-    counts as the earlier). Equal scores count half. nan without a comparable pair.
+    targets (n, 2) = [event, time]. A pair is comparable if the earlier of both times is an event; of two
+    equal times, if just one is an event (it counts as the earlier). Equal scores count half. nan without a
+    comparable pair.
     """
     hazard = one_column(outputs).detach().double().cpu()
     event, time = targets[:, 0].cpu() > 0, targets[:, 1].cpu()
     usable, half_wins = 0, 0
     rows = max(1, _PAIRS_AT_ONCE // max(1, len(time)))
-    for first in torch.nonzero(event).squeeze(1).split(rows):
+    for first in torch.nonzero(event).squeeze(1).split(rows):  # type: ignore[no-untyped-call]
         later = (time[first, None] < time) | ((time[first, None] == time) & ~event)
         higher, equal = hazard[first, None] > hazard, hazard[first, None] == hazard
         usable += int(later.sum())
@@ -66,7 +72,9 @@ def _two_class(outputs: Tensor, targets: Tensor):  # type: ignore[no-untyped-def
     if outputs.dim() == 2 and outputs.shape[1] == 2:
         outputs = outputs[:, 1] - outputs[:, 0]
     elif outputs.dim() == 2 and outputs.shape[1] > 2:
-        raise SilodpError(f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy")
+        raise SilodpError(
+            f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy"
+        )
     return one_column(outputs).detach().double().cpu().numpy(), (targets > 0).cpu().numpy()
 
 

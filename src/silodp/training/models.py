@@ -6,6 +6,7 @@ Every builder returns a fresh `torch.nn.Module` that ends in logits or log hazar
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from torch import nn
 
@@ -13,7 +14,8 @@ from silodp.errors import SilodpError
 
 
 def logistic(features: int, classes: int = 2) -> nn.Module:
-    """Logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per class."""
+    """Logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per
+    class."""
     _at_least("classes", classes, 2)
     return nn.Linear(_at_least("features", features, 1), 1 if classes == 2 else classes)
 
@@ -24,12 +26,13 @@ def cox_linear(features: int) -> nn.Module:
 
 
 def mlp(features: int = 30, classes: int = 2, width: int = 30, layers: int = 5, groups: int = 3) -> nn.Module:
-    """`layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network (5,012)."""
+    """`layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network
+    (5,012)."""
     if width % _at_least("groups", groups, 1):
         raise SilodpError(f"width {width} is not a multiple of groups {groups}")
     sizes = [features] + [width] * _at_least("layers", layers, 1)
     blocks: list[nn.Module] = []
-    for inside, outside in zip(sizes[:-1], sizes[1:], strict=True):
+    for inside, outside in pairwise(sizes):
         blocks += [nn.Linear(inside, outside), nn.GroupNorm(groups, outside), nn.ReLU()]
     return nn.Sequential(*blocks, nn.Linear(width, classes))
 
@@ -60,7 +63,8 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
 
 
 def cnn_fashion(classes: int = 10) -> nn.Module:
-    """conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10 with tanh on (1, 28, 28): DDP's CNN, 26,010 parameters."""
+    """conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10 with tanh on (1, 28, 28): DDP's CNN, 26,010
+    parameters."""
     return _two_convolutions(classes, nn.Tanh)
 
 

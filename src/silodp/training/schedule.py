@@ -17,7 +17,8 @@ class LocalTraining:
     Attributes:
         learning_rate: η_l > 0.
         epochs: passes over the records, Q ≥ 1.
-        batch_size: records per step, reshuffled every epoch, the last batch of an epoch may be smaller and its loss
+        batch_size: records per step, reshuffled every epoch, the last batch of an epoch may be smaller and
+        its loss
             is the mean over the records it has; `None`: all records in one step.
         momentum: in [0, 1).
         weight_decay: ≥ 0.
@@ -32,7 +33,12 @@ class LocalTraining:
     def __post_init__(self) -> None:
         for name, value, fits, wanted in (
             ("learning_rate", self.learning_rate, 0 < self.learning_rate < float("inf"), "above 0"),
-            ("epochs", self.epochs, self.epochs >= 1 and int(self.epochs) == self.epochs, "a whole number ≥ 1"),
+            (
+                "epochs",
+                self.epochs,
+                self.epochs >= 1 and int(self.epochs) == self.epochs,
+                "a whole number ≥ 1",
+            ),
             (
                 "batch_size",
                 self.batch_size,
@@ -72,7 +78,7 @@ class UserRecords:
     def of(cls, user: Tensor, local: LocalTraining) -> UserRecords:
         """Group by `user` (n,) int64; sorted by steps, then records, both falling, then id."""
         order = user.argsort(stable=True)
-        ids, counts = user.unique(return_counts=True)
+        ids, counts = user.unique(return_counts=True)  # type: ignore[no-untyped-call]
         starts = counts.cumsum(0) - counts
         by_count = counts.argsort(stable=True, descending=True)
         work = by_count[local.batches(counts)[by_count].argsort(stable=True, descending=True)]
@@ -89,9 +95,9 @@ class UserRecords:
 def batch_order(counts: Tensor, local: LocalTraining, generator: torch.Generator) -> Tensor:
     """For users with `counts` (r,) records: (r, epochs, longest) positions, each epoch a fresh permutation.
 
-    Entry [u, e, :counts[u]] lists user u's records 0..counts[u]-1 in the order of epoch e; what follows is padding.
-    Users whose records fit one batch keep their order and draw nothing. The generator is consumed user by user, so
-    any split of the users into chunks gives the same order.
+    Entry [u, e, :counts[u]] lists user u's records 0..counts[u]-1 in the order of epoch e; what follows is
+    padding. Users whose records fit one batch keep their order and draw nothing. The generator is consumed
+    user by user, so any split of the users into chunks gives the same order.
     """
     longest = int(counts.max())
     shuffled = (counts if local.batch_size is None else local.batches(counts)) > 1
@@ -107,19 +113,22 @@ def batch_order(counts: Tensor, local: LocalTraining, generator: torch.Generator
 
 
 def step_records(
-    users: UserRecords, order: Tensor, local: LocalTraining, steps: range
+    users: UserRecords, order: Tensor, local: LocalTraining, steps: range, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The batches of some steps: (k, r, b) record indices, (k, r, b) what is real, (k, r) who still trains.
+    """The batches of some steps, padded to `width` records (at least the batch size, or all records if
+    smaller).
 
-    Padding repeats the user's own first record, so a padded batch never meets another user's values.
+    Returns (k, r, width) record indices, (k, r, width) which are real, (k, r) who still trains. Padding
+    repeats the user's own first record, so a padded batch never meets another user's values.
     """
     batches = local.batches(users.counts)
-    size = order.shape[2] if local.batch_size is None else min(local.batch_size, order.shape[2])
+    size = width if local.batch_size is None else local.batch_size
     step = torch.arange(steps.start, steps.stop).unsqueeze(1)
     training = step < local.epochs * batches
     epoch = (step // batches).clamp(max=local.epochs - 1)
-    within = (step % batches).unsqueeze(2) * size + torch.arange(size)
-    real = (within < users.counts.unsqueeze(1)) & training.unsqueeze(2)
+    column = torch.arange(width)
+    within = (step % batches).unsqueeze(2) * size + column
+    real = (within < users.counts.unsqueeze(1)) & (column < size) & training.unsqueeze(2)
     within = within.clamp(max=order.shape[2] - 1)
     position = order[torch.arange(len(users)).unsqueeze(1), epoch.unsqueeze(2), within]
     records = users.order[users.starts.unsqueeze(1) + torch.where(real, position, 0)]

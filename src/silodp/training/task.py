@@ -13,28 +13,30 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from silodp.errors import SilodpError
-from silodp.training.inspection import inspect_model
+from silodp.training.cost import Recent
+from silodp.training.inspection import inspect_model, inspect_on
 from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
 
 _EVALUATION_BATCH = 4096
+_REMEMBERED = 64
 
 
 class Task:
     """A `torch.nn.Module`, a loss of one user's own records, and metrics.
 
-    Parameters travel as one flat vector (d,), the trainable ones in the order of `named_parameters()`; frozen ones
-    and buffers are constants of the model. Data type (float32 or float64) and device follow the model's parameters.
-    `forward` must be a function of parameters, inputs and torch's random numbers: no counters, no Python randomness.
-    The model is copied, so later changes to the caller's module do not matter.
+    Parameters travel as one flat vector (d,), the trainable ones in the order of `named_parameters()`; frozen
+    ones and buffers are constants of the model. Data type (float32 or float64) and device follow the model's
+    parameters. `forward` must be a function of parameters, inputs and torch's random numbers: no counters, no
+    Python randomness. The model is copied, so later changes to the caller's module do not matter.
 
-    Raises `SilodpError` for a model whose layers break per-user gradients, says which and what to use instead;
-    `check` adds the tests that need an example input.
+    Raises `SilodpError` for a model whose layers break per-user gradients, says which and what to use
+    instead; `check` adds the tests that need an example input.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> None:
         inspect_model(model)
-        self.model = copy.deepcopy(model)
+        self.model = copy.deepcopy(model).train()
         self.loss = loss
         self.metrics = dict(metrics or {})
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -43,8 +45,11 @@ class Task:
         self.sizes = tuple(p.numel() for _, p in trainable)
         self.dtype = trainable[0][1].dtype
         self.device = trainable[0][1].device
-        self._constants = {name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad}
+        self._constants = {
+            name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
+        }
         self._constants |= dict(self.model.named_buffers())
+        self.engine = Recent(_REMEMBERED)  # what `local` has measured and traced for this model
 
     @property
     def size(self) -> int:
@@ -54,14 +59,16 @@ class Task:
     def initial(self, seed: int | None) -> Tensor:
         """Fresh parameters (d,), every layer re-initialized by its own `reset_parameters`.
 
-        The same seed gives the same parameters on every device; `None` draws a seed from the operating system.
-        Parameters that no layer re-initializes keep the values the model came with.
+        The same seed gives the same parameters on every device; `None` draws a seed from the operating
+        system. Parameters that no layer re-initializes keep the values the model came with.
         """
         model = copy.deepcopy(self.model).cpu()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0].item())
             for module in reversed(list(model.modules())):  # children first: a parent's own choice wins
-                reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+                reset = getattr(module, "reset_parameters", None) or getattr(
+                    module, "_reset_parameters", None
+                )
                 if callable(reset):
                     reset()
         return self.flatten(model).to(self.device)
@@ -73,7 +80,7 @@ class Task:
 
     def unflatten(self, params: Tensor) -> tuple[Tensor, ...]:
         """Views of a vector (d,), or of rows (r, d), with the shapes of the model's parameters."""
-        parts = params.split(self.sizes, dim=-1)
+        parts = params.split(self.sizes, dim=-1)  # type: ignore[no-untyped-call]
         return tuple(
             part.reshape(params.shape[:-1] + shape) for part, shape in zip(parts, self.shapes, strict=True)
         )
@@ -111,14 +118,15 @@ class Task:
         return model.eval()
 
     def evaluate(self, params: Tensor, x: Any, y: Any) -> dict[str, float]:
-        """Loss and metrics on records x (n, ...), y (n, ...), in eval mode; metrics undefined on them are left out."""
+        """Loss and metrics on records x (n, ...), y (n, ...), in eval mode; metrics undefined on them are
+        left out."""
         inputs, targets = self.tensors(x, y)
         if len(inputs) == 0:
             raise SilodpError("there are no records to evaluate on")
         model = self.load(params)
         with torch.no_grad():
             # The outputs of all batches before the loss: a Cox loss is not a mean over batches.
-            outputs = torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])
+            outputs = torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
             everyone = torch.ones(len(outputs), dtype=self.dtype, device=self.device)
             values = {"loss": float(self.loss.function(outputs, targets, everyone))}
         values |= {name: float(metric(outputs, targets)) for name, metric in self.metrics.items()}
@@ -129,6 +137,4 @@ class Task:
 
         Run it on public or synthetic inputs of the right shape, or on own records: nothing leaves this call.
         """
-        from silodp.training.inspection import inspect_on
-
         inspect_on(self.model, self._tensor(example_x))

@@ -1,0 +1,68 @@
+"""User-level differential privacy for federated learning across silos, with guarantees that hold.
+
+result = silodp.train(federation, task, silodp.methods.UldpAvg(noise_multiplier=5.0, clip=0.1), rounds=50)
+result.guarantees["released"].epsilon
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from silodp import data, methods
+    from silodp.data.silo import Federation, SiloData
+    from silodp.data.tables import Schema
+    from silodp.federation.run import Result, train
+    from silodp.privacy.ledger import Budget
+    from silodp.training.local import LocalTraining
+    from silodp.training.losses import Loss
+    from silodp.training.task import Task
+
+try:
+    __version__ = version("silodp")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    __version__ = "0.0.0"
+
+__all__ = [
+    "Budget",
+    "Federation",
+    "LocalTraining",
+    "Loss",
+    "Result",
+    "Schema",
+    "SiloData",
+    "SilodpError",
+    "Task",
+    "data",
+    "methods",
+    "train",
+]
+
+_HOMES = {
+    "Budget": "silodp.privacy.ledger",
+    "Federation": "silodp.data.silo",
+    "LocalTraining": "silodp.training.local",
+    "Loss": "silodp.training.losses",
+    "Result": "silodp.federation.run",
+    "Schema": "silodp.data.tables",
+    "SiloData": "silodp.data.silo",
+    "Task": "silodp.training.task",
+    "train": "silodp.federation.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # torch and pandas take seconds to import: `silodp --help` should not wait for them.
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in ("data", "methods"):
+        return importlib.import_module(f"silodp.{name}")
+    raise AttributeError(f"module 'silodp' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,318 @@
+"""Several methods on the same federation: utility against rounds and against ε, mean ± sd over seeds.
+
+Every finished (method, seed) is kept under DIR/runs: a comparison that was killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from silodp.app import plots
+from silodp.app.config import MethodSpec, RunConfig
+from silodp.app.report import Picture, epsilon_text, measure_text, render
+from silodp.data.silo import Federation
+from silodp.errors import SilodpError
+from silodp.federation.aggregation import AGGREGATORS
+from silodp.federation.run import train
+from silodp.federation.store import write_durably
+from silodp.privacy.events import NoGuarantee
+from silodp.privacy.guarantee import ADVERSARIES
+from silodp.privacy.ledger import Budget
+from silodp.training.task import Task
+
+Fields = dict[str, Any]
+Progress = Callable[[str], None]
+"""Called with a line of text after every run."""
+
+
+def compare(
+    config: RunConfig,
+    specs: Sequence[MethodSpec],
+    seeds: int,
+    out: str | Path,
+    on_progress: Progress | None = None,
+) -> Fields:
+    """Run every method with every seed, in memory, and write what came out to `out`.
+
+    Training without privacy is added if no spec is, and the untrained model is round 0 of every run. The
+    budget of the configuration holds for every method that promises its adversary something. Runs share one
+    federation: their seeds change starting points, batches and noise, not who is in the data.
+
+    Args:
+        config: data, task, rounds, δ, accountant, aggregator.
+        specs: the methods and their labels.
+        seeds: runs per method, with seeds 0, 1, …
+        out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
+            method, settings, model, data and seed are the same; delete it after changing code).
+        on_progress: see `Progress`.
+
+    Returns:
+        what compare.json holds: for each method ε by adversary and, per quantity, mean and sd by round.
+
+    Raises:
+        SilodpError: no seeds, two labels alike, or whatever a run refuses.
+    """
+    if seeds < 1:
+        raise SilodpError(f"seeds = {seeds}: set a whole number of runs per method ≥ 1.")
+    specs = list(specs)
+    if not any(spec.method.unit is None for spec in specs):
+        specs += config.specs("default")
+    labels = [spec.label for spec in specs]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise SilodpError(f"methods names '{twice}' twice: once is enough.")
+    out = Path(out)
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    federation = config.federation()
+    task = config.task(federation)
+    runs: list[list[Fields]] = []
+    done, total = 0, len(specs) * seeds
+    for spec in specs:  # seeds inside: the accountant then finds every ε of a method again in its cache
+        runs.append([])
+        for seed in range(seeds):
+            run, is_new = _run(config, federation, task, spec, seed, out / "runs")
+            runs[-1].append(run)
+            done += 1
+            if on_progress is not None:
+                end = " ".join(f"{name} {value}" for name, value in _end_of(run).items())
+                again = "" if is_new else "  (finished before)"
+                on_progress(f"run {done}/{total}  {spec.label}, seed {seed}  {end}{again}")
+    result = _summary(config, federation, specs, runs, seeds)
+    write_durably(out / "compare.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    write_durably(out / "compare.md", table(result).encode())
+    write_durably(out / "compare.html", _page(result, out).encode())
+    return result
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The comparison as a Markdown table: values of the last round, never of the best one."""
+    head = ["method", *result["quantities"], *(f"ε {adversary}" for adversary in ADVERSARIES), "seconds"]
+    lines = [f"| {' | '.join(_cell(text) for text in head)} |", "|" + "---|" * len(head)]
+    untrained = [measure_text(result["untrained"].get(name)) for name in result["quantities"]]
+    for method in result["methods"]:
+        ends = [spread_text(method["final"].get(name)) for name in result["quantities"]]
+        spent = [epsilon_text(method["epsilon"][adversary]) for adversary in ADVERSARIES]
+        cells = [method["label"], *ends, *spent, f"{method['seconds']:.1f}"]
+        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
+    lines.append(f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', '–'])} |")
+    return "\n".join([*lines, "", result["note"], ""])
+
+
+def spread_text(end: Mapping[str, Any] | None) -> str:
+    """ "mean ± sd" of a final value, and how many runs have one if not all; "–" where none has."""
+    if end is None or end["mean"] is None:
+        return "–"
+    few = f" ({end['n']} of {end['of']})" if end["n"] < end["of"] else ""
+    return f"{end['mean']:.4g}" + ("" if end["sd"] is None else f" ± {end['sd']:.2g}") + few
+
+
+def _cell(text: str) -> str:
+    """A name cannot end its cell."""
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def _run(
+    config: RunConfig, federation: Federation, task: Task, spec: MethodSpec, seed: int, folder: Path
+) -> tuple[Fields, bool]:
+    """One run, and whether it is new; else what was kept of it before."""
+    settings = {**config.settings(), "seed": seed}
+    if not _can_keep(settings["budget"], config.aggregator, spec, federation):
+        settings["budget"] = None
+    model = f"{task.model!r} {task.dtype} {task.loss.name} {list(task.metrics)} {config.task_section!r}"
+    parts = [repr(spec.method), repr(settings), model, federation.digest()]
+    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    path = folder / f"{fingerprint[:32]}.json"
+    kept = _kept(path, fingerprint)
+    if kept is not None:
+        return kept, False
+    started = time.perf_counter()
+    result = train(federation, task, spec.method, **settings)
+    run: Fields = {
+        "fingerprint": fingerprint,
+        "method": repr(spec.method),
+        "seed": seed,
+        "stopped": result.stopped,
+        "seconds": round(time.perf_counter() - started, 3),
+        "rows": [_finite(row) for row in result.metrics],
+        "guarantees": {adversary: result.guarantees[adversary].to_dict() for adversary in ADVERSARIES},
+    }
+    write_durably(path, json.dumps(run, ensure_ascii=False).encode())
+    return json.loads(json.dumps(run)), True
+
+
+def _end_of(run: Fields) -> dict[str, str]:
+    """What its last round measured."""
+    names = plots.quantities(run["rows"])
+    return {name: measure_text(plots.measured(run["rows"][-1], name)) for name in names}
+
+
+def _can_keep(budget: Budget | None, aggregator: str, spec: MethodSpec, federation: Federation) -> bool:
+    """Whether the method promises the budget's adversary anything; else it runs as a reference."""
+    if budget is None:
+        return True
+    views = AGGREGATORS[aggregator]().views(spec.method, len(federation.silos))
+    return not isinstance(spec.method.dp_event(views[budget.adversary]), NoGuarantee)
+
+
+def _kept(path: Path, fingerprint: str) -> Fields | None:
+    """A finished run; a file that is damaged or of another run counts for nothing."""
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        return run if run["fingerprint"] == fingerprint and run["rows"] and run["guarantees"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: what is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _summary(
+    config: RunConfig,
+    federation: Federation,
+    specs: Sequence[MethodSpec],
+    runs: Sequence[Sequence[Fields]],
+    seeds: int,
+) -> Fields:
+    everything = [row for of_method in runs for run in of_method for row in run["rows"]]
+    names = plots.quantities(everything)
+    count = len(specs) * seeds
+    return {
+        "name": config.name,
+        "data": federation.name,
+        "rounds": config.rounds,
+        "delta": config.delta,
+        "accountant": config.accountant,
+        "aggregator": config.aggregator,
+        "seeds": seeds,
+        "runs": count,
+        "private": any(spec.method.unit is not None for spec in specs),
+        "note": (
+            f"{count} runs on the same people: each adds its own ε to what was spent before. Each ε here is "
+            "of one run with secret noise; these runs drew their noise from seeds, so their models are not "
+            "for release. Values are of the last round, on held-out records, which no ε covers."
+        ),
+        "quantities": names,
+        "untrained": {name: _spread(_at_round(runs, 0, name))["mean"] for name in names},
+        "methods": [_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)],
+    }
+
+
+def _at_round(runs: Sequence[Sequence[Fields]], round_: int, name: str) -> list[float | None]:
+    rows = [row for of_method in runs for run in of_method for row in run["rows"] if row["round"] == round_]
+    return [plots.measured(row, name) for row in rows]
+
+
+def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> Fields:
+    """Of one method: ε of one run (the same for every seed), and every quantity's spread over the runs."""
+    rows = runs[0]["rows"]
+    guarantees = runs[0]["guarantees"]
+    last = rows[-1]["round"]
+    rounds = [row["round"] for row in rows]
+    curves = {}
+    for name in names:
+        spreads = [_spread(_at_round([runs], round_, name)) for round_ in rounds]
+        curves[name] = {key: [spread[key] for spread in spreads] for key in ("mean", "sd", "n")}
+    return {
+        "label": spec.label,
+        "settings": repr(spec.method),
+        "unit": spec.method.unit,
+        "private": guarantees["released"]["private"],
+        "epsilon": {adversary: guarantees[adversary]["epsilon"] for adversary in ADVERSARIES},
+        "reasons": {adversary: guarantees[adversary]["reason"] for adversary in ADVERSARIES},
+        "stopped": runs[0]["stopped"],
+        "rounds": rounds,
+        "epsilon_by_round": {a: [plots.number(row["epsilon"][a]) for row in rows] for a in ADVERSARIES},
+        "curves": curves,
+        "final": {name: _spread(_at_round([runs], last, name)) for name in names},
+        "refused": sum(sum((row.get("refused") or {}).values()) for run in runs for row in run["rows"]),
+        "seconds": round(float(np.mean([run["seconds"] for run in runs])), 3),
+    }
+
+
+def _spread(values: Sequence[float | None]) -> Fields:
+    """Mean, sample standard deviation and number of the runs that have a value."""
+    good = [value for value in values if value is not None]
+    return {
+        "mean": float(np.mean(good)) if good else None,
+        "sd": float(np.std(good, ddof=1)) if len(good) > 1 else None,
+        "n": len(good),
+        "of": len(values),
+    }
+
+
+def _page(result: Fields, out: Path) -> str:
+    """compare.html, and its pictures under plots/."""
+    (out / "plots").mkdir(exist_ok=True)
+    utility: list[Picture] = []
+    for i, name in enumerate(result["quantities"]):
+        curves = [_curve(method, name) for method in result["methods"]]
+        untrained = result["untrained"][name]
+        for against, caption in (
+            (
+                "round",
+                f"{name} after every round: mean of {result['seeds']} runs, band ± one standard deviation.",
+            ),
+            (
+                "epsilon",
+                f"{name} against the ε spent on it, logarithmic; without privacy: the level it ends at.",
+            ),
+        ):
+            figure = plots.comparison(curves, name, untrained, against)
+            if figure is not None:
+                utility.append(_saved(figure, out, f"{i}-{against}", caption))
+    curves = [_curve(method, None) for method in result["methods"]]
+    figure = plots.epsilon_comparison(curves)
+    caption = "ε towards whoever sees the models, after every round of one run."
+    epsilon = None if figure is None else _saved(figure, out, "epsilon", caption)
+    ends = [
+        {**m, "ends": [spread_text(m["final"][name]) for name in result["quantities"]]}
+        for m in result["methods"]
+    ]
+    untrained_texts = [measure_text(result["untrained"][name]) for name in result["quantities"]]
+    return render(
+        "compare.html",
+        result=result,
+        methods=ends,
+        untrained=untrained_texts,
+        utility=utility,
+        epsilon=epsilon,
+    )
+
+
+def _curve(method: Fields, name: str | None) -> plots.Curve:
+    """A method's curve of one quantity, or of ε alone."""
+    empty = [None] * len(method["rounds"])
+    curve = method["curves"][name] if name is not None else {"mean": empty, "sd": empty}
+    return plots.Curve(
+        label=method["label"],
+        rounds=method["rounds"],
+        mean=[math.nan if value is None else value for value in curve["mean"]],
+        sd=[math.nan if value is None else value for value in curve["sd"]],
+        epsilon=[math.nan if value is None else value for value in method["epsilon_by_round"]["released"]],
+        private=method["private"],
+        reference=method["unit"] is None,
+    )
+
+
+def _saved(figure: Any, out: Path, name: str, caption: str) -> Picture:
+    document = plots.svg(figure, name)
+    (out / "plots" / f"{name}.svg").write_text(document, encoding="utf-8")
+    return Picture(Markup(plots.inline(document, caption)), caption)
+
+
+__all__ = ["Progress", "compare", "spread_text", "table"]

@@ -1,0 +1,309 @@
+"""A run as TOML: the Python API one to one, every mistake one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from silodp.app.construct import checked, choose, fields_of, make, sentence, unknown
+from silodp.data import benchmarks
+from silodp.data.silo import Federation
+from silodp.data.tables import read_tables
+from silodp.errors import SilodpError
+from silodp.privacy.ledger import Budget
+
+if TYPE_CHECKING:
+    from silodp.methods import Method
+    from silodp.training.task import Task
+
+Plain = dict[str, Any]
+SOURCES: dict[str, Callable[..., Federation]] = {**benchmarks.LOADERS, "tables": read_tables}
+"""What `[data] source` may name, and what its other fields are arguments of."""
+
+ALIASES = {"k": "group_size", "q": "user_sampling", "sigma": "noise_multiplier"}
+"""Short names of fields in `compare --methods`."""
+
+_FIXED_SILOS = {
+    "heart_disease": len(benchmarks.HEART_CENTERS),
+    "tcga_brca": len(benchmarks.TCGA_REGIONS),
+    "acs_income": 50,
+}
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """One line of a comparison: a method, and what it is called there."""
+
+    label: str
+    method: Method
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TaskSection(_Section):
+    """[task]: names or references (see `references.task_for`); what is missing follows from the data."""
+
+    model: str | None = None
+    options: Plain = Field(default_factory=dict)
+    loss: str | None = None
+    metrics: tuple[str, ...] | None = None
+
+
+class RunConfig(_Section):
+    """All that a run depends on, public every bit of it.
+
+    [data], [method], [methods.NAME] and [budget] hold exactly the arguments of the loader, the method and
+    `Budget`; they are checked against those when the configuration is made.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
+    rounds: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    accountant: Literal["pld", "rdp"] = "pld"
+    aggregator: str = "plain"
+    evaluate_every: Annotated[int, Field(ge=1)] = 1
+    data: Plain
+    task_section: TaskSection = Field(default_factory=TaskSection, alias="task")
+    method_section: Plain = Field(alias="method")
+    methods: dict[str, Plain] = Field(default_factory=dict)
+    budget_section: Plain | None = Field(default=None, alias="budget")
+
+    @model_validator(mode="after")
+    def _checked(self) -> RunConfig:
+        from silodp.federation.aggregation import AGGREGATORS
+        from silodp.methods import METHODS
+
+        choose(self.aggregator, AGGREGATORS, "aggregator")
+        self._loader()
+        self.method()
+        for name, fields in self.methods.items():
+            for field in fields:
+                maker = choose(name, METHODS, "methods")
+                if field not in fields_of(maker):
+                    raise SilodpError(unknown(field, fields_of(maker), name, f"methods.{name}"))
+        self.budget()
+        return self
+
+    @property
+    def source(self) -> str:
+        """Where the data come from: a data set's name, or "tables"."""
+        return str(self.data["source"])
+
+    @property
+    def silos(self) -> int:
+        """S, without looking at any data."""
+        if self.source == "tables":
+            return len(self.data["files"])
+        if self.source in _FIXED_SILOS:
+            return _FIXED_SILOS[self.source]
+        return int(self.data.get("silos", fields_of(SOURCES[self.source])["silos"].default))
+
+    def federation(self) -> Federation:
+        """Load the data."""
+        maker, values = self._loader()
+        return maker(**values)
+
+    def task(self, federation: Federation) -> Task:
+        """Model, loss and metrics for these data."""
+        from silodp.app.references import task_for
+
+        return task_for(federation, self.source, **dict(self.task_section), seed=self.seed)
+
+    def method(self) -> Method:
+        """The method of [method]."""
+        name, fields = _named(self.method_section)
+        return build_method(name, fields, "method")
+
+    def budget(self) -> Budget | None:
+        """The budget, if any; its δ is the run's unless it names its own."""
+        if self.budget_section is None:
+            return None
+        return make(Budget, {"delta": self.delta, **self.budget_section}, "a budget", "budget")
+
+    def settings(self) -> Plain:
+        """The keyword arguments of `silodp.train` besides federation, task and method."""
+        names = ("rounds", "aggregator", "seed", "delta", "accountant", "evaluate_every")
+        return {**{name: getattr(self, name) for name in names}, "budget": self.budget()}
+
+    def specs(self, text: str) -> list[MethodSpec]:
+        """The methods of `compare --methods`: "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8".
+
+        A field comes from the specification, else from [methods.NAME], else from [method] where both methods
+        have it.
+
+        Raises:
+            SilodpError: an unknown method or field, or a field that none of the three gives.
+        """
+        found = [self._spec(part.strip()) for part in text.split(",") if part.strip()]
+        if not found:
+            raise SilodpError("methods is empty: name at least one, for example uldp-avg.")
+        labels = [spec.label for spec in found]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise SilodpError(f"methods names '{twice}' twice: once is enough.")
+        return found
+
+    def _spec(self, text: str) -> MethodSpec:
+        from silodp.methods import METHODS
+
+        name, *settings = text.split(":")
+        maker = choose(name, METHODS, "methods")
+        _, own = _named(self.method_section)
+        fields: Plain = {field: value for field, value in own.items() if field in fields_of(maker)}
+        fields = _merged(fields, self.methods.get(name, {}))
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            fields = _assigned(fields, f"{ALIASES.get(key, key)}{equals}{value}")
+        return MethodSpec(text, build_method(name, fields, f"methods.{name}"))
+
+    def _loader(self) -> tuple[Callable[..., Federation], Plain]:
+        source = self.data.get("source")
+        if not isinstance(source, str):
+            raise SilodpError(f"data.source = {source!r}: it must be one of {', '.join(SOURCES)}.")
+        loader = choose(source, SOURCES, "data.source")
+        values = {key: value for key, value in self.data.items() if key != "source"}
+        if "name" in fields_of(loader):
+            values = {"name": self.name, **values}
+        return loader, checked(loader, values, f"the data source '{source}'", "data")
+
+    def to_toml(self) -> str:
+        """The configuration as TOML; reading it gives it back."""
+        return tomli_w.dumps(_without_empty(self.model_dump(mode="json", by_alias=True, exclude_none=True)))
+
+
+def build_method(name: str, fields: Mapping[str, Any], where: str) -> Method:
+    """The method of this name with these fields, checked against its dataclass."""
+    from silodp.methods import METHODS
+
+    maker = choose(name, METHODS, f"{where}.name" if where == "method" else "method")
+    method: Method = make(maker, fields, name, where)
+    return method
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a TOML file; `overrides` are "key=value" with dotted keys, the value in TOML or else plain text.
+
+    Relative paths inside are relative to the file's folder. The name defaults to the file's.
+
+    Raises:
+        SilodpError: no such file, not TOML, or anything that does not fit, in one sentence.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SilodpError(
+            f"there is no configuration at {path}: name a TOML file, such as examples/heart_disease.toml."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SilodpError(f"configuration {path} cannot be read ({error}): name a TOML file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SilodpError(f"configuration {path} is not TOML ({error}): mend it there.") from None
+    for override in overrides:
+        values = _assigned(values, override)
+    return parse_config({"name": re.sub(r"[^\w.-]", "-", path.stem), **values}, path.parent)
+
+
+def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunConfig:
+    """The configuration of plain values; relative paths are taken from `folder`."""
+    try:
+        plain = json.dumps(_absolute(values, (folder or Path.cwd()).resolve()), default=str)
+        return RunConfig.model_validate_json(plain)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "extra_forbidden":
+            *section, name = [str(part) for part in first["loc"]]
+            fields = TaskSection.model_fields if section else RunConfig.model_fields
+            known = [field.alias or key for key, field in fields.items()]
+            what = f"[{'.'.join(section)}]" if section else "the configuration"
+            raise SilodpError(unknown(name, known, what, ".".join(section))) from None
+        raise sentence(error) from None
+
+
+def _named(section: Mapping[str, Any]) -> tuple[str, Plain]:
+    name = section.get("name")
+    if not isinstance(name, str):
+        raise SilodpError('method.name is missing: set a method\'s name, for example name = "uldp-avg".')
+    return name, {key: value for key, value in section.items() if key != "name"}
+
+
+def _assigned(values: Mapping[str, Any], text: str) -> Plain:
+    """The values with "a.b=1" carried out; a value that is no TOML is text."""
+    key, equals, value = text.partition("=")
+    for candidate in (value, json.dumps(value.strip())) if equals else ():
+        try:
+            assigned = tomllib.loads(f"value = {candidate}")["value"]
+            return dict(_put(values, tomllib.loads(f"{key} = 0"), assigned))
+        except ValueError:  # no TOML, or (from `_put`) no key
+            continue
+    raise SilodpError(f"'{text}' sets nothing: write KEY=VALUE with a dotted key, for example rounds=20.")
+
+
+def _put(values: Mapping[str, Any], path: Any, value: Any) -> Any:
+    """`values` with `value` where `path`, nested tables of one key each, leads."""
+    if not isinstance(path, dict):
+        return value
+    ((key, rest),) = path.items()
+    below = values.get(key)
+    return {**values, key: _put(below if isinstance(below, dict) else {}, rest, value)}
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
+    """`base` with the values of `over`, tables merged."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merged(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
+    return merged
+
+
+def _without_empty(values: Plain) -> Plain:
+    """Without empty tables: a header with nothing below it only puzzles."""
+    tables = {
+        key: _without_empty(value) if isinstance(value, dict) else value for key, value in values.items()
+    }
+    return {key: value for key, value in tables.items() if value != {}}
+
+
+def _absolute(values: Mapping[str, Any], folder: Path) -> Plain:
+    """The values with every path absolute, so that a run's config.toml means the same anywhere."""
+
+    def at(path: Any) -> Any:
+        return str(folder / Path(path).expanduser()) if isinstance(path, str) else path
+
+    def reference(name: Any) -> Any:
+        return (
+            at(name) if isinstance(name, str) and ".py:" in name and not name.startswith("python:") else name
+        )
+
+    data, task = values.get("data"), values.get("task")
+    result = dict(values)
+    if isinstance(data, dict):
+        data = result["data"] = dict(data)
+        if "root" in data:
+            data["root"] = at(data["root"])
+        if isinstance(data.get("files"), dict):
+            data["files"] = {name: at(path) for name, path in data["files"].items()}
+        elif isinstance(data.get("files"), list):
+            data["files"] = [at(path) for path in data["files"]]
+        if isinstance(data.get("schema"), dict) and isinstance(data["schema"].get("users"), str):
+            data["schema"] = {**data["schema"], "users": at(data["schema"]["users"])}
+    if isinstance(task, dict):
+        task = result["task"] = {
+            **task,
+            **{key: reference(task[key]) for key in ("model", "loss") if key in task},
+        }
+        if isinstance(task.get("metrics"), list):
+            task["metrics"] = [reference(metric) for metric in task["metrics"]]
+    return result

@@ -1,0 +1,116 @@
+"""Plain values from a configuration to Python objects, by the signature of what is made.
+
+Names, types and defaults are read off the dataclass or function itself, so a configuration cannot drift from
+the Python API; whatever does not fit is one sentence that names field, value and remedy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from silodp.errors import SilodpError
+
+T = TypeVar("T")
+
+
+def make(maker: Callable[..., T], values: Mapping[str, Any], what: str, where: str = "") -> T:
+    """`maker(**values)`, every value checked against the maker's signature first.
+
+    Args:
+        maker: a dataclass or a function; its annotations decide.
+        values: as TOML gives them (a list may stand for a tuple, a table for a dataclass).
+        what: what is made, for messages: "uldp-avg".
+        where: the section the values come from: "method"; empty for none.
+
+    Raises:
+        SilodpError: an unknown field (with the closest one), a missing one, a wrong type, or what the maker
+            refuses.
+    """
+    return maker(**checked(maker, values, what, where))
+
+
+def checked(
+    maker: Callable[..., Any], values: Mapping[str, Any], what: str, where: str = ""
+) -> dict[str, Any]:
+    """The arguments `make` would pass, without making anything."""
+    fields = fields_of(maker)
+    for name in values:
+        if name not in fields:
+            raise SilodpError(unknown(name, fields, what, where))
+    for name, parameter in fields.items():
+        if name not in values and parameter.default is parameter.empty:
+            raise SilodpError(f"{_at(where, name)} is missing: {what} needs it.")
+    hints = get_type_hints(maker)
+    return {name: _value(hints.get(name, Any), value, _at(where, name)) for name, value in values.items()}
+
+
+def fields_of(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What may be given by name."""
+    return inspect.signature(maker).parameters
+
+
+def unknown(name: str, known: Iterable[str], what: str, where: str = "") -> str:
+    """The sentence about a field that is not there."""
+    known = list(known)
+    remedy = _closest(name, known) or f"use {', '.join(known) or 'none'}."
+    return f"{_at(where, name)} is not a field of {what}: {remedy}"
+
+
+def choose(name: str, registry: Mapping[str, T], where: str) -> T:
+    """The entry of a registry; '-' and '_' are one character here."""
+    for known, entry in registry.items():
+        if known.replace("_", "-") == name.replace("_", "-"):
+            return entry
+    remedy = _closest(name, list(registry)) or f"use one of {', '.join(registry)}."
+    raise SilodpError(f"{where} = '{name}' is not known: {remedy}")
+
+
+def _closest(name: str, known: Sequence[str]) -> str | None:
+    beginnings = [word for word in known if name and word.startswith(name)]
+    close = get_close_matches(name, known, n=1) or beginnings
+    return f"did you mean '{close[0]}'?" if close else None
+
+
+def sentence(error: ValidationError, where: str = "") -> SilodpError:
+    """The first complaint of pydantic as one sentence."""
+    first = error.errors()[0]
+    field = _at(where, ".".join(str(part) for part in first["loc"]))
+    if first["type"] == "value_error":
+        return SilodpError(str(first["ctx"]["error"]))
+    if first["type"] == "missing":
+        return SilodpError(f"{field} is missing: set it.")
+    if first["type"] in ("model_type", "dict_type"):
+        return SilodpError(f"{field} = {first['input']!r}: it should be a table of its own fields.")
+    return SilodpError(f"{field} = {first['input']!r}: {_expected(error)}.")
+
+
+def _expected(error: ValidationError) -> str:
+    return re.sub(r"^\w+ should", "it should", error.errors()[0]["msg"])
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if not isinstance(value, Mapping):
+            raise SilodpError(f"{where} = {value!r}: it should be a table of its own fields.")
+        return make(hint, value, where, where)
+    if hint is Any:
+        return value
+    try:
+        # As JSON a list may stand for a tuple, while "5" is still no number and true not 1.
+        return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        raise SilodpError(f"{where} = {value!r}: {_expected(error)}.") from None
+
+
+def _at(where: str, name: str) -> str:
+    return f"{where}.{name}" if where and name else where or name

@@ -1,0 +1,216 @@
+"""What a run would cost, before it is run: no data is touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+from silodp.app.construct import checked, choose, fields_of
+from silodp.app.progress import rounded_up
+from silodp.errors import SilodpError
+from silodp.federation.aggregation import AGGREGATORS
+from silodp.methods import METHODS, Method
+from silodp.privacy import accounting, calibration
+from silodp.privacy.accounting import Accountant
+from silodp.privacy.events import Event, NoGuarantee
+from silodp.privacy.guarantee import ADVERSARIES, Adversary, View
+
+IRRELEVANT = {"clip": 1.0, "expected_batch_size": 1.0, "local_learning_rate": 1.0}
+"""Required fields of methods that do not enter ε; `epsilon` need not ask for them."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """ε, or None and the reason why nothing is promised."""
+
+    epsilon: float | None
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"epsilon": self.epsilon, "private": self.epsilon is not None, "reason": self.reason}
+
+
+def cost(event: Event, rounds: int, delta: float, accountant: Accountant) -> Cost:
+    """What `rounds` rounds cost that each cost `event`."""
+    accounting.check_delta(delta)
+    if isinstance(event, NoGuarantee):
+        return Cost(None, event.reason)
+    value = accounting.epsilon([(event, rounds)], delta, accountant)
+    if math.isinf(value):
+        return Cost(None, f"the loss is not bounded at delta = {delta}")
+    return Cost(value)
+
+
+def epsilon(
+    method: str,
+    fields: Mapping[str, Any],
+    *,
+    rounds: int,
+    delta: float = 1e-5,
+    accountant: str = "pld",
+    adversary: str = "released",
+    silos: int | None = None,
+    aggregator: str = "plain",
+    colluding: int = 1,
+    knows_sample: bool = False,
+) -> dict[str, Any]:
+    """ε of a method against one adversary, by the same method object and view that a run would use.
+
+    `fields` are the method's own; those in `IRRELEVANT` may be missing. SPEC section 2.
+
+    Raises:
+        SilodpError: a value out of range, a missing field, an unknown name.
+    """
+    maker = choose(method, METHODS, "method")
+    defaults = {name: value for name, value in IRRELEVANT.items() if name in fields_of(maker)}
+    made: Method = maker(**checked(maker, {**defaults, **fields}, method))
+    view = _view(made, adversary, silos, aggregator, colluding, knows_sample)
+    accounting.check_accountant(accountant)
+    if rounds < 0:
+        raise SilodpError(f"rounds = {rounds}: set a whole number of rounds ≥ 0.")
+    return {
+        "method": made.name,
+        "unit": made.unit,
+        **cost(made.dp_event(view), rounds, delta, cast(Accountant, accountant)).to_dict(),
+        "delta": delta,
+        "adversary": adversary,
+        "accountant": accountant,
+        "aggregator": aggregator,
+        "rounds": rounds,
+        "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
+    }
+
+
+def _view(
+    method: Method, adversary: str, silos: int | None, aggregator: str, colluding: int, knows_sample: bool
+) -> View:
+    if adversary not in ADVERSARIES:
+        raise SilodpError(f"adversary = '{adversary}' is not known: use one of {', '.join(ADVERSARIES)}.")
+    if silos is None and adversary == "silo" and method.unit == "user":
+        raise SilodpError("silos is missing: what another silo can learn depends on how many there are.")
+    if silos is not None and silos < 1:
+        raise SilodpError(f"silos = {silos}: set a whole number ≥ 1.")
+    if colluding < 1:
+        raise SilodpError(
+            f"colluding = {colluding}: set how many silos pool what they know, a whole number ≥ 1."
+        )
+    view = choose(aggregator, AGGREGATORS, "aggregator")().views(method, silos or 2)[adversary]
+    return replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
+
+
+def plan(
+    method: Method,
+    *,
+    silos: int,
+    rounds: int,
+    delta: float,
+    accountant: Accountant,
+    aggregator: str,
+    budget: tuple[float, Adversary] | None = None,
+    target: float | None = None,
+) -> dict[str, Any]:
+    """ε of every adversary after `rounds`, the most rounds within a budget, and what meets a target.
+
+    The target is meant for the budget's adversary, or "released"; σ, T and q are each sought with the others
+    as they are, and none overshoots (None where no value meets the target, with the reason).
+    """
+    views = choose(aggregator, AGGREGATORS, "aggregator")().views(method, silos)
+    events = {adversary: method.dp_event(view) for adversary, view in views.items()}
+    result: dict[str, Any] = {
+        "method": method.name,
+        "rounds": rounds,
+        "delta": delta,
+        "accountant": accountant,
+        "aggregator": aggregator,
+        "silos": silos,
+        "noise_multiplier": getattr(method, "noise_multiplier", 0.0),
+        "adversaries": {a: cost(events[a], rounds, delta, accountant).to_dict() for a in ADVERSARIES},
+        "budget": None,
+        "target": None,
+    }
+    adversary: Adversary = "released"
+    if budget is not None:
+        limit, adversary = budget
+        event = events[adversary]
+        most = (
+            0 if isinstance(event, NoGuarantee) else calibration.rounds_for(event, limit, delta, accountant)
+        )
+        result["budget"] = {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
+    if target is not None:
+        result["target"] = {"epsilon": target, "adversary": adversary} | _solutions(
+            method, views[adversary], rounds, target, delta, accountant
+        )
+    return result
+
+
+def _solutions(
+    method: Method, view: View, rounds: int, target: float, delta: float, accountant: Accountant
+) -> dict[str, Any]:
+    """The σ, the T and the sampling probability that meet a target, each alone; "reasons" for what cannot."""
+
+    def with_field(name: str) -> Callable[[float], Event]:
+        return lambda value: replace(method, **{name: value}).dp_event(view)  # type: ignore[type-var]
+
+    solvers: dict[str, Callable[[], float]] = {}
+    fields = fields_of(type(method))
+    if "noise_multiplier" in fields:
+        solvers["noise_multiplier"] = partial(
+            calibration.noise_multiplier_for,
+            with_field("noise_multiplier"),
+            rounds,
+            target,
+            delta,
+            accountant,
+        )
+    solvers["rounds"] = partial(calibration.rounds_for, method.dp_event(view), target, delta, accountant)
+    for name in fields:
+        if name.endswith("_sampling"):
+            solvers[name] = partial(
+                calibration.sampling_probability_for, with_field(name), rounds, target, delta, accountant
+            )
+    found: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for name, solve in solvers.items():
+        try:
+            found[name] = solve()
+        except SilodpError as error:
+            found[name], reasons[name] = None, str(error)
+    if len(reasons) == len(solvers):
+        raise SilodpError(next(iter(reasons.values())))
+    return {**found, "reasons": reasons}
+
+
+def in_lines(result: Mapping[str, Any]) -> list[str]:
+    """A plan for reading; rounded so that no printed value overshoots."""
+    head = f"{result['method']}, {result['rounds']} rounds, σ = {result['noise_multiplier']:g}"
+    lines = [f"{head}, δ = {result['delta']:g}:"]
+    for adversary, found in result["adversaries"].items():
+        promise = (
+            f"ε = {rounded_up(found['epsilon'])}" if found["private"] else f"no guarantee: {found['reason']}"
+        )
+        lines.append(f"  {adversary:9} {promise}")
+    if (budget := result["budget"]) is not None:
+        lines.append(
+            f"budget ε = {budget['epsilon']:g} ({budget['adversary']}): enough for {budget['rounds']} rounds"
+        )
+    if (target := result["target"]) is not None:
+        lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}), changing one of:")
+        for name, value in target.items():
+            if name in ("epsilon", "adversary", "reasons"):
+                continue
+            up = name == "noise_multiplier"
+            text = target["reasons"].get(name) or f"{_safe(value, up):g}"
+            lines.append(f"  {name} = {text}" if value is not None else f"  {name}: {text}")
+    return lines
+
+
+def _safe(value: float, up: bool) -> float:
+    """Five figures, rounded to the private side."""
+    if isinstance(value, int) or value == 0:
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
+    return (math.ceil(value / unit) if up else math.floor(value / unit)) * unit

@@ -1,0 +1,86 @@
+"""What a person sees while a run goes on, on standard error, and its promise in plain words at the end."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from silodp.privacy.guarantee import Adversary, Guarantee
+
+WHO: dict[Adversary, str] = {
+    "released": "whoever sees every global model",
+    "server": "the server",
+    "silo": "another silo",
+}
+_MOST_LINES = 25
+
+
+class OnRound(Protocol):
+    """Called with every row of metrics."""
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Show it."""
+
+
+@contextmanager
+def shown(rounds: int) -> Iterator[OnRound]:
+    """A progress bar where there is a terminal, else a line now and then."""
+    if not sys.stderr.isatty():
+        every = max(1, math.ceil(rounds / _MOST_LINES))
+
+        def plain(row: Mapping[str, Any]) -> None:
+            if row["round"] % every == 0 or row["round"] == rounds:
+                print(f"round {row['round']}/{rounds}  {describe(row)}".rstrip(), file=sys.stderr, flush=True)
+
+        yield plain
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=rounds)
+        seen: dict[str, Any] = {}
+
+        def drawn(row: Mapping[str, Any]) -> None:
+            seen.update(row)  # loss and metrics stay in sight between evaluations
+            progress.update(bar, completed=row["round"], description=describe(seen))
+
+        yield drawn
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """Loss, metrics and the ε spent towards whoever sees the models."""
+    values = {"loss": row.get("loss"), **row.get("metrics", {})}
+    parts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
+    epsilon = row.get("epsilon", {}).get("released")
+    parts.append("no privacy" if epsilon is None else f"ε {rounded_up(epsilon)}")
+    return "  ".join(parts)
+
+
+def rounded_up(epsilon: float | None) -> str:
+    """Three decimals, never below the value; "none" where nothing is promised."""
+    return "none" if epsilon is None else f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
+
+
+def in_words(guarantee: Guarantee) -> str:
+    """One guarantee as a sentence."""
+    who = WHO[guarantee.adversary]
+    if guarantee.epsilon is None:
+        return f"Against {who}: nothing is promised, because {guarantee.reason}."
+    unit = "all records of a person" if guarantee.unit == "user" else "one record"
+    odds = math.exp(min(guarantee.epsilon, 700))
+    guess = math.ceil(1000 * min(1.0, (odds + guarantee.delta) / (1 + odds))) / 10
+    return (
+        f"Against {who}: ε = {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g} for {unit}: one who "
+        f"starts from 50:50 on whether they are in the data guesses right at most {guess} % of the time."
+    )

@@ -1,0 +1,191 @@
+"""A file of JSON lines that only grows, each on disk before `append` returns.
+
+A line carries a hash of itself and of the line before it, so that no line can be changed, moved or taken out
+of the middle unseen. A line cut short by a crash was not on disk when `append` should have returned; opening
+the file drops it. Any other damage is refused. No file can show by itself that whole lines are missing at its
+end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from silodp.errors import SilodpError
+
+Fields = dict[str, Any]
+
+
+class Journal:
+    """An open file, locked against other processes; the first line is `header`.
+
+    Attributes:
+        lines: the fields of every line after the header, in order, as read or appended.
+
+    Raises:
+        SilodpError: the file's header differs, or it is damaged, or in use, or cannot be opened.
+    """
+
+    def __init__(self, path: Path, header: Fields) -> None:
+        self.path = path
+        self.lines: list[Fields] = []
+        self._last = ""  # hash of the last line
+        self._unsure: str | None = None  # why the end of the file is not known
+        self._file: int | None = _locked(path)
+        _OPEN.add(self)
+        try:
+            self._read(header)
+            # A killed process may have left lines that the disk has not got yet; they count from now on.
+            os.fsync(self._file)
+            _sync_directory(path.parent)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, fields: Fields) -> None:
+        """Add one line and wait until it is on disk.
+
+        Raises:
+            SilodpError: the file is closed or cannot be written; the line must then be taken as not written.
+        """
+        if self._file is None:
+            raise SilodpError(f"ledger {self.path} is closed: open it again.")
+        if self._unsure is not None:
+            raise SilodpError(f"ledger {self.path} failed to be written ({self._unsure}): open it again.")
+        line = _line(fields, self._last)
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+        except BaseException as error:
+            # What reached the disk is unknown, after a failed fsync too: only reading it again can tell.
+            self._unsure = str(error) or type(error).__name__
+            if isinstance(error, OSError):
+                raise SilodpError(
+                    f"ledger {self.path} could not be written ({error.strerror}): mend the disk, then resume."
+                ) from error
+            raise
+        self._last = _hash(line)
+        self.lines.append(fields)
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", None) is not None:
+            self.close()
+
+    def _read(self, header: Fields) -> None:
+        content = self.path.read_bytes()
+        whole, torn = _split(content)
+        if not whole and not _line(header, "").startswith(torn.rstrip(b"\0")):
+            # not ours to cut
+            raise SilodpError(f"{self.path} is not a ledger: give another path.")
+        for number, line in enumerate(whole, start=1):
+            fields = self._verified(number, line)
+            if number > 1:
+                self.lines.append(fields)
+                continue
+            for name in header.keys() | fields.keys():
+                if name not in header or name not in fields or header[name] != fields[name]:
+                    raise SilodpError(
+                        f"ledger {self.path} was begun with {name} = {fields.get(name)!r}, not "
+                        f"{header.get(name)!r}: go on with its own settings, or start another run."
+                    )
+        if torn:
+            assert self._file is not None
+            os.ftruncate(self._file, len(content) - len(torn))
+        if not whole:
+            self.append(header)
+            self.lines.clear()
+
+    def _verified(self, number: int, line: bytes) -> Fields:
+        """The fields of a line whose hash and whose predecessor's hash are right."""
+        try:
+            fields: Fields = json.loads(line)
+            found, previous = fields.pop("hash"), fields.pop("previous")
+            sound = line == _line(fields, previous) and previous == self._last
+        except (ValueError, KeyError, TypeError, AttributeError):
+            sound = False
+        if not sound:
+            raise SilodpError(
+                f"ledger {self.path} is damaged in line {number}: restore the file, since what this "
+                f"run has spent is no longer known."
+            )
+        self._last = found
+        return fields
+
+
+# A forked worker inherits the open file and with it the lock, and would keep it after a crash of its parent.
+_OPEN: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
+def _let_go_after_fork() -> None:
+    for journal in list(_OPEN):
+        journal.close()
+
+
+os.register_at_fork(after_in_child=_let_go_after_fork)
+
+
+def _locked(path: Path) -> int:
+    """The file, open for appending, locked for as long as it is open."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise SilodpError(f"ledger {path} cannot be opened ({error.strerror}): check the path.") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise SilodpError(
+            f"ledger {path} is in use by another process: wait for that run, or stop it."
+        ) from None
+    return file
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _split(content: bytes) -> tuple[list[bytes], bytes]:
+    """Whole lines, and what a crash left of the last one.
+
+    A killed process leaves a line without its end. A power cut may leave a line its length but not all its
+    blocks, which then read as zeros.
+    """
+    *lines, torn = content.split(b"\n")
+    whole = [line + b"\n" for line in lines]
+    if whole and not torn and b"\0" in whole[-1]:
+        torn = whole.pop()
+    return whole, torn
+
+
+def _line(fields: Mapping[str, Any], previous: str) -> bytes:
+    """One line: the fields, the hash of the line before, and the hash of both."""
+    body = {**fields, "previous": previous}
+    body["hash"] = hashlib.sha256(_json(body)).hexdigest()
+    return _json(body) + b"\n"
+
+
+def _hash(line: bytes) -> str:
+    found: str = json.loads(line)["hash"]
+    return found
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

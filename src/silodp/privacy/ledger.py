@@ -1,0 +1,209 @@
+"""What a run has spent, durably, and its stop at the budget.
+
+One line for every (round, attempt), with the event of every adversary, on disk before `charge` returns, so
+before anything is released under it (see `journal`). A kill at any moment can leave a charge for something
+that was never released, never a release without its charge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from silodp.errors import SilodpError
+from silodp.privacy.accounting import Accountant, Spent, check_accountant, check_delta
+from silodp.privacy.events import Event, NoGuarantee, event_from_dict, event_to_dict
+from silodp.privacy.guarantee import ADVERSARIES, Adversary
+from silodp.privacy.journal import Journal
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The ε at δ that a run may spend against one adversary (SPEC section 2)."""
+
+    epsilon: float
+    delta: float
+    adversary: Adversary = "released"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < math.inf:
+            raise SilodpError(f"budget.epsilon is {self.epsilon!r}: it must be a number above 0.")
+        check_delta(self.delta)
+        if self.adversary not in ADVERSARIES:
+            names = ", ".join(ADVERSARIES)
+            raise SilodpError(f"budget.adversary is {self.adversary!r}: it must be one of {names}.")
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One line of the book."""
+
+    round: int
+    attempt: int
+    events: Mapping[Adversary, Event]
+
+
+class Ledger:
+    """The book of one run, open in one process at a time.
+
+    Args:
+        path: the file, made if it is not there; None keeps the book in memory.
+        delta: δ at which ε is reported.
+        accountant: how events become ε.
+        budget: what may be spent; None for no limit.
+        run: the run's id; a book of another run is refused.
+
+    Raises:
+        SilodpError: the book is another run's or was begun with other settings, is damaged, or is in use.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        delta: float,
+        accountant: Accountant = "pld",
+        budget: Budget | None = None,
+        *,
+        run: str,
+    ) -> None:
+        check_delta(delta)
+        check_accountant(accountant)
+        self.path, self.delta, self.accountant, self.budget, self.run = path, delta, accountant, budget, run
+        self._charges: dict[tuple[int, int], Charge] = {}
+        self._spent = {adversary: Spent(accountant) for adversary in ADVERSARIES}
+        self._reasons: dict[Adversary, str] = {}
+        header = {
+            "format": FORMAT,
+            "run": run,
+            "delta": delta,
+            "accountant": accountant,
+            "budget": None if budget is None else asdict(budget),
+        }
+        self._journal = None if path is None else Journal(path, header)
+        try:
+            for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
+                self._count(self._read(fields, number))
+        except BaseException:
+            self.close()
+            raise
+
+    def charge(self, round: int, attempt: int, events: Mapping[Adversary, Event]) -> None:
+        """Write what (round, attempt) costs against each adversary; on disk when this returns.
+
+        The same events under the same (round, attempt) are charged once. Nothing may be released where this
+        raises.
+
+        Raises:
+            SilodpError: other events stand under (round, attempt), an adversary is missing or new, an event
+                is out of range, or the file cannot be written.
+        """
+        charge = Charge(int(round), int(attempt), dict(events))
+        known = self._charges.get((charge.round, charge.attempt))
+        if known is None:
+            self._check(charge)
+            if self._journal is not None:
+                lines = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
+                self._journal.append({"round": charge.round, "attempt": charge.attempt, "events": lines})
+            self._count(charge)
+        elif known.events != charge.events:
+            raise SilodpError(
+                f"round {round}, attempt {attempt} is in the ledger with other events: repeat the round as "
+                f"it was planned, or make it a new attempt."
+            )
+
+    def charged(self, round: int, attempt: int = 0) -> bool:
+        """Whether (round, attempt) stands in the book."""
+        return (round, attempt) in self._charges
+
+    def affords(self, events: Mapping[Adversary, Event]) -> bool:
+        """Whether the budget still holds after these events; True without a budget.
+
+        Raises:
+            SilodpError: nothing is promised to the budget's adversary, so that no budget can be kept.
+        """
+        if self.budget is None:
+            return True
+        adversary = self.budget.adversary
+        if adversary not in events:
+            raise SilodpError(f"the budget is for {adversary!r}, and no event says what that adversary sees.")
+        event = events[adversary]
+        reason = event.reason if isinstance(event, NoGuarantee) else self._reasons.get(adversary)
+        if reason is not None:
+            raise SilodpError(
+                f"the budget cannot be kept against {adversary!r}, as nothing is promised there ({reason}): "
+                f"change that, or remove the budget."
+            )
+        return self._spent[adversary].after(event).epsilon(self.budget.delta) <= self.budget.epsilon
+
+    def epsilon(self, adversary: Adversary, delta: float | None = None) -> float | None:
+        """ε spent against `adversary` at δ (by default the book's); None where nothing is promised."""
+        if adversary in self._reasons:
+            return None
+        epsilon = self._spent[adversary].epsilon(self.delta if delta is None else delta)
+        return epsilon if math.isfinite(epsilon) else None
+
+    def reason(self, adversary: Adversary) -> str | None:
+        """Why nothing is promised against `adversary`; None where something is."""
+        if adversary not in self._reasons and self.epsilon(adversary) is None:
+            return (
+                f"no epsilon holds at delta {self.delta:g}, because there is no noise or delta is too small"
+            )
+        return self._reasons.get(adversary)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were charged, repeated attempts not counted."""
+        return len({round for round, _ in self._charges})
+
+    @property
+    def history(self) -> tuple[Charge, ...]:
+        """Every charge, in the order it was written."""
+        return tuple(self._charges.values())
+
+    def close(self) -> None:
+        """Let go of the file; a book in a file takes no charges after this."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self, fields: dict[str, Any], number: int) -> Charge:
+        try:
+            events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
+            charge = Charge(fields["round"], fields["attempt"], events)
+            self._check(charge)
+        except (SilodpError, KeyError) as error:
+            raise SilodpError(f"ledger {self.path} cannot be read in line {number}: {error}") from None
+        return charge
+
+    def _check(self, charge: Charge) -> None:
+        """Every line names the same adversaries, else one would go uncharged, and events in their range."""
+        if not charge.events or set(charge.events) - set(ADVERSARIES):
+            raise SilodpError(f"a charge must name adversaries among {', '.join(ADVERSARIES)}.")
+        first = next(iter(self._charges.values()), charge)
+        if set(first.events) != set(charge.events):
+            raise SilodpError(
+                f"round {charge.round} charges {', '.join(charge.events)}, and the ledger began with "
+                f"{', '.join(first.events)}: charge the same adversaries in every round."
+            )
+        for event in charge.events.values():
+            Spent(self.accountant).add(event)
+
+    def _count(self, charge: Charge) -> None:
+        self._charges[charge.round, charge.attempt] = charge
+        for adversary, event in charge.events.items():
+            if isinstance(event, NoGuarantee):
+                self._reasons.setdefault(adversary, event.reason)
+            self._spent[adversary].add(event)

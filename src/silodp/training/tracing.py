@@ -1,0 +1,141 @@
+"""The gradient of many users at once, as a short flat list of tensor operations.
+
+`torch.func` interprets every operation of `vmap(grad(loss))` through two layers of Python-driven dispatch,
+which for small models costs many times the arithmetic. Traced once per shape with `make_fx`, the same
+operations run directly, without those that change nothing, and those that do not depend on the parameters run
+once per batch of data and not once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.func import functionalize, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Gradient = Callable[..., tuple[Tensor, ...]]
+"""(parameters per user…, x (r, b, ...), y (r, b, ...), mask (r, b)) -> gradients, shaped like the
+parameters."""
+
+_aten = torch.ops.aten
+_VIEWS = {
+    _aten.expand.default,
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten.permute.default,
+    _aten.alias.default,
+    _aten.detach.default,
+    _aten.squeeze.dims,
+}
+_FILLED = {_aten.ones_like.default: 1.0, _aten.zeros_like.default: 0.0}
+
+
+def gradient_of(objective: Callable[..., Tensor], parameters: int) -> Gradient:
+    """The per-user gradient by `torch.func`, of an objective of (parameters tuple, x, y, mask)."""
+    per_user = vmap(grad(objective), randomness="different")
+
+    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
+        result: tuple[Tensor, ...] = per_user(tensors[:parameters], *tensors[parameters:])
+        return result
+
+    return gradient
+
+
+class TracedGradient:
+    """A gradient traced for one set of shapes: `prepare` once per batch of data, `step` once per update.
+
+    Random operations (dropout) are part of `step` and draw anew in every call.
+    """
+
+    def __init__(self, gradient: Gradient, example: Sequence[Tensor], parameters: int) -> None:
+        """Trace on example tensors as `gradient` takes them; raises whatever the model or torch raises."""
+        with torch.random.fork_rng(devices=[example[0].device] if example[0].is_cuda else []):
+            graph = make_fx(functionalize(gradient))(*example).graph
+        for node in list(graph.nodes):
+            _simplify(graph, node)
+        graph.eliminate_dead_code()
+        self._prelude, self._body, self.hoisted_bytes = _split(graph, parameters)
+
+    def prepare(self, data: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What a step needs besides the parameters, from x (r, b, ...), y (r, b, ...), mask (r, b)."""
+        with torch.no_grad():
+            return (*data, *self._prelude(*data))
+
+    def prepare_many(self, data: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """`prepare` for k steps at once: x (k, r, b, ...) and so on; one entry per step."""
+        with torch.no_grad():
+            stacked = (*data, *vmap(self._prelude)(*data))
+        return list(zip(*(tensor.unbind(0) for tensor in stacked), strict=True))
+
+    def step(self, params: Sequence[Tensor], prepared: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Gradients of every user, shaped like the parameters."""
+        result: tuple[Tensor, ...] = self._body(*params, *prepared)
+        return result
+
+
+def _simplify(graph: fx.Graph, node: fx.Node) -> None:
+    """Drop one node if it changes nothing; make one that only fills a shape independent of its input."""
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor):
+        return
+    value, target = node.meta["val"], node.target
+    if target in _FILLED:
+        with graph.inserting_before(node):
+            constant = graph.call_function(
+                _aten.full.default,
+                (list(value.shape), _FILLED[target]),
+                {"dtype": value.dtype, "device": value.device},
+            )
+            constant.meta["val"] = value
+            node.replace_all_uses_with(constant)
+        return
+    source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+    before = source.meta.get("val") if source is not None else None
+    if source is None or not isinstance(before, Tensor) or before.dtype != value.dtype:
+        return
+    same = before.shape == value.shape and before.stride() == value.stride()
+    scaled_by_one = target in (_aten.mul.Scalar, _aten.mul.Tensor) and node.args[1:] == (1,)
+    if same and (target in _VIEWS or scaled_by_one):
+        node.replace_all_uses_with(source)
+
+
+def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callable[..., Any], int]:
+    """The part that depends on data alone, the part that needs parameters or randomness, and bytes between
+    them."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    data = inputs[parameters:]
+    needs: set[fx.Node] = set(inputs[:parameters])
+    for node in graph.nodes:
+        late = _is_random_or_writes(node) or needs & set(node.all_input_nodes)
+        if node.op == "output" or (node.op == "call_function" and late):
+            needs.add(node)
+    early = [n for n in graph.nodes if n not in needs and n.op == "call_function"]
+    crossing = [n for n in early if isinstance(n.meta.get("val"), Tensor) and needs & set(n.users)]
+
+    prelude = fx.Graph()
+    copies = {node: prelude.placeholder(node.name) for node in data}
+    for node in (n for n in graph.nodes if n not in needs and n not in data):
+        copies[node] = prelude.node_copy(node, copies.__getitem__)
+    prelude.output(tuple(copies[node] for node in crossing))
+
+    body = fx.Graph()
+    copies = {node: body.placeholder(node.name) for node in (*inputs, *crossing)}
+    for node in graph.nodes:
+        if node in copies:
+            continue
+        if node in needs or node.op == "get_attr":
+            copies[node] = body.node_copy(node, copies.__getitem__)
+    for half in (prelude, body):
+        half.eliminate_dead_code()
+    owner = graph.owning_module if graph.owning_module is not None else torch.nn.Module()
+    size = sum(n.meta["val"].numel() * n.meta["val"].element_size() for n in crossing)
+    return fx.GraphModule(owner, prelude).forward, fx.GraphModule(owner, body).forward, size
+
+
+def _is_random_or_writes(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False  # getitem of an operation with several results: follows its input
+    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable

@@ -1,0 +1,211 @@
+"""Comparing methods on the embedded data: what is computed, kept, shown and escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from silodp.app import compare as module
+from silodp.app import plots
+from silodp.app.compare import compare, spread_text, table
+from silodp.app.config import MethodSpec, RunConfig, parse_config
+from silodp.errors import SilodpError
+from silodp.federation.run import train
+from silodp.privacy.accounting import epsilon
+from silodp.privacy.events import Gaussian
+
+ROUNDS = 3
+TEXT = "uldp-avg,uldp-avg:weighting=records"
+
+
+def config(**changes: Any) -> RunConfig:
+    method = {"name": "uldp-avg", "noise_multiplier": 5.0, "clip": 0.5, "server_learning_rate": 10.0}
+    values = {
+        "name": "tiny",
+        "rounds": ROUNDS,
+        "data": {"source": "embedded", "users": 20, "silos": 3},
+        "method": {**method, "local": {"learning_rate": 0.1}},
+        "methods": {"default": {"server_learning_rate": 1.0}},
+    }
+    return parse_config({**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
+    out = tmp_path_factory.mktemp("compare")
+    said: list[str] = []
+    return out, compare(config(), config().specs(TEXT), 2, out, said.append), said
+
+
+def of(result: dict[str, Any], label: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(method for method in result["methods"] if method["label"] == label)
+    return found
+
+
+def test_training_without_privacy_is_added(compared: tuple[Path, dict[str, Any], list[str]]) -> None:
+    _, result, said = compared
+    assert [method["label"] for method in result["methods"]] == [*TEXT.split(","), "default"]
+    assert result["runs"] == 6
+    assert len(said) == 6
+    assert "6 runs on the same people: each adds its own ε" in result["note"]
+    assert of(result, "default")["epsilon"] == {"released": None, "server": None, "silo": None}
+
+
+def test_epsilon_is_of_one_run(compared: tuple[Path, dict[str, Any], list[str]]) -> None:
+    _, result, _ = compared
+    uniform, records = (of(result, label) for label in TEXT.split(","))
+    expected = epsilon([(Gaussian(5.0), ROUNDS)], 1e-5)
+    assert uniform["epsilon"]["released"] == pytest.approx(expected)
+    assert uniform["epsilon_by_round"]["released"][0] == 0
+    assert uniform["epsilon_by_round"]["released"][-1] == uniform["epsilon"]["released"]
+    assert records["epsilon"]["server"] is None
+    assert "counts disclosed" in records["reasons"]["server"]
+
+
+def test_means_and_deviations_are_those_of_the_runs(compared: tuple[Path, dict[str, Any], list[str]]) -> None:
+    _, result, _ = compared
+    settings = config()
+    federation = settings.federation()
+    task = settings.task(federation)
+    runs = [train(federation, task, settings.method(), rounds=ROUNDS, seed=seed) for seed in (0, 1)]
+    method = of(result, "uldp-avg")
+    assert method["rounds"] == [0, 1, 2, 3]
+    for name in ("loss", "accuracy"):
+        values = np.array([[plots.measured(row, name) for row in run.metrics] for run in runs], dtype=float)
+        assert method["curves"][name]["mean"] == pytest.approx(values.mean(axis=0))
+        assert method["curves"][name]["sd"] == pytest.approx(values.std(axis=0, ddof=1))
+        assert method["final"][name]["mean"] == pytest.approx(values[:, -1].mean())
+        assert result["untrained"][name] == pytest.approx(values[:, 0].mean())
+
+
+def test_what_is_written(compared: tuple[Path, dict[str, Any], list[str]]) -> None:
+    out, result, _ = compared
+    assert json.loads((out / "compare.json").read_text()) == result
+    text = (out / "compare.md").read_text()
+    assert text == table(result)
+    assert text.splitlines()[0].startswith("| method | loss |")
+    assert "| untrained |" in text
+    page = (out / "compare.html").read_text()
+    assert page.count("<svg") == 2 * len(result["quantities"]) + 1
+    assert "http" not in page
+    assert "<script" not in page
+    assert page.index("runs on the same people") < page.index("<svg")
+    assert len(list((out / "plots").glob("*.svg"))) == page.count("<svg")
+
+
+def test_finished_runs_are_not_repeated(
+    compared: tuple[Path, dict[str, Any], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, result, _ = compared
+    lost, *_ = sorted((out / "runs").iterdir())
+    lost.write_text('{"half')  # damage counts as not finished
+    seeds = []
+
+    def counted(*args: Any, **settings: Any) -> Any:
+        seeds.append(settings["seed"])
+        return train(*args, **settings)
+
+    monkeypatch.setattr(module, "train", counted)
+    again = compare(config(), config().specs(TEXT), 2, out)
+    assert len(seeds) == 1
+    drop = ("seconds",)
+    assert [{k: v for k, v in m.items() if k not in drop} for m in again["methods"]] == [
+        {k: v for k, v in m.items() if k not in drop} for m in result["methods"]
+    ]
+    compare(config(delta=1e-6), config().specs("default"), 1, out)
+    assert len(seeds) == 2  # another δ is another run
+
+
+def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
+    one_round = epsilon([(Gaussian(5.0), 1)], 1e-5)
+    settings = config(budget={"epsilon": 1.01 * one_round})
+    result = compare(settings, settings.specs("uldp-avg,uldp-avg:sigma=0"), 1, tmp_path)
+    assert of(result, "uldp-avg")["rounds"] == [0, 1]
+    assert of(result, "uldp-avg")["stopped"] == "budget"
+    assert of(result, "uldp-avg:sigma=0")["rounds"] == [0, 1, 2, 3]
+    assert of(result, "default")["rounds"] == [0, 1, 2, 3]
+    assert "stopped by the budget after round 1" in (tmp_path / "compare.html").read_text()
+
+
+class Empty:
+    """A result of one run whose every value is NaN."""
+
+    def __init__(self, method: Any) -> None:
+        settings = config()
+        federation = settings.federation()
+        real = train(federation, settings.task(federation), method, rounds=1, seed=0)
+        self.stopped, self.guarantees = real.stopped, real.guarantees
+        self.metrics = tuple({**row, "loss": float("nan"), "metrics": {}} for row in real.metrics)
+
+
+def test_a_method_without_any_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "train", lambda _f, _t, method, **_: Empty(method))
+    result = compare(config(), config().specs("uldp-avg"), 2, tmp_path)
+    assert result["quantities"] == []
+    assert "Nothing was measured" in (tmp_path / "compare.html").read_text()
+    json.loads((tmp_path / "compare.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_labels_are_escaped(tmp_path: Path) -> None:
+    settings = config(rounds=1)
+    spec = MethodSpec("<script>|$x", settings.method())
+    result = compare(settings, [spec], 1, tmp_path)
+    assert "<script" not in (tmp_path / "compare.html").read_text()
+    assert r"<script>\|$x" in table(result)
+
+
+def curve(label: str, mean: Sequence[float], **changes: Any) -> plots.Curve:
+    n = len(mean)
+    fields = {"label": label, "rounds": range(n), "mean": mean, "sd": [0.1] * n, "epsilon": range(n)}
+    return plots.Curve(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("against", ["round", "epsilon"])
+def test_pictures_bear_what_is_missing(against: str) -> None:
+    nan = float("nan")
+    curves = [
+        curve("gaps", [0.5, nan, 0.7, 0.8]),
+        curve("nothing", [nan] * 4),
+        curve("diverged", [0.5, 10, 1e4, 1e9]),
+        curve("one run", [0.5, 0.6, 0.6, 0.6], sd=[nan] * 4),
+        curve("default", [0.5, 0.7, 0.8, 0.9], epsilon=[0, nan, nan, nan], private=False, reference=True),
+        *(curve(f"method {i}", [0.5, 0.5 + i / 100, 0.6, 0.7]) for i in range(20)),
+    ]
+    figure = plots.comparison(curves, "loss", 0.5, against)
+    assert figure is not None
+    text = plots.svg(figure, "all")
+    for label in ("gaps", "diverged", "one run", "default", "method 19", "untrained"):
+        assert label in text
+    assert ">nothing<" not in text
+    assert "mathdefault" not in text
+    assert plots.comparison([curve("nothing", [nan] * 4)], "loss", None, against) is None
+
+
+def test_equal_epsilons_share_a_line() -> None:
+    figure = plots.epsilon_comparison(
+        [curve("a", [1, 2]), curve("b", [1, 2]), curve("c", [1, 2], epsilon=[0, 99])]
+    )
+    assert figure is not None
+    assert [line.get_label() for line in figure.axes[0].lines] == ["a\n= b", "c"]
+    assert figure.axes[0].get_yscale() == "log"
+    assert plots.epsilon_comparison([curve("none", [1, 2], epsilon=[0, float("nan")])]) is None
+
+
+def test_spread_text() -> None:
+    assert spread_text({"mean": 0.81234, "sd": 0.0123, "n": 3, "of": 3}) == "0.8123 ± 0.012"
+    assert spread_text({"mean": 0.8, "sd": None, "n": 1, "of": 2}) == "0.8 (1 of 2)"
+    assert spread_text({"mean": None, "sd": None, "n": 0, "of": 2}) == "–"
+    assert spread_text(None) == "–"
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(SilodpError, match="seeds = 0"):
+        compare(config(), config().specs("uldp-avg"), 0, tmp_path)
+    spec = MethodSpec("twice", config().method())
+    with pytest.raises(SilodpError, match="'twice' twice"):
+        compare(config(), [spec, spec], 1, tmp_path)

@@ -1,0 +1,325 @@
+"""The report of a run, from files that look like a run's."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from silodp.app.report import epsilon_text, guess_text, odds_text, write_report
+from silodp.errors import SilodpError
+from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Guarantee, View, assumptions_of
+
+ROUNDS = 60
+CONFIG = """\
+name = "heart"
+rounds = 60
+delta = 1e-5
+
+[data]
+source = "heart_disease"
+users = 50
+
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 1.0
+user_sampling = 0.5
+note = "</pre><script>alert(1)</script>"
+"""
+
+
+def guarantee(adversary: Any, epsilon: float | None, **changes: Any) -> Guarantee:
+    made = Guarantee(
+        adversary=adversary,
+        unit="user",
+        epsilon=epsilon,
+        delta=1e-5,
+        rounds=ROUNDS,
+        accountant="pld",
+        method="uldp-avg",
+        private=epsilon is not None,
+        releasable=epsilon is not None,
+        reason=None if epsilon is not None else "counts disclosed: weights in clear",
+        assumptions=() if epsilon is None else assumptions_of(View(adversary, 4)),
+        not_covered=NOT_COVERED,
+    )
+    return replace(made, **changes)
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    """As `silodp run` leaves it: 60 rounds of uldp-avg, an ε per adversary, evaluated every second round."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    generator = np.random.default_rng(3)
+    rows = []
+    for round_ in range(ROUNDS + 1):
+        row: dict[str, Any] = {"round": round_, "seconds": 0.21, "refused": {}}
+        if round_ % 2 == 0:
+            fall = math.exp(-round_ / 18)
+            row["loss"] = 0.42 + 0.3 * fall + 0.008 * generator.standard_normal()
+            accuracy = 0.8 - 0.32 * fall + 0.01 * generator.standard_normal()
+            row["metrics"] = {"accuracy": accuracy, "roc_auc": math.nan if round_ == 4 else accuracy + 0.06}
+        scale = math.sqrt(round_ / ROUNDS)
+        row["epsilon"] = {"released": 3.3961 * scale, "server": 5.02 * scale, "silo": 6.41 * scale}
+        rows.append(row)
+    rows[7]["refused"] = {"hungarian": 2}
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "config.toml").write_text(CONFIG)
+    (directory / "model.safetensors").write_bytes(b"parameters")
+    write_guarantees(
+        directory, [guarantee(a, e) for a, e in zip(ADVERSARIES, (3.3961, 5.02, 6.41), strict=True)]
+    )
+    return directory
+
+
+def write_guarantees(directory: Path, guarantees: list[Guarantee]) -> None:
+    fields = {
+        "method": "uldp-avg",
+        "settings": "UldpAvg(noise_multiplier=5.0, clip=1.0)",
+        "rounds": ROUNDS,
+        "stopped": "rounds",
+        "private": guarantees[0].private,
+        "guarantees": [one.to_dict() for one in guarantees],
+    }
+    (directory / "guarantee.json").write_text(json.dumps(fields))
+
+
+def counts(users: int = 50, silos: int = 4, seed: int = 0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    totals = generator.zipf(1.6, users).clip(max=60)
+    shares = generator.dirichlet([0.3] * silos, users)
+    return np.stack([generator.multinomial(n, p) for n, p in zip(totals, shares, strict=True)], axis=1)
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order, and collects ids and what refers to something."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "input", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "action", "data", "srcset"):
+                self.references.append(value or "")
+            self.references += re.findall(r"url\(([^)]*)\)", value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def report(directory: Path, *args: Any) -> str:
+    path = write_report(directory, *args)
+    assert path == directory / "report.html"
+    return path.read_text()
+
+
+def test_the_guarantee_comes_before_any_picture(run_directory: Path) -> None:
+    text = report(run_directory, counts(), ["cleveland", "hungarian", "switzerland", "va"])
+    first = text.index("<svg")
+    for words in (
+        "ε&nbsp;=&nbsp;3.40",
+        "A person: all her records",
+        "50:50",
+        "1 in 100,000",
+        "Not covered",
+        "assumes",
+    ):
+        assert text.index(words) < first
+    assert "6.41" in text
+    assert "5.02" in text
+    assert "No guarantee" not in text
+    assert "Not for release" not in text
+    assert "hungarian" in text
+    assert text.count("<svg") == 5  # loss, two metrics, ε, records per person
+
+
+def test_the_page_is_well_formed_and_refers_to_nothing_outside(run_directory: Path) -> None:
+    text = report(run_directory, counts())
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids))
+    assert all(reference.startswith("#") for reference in page.references)
+    assert {reference[1:] for reference in page.references} <= set(page.ids)
+    assert "script" not in page.tags
+    assert "@import" not in text
+    assert "http" not in text
+    assert len(text.encode()) < 1_500_000
+
+
+def test_what_is_missing_for_an_adversary_is_said(run_directory: Path) -> None:
+    write_guarantees(
+        run_directory, [guarantee("released", 3.3961), guarantee("server", None), guarantee("silo", None)]
+    )
+    text = report(run_directory)
+    assert text.count("no guarantee</span><small>counts disclosed: weights in clear") == 2
+    assert "Nothing here is private" not in text
+
+
+def test_a_run_without_privacy_says_so_first(run_directory: Path) -> None:
+    reason = "the method 'default' adds no noise"
+    write_guarantees(run_directory, [guarantee(a, None, unit=None, reason=reason) for a in ADVERSARIES])
+    text = report(run_directory)
+    assert text.index("Nothing here is private.") < text.index("<svg")
+    assert "the method &#39;default&#39; adds no noise" in text
+    assert "is protected" not in text
+
+
+def test_a_seeded_run_is_not_for_release(run_directory: Path) -> None:
+    write_guarantees(run_directory, [guarantee(a, 2.0, releasable=False) for a in ADVERSARIES])
+    text = report(run_directory)
+    assert text.index("Not for release.") < text.index("is protected by")
+
+
+def test_the_directory_alone_gives_the_same_text(run_directory: Path) -> None:
+    first = report(run_directory, counts(), ["a", "b", "c", "d"])
+    assert report(run_directory) == first
+
+
+def test_the_private_picture_goes_with_its_file(run_directory: Path) -> None:
+    assert "private counts" in report(run_directory, counts())
+    assert (run_directory / "plots" / "allocation.svg").exists()
+    (run_directory / "plots" / "allocation.json").unlink()
+    assert "private counts" not in report(run_directory)
+    assert not (run_directory / "plots" / "allocation.svg").exists()
+
+
+def test_many_persons_and_silos_stay_small(run_directory: Path) -> None:
+    many = counts(users=20_000, silos=50)
+    text = report(run_directory, many)
+    assert "400 steps of about 50 persons" in text
+    assert f"The most records of one person: {many.sum(axis=0).max()}" in text
+    assert "44 other silos" in text
+    assert len(text.encode()) < 1_500_000
+    assert (run_directory / "plots" / "allocation.json").stat().st_size < 300_000
+
+
+def test_the_kept_counts_are_right(run_directory: Path) -> None:
+    small = np.array([[3, 0, 0, 1], [2, 0, 1, 1]])
+    write_report(run_directory, small, ["a", "b"])
+    kept = json.loads((run_directory / "plots" / "allocation.json").read_text())
+    assert kept["bars"] == [[3, 1, 0], [2, 1, 1]]
+    assert (kept["persons"], kept["without_records"], kept["in_several_silos"]) == (4, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "$\\frac{", "_hidden", "病院", 'a"b&c', "x" * 300]
+)
+def test_names_cannot_break_the_page(run_directory: Path, name: str) -> None:
+    rows = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+    rows[3]["refused"] = {name: 1}
+    for row in rows:
+        if "metrics" in row:
+            row["metrics"] = {name: row["metrics"]["accuracy"]}
+    (run_directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = report(run_directory, counts(), [name, "b", "c", "d"])
+    page = Page(text)
+    assert "script" not in page.tags
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_configuration_is_shown_escaped(run_directory: Path) -> None:
+    text = report(run_directory)
+    assert "&lt;script&gt;alert(1)" in text
+    assert "noise_multiplier = 5.0" in text
+
+
+def test_refused_updates_are_counted(run_directory: Path) -> None:
+    assert "2 from hungarian" in report(run_directory)
+
+
+def test_a_run_from_python_without_evaluation_has_a_report(run_directory: Path) -> None:
+    (run_directory / "config.toml").unlink()
+    epsilon = dict.fromkeys(ADVERSARIES, None)
+    rows = [{"round": r, "loss": None, "metrics": {}, "epsilon": epsilon} for r in range(3)]
+    (run_directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = report(run_directory)
+    assert "started from Python" in text
+    assert "Nothing was measured" in text
+    assert "<svg" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("metrics.jsonl", None, "is missing"),
+        ("guarantee.json", None, "is missing"),
+        ("metrics.jsonl", '{"round": 0}\n{"rou', "line 2"),
+        ("metrics.jsonl", "[1]\n", "line 1"),
+        ("metrics.jsonl", "", "is empty"),
+        ("guarantee.json", "{", "damaged"),
+        ("guarantee.json", "[]", "damaged"),
+        ("guarantee.json", '{"guarantees": [{}]}', "does not hold a guarantee"),
+        ("plots/allocation.json", '{"silos": ["a"], "bars": [], "persons_per_bar": []}', "damaged"),
+    ],
+)
+def test_damage_is_one_sentence(run_directory: Path, name: str, content: str | None, says: str) -> None:
+    path = run_directory / name
+    path.parent.mkdir(exist_ok=True)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(SilodpError, match=says) as error:
+        write_report(run_directory)
+    assert path.name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(SilodpError, match="does not exist"):
+        write_report(tmp_path / "none", counts())
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (9.997, "10.00"),
+        (0.758, "0.758"),
+        (4.4881, "4.49"),
+        (0.0123456, "0.0124"),
+        (1011.2, "1,012"),
+        (2.5, "2.50"),
+        (0.0, "0"),
+        (None, "none"),
+        (math.inf, "none"),
+    ],
+)
+def test_epsilon_is_never_rounded_down(epsilon: float | None, text: str) -> None:
+    assert epsilon_text(epsilon) == text
+
+
+def test_odds_of_a_guess() -> None:
+    assert guess_text(0.0) == "50.0 %"
+    assert guess_text(math.log(3)) == "75.0 %"
+    assert guess_text(math.log(3), 0.1) == "77.5 %"  # (3 + 0.1)/4: the largest total variation at (ε, δ)
+    assert guess_text(1000.0) == "nearly 100 %"
+    assert odds_text(1e-5) == "1 in 100,000"
+    assert odds_text(3e-5) == "1 in 33,333"

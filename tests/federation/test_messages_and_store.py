@@ -1,0 +1,117 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from silodp.errors import SilodpError
+from silodp.federation.messages import Message
+from silodp.federation.store import DirectoryStore, MemoryStore, write_durably
+from silodp.federation.transport import InProcess
+
+MESSAGE = Message(
+    "update",
+    "run1",
+    3,
+    1,
+    fields={"note": "ü", "numbers": [1, 2.5, None]},
+    arrays={"share": np.arange(6.0).reshape(2, 3), "sample": np.array([True, False]), "none": np.empty(0)},
+    blobs={"seed": b"\x00\xff"},
+)
+
+
+def same(a: Message, b: Message) -> bool:
+    return (
+        (a.kind, a.run, a.round, a.attempt, a.fields, a.blobs)
+        == (b.kind, b.run, b.round, b.attempt, b.fields, b.blobs)
+        and a.arrays.keys() == b.arrays.keys()
+        and all(
+            np.array_equal(a.arrays[k], b.arrays[k]) and a.arrays[k].dtype == b.arrays[k].dtype
+            for k in a.arrays
+        )
+    )
+
+
+def test_a_message_survives_the_wire():
+    decoded = Message.decode(MESSAGE.encode())
+    assert same(decoded, MESSAGE)
+    assert decoded.digest() == MESSAGE.digest()
+
+
+@pytest.mark.parametrize("cut", [0, 5, 60, -1])
+def test_bytes_that_are_no_message_are_one_sentence(cut):
+    with pytest.raises(SilodpError, match="cannot be read"):
+        Message.decode(MESSAGE.encode()[:cut])
+
+
+def test_digests_tell_requests_apart():
+    others = [
+        Message("update", "run1", 3, 1, arrays={"params": np.zeros(3)}),
+        Message("update", "run1", 3, 1, arrays={"params": np.zeros(3, dtype=np.float32)}),
+        Message("update", "run1", 3, 1, arrays={"params": np.zeros((3, 1))}),
+        Message("update", "run1", 3, 1, arrays={"other": np.zeros(3)}),
+        Message("update", "run1", 3, 2, arrays={"params": np.zeros(3)}),
+        Message("update", "run1", 3, 1, fields={"a": 1}, arrays={"params": np.zeros(3)}),
+        Message("update", "run1", 3, 1, arrays={"params": np.zeros(3)}, blobs={"x": b"y"}),
+    ]
+    assert len({message.digest() for message in others}) == len(others)
+
+
+@pytest.mark.parametrize("make", [lambda path: MemoryStore(), lambda path: DirectoryStore(path / "store")])
+def test_a_store_keeps_bytes_under_names(make, tmp_path):
+    store = make(tmp_path)
+    assert store.get("a/b") is None
+    store.put("a/b", b"one")
+    store.put("a/b", b"two")
+    store.put("../escape", b"three")
+    assert store.get("a/b") == b"two"
+    assert sorted(store.names()) == ["../escape", "a/b"]
+    store.drop("a/b")
+    store.drop("a/b")
+    assert store.get("a/b") is None
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["store"]), "a key is a name, never a path"
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    store = DirectoryStore(tmp_path)
+    store.put("key", b"value")
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(SilodpError, match="damaged"):
+        store.get("key")
+
+
+def test_a_write_that_was_cut_off_is_not_there(tmp_path):
+    store = DirectoryStore(tmp_path)
+    (tmp_path / "key.partial").write_bytes(b"half")
+    assert store.names() == []
+    assert store.get("key") is None
+
+
+def test_a_write_reaches_the_disk_before_it_is_named(tmp_path, monkeypatch):
+    """Durability cannot be seen from inside; that fsync comes before the rename can."""
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append("fsync"), fsync(fd))[1])
+    monkeypatch.setattr(
+        Path, "replace", lambda self, target: (events.append("rename"), replace(self, target))[1]
+    )
+    write_durably(tmp_path / "file", b"data")
+    assert events == ["fsync", "rename", "fsync"]
+
+
+class Echo:
+    def answer(self, request: Message) -> Message:
+        if request.kind == "refuse":
+            raise SilodpError("not today")
+        return request
+
+
+@pytest.mark.parametrize("wire", [False, True])
+def test_failures_are_data(wire):
+    transport = InProcess({"a": Echo(), "b": Echo()}, wire=wire)
+    answers, failures = transport.ask({"a": MESSAGE, "b": Message("refuse", "run1"), "c": MESSAGE})
+    assert same(answers["a"], MESSAGE)
+    assert failures["b"].kind == "refused"
+    assert failures["b"].reason == "not today"
+    assert "c" in failures["c"].reason

@@ -1,0 +1,388 @@
+"""Whole runs: what is released, charged, stored and resumed."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from oracles import judges_std, logistic_task, small_federation
+from silodp.data.silo import SiloData
+from silodp.errors import SilodpError
+from silodp.federation.messages import Message
+from silodp.federation.run import train
+from silodp.federation.silo import Silo
+from silodp.federation.store import MemoryStore
+from silodp.mechanisms.noise import Randomness
+from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.privacy.accounting import epsilon
+from silodp.privacy.events import Gaussian
+from silodp.training.local import LocalTraining
+from silodp.training.losses import Loss
+from silodp.training.task import Task
+
+TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
+AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)
+GROUP = UldpGroup(2.0, 0.5, 4, 0.2, local_steps=3, expected_batch_size=4, local_learning_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Default(TRAIN),
+        UldpNaive(5.0, 0.5, TRAIN),
+        GROUP,
+        UldpSgd(5.0, 0.5, server_learning_rate=20.0),
+        AVG,
+        replace(AVG, weighting="records"),
+        replace(AVG, user_sampling=0.5, server_momentum=0.5),
+    ],
+    ids=lambda method: method.name,
+)
+def test_every_method_runs_and_repeats_with_its_seed(method):
+    federation = small_federation()
+    first = train(federation, logistic_task(), method, rounds=3, seed=1)
+    again = train(federation, logistic_task(), method, rounds=3, seed=1)
+    other = train(federation, logistic_task(), method, rounds=3, seed=2)
+    assert torch.equal(first.params, again.params)
+    assert not torch.equal(first.params, other.params)
+    assert [row["round"] for row in first.metrics] == [0, 1, 2, 3]
+    assert all(0 <= row["metrics"]["accuracy"] <= 1 for row in first.metrics)
+    assert first.guarantees["released"].private == (method.name != "default")
+    assert not first.guarantees["released"].releasable, "noise from a seed is not for release"
+
+
+def test_without_a_seed_no_two_runs_are_alike_and_the_guarantee_may_be_released():
+    runs = [train(small_federation(), logistic_task(), AVG, rounds=1) for _ in range(2)]
+    assert not torch.equal(runs[0].params, runs[1].params)
+    assert all(run.guarantees["released"].releasable for run in runs)
+
+
+def test_learning_happens():
+    federation = small_federation(users=60, records=600)
+    method = UldpAvg(0.5, 1.0, LocalTraining(learning_rate=0.5, epochs=5), server_learning_rate=10.0)
+    result = train(federation, logistic_task(), method, rounds=10, seed=0)
+    assert result.metrics[-1]["metrics"]["accuracy"] > 0.85
+    assert (
+        train(federation, logistic_task(), Default(TRAIN), rounds=10, seed=0).metrics[-1]["metrics"][
+            "accuracy"
+        ]
+        > 0.85
+    )
+
+
+def noise_multiplier_of(printed: float, rounds: int, delta: float) -> float:
+    """The σ whose Gaussian mechanism, composed, costs what was printed."""
+    low, high = 1e-2, 1e4
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (
+            (middle, high) if epsilon([(Gaussian(middle), rounds)], delta) > printed else (low, middle)
+        )
+    return low
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "records"])
+def test_the_noise_in_the_model_is_the_noise_of_the_printed_epsilon(weighting):
+    """From the guarantee alone, without reading the method's σ: ε → σ → std of what the released models moved by."""
+    federation, task = small_federation(silos=4, features=1500), logistic_task(1500)
+    clip, rounds = 0.2, 3
+    method = UldpAvg(4.0, clip, TRAIN, weighting, server_learning_rate=6.0)
+    noisy = train(federation, task, method, rounds=rounds, seed=0)
+    # The same updates without noise: clip so small that they vanish beside the noise of the noisy run.
+    sigma = noise_multiplier_of(noisy.guarantees["released"].epsilon, rounds, 1e-5)
+    start = task.initial(0)
+    scale = 6.0 / (federation.users * 4)
+    clear = train(federation, task, replace(method, noise_multiplier=0.0), rounds=1, seed=0)
+    one = train(federation, task, method, rounds=1, seed=0)
+    added = (one.params - clear.params).double().numpy()
+    assert judges_std(added, scale * sigma * clip)
+    assert np.linalg.norm((clear.params - start).numpy()) <= scale * clip * federation.users * 1.001
+
+
+def test_printed_epsilon_is_that_of_the_method_and_stops_at_the_budget():
+    federation, task = small_federation(), logistic_task()
+    result = train(federation, task, AVG, rounds=5, seed=0)
+    assert result.epsilon == pytest.approx(epsilon([(Gaussian(5.0), 5)], 1e-5), rel=1e-6)
+    budget = {"epsilon": result.epsilon * 1.0001, "delta": 1e-5}
+    stopped = train(federation, task, AVG, rounds=50, seed=0, budget=budget)
+    assert stopped.stopped == "budget"
+    assert len(stopped.metrics) == 6, "the untrained model and five rounds"
+    assert stopped.epsilon <= budget["epsilon"]
+
+
+def test_a_budget_against_someone_who_is_promised_nothing_is_refused():
+    with pytest.raises(SilodpError, match="counts"):
+        train(
+            small_federation(),
+            logistic_task(),
+            replace(AVG, weighting="records"),
+            rounds=1,
+            budget={"epsilon": 1.0, "delta": 1e-5, "adversary": "server"},
+        )
+
+
+def test_each_adversary_gets_its_own_epsilon():
+    result = train(small_federation(), logistic_task(), replace(AVG, user_sampling=0.3), rounds=4, seed=0)
+    spent = {adversary: guarantee.epsilon for adversary, guarantee in result.guarantees.items()}
+    assert spent["released"] < spent["silo"] < spent["server"], (
+        "amplified; knows the sample; and subtracts its own"
+    )
+
+
+def test_empty_silos_absent_people_and_empty_samples_are_normal():
+    federation = small_federation(users=500)  # most have no record at all
+    empty = SiloData("empty", np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    federation = replace(federation, silos=(*federation.silos, empty))
+    for method in (
+        AVG,
+        replace(AVG, user_sampling=1e-9),
+        replace(AVG, weighting="records"),
+        GROUP,
+        Default(TRAIN),
+    ):
+        result = train(federation, logistic_task(), method, rounds=2, seed=0)
+        assert torch.isfinite(result.params).all()
+
+
+def test_one_diverging_silo_does_not_poison_the_model():
+    federation = small_federation()
+    huge = replace(federation.silos[0], x=federation.silos[0].x * np.float32(1e38))
+    federation = replace(federation, silos=(huge, *federation.silos[1:]))
+    for method in (AVG, UldpNaive(5.0, 0.5, TRAIN)):
+        result = train(federation, logistic_task(), method, rounds=2, seed=0)
+        assert torch.isfinite(result.params).all()
+        assert result.metrics[1]["refused"].get("silo0", 0) > 0, "reported"
+        assert result.guarantees["released"].rounds == 2, "and charged"
+    # Without privacy nothing is clipped; the sum is refused whole and the model stays as it was.
+    result = train(federation, logistic_task(), Default(TRAIN), rounds=1, seed=0)
+    assert torch.equal(result.params, logistic_task().initial(0))
+    assert result.metrics[1]["refused"] == {"(sum)": 1}
+
+
+class Nan(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) / 0.0 * 0.0
+
+
+def test_a_model_that_returns_nan_is_refused_before_anything_is_written(tmp_path):
+    task = Task(Nan(), logistic_task().loss)
+    with pytest.raises(SilodpError, match=r"(?i)nan|finite"):
+        train(small_federation(), task, AVG, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# --- stored answers ---
+
+
+def party(store: MemoryStore | None = None) -> Silo:
+    federation = small_federation()
+    silo = Silo(
+        federation.silos[0],
+        logistic_task(),
+        AVG,
+        Population(3, 12),
+        Randomness.secret(),
+        store or MemoryStore(),
+    )
+    silo.answer(Message("setup", "run", arrays={"allotment": np.full(12, 1 / 3)}))
+    return silo
+
+
+def request(round_: int, value: float = 0.0) -> Message:
+    return Message("update", "run", round_, arrays={"params": np.full(5, value, np.float32)})
+
+
+def test_a_repeated_request_gets_the_same_noise_even_after_a_restart():
+    store = MemoryStore()
+    first = party(store).answer(request(0)).arrays["share"]
+    np.testing.assert_array_equal(party(store).answer(request(0)).arrays["share"], first)
+    assert not np.array_equal(party().answer(request(0)).arrays["share"], first), "noise is secret otherwise"
+
+
+def test_another_request_under_an_answered_key_is_refused():
+    silo = party()
+    silo.answer(request(0))
+    with pytest.raises(SilodpError, match="each key once"):
+        silo.answer(request(0, value=1.0))
+
+
+def test_a_round_long_past_is_not_answered_again():
+    silo = party()
+    silo.answer(request(0))
+    silo.answer(request(1))
+    with pytest.raises(SilodpError, match="older"):
+        silo.answer(request(0))
+
+
+def test_answers_carry_nothing_but_the_noisy_share():
+    answer = party().answer(request(0))
+    assert set(answer.arrays) == {"share"}
+    assert answer.fields == {}
+    assert answer.blobs == {}
+
+
+def test_an_update_before_the_setup_is_refused():
+    federation = small_federation()
+    silo = Silo(
+        federation.silos[0], logistic_task(), AVG, Population(3, 12), Randomness.secret(), MemoryStore()
+    )
+    with pytest.raises(SilodpError, match="set-up"):
+        silo.answer(request(0))
+
+
+# --- checkpoint and resume ---
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path):
+    federation, task = small_federation(), logistic_task()
+    method = replace(AVG, user_sampling=0.5, server_momentum=0.5)
+    whole = train(federation, task, method, rounds=6, seed=0)
+    train(federation, task, method, rounds=2, seed=0, out=tmp_path)
+    resumed = train(federation, task, method, rounds=6, seed=0, out=tmp_path, resume=True)
+    assert torch.equal(whole.params, resumed.params)
+    assert whole.epsilon == pytest.approx(resumed.epsilon, rel=1e-9)
+    assert [row["round"] for row in resumed.metrics] == list(range(7))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == list(range(7))
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["weight"].ravel(), resumed.params[:4])
+
+
+def test_resuming_without_a_seed_repeats_the_round_in_flight_byte_for_byte(tmp_path, monkeypatch):
+    """The process dies after the silos answered and before the server kept the result."""
+    federation, task = small_federation(), logistic_task()
+    train(federation, task, AVG, rounds=2, out=tmp_path)
+    released: list[np.ndarray] = []
+    from silodp.federation import run as runs
+    from silodp.federation.aggregation import Plain
+
+    class Dying(Plain):
+        def total(self, answers):
+            released.append(super().total(answers).numpy())
+            if len(released) == 1:
+                raise KeyboardInterrupt
+            return super().total(answers)
+
+    monkeypatch.setitem(runs.AGGREGATORS, "plain", Dying)
+    with pytest.raises(KeyboardInterrupt):
+        train(federation, task, AVG, rounds=3, out=tmp_path, resume=True)
+    result = train(federation, task, AVG, rounds=3, out=tmp_path, resume=True)
+    np.testing.assert_array_equal(released[0], released[1])
+    assert result.guarantees["released"].rounds == 3, "charged once"
+
+
+def test_an_output_directory_is_not_overwritten(tmp_path):
+    (tmp_path / "something").write_text("precious")
+    with pytest.raises(SilodpError, match="not empty"):
+        train(small_federation(), logistic_task(), AVG, rounds=1, out=tmp_path)
+
+
+def damaged(kind: str, path: Path) -> None:
+    data = path.read_bytes()
+    match kind:
+        case "flipped":
+            path.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+        case "cut":
+            path.write_bytes(data[: len(data) // 2])
+        case "empty":
+            path.write_bytes(b"")
+        case "missing":
+            path.unlink()
+
+
+@pytest.mark.parametrize("kind", ["flipped", "cut", "empty", "missing"])
+@pytest.mark.parametrize("name", ["state.safetensors", "ledger.jsonl"])
+def test_a_damaged_checkpoint_or_ledger_is_one_sentence(kind, name, tmp_path):
+    federation, task = small_federation(), logistic_task()
+    train(federation, task, AVG, rounds=2, seed=0, out=tmp_path)
+    damaged(kind, tmp_path / "checkpoint" / name)
+    with pytest.raises(SilodpError) as caught:
+        train(federation, task, AVG, rounds=4, seed=0, out=tmp_path, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["method", "data", "seed", "model"])
+def test_a_foreign_checkpoint_is_refused(change, tmp_path):
+    arguments = {"federation": small_federation(), "task": logistic_task(), "method": AVG, "seed": 0}
+    train(**arguments, rounds=1, out=tmp_path)
+    arguments |= {
+        "method": {"method": replace(AVG, noise_multiplier=0.1)},
+        "data": {"federation": small_federation(seed=1)},
+        "seed": {"seed": 1},
+        "model": {"task": Task(torch.nn.Linear(4, 2), logistic_task().loss)},
+    }[change]
+    with pytest.raises(SilodpError, match="another set-up"):
+        train(**arguments, rounds=2, out=tmp_path, resume=True)
+
+
+def test_an_older_checkpoint_beside_a_newer_ledger_is_refused(tmp_path):
+    """Otherwise a round could be drawn, and released, twice for one charge."""
+    federation, task = small_federation(), logistic_task()
+    train(federation, task, AVG, rounds=1, out=tmp_path)
+    state = tmp_path / "checkpoint" / "state.safetensors"
+    old = state.read_bytes()
+    train(federation, task, AVG, rounds=3, out=tmp_path, resume=True)
+    state.write_bytes(old)
+    with pytest.raises(SilodpError, match="ledger"):
+        train(federation, task, AVG, rounds=4, out=tmp_path, resume=True)
+
+
+@pytest.mark.slow
+def test_kill_9_at_every_durable_operation_loses_nothing_and_charges_once():
+    """Each fsync, write and rename of a run in turn is where the process dies; then it is resumed."""
+    program = Path(__file__).with_name("killed.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", str(program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    outcomes = [json.loads(line) for line in finished.stdout.splitlines()]
+    *killed, whole = outcomes
+    assert whole[1] == 0, "the last one was not killed"
+    assert len(killed) > 50
+    assert all(outcome[1] >= 1 for outcome in killed)
+    for outcome in killed:
+        assert outcome[2:] == whole[2:], (
+            f"killed at operation {outcome[0]}: ε, rounds, metrics or model differ"
+        )
+
+
+def test_a_silo_that_gives_no_answer_is_named_and_the_round_repeated(tmp_path, monkeypatch):
+    federation, task = small_federation(), logistic_task()
+    train(federation, task, AVG, rounds=1, seed=0, out=tmp_path)
+    broken = Silo._update
+
+    def update(self: Silo, message: Message) -> Message:
+        if self.name == "silo1":
+            raise OSError("disk full")
+        return broken(self, message)
+
+    monkeypatch.setattr(Silo, "_update", update)
+    with pytest.raises(SilodpError, match=r"silo1.*disk full"):
+        train(federation, task, AVG, rounds=3, seed=0, out=tmp_path, resume=True)
+    monkeypatch.setattr(Silo, "_update", broken)
+    resumed = train(federation, task, AVG, rounds=3, seed=0, out=tmp_path, resume=True)
+    assert torch.equal(resumed.params, train(federation, task, AVG, rounds=3, seed=0).params)
+    assert resumed.guarantees["released"].rounds == 3
+
+
+def test_a_loss_of_ones_own_is_used():
+    loss = Loss.per_record("double", lambda outputs, targets: 2 * (outputs.squeeze(-1) - targets) ** 2)
+    task = Task(torch.nn.Linear(4, 1), loss)
+    result = train(small_federation(), task, AVG, rounds=1, seed=0)
+    assert result.metrics[-1]["loss"] > 0

@@ -1,0 +1,386 @@
+"""ε against SPEC's tables, identities, and integrals computed without the package."""
+
+import logging
+import math
+import warnings
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from silodp.errors import SilodpError
+from silodp.privacy import losses, renyi
+from silodp.privacy.accounting import Spent, delta_of, epsilon, grid_for
+from silodp.privacy.events import (
+    Gaussian,
+    GroupSampled,
+    KnownSample,
+    NoGuarantee,
+    PoissonSampled,
+    Repeated,
+)
+
+DELTA = 1e-5
+SIGMA = Gaussian(5.0)
+
+
+# SPEC section 1, ε of uldp-avg at σ=5, T=100: q, RDP, PLD, known sample by RDP, known sample by PLD.
+ULDP_AVG = [
+    (1.0, 10.726, 9.997, 10.726, 9.997),
+    (0.7, 7.110, 6.591, 8.788, 8.148),
+    (0.5, 4.866, 4.488, 7.324, 6.755),
+    (0.3, 2.759, 2.532, 5.618, 5.134),
+    (0.1, 0.835, 0.758, 3.340, 2.982),
+]
+
+
+@pytest.mark.parametrize(("q", "rdp", "pld", "known_rdp", "known_pld"), ULDP_AVG)
+def test_uldp_avg_has_specs_epsilon(q, rdp, pld, known_rdp, known_pld):
+    sampled, known = [(PoissonSampled(q, SIGMA), 100)], [(KnownSample(q, SIGMA), 100)]
+    found = [epsilon(c, DELTA, a) for c in (sampled, known) for a in ("rdp", "pld")]
+    assert [round(e, 3) for e in found] == [rdp, pld, known_rdp, known_pld]
+
+
+# SPEC section 1, G, at σ=5, γ=0.01, 10⁵ steps: k, RDP by valid orders, mixture of Gaussians by PLD.
+# SPEC prints 1012 for k=64: dp_accounting's search for ε, whose exp(−745) is 0. See the test after the next.
+GROUPS = [
+    (1, "2.849", "2.63"),
+    (2, "7.99", "5.84"),
+    (4, "24.5", "13.6"),
+    (8, "98.8", "34.2"),
+    (16, "545.6", "95.2"),
+    (32, "3267", "295.8"),
+    (64, "20107", "1011"),
+]
+
+
+@pytest.mark.parametrize(("k", "rdp", "pld"), GROUPS)
+def test_groups_have_specs_epsilon(k, rdp, pld):
+    for accountant, printed in (("rdp", rdp), ("pld", pld)):
+        found = epsilon([(GroupSampled(k, 0.01, 5.0), 100_000)], DELTA, accountant)
+        decimals = len(printed.partition(".")[2])
+        assert f"{found:.{decimals}f}" == printed
+
+
+def test_specs_1012_for_64_records_is_where_the_library_underflows():
+    """By the library's own δ(ε), 1011.04 has δ = 1e-5; only its search for ε does not see it."""
+    ours = epsilon([(GroupSampled(64, 0.01, 5.0), 100_000)], DELTA)
+    weights = stats.binom.pmf(np.arange(65), 64, 0.01)
+    step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+        5.0, np.arange(65), weights, value_discretization_interval=1e-3
+    )
+    run = step.self_compose(100_000)
+    assert run.get_epsilon_for_delta(DELTA) == pytest.approx(1012, abs=0.05)
+    assert run.get_delta_for_epsilon(ours + 0.02) < DELTA < run.get_delta_for_epsilon(ours - 0.02)
+
+
+def test_naive_by_rdp_has_half_the_multiplier():
+    assert round(epsilon([(Gaussian(2.5), 100)], DELTA, "rdp"), 2) == 25.93
+    assert round(epsilon([(Gaussian(5.0), 100)], DELTA, "rdp"), 2) == 10.73
+
+
+def test_group_of_three_is_rounded_up_to_four():
+    three, four = ([(GroupSampled(k, 0.01, 5.0), 1000)] for k in (3, 4))
+    assert epsilon(three, DELTA, "rdp") == epsilon(four, DELTA, "rdp")
+    assert epsilon(three, DELTA, "pld") < epsilon(four, DELTA, "pld")
+
+
+def test_group_orders_are_at_least_two():
+    for k in (2, 3, 8, 64):
+        steps = [(GroupSampled(k, 0.01, 5.0), 1)]
+        orders, rho = renyi.composed(steps)
+        c = math.ceil(math.log2(k))
+        assert min(orders) == 2.0
+        assert set(orders) == {a / 2**c for a in renyi.ORDERS if a >= 2 ** (c + 1)}
+        base = renyi.of_step(PoissonSampled(0.01, SIGMA), (2.0 ** (c + 1), 2.0 ** (c + 2)))
+        assert rho[list(orders).index(2.0)] == pytest.approx(3**c * base[0])
+    # Beside a larger group, a smaller one is asked for orders it has, and one below 2 has no bound.
+    assert math.isinf(renyi.of_step(GroupSampled(2, 0.01, 5.0), (1.5, 2.0))[0])
+
+
+# Identities
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_identities(accountant):
+    def cost(*charges):
+        return epsilon(charges, DELTA, accountant)
+
+    assert cost((GroupSampled(1, 0.3, 2.0), 10)) == cost((PoissonSampled(0.3, Gaussian(2.0)), 10))
+    assert cost((KnownSample(1.0, SIGMA), 10)) == cost((SIGMA, 10))
+    assert cost((PoissonSampled(1.0, SIGMA), 10)) == cost((SIGMA, 10))
+    assert cost((GroupSampled(4, 1.0, 8.0), 10)) == cost((Gaussian(2.0), 10))
+    assert cost((Repeated(PoissonSampled(0.3, SIGMA), 5), 4)) == cost((PoissonSampled(0.3, SIGMA), 20))
+    assert cost((SIGMA, 3), (Gaussian(2.0), 1)) == cost((Gaussian(2.0), 1), (SIGMA, 1), (SIGMA, 2))
+    assert cost((SIGMA, 100)) == pytest.approx(cost((Gaussian(0.5), 1)), rel=1e-12)
+
+
+def test_mixture_of_one_is_the_sampled_gaussian():
+    group, sampled = GroupSampled(1, 0.3, 2.0), PoissonSampled(0.3, Gaussian(2.0))
+    for ours, librarys in zip(losses.of_step(group, 1e-3), losses.of_step(sampled, 1e-3), strict=True):
+        for eps in (0.0, 0.1, 0.5, 1.0, 2.0):
+            assert ours.delta(eps) == pytest.approx(librarys.delta(eps), rel=1e-6, abs=1e-12)
+
+
+def test_nothing_costs_nothing_and_no_noise_promises_nothing():
+    for accountant in ("pld", "rdp"):
+        for free in ([], [(SIGMA, 0)], [(PoissonSampled(0.0, SIGMA), 9)], [(Gaussian(math.inf), 9)]):
+            assert epsilon(free, DELTA, accountant) == 0.0
+            assert delta_of(free, 1.0, accountant) == 0.0
+        for open_ in ([(Gaussian(0.0), 1)], [(SIGMA, 1), (NoGuarantee("counts disclosed"), 1)]):
+            assert epsilon(open_, DELTA, accountant) == math.inf
+            assert delta_of(open_, 1.0, accountant) == 1.0
+    assert grid_for(Gaussian(0.0)) is None
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_delta_inverts_epsilon(accountant):
+    charges = [(PoissonSampled(0.3, Gaussian(2.0)), 30), (KnownSample(0.5, Gaussian(3.0)), 5), (SIGMA, 3)]
+    assert delta_of(charges, epsilon(charges, DELTA, accountant), accountant) == pytest.approx(
+        DELTA, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("charges", "delta", "accountant", "field"),
+    [
+        ([], 0.0, "pld", "delta"),
+        ([], 1.0, "pld", "delta"),
+        ([], math.nan, "pld", "delta"),
+        ([], 1e-5, "moments", "accountant"),
+        ([(Gaussian(-1.0), 1)], 1e-5, "pld", "noise_multiplier"),
+        ([(Gaussian(math.nan), 1)], 1e-5, "pld", "noise_multiplier"),
+        ([(SIGMA, -1)], 1e-5, "pld", "count"),
+        ([(Repeated(SIGMA, -1), 1)], 1e-5, "pld", "count"),
+        ([(PoissonSampled(1.5, SIGMA), 1)], 1e-5, "pld", "sampling_probability"),
+        ([(GroupSampled(2, -0.1, 1.0), 1)], 1e-5, "rdp", "sampling_probability"),
+        ([(GroupSampled(-2, 0.1, 1.0), 1)], 1e-5, "rdp", "group_size"),
+    ],
+)
+def test_what_is_out_of_range_is_named(charges, delta, accountant, field):
+    with pytest.raises(SilodpError, match=field):
+        epsilon(charges, delta, accountant)
+
+
+def test_negative_epsilon_is_refused():
+    with pytest.raises(SilodpError, match="epsilon"):
+        delta_of([(SIGMA, 1)], -1.0)
+
+
+# Oracles
+
+
+def gaussian_delta(eps, sigma):
+    """The analytic Gaussian mechanism (Balle and Wang 2018)."""
+    mu = 1 / sigma
+    return stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("eps", [0.05, 0.5, 3.0])
+def test_gaussian_against_the_closed_form(sigma, eps):
+    exact = gaussian_delta(eps, sigma)
+    assert exact - 1e-15 <= delta_of([(Gaussian(sigma), 1)], eps) <= exact * (1 + 1e-4) + 1e-14
+
+
+@pytest.mark.parametrize("q", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+def test_known_sample_against_integration(q, sigma):
+    """The coin is seen and independent of the person, so δ averages over it: q ∫ (p − e^ε p′)₊ dx, ε ≥ 0."""
+    p, other = stats.norm(1, sigma).pdf, stats.norm(0, sigma).pdf
+    for eps in (0.01, 0.3, 1.0, 4.0):
+        threshold = sigma**2 * eps + 0.5
+        seen, _ = integrate.quad(
+            lambda x, e=eps: p(x) - math.exp(e) * other(x), threshold, threshold + 40 * sigma
+        )
+        found = delta_of([(KnownSample(q, Gaussian(sigma)), 1)], eps)
+        assert q * seen * (1 - 1e-7) - 1e-12 <= found <= q * seen * (1 + 1e-3) + 1e-12
+
+
+def test_known_sample_keeps_its_infinite_mass():
+    step = losses.Losses(1e-3, 5, np.array([0.5, 0.3]), 0.2)
+    mixed = losses._with_atom_at_zero(step, 0.25)
+    assert mixed.infinite == pytest.approx(0.05)
+    assert mixed.probabilities.sum() + mixed.infinite == pytest.approx(1)
+    assert mixed.delta(0.0055) == pytest.approx(0.25 * step.delta(0.0055))
+
+
+@pytest.mark.parametrize(
+    ("k", "gamma", "sigma"), [(2, 0.3, 1.0), (5, 0.1, 2.0), (9, 0.5, 4.0), (3, 0.01, 0.7)]
+)
+def test_group_step_against_integration(k, gamma, sigma):
+    weights = stats.binom.pmf(np.arange(k + 1), k, gamma)
+
+    directions = losses.of_step(GroupSampled(k, gamma, sigma), 1e-3)
+    xs = np.linspace(-12 * sigma, k + 12 * sigma, 100_001)
+    p = weights @ stats.norm.pdf(xs[None], np.arange(k + 1)[:, None], sigma)
+    q = stats.norm.pdf(xs, 0, sigma)
+    for upper, lower, direction in ((p, q, directions[0]), (q, p, directions[1])):
+        for eps in (0.01, 0.1, 0.5, 1.5):
+            exact = np.trapezoid(np.maximum(upper - math.exp(eps) * lower, 0), xs)
+            assert direction.delta(eps) == pytest.approx(exact, rel=2e-3, abs=1e-9)
+            assert direction.delta(eps) >= exact - 1e-8
+
+
+@pytest.mark.parametrize(("k", "gamma", "sigma"), [(2, 0.01, 5.0), (7, 0.5, 1.0), (16, 0.9, 3.0)])
+def test_mixture_agrees_with_the_librarys(k, gamma, sigma):
+    grid = 1e-2
+    theirs = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+        sigma,
+        np.arange(k + 1),
+        stats.binom.pmf(np.arange(k + 1), k, gamma),
+        value_discretization_interval=grid,
+    )
+    ours = losses.of_step(GroupSampled(k, gamma, sigma), grid)
+    for eps in (0.0, 0.1, 1.0, 5.0):
+        assert max(d.delta(eps) for d in ours) == pytest.approx(
+            theirs.get_delta_for_epsilon(eps), rel=1e-9, abs=1e-14
+        )
+
+
+@pytest.mark.parametrize(
+    "event", [PoissonSampled(0.5, SIGMA), PoissonSampled(0.02, Gaussian(1.0)), KnownSample(0.3, SIGMA)]
+)
+@pytest.mark.parametrize("count", [1, 10, 1000])
+def test_grid_costs_two_parts_in_ten_thousand_at_most(event, count):
+    """Against dp_accounting's own composition and search, at the grid of SPEC's goldens."""
+    q, sigma = event.sampling_probability, event.event.noise_multiplier
+    build = privacy_loss_distribution
+    if isinstance(event, KnownSample):
+        step = build.from_gaussian_mechanism(sigma).compute_mixture(build.identity(), q)
+    else:
+        step = build.from_gaussian_mechanism(sigma, sampling_prob=q)
+    reference = step.self_compose(count).get_epsilon_for_delta(DELTA)
+    found = epsilon([(event, count)], DELTA)
+    assert reference * (1 - 1e-6) <= found <= reference * (1 + 2e-4)
+
+
+@pytest.mark.parametrize(("sigma", "count"), [(300.0, 100_000), (30.0, 1000), (3.0, 100)])
+@pytest.mark.parametrize("deviations", [4.5, 6.5, 7.5])
+def test_one_transform_is_as_exact_as_it_says(sigma, count, deviations):
+    """Gaussian steps through the transform, against the one Gaussian they are; what it may err is charged."""
+    composed = losses._convolved([(losses.of_step(Gaussian(sigma), 1e-4)[0], count)])
+    mu = math.sqrt(count) / sigma
+    eps = mu**2 / 2 + deviations * mu
+    exact = gaussian_delta(eps, 1 / mu)
+    assert composed.infinite >= 1e-16 * count
+    assert exact <= composed.delta(eps) <= exact * (1 + 2e-2) + 2 * composed.infinite
+
+
+def test_a_mixed_run_is_composed_in_both_directions():
+    steps = [
+        (PoissonSampled(0.2, Gaussian(1.0)), 3),
+        (KnownSample(0.5, Gaussian(2.0)), 2),
+        (Gaussian(3.0), 1),
+    ]
+    library = privacy_loss_distribution
+    grid = 1e-4
+    sampled = library.from_gaussian_mechanism(1.0, sampling_prob=0.2, value_discretization_interval=grid)
+    known = library.from_gaussian_mechanism(2.0).compute_mixture(library.identity(), 0.5)
+    whole = (
+        sampled.self_compose(3).compose(known.self_compose(2)).compose(library.from_gaussian_mechanism(3.0))
+    )
+    found = epsilon(steps, DELTA)
+    reference = whole.get_epsilon_for_delta(DELTA)
+    assert reference * (1 - 1e-6) <= found <= reference * (1 + 2e-4)
+
+
+def test_rdp_of_a_sampled_gaussian_is_the_librarys():
+    accountant = dp_accounting.rdp.RdpAccountant(renyi.ORDERS)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(5.0)), 100)
+    assert epsilon([(PoissonSampled(0.1, SIGMA), 100)], DELTA, "rdp") == accountant.get_epsilon(DELTA)
+
+
+def test_known_sample_by_rdp_at_one_order():
+    """E over the coin of e^((α−1)·loss), at α = 3."""
+    q, sigma, alpha = 0.3, 2.0, 3.0
+    moment = 1 - q + q * math.exp((alpha - 1) * alpha / (2 * sigma**2))
+    found = renyi.of_step(KnownSample(q, Gaussian(sigma)), (alpha,))
+    assert found[0] == pytest.approx(math.log(moment) / (alpha - 1))
+
+
+def test_the_librarys_loud_warnings_are_held_back(caplog):
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        renyi.of_step(PoissonSampled(0.517, Gaussian(5.0)), renyi.ORDERS)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.05, 0.2, 50.0, 2000.0])
+@pytest.mark.parametrize(
+    "make", [Gaussian, lambda s: PoissonSampled(0.01, Gaussian(s)), lambda s: GroupSampled(5, 0.1, s)]
+)
+def test_extreme_noise_neither_overflows_nor_takes_long(sigma, make):
+    charges = [(make(sigma), 3)]
+    pld, rdp = epsilon(charges, DELTA), epsilon(charges, DELTA, "rdp")
+    assert 0 <= pld <= rdp * (1 + 1e-3) + 1e-3
+
+
+# Monotony
+
+
+events = st.one_of(
+    st.builds(lambda q: lambda s: PoissonSampled(q, Gaussian(s)), st.floats(0.01, 1)),
+    st.builds(lambda q: lambda s: KnownSample(q, Gaussian(s)), st.floats(0.01, 1)),
+    st.builds(lambda k, g: lambda s: GroupSampled(k, g, s), st.integers(1, 6), st.floats(0.01, 1)),
+    st.just(Gaussian),
+)
+LITTLE_LESS = 1 - 1e-9
+
+
+@given(make=events, sigma=st.floats(0.7, 8), factor=st.floats(1.05, 2), rounds=st.integers(1, 200))
+def test_more_noise_and_fewer_rounds_cost_less(make, sigma, factor, rounds):
+    cost = epsilon([(make(sigma), rounds)], DELTA)
+    assert epsilon([(make(sigma * factor), rounds)], DELTA) * LITTLE_LESS <= cost
+    assert cost * LITTLE_LESS <= epsilon([(make(sigma), math.ceil(rounds * factor))], DELTA)
+
+
+@given(q=st.floats(0.01, 0.5), factor=st.floats(1.05, 2), sigma=st.floats(0.7, 8), rounds=st.integers(1, 200))
+@pytest.mark.parametrize("kind", [PoissonSampled, KnownSample])
+def test_more_sampling_costs_more_and_knowing_the_sample_most(kind, q, factor, sigma, rounds):
+    cost = epsilon([(kind(q, Gaussian(sigma)), rounds)], DELTA)
+    assert cost * LITTLE_LESS <= epsilon([(kind(min(1, q * factor), Gaussian(sigma)), rounds)], DELTA)
+    assert cost * LITTLE_LESS <= epsilon([(KnownSample(q, Gaussian(sigma)), rounds)], DELTA)
+
+
+@given(make=events, sigma=st.floats(1, 8), rounds=st.integers(1, 100))
+def test_rdp_is_above_pld(make, sigma, rounds):
+    charges = [(make(sigma), rounds)]
+    assert epsilon(charges, DELTA) <= epsilon(charges, DELTA, "rdp") * (1 + 1e-3) + 1e-6
+
+
+# What has been spent
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_spent_rises_with_every_round_and_is_what_a_fresh_count_says(accountant):
+    spent, charges, last = Spent(accountant), [], 0.0
+    plan = [PoissonSampled(0.3, SIGMA), PoissonSampled(0.3, SIGMA), SIGMA, PoissonSampled(1e-4, SIGMA)]
+    for event in plan * 3:
+        expected = spent.after(event).epsilon(DELTA)
+        spent.add(event)
+        charges.append((event, 1))
+        now = spent.epsilon(DELTA)
+        assert now == expected >= last
+        assert now == pytest.approx(epsilon(charges, DELTA, accountant), rel=1e-5)
+        assert now >= epsilon(charges, DELTA, accountant)
+        last = now
+
+
+def test_after_leaves_what_was_spent_alone():
+    spent = Spent()
+    spent.add(SIGMA)
+    before = spent.epsilon(DELTA)
+    assert spent.after(SIGMA, 10).epsilon(DELTA) > before == spent.epsilon(DELTA)
+    with pytest.raises(SilodpError, match="noise_multiplier"):
+        spent.add(Gaussian(-1.0))
+    assert spent.epsilon(DELTA) == before
+
+
+def test_grids_are_stated():
+    assert grid_for(GroupSampled(1, 0.01, 5.0), 100_000) == 1e-4
+    assert grid_for(GroupSampled(64, 0.01, 5.0), 100_000) == pytest.approx(8e-4)
+    assert grid_for(PoissonSampled(0.5, SIGMA), 100) == pytest.approx(4e-4)

@@ -1,0 +1,108 @@
+"""Calibration never overshoots, and is tight."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from silodp.errors import SilodpError
+from silodp.privacy import calibration
+from silodp.privacy.accounting import epsilon
+from silodp.privacy.calibration import noise_multiplier_for, rounds_for, sampling_probability_for
+from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, NoGuarantee, PoissonSampled
+
+DELTA = 1e-5
+MAKERS = {
+    "gaussian": lambda q, s: Gaussian(s),
+    "sampled": lambda q, s: PoissonSampled(q, Gaussian(s)),
+    "known": lambda q, s: KnownSample(q, Gaussian(s)),
+    "group": lambda q, s: GroupSampled(3, q, s),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@settings(max_examples=3)
+@given(q=st.floats(0.05, 0.9), rounds=st.integers(1, 300), target=st.floats(0.1, 20))
+def test_noise_never_overshoots_and_is_tight(kind, q, rounds, target):
+    def make(sigma):
+        return MAKERS[kind](q, sigma)
+
+    sigma = noise_multiplier_for(make, rounds, target, DELTA)
+    assert epsilon([(make(sigma), rounds)], DELTA) <= target
+    assert epsilon([(make(sigma * (1 - 1e-4)), rounds)], DELTA) > target
+
+
+@pytest.mark.parametrize("kind", ["sampled", "known", "group"])
+@settings(max_examples=2)
+@given(sigma=st.floats(1, 8), rounds=st.integers(1, 300), target=st.floats(0.1, 20))
+def test_sampling_never_overshoots_and_is_tight(kind, sigma, rounds, target):
+    def make(q):
+        return MAKERS[kind](q, sigma)
+
+    q = sampling_probability_for(make, rounds, target, DELTA)
+    assert epsilon([(make(q), rounds)], DELTA) <= target
+    assert q == 1.0 or epsilon([(make(q * (1 + 1e-4)), rounds)], DELTA) > target
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@settings(max_examples=3)
+@given(q=st.floats(0.05, 0.9), sigma=st.floats(1, 10), target=st.floats(0.1, 20))
+def test_rounds_are_the_most_that_fit(kind, q, sigma, target):
+    event = MAKERS[kind](q, sigma)
+    most = rounds_for(event, target, DELTA)
+    assert epsilon([(event, most)], DELTA) <= target < epsilon([(event, most + 1)], DELTA)
+
+
+def test_by_rdp():
+    sigma = noise_multiplier_for(lambda s: PoissonSampled(0.5, Gaussian(s)), 100, 2.0, DELTA, "rdp")
+    event = PoissonSampled(0.5, Gaussian(sigma))
+    assert 2.0 * (1 - 1e-3) <= epsilon([(event, 100)], DELTA, "rdp") <= 2.0
+    most = rounds_for(event, 2.0, DELTA, "rdp")
+    assert epsilon([(event, most)], DELTA, "rdp") <= 2.0 < epsilon([(event, most + 1)], DELTA, "rdp")
+
+
+def test_specs_table_backwards():
+    assert noise_multiplier_for(Gaussian, 100, 9.9973, DELTA) == pytest.approx(5.0, rel=1e-4)
+    assert rounds_for(Gaussian(5.0), 9.9973, DELTA) == 100
+    assert sampling_probability_for(
+        lambda q: PoissonSampled(q, Gaussian(5.0)), 100, 4.488, DELTA
+    ) == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_rounds_stop_at_the_most_asked_for(most):
+    assert rounds_for(Gaussian(1e5), 5.0, DELTA, most=most) == most
+
+
+def test_no_round_at_all():
+    assert rounds_for(Gaussian(0.1), 0.5, DELTA) == 0
+    assert rounds_for(Gaussian(0.0), 0.5, DELTA) == 0
+    assert rounds_for(Gaussian(5.0), 5.0, DELTA, most=0) == 0
+
+
+def test_edge_holds_where_the_cost_jumps():
+    """A step, where every secant misleads."""
+    calls = []
+
+    def excess(x):
+        calls.append(x)
+        return 3.0 if x < math.pi else -1e-9
+
+    edge = calibration._edge(excess, 8.0, 0.0, 1e-4)
+    assert math.pi <= edge <= math.pi + 1e-4
+    assert len(calls) < 80
+
+
+def test_unreachable_targets_are_refused_in_one_sentence():
+    with pytest.raises(SilodpError, match=r"out of reach in 100 rounds.*larger epsilon"):
+        noise_multiplier_for(lambda s: PoissonSampled(0.5, Gaussian(s)), 100, 1.0, 1e-16)
+    with pytest.raises(SilodpError, match="out of reach"):
+        sampling_probability_for(lambda q: PoissonSampled(q, Gaussian(0.0)), 100, 1.0, DELTA)
+    with pytest.raises(SilodpError, match="counts disclosed"):
+        noise_multiplier_for(lambda s: NoGuarantee("counts disclosed"), 100, 1.0, DELTA)
+    for target in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(SilodpError, match="target epsilon"):
+            noise_multiplier_for(Gaussian, 100, target, DELTA)
+    with pytest.raises(SilodpError, match="delta"):
+        rounds_for(Gaussian(5.0), 1.0, 0.0)

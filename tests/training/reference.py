@@ -1,0 +1,62 @@
+"""What `user_updates` must equal: one loop over users with torch.optim.SGD, on the same order of batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from silodp.training import LocalTraining, Task, user_updates
+from silodp.training.schedule import UserRecords, batch_order
+
+
+def looped(task: Task, params, x, y, user, local: LocalTraining, seed: int) -> dict[int, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    torch.randint(1 << 62, (), generator=generator)  # the seed of dropout is drawn first
+    inputs, targets = task.tensors(x, y)
+    users = UserRecords.of(torch.as_tensor(user), local)
+    order = batch_order(users.counts, local, generator)
+    deltas = {}
+    for i, (who, count, start) in enumerate(zip(users.ids, users.counts, users.starts, strict=True)):
+        own = users.order[start : start + count]
+        model = task.load(params).train()
+        optimizer = torch.optim.SGD(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=local.learning_rate,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+        )
+        for epoch in range(local.epochs):
+            for batch in order[i, epoch, :count].split(local.batch_size or int(count)):
+                records = own[batch]
+                optimizer.zero_grad()
+                everyone = torch.ones(len(records), dtype=task.dtype)
+                task.loss.function(model(inputs[records]), targets[records], everyone).backward()
+                optimizer.step()
+        deltas[int(who)] = task.flatten(model) - params
+    return deltas
+
+
+def updates(task: Task, params, x, y, user, local, seed: int, **more) -> dict[int, torch.Tensor]:
+    found: dict[int, torch.Tensor] = {}
+    generator = torch.Generator().manual_seed(seed)
+    for ids, deltas in user_updates(task, params, x, y, user, local, generator, **more):
+        assert ids.dtype == torch.int64
+        assert deltas.shape == (len(ids), task.size)
+        for who, delta in zip(ids.tolist(), deltas, strict=True):
+            assert who not in found
+            found[who] = delta.clone()
+    return found
+
+
+def assert_equal_updates(a, b, tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    for who in a:
+        assert float((a[who] - b[who]).abs().max()) <= tolerance, who
+
+
+def ragged(sizes: list[int], seed: int, shape=(3,), classes: int = 2):
+    """Records of users with these sizes (0: absent), in a mixed order of rows."""
+    rng = np.random.default_rng(seed)
+    user = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    x = rng.normal(size=(len(user), *shape)).astype(np.float32)
+    return x, rng.integers(0, classes, len(user)), user
