@@ -188,7 +188,7 @@ def test_pictures_bear_what_is_missing(against: str) -> None:
 
 def test_equal_epsilons_share_a_line() -> None:
     figure = plots.epsilon_comparison(
-        [curve("a", [1, 2]), curve("b", [1, 2]), curve("c", [1, 2], epsilon=[0, 99])]
+        [curve("a", [1, 2]), curve("b", [1, 2], epsilon=[0, 1 + 1e-12]), curve("c", [1, 2], epsilon=[0, 99])]
     )
     assert figure is not None
     assert [line.get_label() for line in figure.axes[0].lines] == ["a\n= b", "c"]

@@ -169,7 +169,7 @@ def epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     lines: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for adversary in ADVERSARIES:
         spent = [(row["round"], number((row.get("epsilon") or {}).get(adversary))) for row in rows]
-        points = tuple((round_, value) for round_, value in spent if value is not None)
+        points = tuple((round_, _rounded(value)) for round_, value in spent if value is not None)
         if any(round_ > 0 for round_, _ in points):
             lines.setdefault(points, []).append(WHO[adversary])
     figure, axes = _panel("round", "ε spent so far")
@@ -257,7 +257,7 @@ def epsilon_comparison(curves: Sequence[Curve]) -> Figure | None:
     lines: dict[tuple[tuple[float, float], ...], tuple[dict[str, Any], list[str]]] = {}
     for curve, line in _styles(curves):
         spent = zip(curve.rounds, curve.epsilon, strict=True)
-        points = tuple((round_, value) for round_, value in spent if math.isfinite(value))
+        points = tuple((round_, _rounded(value)) for round_, value in spent if math.isfinite(value))
         if any(value > 0 for _, value in points):
             lines.setdefault(points, (line, []))[1].append(line["label"])
     figure, axes = _panel("round", "ε spent so far")
@@ -308,6 +308,11 @@ def _panel(x: str, y: str, size: tuple[float, float] = (4.7, 3.1)) -> tuple[Figu
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.margins(x=0.02)
     return figure, axes
+
+
+def _rounded(epsilon: float) -> float:
+    """What differs by less than a part in a million looks, and is, the same."""
+    return float(f"{epsilon:.6g}")
 
 
 def _epsilon_lines(axes: Axes, lines: Sequence[tuple[Sequence[tuple[float, float]], dict[str, Any]]]) -> None:

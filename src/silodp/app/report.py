@@ -273,7 +273,7 @@ def _epsilon_caption(run: RunRecord) -> str:
 def _allocation_caption(records: plots.Allocation) -> str:
     drawn = records.persons - records.without_records
     several = f"{records.in_several_silos:,} of {drawn:,} persons with records have them in several silos"
-    empty = f"; {records.without_records:,} more have none" if records.without_records else ""
+    empty = f"; {records.without_records:,} without any" if records.without_records else ""
     binned = ""
     if drawn > len(records.persons_per_bar):
         binned = (

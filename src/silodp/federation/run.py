@@ -163,11 +163,8 @@ def _state(
         if directory is None:
             raise SilodpError("resume needs the output directory of the run to go on with: give out.")
         return load_checkpoint(directory / "checkpoint" / "state.safetensors", fingerprint)
-    if directory is not None:
-        if any(path.is_file() and path.suffix != ".partial" for path in directory.rglob("*")):
-            raise SilodpError(
-                f"output directory {directory} is not empty: choose another, or resume the run in it."
-            )
+    if directory is not None and any(path.is_file() and path.suffix != ".partial" for path in directory.rglob("*")):
+        raise SilodpError(f"output directory {directory} is not empty: choose another, or resume the run in it.")
     params = task.initial(seed)
     return Checkpoint(secrets.token_hex(16), fingerprint, 0, params, empty_velocity(params))
 
