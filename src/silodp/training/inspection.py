@@ -5,11 +5,12 @@ User-level clipping bounds a user's influence only if nothing of one record reac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad, vmap
 
 from silodp.errors import SilodpError
 
@@ -79,6 +80,22 @@ def inspect_on(model: nn.Module, example: Tensor) -> None:
             f"running the model changes its state '{moved[0]}', which no noise protects: "
             "use a layer without running state instead"
         )
+
+
+def inspect_vectorized(
+    forward: Callable[[tuple[Tensor, ...], Tensor], Tensor], params: tuple[Tensor, ...], example: Tensor
+) -> None:
+    """Refuse, with a `SilodpError`, a model whose gradient `torch.func` cannot take for two users at once."""
+    stacked = tuple(torch.stack([p, p]) for p in params)
+    two = example[:1].expand(2, 2, *example.shape[1:])
+    try:
+        with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
+            vmap(grad(lambda p, x: forward(p, x).sum()), randomness="different")(stacked, two)
+    except (RuntimeError, ValueError, TypeError) as problem:
+        reason = str(problem).strip().split("\n")[0]
+        raise SilodpError(
+            f"the model cannot run for many users at once, with parameters of their own: {reason}"
+        ) from problem
 
 
 def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:

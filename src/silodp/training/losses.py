@@ -127,11 +127,12 @@ def _log_risk_sorted(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
     # Padding goes last, so no real record's running sum has met it.
     order = time.masked_fill(mask == 0, float("-inf")).argsort(descending=True)
     running = score[order].logcumsumexp(0)
-    sorted_time = time[order]
-    position = torch.arange(score.shape[0], device=score.device)
-    ends = torch.ones_like(position, dtype=torch.bool)
-    ends[:-1] = (sorted_time[1:] != sorted_time[:-1]) | (mask[order][1:] != mask[order][:-1])
-    group_end = torch.where(ends, position, score.shape[0]).flip(0).cummin(0).values.flip(0)
+    time, mask = time[order], mask[order]
+    tied = (time[1:] == time[:-1]) & (mask[1:] == mask[:-1])  # with the next one
+    last = score.shape[0] - 1
+    position = torch.arange(last, device=score.device)
+    ends = torch.cat([torch.where(tied, last, position), torch.full_like(order[:1], last)])
+    group_end = ends.flip(0).cummin(0).values.flip(0)
     return running[group_end][order.argsort()]
 
 

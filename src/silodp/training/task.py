@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from silodp.errors import SilodpError
 from silodp.training.cost import Recent
-from silodp.training.inspection import inspect_model, inspect_on
+from silodp.training.inspection import inspect_model, inspect_on, inspect_vectorized
 from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
 
@@ -137,4 +137,6 @@ class Task:
 
         Run it on public or synthetic inputs of the right shape, or on own records: nothing leaves this call.
         """
-        inspect_on(self.model, self._tensor(example_x))
+        example = self._tensor(example_x)
+        inspect_on(self.model, example)
+        inspect_vectorized(self.forward, tuple(self.unflatten(self.flatten(self.model))), example)

@@ -1,0 +1,182 @@
+"""Losses against torch, lifelines and torchsurv; metrics against scikit-learn and lifelines."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from silodp.errors import SilodpError
+from silodp.training import (
+    METRICS,
+    accuracy,
+    average_precision,
+    binary_cross_entropy,
+    concordance,
+    cox,
+    cross_entropy,
+    roc_auc,
+    squared_error,
+)
+from silodp.training.losses import _log_risk_pairwise, _log_risk_sorted
+
+
+def survival(n, seed, ties=False):
+    rng = np.random.default_rng(seed)
+    time = rng.integers(1, 5, n) if ties else rng.permutation(n) + 1
+    return (
+        torch.tensor(rng.normal(size=n)),
+        torch.tensor(np.stack([rng.integers(0, 2, n), time], 1), dtype=torch.float64),
+    )
+
+
+CASES = {
+    "cross_entropy": (cross_entropy(), lambda g, n: torch.randint(0, 3, (n,), generator=g), 3),
+    "weighted": (cross_entropy([0.5, 1.0, 2.0]), lambda g, n: torch.randint(0, 3, (n,), generator=g), 3),
+    "binary": (binary_cross_entropy(), lambda g, n: torch.randint(0, 2, (n,), generator=g), 1),
+    "squared": (squared_error(), lambda g, n: torch.randn(n, generator=g), 1),
+    "cox": (cox(), lambda g, n: torch.rand(n, 2, generator=g).round(decimals=1), 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(n=st.integers(1, 6), padding=st.integers(0, 4), seed=st.integers(0, 999))
+@settings(max_examples=25, deadline=None)
+def test_the_mask_hides_padding_and_its_gradient(name, n, padding, seed):
+    loss, draw, width = CASES[name]
+    g = torch.Generator().manual_seed(seed)
+    outputs, targets = torch.randn(n + padding, width, generator=g).double(), draw(g, n + padding)
+    mask = torch.cat([torch.ones(n), torch.zeros(padding)]).double()
+    alone = loss.function(outputs[:n], targets[:n], mask[:n])
+    assert torch.allclose(loss.function(outputs, targets, mask), alone)
+    slope = grad(loss.function)(outputs, targets, mask)
+    assert torch.allclose(slope[:n], grad(loss.function)(outputs[:n], targets[:n], mask[:n]))
+    assert (slope[n:] == 0).all()
+    nobody = torch.zeros_like(mask)
+    assert loss.function(outputs, targets, nobody) == 0
+    assert (grad(loss.function)(outputs, targets, nobody) == 0).all()
+
+
+def test_values_are_torchs():
+    z, k = torch.randn(7, 3), torch.randint(0, 3, (7,))
+    one, weights = torch.ones(7), [0.5, 1.0, 2.0]
+    assert torch.allclose(cross_entropy().function(z, k, one), F.cross_entropy(z, k))
+    weighted = (F.cross_entropy(z, k, reduction="none") * torch.tensor(weights)[k]).mean()
+    assert torch.allclose(cross_entropy(weights).function(z, k, one), weighted)
+    y = torch.randint(0, 2, (7,))
+    wanted = F.binary_cross_entropy_with_logits(z[:, 0], y.float())
+    for outputs in (z[:, 0], z[:, :1]):
+        assert torch.allclose(binary_cross_entropy().function(outputs, y, one), wanted)
+        assert torch.allclose(binary_cross_entropy().function(outputs, y.float(), one), wanted)
+    per = F.binary_cross_entropy_with_logits(z[:, 0], y.float(), reduction="none")
+    wanted = (per * torch.where(y == 1, 3.0, 0.5)).mean()
+    assert torch.allclose(binary_cross_entropy([0.5, 3.0]).function(z[:, 0], y, one), wanted)
+    target = torch.randn(7)
+    assert torch.allclose(squared_error().function(z[:, :1], target, one), F.mse_loss(z[:, 0], target))
+    far = torch.tensor([-200.0, 200.0, 1e30])  # no overflow
+    assert binary_cross_entropy().function(far, torch.tensor([0, 1, 1]), torch.ones(3)) == 0
+
+
+def test_wrong_shapes_and_weights_are_named():
+    with pytest.raises(SilodpError, match="one output per record"):
+        binary_cross_entropy().function(torch.randn(3, 2), torch.zeros(3), torch.ones(3))
+    with pytest.raises(SilodpError, match="needs 2 numbers"):
+        binary_cross_entropy([1.0])
+    for wrong in ([], [-1.0], [float("nan")]):
+        with pytest.raises(SilodpError, match="class_weights"):
+            cross_entropy(wrong)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(3))
+def test_cox_is_lifelines_and_torchsurvs_partial_likelihood(seed):
+    lifelines, torchsurv = pytest.importorskip("lifelines"), pytest.importorskip("torchsurv.loss.cox")
+    import pandas as pd
+
+    score, target = survival(30, seed)
+    found = float(cox().function(score, target, torch.ones(30).double())) * 30
+    frame = pd.DataFrame({"x": score.numpy(), "event": target[:, 0].numpy(), "time": target[:, 1].numpy()})
+    # lifelines' log likelihood at its own optimum β is ours at the scores β·x.
+    fitted = lifelines.CoxPHFitter().fit(frame, "time", "event")
+    at_optimum = cox().function(score * float(fitted.params_["x"]), target, torch.ones(30).double()) * 30
+    assert float(at_optimum) == pytest.approx(-fitted.log_likelihood_, rel=1e-6)
+    wanted = torchsurv.neg_partial_log_likelihood(score, target[:, 0].bool(), target[:, 1], reduction="sum")
+    assert found == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_cox_breaks_ties_as_breslow():
+    score, target = survival(20, 0, ties=True)
+    wanted = 0.0
+    for i in range(20):
+        if target[i, 0]:
+            at_risk = target[:, 1] >= target[i, 1]
+            wanted += float(score[at_risk].exp().sum().log() - score[i]) / 20
+    assert float(cox().function(score, target, torch.ones(20).double())) == pytest.approx(wanted)
+
+
+@given(n=st.integers(1, 30), padded=st.integers(0, 9), seed=st.integers(0, 999), ties=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_the_sorted_and_the_pairwise_risk_sums_agree(n, padded, seed, ties):
+    score, target = survival(n + padded, seed, ties)
+    mask = torch.ones(n + padded).double()
+    mask[torch.randperm(n + padded, generator=torch.Generator().manual_seed(seed))[:padded]] = 0
+    real = mask == 1
+    a, b = (f(score, target[:, 1], mask)[real] for f in (_log_risk_pairwise, _log_risk_sorted))
+    assert torch.allclose(a, b)
+    slopes = [
+        grad(lambda s, f=f: (mask * f(s, target[:, 1], mask)).sum())(score)
+        for f in (_log_risk_pairwise, _log_risk_sorted)
+    ]
+    assert torch.allclose(*slopes, atol=1e-9)
+
+
+def test_the_sorted_risk_sum_runs_for_many_users():
+    score, time, mask = torch.randn(4, 9), torch.rand(4, 9).round(decimals=1), torch.ones(4, 9)
+    found = vmap(_log_risk_sorted)(score, time, mask)
+    assert torch.allclose(found, vmap(_log_risk_pairwise)(score, time, mask), atol=1e-5)
+
+
+def test_cox_without_events_is_zero_with_zero_gradient():
+    score, target = survival(5, 0)
+    target[:, 0] = 0
+    mask = torch.ones(5).double()
+    assert cox().function(score, target, mask) == 0
+    assert (grad(cox().function)(score, target, mask) == 0).all()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_concordance_is_lifelines(seed, ties, monkeypatch):
+    utils = pytest.importorskip("lifelines.utils")
+    monkeypatch.setattr("silodp.training.metrics._PAIRS_AT_ONCE", 100)
+    score, target = survival(60, seed, ties)
+    if ties:
+        score = score.round(decimals=0)
+    wanted = utils.concordance_index(target[:, 1].numpy(), -score.numpy(), target[:, 0].numpy())
+    assert concordance(score, target) == pytest.approx(wanted)
+
+
+def test_two_class_metrics_are_scikit_learns():
+    from sklearn import metrics
+
+    z, y = torch.randn(40, 2), torch.randint(0, 2, (40,))
+    difference = (z[:, 1] - z[:, 0]).double()
+    for name, reference in (("roc_auc", "roc_auc_score"), ("average_precision", "average_precision_score")):
+        wanted = getattr(metrics, reference)(y, difference)
+        assert METRICS[name](z, y) == METRICS[name](difference, y) == pytest.approx(wanted)
+    assert accuracy(z, y) == pytest.approx(float((z.argmax(1) == y).double().mean()))
+    assert accuracy(torch.tensor([[1.0], [-1.0], [2.0]]), torch.tensor([1, 1, 0])) == pytest.approx(1 / 3)
+    with pytest.raises(SilodpError, match="two classes"):
+        roc_auc(torch.randn(4, 3), torch.zeros(4))
+
+
+def test_undefined_metrics_are_nan():
+    z, ones = torch.randn(4), torch.ones(4)
+    assert math.isnan(roc_auc(z, ones))
+    assert math.isnan(average_precision(z, ones))
+    assert math.isnan(concordance(z, torch.zeros(4, 2)))
+    assert math.isnan(accuracy(z[:0], ones[:0]))
