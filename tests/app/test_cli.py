@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from safetensors.numpy import load_file
 
-with warnings.catch_warnings():  # typer asks click for names that click will drop in its version 9
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="typer")
-    from silodp.app import cli
+from silodp.app import cli
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """

@@ -129,6 +129,13 @@ def test_a_budget_against_someone_who_is_promised_nothing_is_refused():
         )
 
 
+def test_a_budget_too_small_for_one_round_is_refused_before_anything_is_written(tmp_path):
+    budget = {"epsilon": 0.01, "delta": 1e-5}
+    with pytest.raises(SilodpError, match="one round"):
+        train(small_federation(), logistic_task(), AVG, rounds=1, budget=budget, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_each_adversary_gets_its_own_epsilon():
     result = train(small_federation(), logistic_task(), replace(AVG, user_sampling=0.3), rounds=4, seed=0)
     spent = {adversary: guarantee.epsilon for adversary, guarantee in result.guarantees.items()}

@@ -349,6 +349,15 @@ def test_rows_that_overflow_are_yielded_as_they_are():
     assert found[2].isfinite().all()
 
 
+def test_read_only_arrays_are_fine():
+    task = small_task()
+    x, y, user = ragged([2, 3], 0)
+    wanted = updates(task, task.initial(0), x, y, user, LocalTraining(0.1), 0)
+    for array in (x, y, user):
+        array.flags.writeable = False
+    assert_equal_updates(updates(task, task.initial(0), x, y, user, LocalTraining(0.1), 0), wanted, 0)
+
+
 def test_mismatched_arguments_are_named():
     task = small_task()
     x, y, user = ragged([2], 0)

@@ -1,1 +1,1 @@
-
+"""What a person sees: configuration, commands, reports, comparisons."""

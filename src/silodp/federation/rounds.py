@@ -16,6 +16,8 @@ from silodp.federation.store import Store
 from silodp.federation.transport import Transport
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.method import Method, Population
+from silodp.privacy.events import Event, NoGuarantee
+from silodp.privacy.guarantee import Adversary
 from silodp.privacy.ledger import Ledger
 
 
@@ -32,6 +34,19 @@ class Server:
     ledger: Ledger
     store: Store
     randomness: Randomness
+
+    @property
+    def events(self) -> dict[Adversary, Event]:
+        """What a round costs against each adversary."""
+        views = self.aggregator.views(self.method, self.population.silos)
+        return {adversary: self.method.dp_event(view) for adversary, view in views.items()}
+
+    def spent(self) -> dict[Adversary, float | None]:
+        """ε so far against each adversary; None, from the first round on, where nothing is promised."""
+        return {
+            adversary: None if isinstance(event, NoGuarantee) else self.ledger.epsilon(adversary)
+            for adversary, event in self.events.items()
+        }
 
     def set_up(self) -> None:
         """Give every silo its allotments; counts are asked for only when the method needs them."""
@@ -51,14 +66,10 @@ class Server:
         Raises:
             SilodpError: when a silo gives no answer; resuming repeats the round, the same bytes, charged once.
         """
-        events = {
-            adversary: self.method.dp_event(view)
-            for adversary, view in self.aggregator.views(self.method, self.population.silos).items()
-        }
-        if not self.ledger.charged(round_, 0) and not self.ledger.affords(events):
+        if not self.ledger.charged(round_, 0) and not self.ledger.affords(self.events):
             return None
         sample = self._once(f"sample/{round_}", lambda: self._sample(round_))
-        self.ledger.charge(round_, 0, events)
+        self.ledger.charge(round_, 0, self.events)
         arrays = {"params": params.cpu().numpy(), **({"sample": sample} if sample.size else {})}
         answers = self._ask(
             {name: Message("update", self.run, round_, 0, arrays=arrays) for name in self.names}

@@ -26,6 +26,7 @@ from silodp.federation.store import DirectoryStore, MemoryStore, Store, write_du
 from silodp.federation.transport import InProcess
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.method import Method, Population
+from silodp.privacy.accounting import epsilon
 from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee, assumptions_of
 from silodp.privacy.ledger import Budget, Ledger
 from silodp.training.task import Task
@@ -108,6 +109,8 @@ def train(
     task.check(
         np.random.default_rng(0).standard_normal((4, *federation.silos[0].x.shape[1:]), dtype=np.float32)
     )
+    if budget is not None:
+        _check_budget(budget, method, AGGREGATORS[aggregator](), len(federation.silos), accountant)
     directory = None if out is None else Path(out)
     fingerprint = _fingerprint(federation, task, method, aggregator, seed, delta, accountant)
     randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed)
@@ -122,7 +125,7 @@ def train(
         )
         journal = _Journal(directory, state.round if resume else None)
         if not journal.rows and untrained is not None:
-            journal.add({"round": 0, **untrained, "epsilon": dict.fromkeys(ADVERSARIES, 0.0)}, on_round)
+            journal.add({"round": 0, **untrained, "epsilon": server.spent()}, on_round)
         server.set_up()
         stopped: Literal["rounds", "budget"] = "rounds"
         while state.round < rounds:
@@ -135,7 +138,7 @@ def train(
             row: Row = {"round": state.round}
             if state.round % evaluate_every == 0 or state.round == rounds:
                 row |= _evaluate(task, state.params, federation)
-            row["epsilon"] = {adversary: ledger.epsilon(adversary) for adversary in ADVERSARIES}
+            row["epsilon"] = server.spent()
             row["seconds"] = round(time.perf_counter() - started, 4)
             row["refused"] = {s.name: n for s in silos if (n := s.journal.get(state.round - 1, 0))} | refusal
             journal.add(row, on_round)
@@ -146,6 +149,19 @@ def train(
     if directory is not None:
         _write(directory, result, method)
     return result
+
+
+def _check_budget(
+    budget: Budget, method: Method, aggregator: Aggregator, silos: int, accountant: Literal["pld", "rdp"]
+) -> None:
+    """Refuse, before anything is written, a budget that not even one round can keep."""
+    events = {name: method.dp_event(view) for name, view in aggregator.views(method, silos).items()}
+    if not Ledger(None, budget.delta, accountant, budget, run="").affords(events):
+        cost = epsilon([(events[budget.adversary], 1)], budget.delta, accountant)
+        raise SilodpError(
+            f"budget.epsilon = {budget.epsilon} is less than one round costs against '{budget.adversary}' "
+            f"(ε = {cost:.4g}): raise it, or raise noise_multiplier ('silodp plan' finds one)."
+        )
 
 
 def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoint, dict[str, int]]:
@@ -163,8 +179,12 @@ def _state(
         if directory is None:
             raise SilodpError("resume needs the output directory of the run to go on with: give out.")
         return load_checkpoint(directory / "checkpoint" / "state.safetensors", fingerprint)
-    if directory is not None and any(path.is_file() and path.suffix != ".partial" for path in directory.rglob("*")):
-        raise SilodpError(f"output directory {directory} is not empty: choose another, or resume the run in it.")
+    if directory is not None and any(
+        path.is_file() and path.suffix != ".partial" for path in directory.rglob("*")
+    ):
+        raise SilodpError(
+            f"output directory {directory} is not empty: choose another, or resume the run in it."
+        )
     params = task.initial(seed)
     return Checkpoint(secrets.token_hex(16), fingerprint, 0, params, empty_velocity(params))
 
@@ -259,20 +279,20 @@ def _guarantees(
     views = server.aggregator.views(method, server.population.silos)
     result: dict[Adversary, Guarantee] = {}
     for adversary in ADVERSARIES:
-        epsilon = ledger.epsilon(adversary)
+        spent = ledger.epsilon(adversary)
         result[adversary] = Guarantee(
             adversary=adversary,
             unit=method.unit,
-            epsilon=epsilon,
+            epsilon=spent,
             delta=ledger.delta,
             rounds=ledger.rounds,
             accountant=ledger.accountant,
             method=method.name,
-            private=epsilon is not None,
-            releasable=secret and epsilon is not None,
+            private=spent is not None,
+            releasable=secret and spent is not None,
             reason=ledger.reason(adversary),
             assumptions=()
-            if epsilon is None
+            if spent is None
             else assumptions_of(views[adversary]) + method.assumptions + federation.assumptions,
             not_covered=NOT_COVERED,
         )

@@ -88,7 +88,9 @@ def assumptions_of(view: View) -> tuple[str, ...]:
         "noise is drawn and added in double precision: attacks on floating-point noise are not excluded",
     )
     own = {
-        "released": ("whoever sees the models sees neither single silos' updates nor who was sampled in a round",),
+        "released": (
+            "whoever sees the models sees neither single silos' updates nor who was sampled in a round",
+        ),
         "server": ("the server does not collude with a silo",),
         "silo": (
             f"at most {view.colluding} of the {view.silos} silos pool what they know, without the server; "

@@ -68,18 +68,19 @@ def inspect_on(model: nn.Module, example: Tensor) -> None:
     try:
         for mode in (True, False):
             model.train(mode)
+            _outputs(model, batch)
+            moved = [name for name, value in model.state_dict().items() if not _same(value, states[name])]
+            if moved:
+                raise SilodpError(
+                    f"running the model changes its state '{moved[0]}', which no noise protects: "
+                    "use a layer without running state instead"
+                )
             _inspect_runs(model, batch, changed)
     finally:
         model.train(training)
-        moved = [name for name, value in model.state_dict().items() if not _same(value, states[name])]
         with torch.no_grad():
             for name, value in model.state_dict().items():
                 value.copy_(states[name])
-    if moved:
-        raise SilodpError(
-            f"running the model changes its state '{moved[0]}', which no noise protects: "
-            "use a layer without running state instead"
-        )
 
 
 def inspect_vectorized(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
@@ -49,7 +50,8 @@ def user_updates(
         x: (n, ...) records. y: (n, ...) targets. user: (n,) integer ids of whom they belong to.
         local: SGD's hyperparameters.
         generator: CPU generator of batch orders and dropout (never noise).
-        memory_budget: bytes beyond the records themselves; None: 1 GiB, or a quarter of a GPU.
+        memory_budget: bytes of tensors beyond the records themselves (torch's kernels keep some 10 MB more);
+            None: 1 GiB, or a quarter of a GPU.
 
     Yields:
         Chunks (ids (r,) int64 on the CPU, deltas (r, d), local minus start). Every user with records appears
@@ -60,7 +62,8 @@ def user_updates(
         SilodpError: a user does not fit the budget, or the model or loss cannot run for many users at once.
     """
     inputs, targets = task.tensors(x, y)
-    owner = torch.as_tensor(user).to("cpu", torch.int64)
+    # A copy, because torch warns of arrays that are read-only.
+    owner = torch.as_tensor(user.copy() if isinstance(user, np.ndarray) else user).to("cpu", torch.int64)
     if not len(inputs) == len(targets) == len(owner):
         raise SilodpError(
             f"x, y and user have {len(inputs)}, {len(targets)} and {len(owner)} rows: they must agree"

@@ -29,6 +29,8 @@ _VIEWS = {
     _aten.alias.default,
     _aten.detach.default,
     _aten.squeeze.dims,
+    _aten.unsqueeze.default,
+    _aten.transpose.int,
 }
 _FILLED = {_aten.ones_like.default: 1.0, _aten.zeros_like.default: 0.0}
 
@@ -91,14 +93,25 @@ def _simplify(graph: fx.Graph, node: fx.Node) -> None:
             constant.meta["val"] = value
             node.replace_all_uses_with(constant)
         return
-    source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-    before = source.meta.get("val") if source is not None else None
-    if source is None or not isinstance(before, Tensor) or before.dtype != value.dtype:
+    if target in (_aten.mul.Scalar, _aten.mul.Tensor) and node.args[1:] == (1,):
+        source = node.args[0]
+        if isinstance(source, fx.Node) and _layout(source) == _layout(node):
+            node.replace_all_uses_with(source)
         return
-    same = before.shape == value.shape and before.stride() == value.stride()
-    scaled_by_one = target in (_aten.mul.Scalar, _aten.mul.Tensor) and node.args[1:] == (1,)
-    if same and (target in _VIEWS or scaled_by_one):
-        node.replace_all_uses_with(source)
+    # A view of a view of … that is laid out as the first one is the first one.
+    source = node
+    while source.target in _VIEWS and isinstance(source.args[0], fx.Node):
+        source = source.args[0]
+        if _layout(source) == _layout(node):
+            node.replace_all_uses_with(source)
+            return
+
+
+def _layout(node: fx.Node) -> object:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return node
+    return value.dtype, value.shape, value.stride(), value.storage_offset()
 
 
 def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callable[..., Any], int]:
