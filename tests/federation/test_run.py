@@ -25,7 +25,7 @@ from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, U
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Gaussian
 from silodp.training.local import LocalTraining
-from silodp.training.losses import Loss
+from silodp.training.losses import Loss, cox
 from silodp.training.task import Task
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
@@ -181,6 +181,13 @@ class Nan(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x) / 0.0 * 0.0
+
+
+def test_a_loss_that_compares_records_is_refused_where_records_are_clipped(tmp_path):
+    task = Task(torch.nn.Linear(4, 1), cox())
+    with pytest.raises(SilodpError, match="mean over records"):
+        train(small_federation(), task, GROUP, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_returns_nan_is_refused_before_anything_is_written(tmp_path):

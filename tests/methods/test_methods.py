@@ -16,6 +16,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, Method, Population, SiloWork, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.methods import weighting as weightings
 from silodp.training.local import LocalTraining, record_gradients
+from silodp.training.losses import cox
 from silodp.training.task import Task
 
 TRAIN = LocalTraining(learning_rate=0.5, epochs=2, batch_size=3)
@@ -140,6 +141,30 @@ def test_dp_sgd_moves_along_the_clipped_gradients():
     gradients = torch.cat([g for _, g in record_gradients(task, zero, silo.x, silo.y)]).double()
     clipped = gradients * torch.clamp(0.1 / gradients.norm(dim=1, keepdim=True), max=1)
     torch.testing.assert_close(share.value, -0.5 / 7.0 * clipped.sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_rows_of_a_cox_gradient_does_not_bound_a_record():
+    """What the reference code does on TCGA-BRCA: Opacus' "per-sample gradients" of a Cox loss are each sample's part in
+    the gradient of one joint loss, so emptying a record moves the others' parts too, and the clipped sum by far more
+    than the clip its noise was sized for. Here uldp-group refuses such a loss.
+    """
+    clip, n = 1.0, 50
+    x = torch.full((n, 1), 1e4)  # every part is clipped
+    time = torch.arange(n, dtype=torch.float32)
+    event = torch.zeros(n)
+    event[0] = 1  # one early event; everyone else was at risk then, and is in nobody else's sum
+
+    def clipped_sum(keep: torch.Tensor) -> torch.Tensor:
+        score = torch.zeros(int(keep.sum()), requires_grad=True)
+        targets = torch.stack([event[keep], time[keep]], 1)
+        loss = cox().function(score, targets, torch.ones(len(score)))
+        (slope,) = torch.autograd.grad(loss, score)
+        return (torch.clamp((slope[:, None] * x[keep]), -clip, clip)).sum()
+
+    everyone = torch.ones(n, dtype=torch.bool)
+    without = everyone.clone()
+    without[0] = False
+    assert abs(clipped_sum(everyone) - clipped_sum(without)) > 40 * clip
 
 
 def test_one_silo_and_one_record_per_person_is_record_level_dp_sgd():

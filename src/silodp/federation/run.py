@@ -109,6 +109,11 @@ def train(
     task.check(
         np.random.default_rng(0).standard_normal((4, *federation.silos[0].x.shape[1:]), dtype=np.float32)
     )
+    if method.clips_records and not task.loss.separable:
+        raise SilodpError(
+            f"{method.name} clips the gradient of every single record, and the loss '{task.loss.name}' is not a mean "
+            "over records: use a loss made by Loss.per_record, or a method that clips per person (uldp-avg)."
+        )
     if budget is not None:
         _check_budget(budget, method, AGGREGATORS[aggregator](), len(federation.silos), accountant)
     directory = None if out is None else Path(out)

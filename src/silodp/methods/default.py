@@ -25,6 +25,7 @@ class Default:
     unit: Unit | None = field(default=None, init=False)
     needs_counts: bool = field(default=False, init=False)
     assumptions: tuple[str, ...] = field(default=(), init=False)
+    clips_records: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_server(self.server_learning_rate, self.server_momentum)

@@ -39,6 +39,7 @@ class UldpGroup:
     name: str = field(default="uldp-group", init=False)
     unit: Unit | None = field(default="user", init=False)
     needs_counts: bool = field(default=True, init=False)
+    clips_records: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)

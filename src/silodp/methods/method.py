@@ -63,6 +63,10 @@ class Method(Protocol):
         """Whether n[s,u] must be known to the party that computes the allotments."""
 
     @property
+    def clips_records(self) -> bool:
+        """Whether it clips single records' gradients, so that the loss must be a mean over records."""
+
+    @property
     def server_learning_rate(self) -> float:
         """η_g."""
 

@@ -34,6 +34,7 @@ class UldpNaive:
     unit: Unit | None = field(default="user", init=False)
     needs_counts: bool = field(default=False, init=False)
     assumptions: tuple[str, ...] = field(default=(), init=False)
+    clips_records: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)

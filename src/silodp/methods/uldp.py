@@ -36,6 +36,7 @@ class UldpAvg:
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
     assumptions: tuple[str, ...] = field(default=(), init=False)
+    clips_records: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)

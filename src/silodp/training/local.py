@@ -21,7 +21,7 @@ from silodp.training.cost import Cost, measure
 from silodp.training.planning import WORTH_TRACING, bucket, plan, rows_at_once
 from silodp.training.schedule import LocalTraining, UserRecords, batch_order, step_records
 from silodp.training.task import Task
-from silodp.training.tracing import TracedGradient, gradient_of
+from silodp.training.tracing import Gradient, TracedGradient, gradient_of, gradient_of_one
 
 __all__ = ["LocalTraining", "record_gradients", "silo_update", "user_updates"]
 
@@ -101,7 +101,7 @@ def silo_update(
     if len(inputs) == 0:
         return torch.zeros_like(start)
     everyone = UserRecords.of(torch.zeros(len(inputs), dtype=torch.int64), local)
-    trainer = _Trainer(task, start, inputs, targets, local)
+    trainer = _Trainer(task, start, inputs, targets, local, gradient_of_one)
     worth = int(local.epochs * local.batches(everyone.counts).max()) >= WORTH_TRACING
     with _seeded(task, _seed(generator)):
         return trainer.train(everyone, generator, worth, _BLOCK_BYTES)[0]
@@ -143,10 +143,19 @@ def record_gradients(
 class _Trainer:
     """SGD of many users at once on one silo's records, from one start."""
 
-    def __init__(self, task: Task, start: Tensor, x: Tensor, y: Tensor, local: LocalTraining) -> None:
+    def __init__(
+        self,
+        task: Task,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        local: LocalTraining,
+        differentiate: Callable[..., Gradient] = gradient_of,
+    ) -> None:
         self.task, self.start, self.x, self.y, self.local = task, start, x, y, local
-        self.gradient = gradient_of(task.objective, len(task.names))
-        self.data = (x.shape[1:], x.dtype, y.shape[1:], y.dtype)
+        self.gradient = differentiate(task.objective, len(task.names))
+        self.alone = differentiate is gradient_of_one
+        self.data = (differentiate, x.shape[1:], x.dtype, y.shape[1:], y.dtype)
 
     def cost(self, width: int) -> Cost:
         """What one user's step on `width` records costs, measured on copies of the silo's first record."""
@@ -285,7 +294,7 @@ class _Trainer:
         def trace() -> TracedGradient | None:
             example = self._gather(*(torch.zeros(len(rows[0]), width, dtype=torch.int64),) * 2)
             try:
-                return TracedGradient(self.gradient, (*rows, *example), len(rows))
+                return TracedGradient(self.gradient, (*rows, *example), len(rows), self.alone)
             except Exception:
                 return None
 

@@ -26,11 +26,13 @@ class Loss:
     """A named loss of `(outputs (n, ...), targets (n, ...), mask (n,) of 0/1) -> scalar`.
 
     `function` must be made of torch operations without data-dependent Python branches (it runs under
-    `torch.func.vmap`) and must ignore records whose mask is 0.
+    `torch.func.vmap`) and must ignore records whose mask is 0. `separable` says that it is a mean over records of
+    each one's own loss; only then has a record a gradient of its own, which record-level methods clip.
     """
 
     name: str
     function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    separable: bool = False
 
     @classmethod
     def per_record(cls, name: str, f: Callable[[Tensor, Tensor], Tensor]) -> Loss:
@@ -42,7 +44,7 @@ class Loss:
             weights = mask / mask.sum().clamp(min=1)
             return (weights * f(outputs, targets)).sum()
 
-        return cls(name, masked_mean)
+        return cls(name, masked_mean, separable=True)
 
 
 def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:

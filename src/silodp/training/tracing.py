@@ -29,6 +29,8 @@ _VIEWS = {
     _aten.alias.default,
     _aten.detach.default,
     _aten.squeeze.dims,
+    _aten.squeeze.dim,
+    _aten.t.default,
     _aten.unsqueeze.default,
     _aten.transpose.int,
 }
@@ -46,16 +48,38 @@ def gradient_of(objective: Callable[..., Tensor], parameters: int) -> Gradient:
     return gradient
 
 
+def gradient_of_one(objective: Callable[..., Tensor], parameters: int) -> Gradient:
+    """The same for exactly one user, by ordinary autograd: products of matrices instead of batches of one, and
+    the fused backward operations that `torch.func` takes apart."""
+
+    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
+        own = [tensor.squeeze(0) for tensor in tensors]
+        with torch.enable_grad():
+            params = [p.detach().requires_grad_() for p in own[:parameters]]
+            loss = objective(tuple(params), *own[parameters:])
+            return tuple(g.unsqueeze(0) for g in torch.autograd.grad(loss, params, materialize_grads=True))
+
+    return gradient
+
+
 class TracedGradient:
     """A gradient traced for one set of shapes: `prepare` once per batch of data, `step` once per update.
 
     Random operations (dropout) are part of `step` and draw anew in every call.
     """
 
-    def __init__(self, gradient: Gradient, example: Sequence[Tensor], parameters: int) -> None:
-        """Trace on example tensors as `gradient` takes them; raises whatever the model or torch raises."""
+    def __init__(
+        self, gradient: Gradient, example: Sequence[Tensor], parameters: int, alone: bool = False
+    ) -> None:
+        """Trace on example tensors as `gradient` takes them; raises whatever the model or torch raises.
+
+        `alone`: the gradient is `gradient_of_one`'s. Autograd cannot be functionalized, so a model that writes in
+        place is refused there (the caller then runs it as it is).
+        """
         with torch.random.fork_rng(devices=[example[0].device] if example[0].is_cuda else []):
-            graph = make_fx(functionalize(gradient))(*example).graph
+            graph = make_fx(gradient if alone else functionalize(gradient))(*example).graph
+        if alone and any(_writes(node) for node in graph.nodes):
+            raise ValueError("the model writes in place")
         for node in list(graph.nodes):
             _simplify(graph, node)
         graph.eliminate_dead_code()
@@ -151,4 +175,8 @@ def _is_random_or_writes(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False  # getitem of an operation with several results: follows its input
-    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+    return torch.Tag.nondeterministic_seeded in target.tags or _writes(node)
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
