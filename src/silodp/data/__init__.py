@@ -1,5 +1,20 @@
 """Tables of the silos: what they hold, how they are read, allocated, loaded and fetched."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from silodp.data.silo import Federation, SiloData
 
-__all__ = ["Federation", "SiloData"]
+if TYPE_CHECKING:
+    from silodp.data import allocation, benchmarks, fetch, tables
+
+__all__ = ["Federation", "SiloData", "allocation", "benchmarks", "fetch", "tables"]
+
+
+def __getattr__(name: str) -> Any:
+    # `silodp.data.benchmarks` without importing scikit-learn and pandas where nobody asks for them.
+    if name in __all__:
+        return importlib.import_module(f"silodp.data.{name}")
+    raise AttributeError(f"module 'silodp.data' has no attribute '{name}'")
