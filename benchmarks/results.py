@@ -20,7 +20,7 @@ from silodp.app.config import load_config
 
 ROOT = Path(__file__).parents[1]
 OUT = Path("runs/results")
-PAPER = "uldp-naive,uldp-sgd,uldp-avg:weighting=uniform,uldp-avg:weighting=records"
+PAPER = "uldp-naive,uldp-sgd:weighting=uniform,uldp-avg:weighting=uniform,uldp-avg:weighting=records"
 
 
 def largest(example: str, settings: dict[str, object]) -> int:

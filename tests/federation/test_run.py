@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from oracles import judges_std, logistic_task, small_federation
 from silodp.data.silo import SiloData
 from silodp.errors import SilodpError
+from silodp.federation.aggregation import Plain
 from silodp.federation.messages import Message
 from silodp.federation.run import train
 from silodp.federation.silo import Silo
@@ -206,6 +207,7 @@ def party(store: MemoryStore | None = None) -> Silo:
         federation.silos[0],
         logistic_task(),
         AVG,
+        Plain(),
         Population(3, 12),
         Randomness.secret(),
         store or MemoryStore(),
@@ -250,7 +252,13 @@ def test_answers_carry_nothing_but_the_noisy_share():
 def test_an_update_before_the_setup_is_refused():
     federation = small_federation()
     silo = Silo(
-        federation.silos[0], logistic_task(), AVG, Population(3, 12), Randomness.secret(), MemoryStore()
+        federation.silos[0],
+        logistic_task(),
+        AVG,
+        Plain(),
+        Population(3, 12),
+        Randomness.secret(),
+        MemoryStore(),
     )
     with pytest.raises(SilodpError, match="set-up"):
         silo.answer(request(0))
@@ -279,7 +287,6 @@ def test_resuming_without_a_seed_repeats_the_round_in_flight_byte_for_byte(tmp_p
     train(federation, task, AVG, rounds=2, out=tmp_path)
     released: list[np.ndarray] = []
     from silodp.federation import run as runs
-    from silodp.federation.aggregation import Plain
 
     class Dying(Plain):
         def total(self, answers):

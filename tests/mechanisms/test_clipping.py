@@ -1,3 +1,5 @@
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
@@ -6,9 +8,17 @@ from hypothesis import strategies as st
 
 from oracles import judges_std
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import ClippedSum, clip_rows, fold
+from silodp.mechanisms.clipping import ClippedRows, ClippedStream, ClippedSum, clip_rows
+from silodp.mechanisms.clipping import fold as fold_stream
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import poisson
+
+
+def fold(
+    chunks: Iterable[ClippedRows], size: int, clip: float, weights: torch.Tensor | None = None
+) -> ClippedSum:
+    return fold_stream(ClippedStream(chunks, size, clip, clip, 1.0, weights is not None), weights)
+
 
 scales = st.floats(-30, 30).map(lambda e: 10.0**e)
 
@@ -66,6 +76,11 @@ def test_chunks_do_not_matter():
 def test_rows_of_another_clip_are_refused():
     with pytest.raises(SilodpError, match="clip"):
         fold([clip_rows(torch.arange(1), torch.ones(1, 2), 2.0)], 2, 1.0)
+
+
+def test_weighted_rows_need_weights():
+    with pytest.raises(SilodpError, match="weights"):
+        fold_stream(ClippedStream([], 1, 1.0, 1.0, 1.0, weighted=True))
 
 
 def test_released_noise_is_multiplier_times_sensitivity():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracles import judges_std, logistic_task, small_federation, std_is, without_user
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
+from silodp.federation.aggregation import Plain
 from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, Method, Population, SiloWork, UldpAvg, UldpGroup, UldpNaive, UldpSgd
@@ -50,7 +51,7 @@ def shares(
             population,
             own,
         )
-        result.append(method.silo_update(work))
+        result.append(Plain().share(method.silo_update(work), work.allotment, own.stream("noise")))
     return result
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from silodp.federation.messages import Message
+from silodp.mechanisms.clipping import Finished, Share, Update, fold
 from silodp.methods.method import Method
 from silodp.privacy.guarantee import Adversary, View
 
@@ -21,8 +23,11 @@ class Aggregator(Protocol):
     def views(self, method: Method, silos: int) -> dict[Adversary, View]:
         """What each adversary sees of a round in which every silo answers."""
 
+    def share(self, update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
+        """In the silo: weight, sum, add the silo's share of noise; weights (U,) float64."""
+
     def total(self, answers: Mapping[str, Message]) -> Tensor:
-        """Σ_s share_s (d,) float64."""
+        """In the server: Σ_s share_s (d,) float64."""
 
 
 class Plain:
@@ -43,6 +48,12 @@ class Plain:
             ),
             "silo": View("silo", silos, knows_sample=True, counts_disclosed=method.needs_counts),
         }
+
+    def share(self, update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
+        """Σ weight·clipped row + Gaussian noise, in floating point."""
+        if isinstance(update, Finished):
+            return Share(update.value, 0.0, update.refused)
+        return fold(update, weights).release(update.noise_multiplier, noise)
 
     def total(self, answers: Mapping[str, Message]) -> Tensor:
         """The sum, in the order of the silos' names (float addition depends on it)."""

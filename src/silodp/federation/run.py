@@ -242,7 +242,7 @@ def _parties(
 
     population = Population(len(federation.silos), federation.users)
     silos = [
-        Silo(data, task, method, population, randomness, store("silos", f"{s:03}"))
+        Silo(data, task, method, aggregator, population, randomness, store("silos", f"{s:03}"))
         for s, data in enumerate(federation.silos)
     ]
     transport = InProcess({silo.name: silo for silo in silos})

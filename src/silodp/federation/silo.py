@@ -10,6 +10,7 @@ from torch import Tensor
 
 from silodp.data.silo import SiloData
 from silodp.errors import SilodpError
+from silodp.federation.aggregation import Aggregator
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
 from silodp.mechanisms.noise import Randomness
@@ -29,13 +30,14 @@ class Silo:
         data: SiloData,
         task: Task,
         method: Method,
+        aggregator: Aggregator,
         population: Population,
         randomness: Randomness,
         store: Store,
     ) -> None:
         self.name = data.name
         self.journal: dict[int, int] = {}
-        self._task, self._method, self._population = task, method, population
+        self._task, self._method, self._aggregator, self._population = task, method, aggregator, population
         self._randomness = randomness.child("silo", data.name)
         self._store = store
         self._user_index = data.user
@@ -118,18 +120,21 @@ class Silo:
         """This silo's noisy share of the round."""
         admitted, allotment = self._admitted(request.run)
         records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
-        share = self._method.silo_update(
+        weights = self._sampled(allotment, request.arrays.get("sample"))
+        randomness = self._randomness.child("round", request.round, request.attempt)
+        update = self._method.silo_update(
             SiloWork(
                 task=self._task,
                 params=torch.from_numpy(request.arrays["params"]).to(self._task.device),
                 x=self._x[records],
                 y=self._y[records],
                 user=self._user[records],
-                allotment=self._sampled(allotment, request.arrays.get("sample")),
+                allotment=weights,
                 population=self._population,
-                randomness=self._randomness.child("round", request.round, request.attempt),
+                randomness=randomness,
             )
         )
+        share = self._aggregator.share(update, weights, randomness.stream("noise"))
         self.journal[request.round] = share.refused
         return request.answer(share=share.value.numpy())
 

@@ -38,8 +38,42 @@ class ClippedRows:
 
 
 @dataclass(frozen=True)
+class ClippedStream:
+    """What a silo is about to add up: clipped rows, chunk by chunk, neither weighted nor noised yet.
+
+    How they are added (in clear, masked, weighted privately) is the aggregator's choice, not the method's.
+
+    Attributes:
+        chunks: consumed once; all rows lie in the ball of radius `clip`.
+        size: d.
+        sensitivity: how far emptying one unit moves the silos' weighted sums together (`uldp-avg`: the clip), or each
+            silo's (`uldp-naive`: twice the clip); in units of the update.
+        noise_multiplier: this silo's share of the noise, in units of `sensitivity`.
+        weighted: whether a row counts with its owner's weight; otherwise with 1.
+    """
+
+    chunks: Iterable[ClippedRows]
+    size: int
+    clip: float
+    sensitivity: float
+    noise_multiplier: float
+    weighted: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An update (d,) float64 to which nothing is added: its noise is inside already, or there is no privacy."""
+
+    value: Tensor
+    refused: int = 0
+
+
+Update = ClippedStream | Finished
+
+
+@dataclass(frozen=True)
 class Share:
-    """What leaves a silo: value (d,) float64; `noise_std` is the absolute std of the noise already in it."""
+    """What leaves a silo: value (d,) float64; `noise_std` is the absolute std of the noise added by `release`."""
 
     value: Tensor
     noise_std: float
@@ -48,7 +82,7 @@ class Share:
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """Σ weight·clipped row: value (d,) float64, whose change is at most `sensitivity` when one unit is emptied."""
+    """Σ weight·clipped row: value (d,) float64, and how far emptying one unit can move it."""
 
     value: Tensor
     sensitivity: float
@@ -81,26 +115,28 @@ def clip_rows(owners: Tensor, rows: Tensor, clip: float) -> ClippedRows:
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
 
 
-def fold(chunks: Iterable[ClippedRows], size: int, clip: float, weights: Tensor | None = None) -> ClippedSum:
-    """Σ over all rows of weights[owner]·factor·row, with sensitivity `clip`.
+def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
+    """Σ over all rows of weight·factor·row.
 
     `weights` (indexed by owner, float64, each within [0, 1]) must add to at most 1 over everything one unit owns, here
-    and in other silos; that is `methods.weighting`'s promise. None means 1 for every row: then a unit owns one row.
+    and in other silos; that is `methods.weighting`'s promise. They count only where the stream is `weighted`.
     """
-    value = torch.zeros(size, dtype=torch.float64)
+    if stream.weighted and weights is None:
+        raise SilodpError("rows that count with their owner's weight cannot be folded without weights.")
+    value = torch.zeros(stream.size, dtype=torch.float64)
     refused = 0
-    for chunk in chunks:
-        if chunk.clip != clip:
+    for chunk in stream.chunks:
+        if chunk.clip != stream.clip:
             raise SilodpError(
-                f"rows clipped to {chunk.clip} cannot be folded into a sum declared for clip {clip}."
+                f"rows clipped to {chunk.clip} cannot be folded where {stream.clip} was declared."
             )
         coefficients = chunk.factors
-        if weights is not None:
+        if stream.weighted and weights is not None:
             coefficients = coefficients * weights[chunk.owners.to(weights.device)].to(coefficients.device)
         finite = chunk.factors > 0
-        rows, coefficients = (
-            (chunk.rows, coefficients) if bool(finite.all()) else (chunk.rows[finite], coefficients[finite])
-        )
+        rows = chunk.rows
+        if not bool(finite.all()):
+            rows, coefficients = rows[finite], coefficients[finite]
         value += (coefficients.to(rows.dtype) @ rows).to("cpu", torch.float64)
         refused += chunk.refused
-    return ClippedSum(value, clip, refused)
+    return ClippedSum(value, stream.sensitivity, refused)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from silodp.mechanisms.clipping import Share
+from silodp.mechanisms.clipping import Finished
 from silodp.methods.method import Population, SiloWork, check_server
 from silodp.privacy.events import Event, NoGuarantee
 from silodp.privacy.guarantee import Unit, View
@@ -44,12 +44,12 @@ class Default:
     def sample(self, population: Population, stream: np.random.Generator) -> None:
         """Everyone, always."""
 
-    def silo_update(self, work: SiloWork) -> Share:
+    def silo_update(self, work: SiloWork) -> Finished:
         """The silo's own SGD, as it is."""
         delta = silo_update(
             work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches")
         ).double()
-        return Share(delta.cpu(), 0.0)
+        return Finished(delta.cpu())
 
     def server_scale(self, population: Population) -> float:
         """1/S."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Share, check_clip, clip_rows, fold
+from silodp.mechanisms.clipping import ClippedStream, Finished, check_clip, clip_rows, fold
 from silodp.mechanisms.sampling import check_probability, poisson
 from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
 from silodp.privacy.events import Event, GroupSampled, NoGuarantee, Repeated
@@ -95,7 +95,7 @@ class UldpGroup:
     def sample(self, population: Population, stream: np.random.Generator) -> None:
         """Records are sampled inside DP-SGD, persons are not."""
 
-    def silo_update(self, work: SiloWork) -> Share:
+    def silo_update(self, work: SiloWork) -> Finished:
         """DP-SGD (Abadi et al. 2016, Algorithm 1); the noise is inside, and local states are not released."""
         params = work.params.clone()
         batches, noise = work.randomness.stream("batches"), work.randomness.stream("noise")
@@ -107,10 +107,13 @@ class UldpGroup:
                 clip_rows(batch[rows], gradient, self.clip)
                 for rows, gradient in record_gradients(work.task, params, work.x[batch], work.y[batch])
             )
-            noisy = fold(gradients, work.task.size, self.clip).release(self.noise_multiplier, noise)
+            step = ClippedStream(
+                gradients, work.task.size, self.clip, self.clip, self.noise_multiplier, weighted=False
+            )
+            noisy = fold(step).release(step.noise_multiplier, noise)
             params -= (step_size * noisy.value).to(params)
             refused += noisy.refused
-        return Share((params - work.params).double().cpu(), 0.0, refused)
+        return Finished((params - work.params).double().cpu(), refused)
 
     def server_scale(self, population: Population) -> float:
         """1/S."""

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Share
+from silodp.mechanisms.clipping import Update
 from silodp.mechanisms.noise import Randomness
 from silodp.privacy.events import Event
 from silodp.privacy.guarantee import Unit, View
@@ -91,8 +91,8 @@ class Method(Protocol):
     def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
         """(U,) bool: who takes part in a round, in all silos at once; None: everyone."""
 
-    def silo_update(self, work: SiloWork) -> Share:
-        """Clip, weight, sum, add this silo's share of the noise."""
+    def silo_update(self, work: SiloWork) -> Update:
+        """Train and clip; the aggregator weights with the allotments, sums, and adds this silo's share of noise."""
 
     def server_scale(self, population: Population) -> float:
         """What multiplies η_g·Σ_s Δ_s; a public constant."""

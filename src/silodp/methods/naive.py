@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from silodp.mechanisms.clipping import ClippedSum, Share, check_clip, clip_rows, fold
+from silodp.mechanisms.clipping import ClippedStream, check_clip, clip_rows
 from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
 from silodp.privacy.events import Event, Gaussian, NoGuarantee
 from silodp.privacy.guarantee import Unit, View
@@ -55,15 +55,14 @@ class UldpNaive:
     def sample(self, population: Population, stream: np.random.Generator) -> None:
         """Everyone, always."""
 
-    def silo_update(self, work: SiloWork) -> Share:
-        """clip_C(Q epochs of SGD on all records) + N(0, (2C · σ√S)²)."""
+    def silo_update(self, work: SiloWork) -> ClippedStream:
+        """clip_C(Q epochs of SGD on all records), which one person can move by 2C."""
         delta = silo_update(
             work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches")
         )
         row = clip_rows(torch.zeros(1, dtype=torch.int64), delta[None], self.clip)
-        clipped = fold([row], work.task.size, self.clip)
-        moved = ClippedSum(clipped.value, 2 * self.clip, clipped.refused)
-        return moved.release(self.share_multiplier(work.population.silos), work.randomness.stream("noise"))
+        share = self.share_multiplier(work.population.silos)
+        return ClippedStream([row], work.task.size, self.clip, 2 * self.clip, share, weighted=False)
 
     def share_multiplier(self, silos: int) -> float:
         """One silo's noise in units of the 2C its update can move by."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Share, check_clip, clip_rows, fold
+from silodp.mechanisms.clipping import ClippedStream, check_clip, clip_rows
 from silodp.mechanisms.sampling import check_probability, poisson
 from silodp.methods import weighting
 from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
@@ -71,8 +71,8 @@ class UldpAvg:
         """One coin per person and round."""
         return None if self.user_sampling == 1 else poisson(population.users, self.user_sampling, stream)
 
-    def silo_update(self, work: SiloWork) -> Share:
-        """Σ_u w[s,u]·clip_C(Δ[s,u]) + this silo's share of the noise; people of weight 0 are not trained."""
+    def silo_update(self, work: SiloWork) -> ClippedStream:
+        """clip_C(Δ[s,u]) for every u; people of weight 0 this round are not trained."""
         present = work.allotment[work.user] > 0
         deltas = user_updates(
             work.task,
@@ -84,8 +84,8 @@ class UldpAvg:
             work.randomness.torch("batches"),
         )
         rows = (clip_rows(users, delta, self.clip) for users, delta in deltas)
-        total = fold(rows, work.task.size, self.clip, work.allotment)
-        return total.release(self.share_multiplier(work.population.silos), work.randomness.stream("noise"))
+        share = self.share_multiplier(work.population.silos)
+        return ClippedStream(rows, work.task.size, self.clip, self.clip, share, weighted=True)
 
     def share_multiplier(self, shares_for: int) -> float:
         """One silo's noise in units of C, when m shares are to add to σ."""
