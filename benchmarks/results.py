@@ -1,4 +1,4 @@
-"""Every run behind docs/results.md: `python benchmarks/results.py` (about two hours of one core, two jobs at a time).
+"""Every run behind docs/results.md: `python benchmarks/results.py` (about 75 minutes of one core, two jobs at a time).
 
 Each job is one `silodp compare` command, printed before it runs; finished runs are kept, so a stopped call goes on.
 `python benchmarks/results.py --print` prints the commands, `--tables` the tables of what is finished, as Markdown.
@@ -20,7 +20,11 @@ from silodp.app.config import load_config
 
 ROOT = Path(__file__).parents[1]
 OUT = Path("runs/results")
-PAPER = "uldp-naive,uldp-sgd:weighting=uniform,uldp-avg:weighting=uniform,uldp-avg:weighting=records"
+AVG = "uldp-avg:weighting=uniform,uldp-avg:weighting=records"
+PER_PERSON = f"uldp-sgd:weighting=uniform,{AVG}"
+PAPER = f"uldp-naive,{PER_PERSON}"
+FEW = "uldp-group:k=8:record_sampling=0.2:expected_batch_size=32"  # 8 records of each of 100 persons: small silos
+THOUSAND = {"data__users": 1000}
 
 
 def largest(example: str, settings: dict[str, object]) -> int:
@@ -41,34 +45,34 @@ def jobs() -> dict[str, list[str]]:
             *(f"--seeds={seeds}", *sets, f"--out={OUT / name}"),
         ]
 
-    for users in (50, 200):
-        for allocation in ("zipf", "uniform"):
-            k = largest("heart_disease", {"data.users": users, "data.allocation": allocation})
-            groups = f",uldp-group:k=2,uldp-group:k=8,uldp-group:k={k}"
-            where = {"data__users": users, "data__allocation": allocation}
-            add(f"heart-{users}-{allocation}", "heart_disease", PAPER + groups, 3, **where)
-            add(f"tcga-{users}-{allocation}", "tcga_brca", PAPER, 3, **where)
-    for users in (100, 1000):
-        group = ",uldp-group:k=8" + (":record_sampling=0.2:expected_batch_size=32" if users == 100 else "")
-        add(
-            f"creditcard-{users}",
-            "creditcard",
-            PAPER + group,
-            2,
-            rounds=15,
-            evaluate_every=1,
-            data__users=users,
-        )
-    both = "uldp-avg:weighting=uniform,uldp-avg:weighting=records"
-    brief = {"evaluate_every": 1, "methods__default__local__epochs": 5}
-    for silos in (5, 20, 50):
-        add(f"weighting-{silos}", "creditcard", both, 2, rounds=10, data__silos=silos, **brief)
-    rates = ",".join(f"uldp-avg:q={q}" for q in (0.1, 0.3, 0.5, 0.7, 1))
-    sampling = {"data__users": 1000, "method__weighting": "uniform", "method__clip": 1.0, **brief}
-    add("sampling", "creditcard", rates, 2, rounds=10, **sampling)
+    # Naive and default train on whole silos, whoever is in them: one number of users is enough.
+    add("creditcard-100", "creditcard", f"{PAPER},{FEW}", 2, rounds=10, evaluate_every=1, data__users=100)
+    add(
+        "creditcard-1000",
+        "creditcard",
+        f"{PER_PERSON},uldp-group:k=8",
+        2,
+        rounds=10,
+        evaluate_every=1,
+        **THOUSAND,
+    )
     for labels in ("iid", "two"):
         two = {"data__labels_per_user": 2} if labels == "two" else {}
-        add(f"mnist-{labels}", "mnist", PAPER, 1, rounds=5, evaluate_every=1, **two)
+        add(f"mnist-{labels}", "mnist", PAPER, 1, rounds=3, evaluate_every=1, **two)
+    brief = {"rounds": 8, "evaluate_every": 1, "methods__default__local__epochs": 5}
+    for silos in (5, 20, 50):
+        add(f"weighting-{silos}", "creditcard", AVG, 2, data__silos=silos, **brief)
+    rates = ",".join(f"uldp-avg:q={q}" for q in (0.1, 0.3, 0.5, 0.7, 1))
+    add(
+        "sampling", "creditcard", rates, 2, method__weighting="uniform", method__clip=1.0, **THOUSAND, **brief
+    )
+    for users in (50, 200):
+        for allocation in ("zipf", "uniform"):
+            where = {"data__users": users, "data__allocation": allocation}
+            k = largest("heart_disease", {"data.users": users, "data.allocation": allocation})
+            groups = f"uldp-group:k=2,uldp-group:k=8,uldp-group:k={k}"
+            add(f"heart-{users}-{allocation}", "heart_disease", f"{PAPER},{groups}", 3, **where)
+            add(f"tcga-{users}-{allocation}", "tcga_brca", PAPER, 3, **where)
     return found
 
 

@@ -28,11 +28,11 @@ def test_no_clipped_row_leaves_the_ball(seed, rows, size, scale, clip, double):
     dtype = torch.float64 if double else torch.float32
     values = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed), dtype=dtype) * scale
     clipped = clip_rows(torch.arange(rows), values, clip)
-    product = values * clipped.factors.to(dtype).unsqueeze(1)  # the rounding that `fold` does
+    product = values.double() * clipped.factors.unsqueeze(1)  # as `fold` multiplies
     norms = torch.linalg.vector_norm(product, dim=1, dtype=torch.float64)
     finite = torch.isfinite(torch.linalg.vector_norm(values, dim=1, dtype=torch.float64))
     assert (norms[finite] <= clip).all()
-    inside = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64) <= clip * (1 - 1e-5)
+    inside = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64) <= clip * (1 - 1e-9)
     assert (clipped.factors[inside & finite] == 1).all(), "a row inside the ball is left alone"
 
 
@@ -60,6 +60,26 @@ def test_one_owner_moves_the_sum_by_at_most_the_sensitivity(seed, owners, per_ow
     rest = owner != 0
     without = fold([clip_rows(owner[rest], rows[rest], 2.0)], 3, 2.0, weights)
     assert torch.linalg.vector_norm(whole.value - without.value) <= whole.sensitivity * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("count", [1_000, 200_000])
+def test_a_sum_of_many_rows_moves_by_no_more_than_one_row(count):
+    """In single precision the rounding of 10⁵ rows alone is worth more."""
+    rows = torch.rand(count, 1, generator=torch.Generator().manual_seed(0)) + 0.5
+    whole = fold([clip_rows(torch.arange(count), rows, 1.0)], 1, 1.0)
+    for left_out in (0, count // 2, count - 1):
+        rest = torch.cat([rows[:left_out], rows[left_out + 1 :]])
+        without = fold([clip_rows(torch.arange(count - 1), rest, 1.0)], 1, 1.0)
+        assert (whole.value - without.value).norm() <= 1 + 1e-9
+
+
+def test_rows_near_overflow_are_clipped_too():
+    """Their factors are below what single precision can hold exactly."""
+    for exponent in np.linspace(30, 38, 50):
+        row = torch.full((1, 4), 10.0**exponent, dtype=torch.float32)
+        weight = torch.tensor([0.001], dtype=torch.float64)
+        total = fold([clip_rows(torch.zeros(1, dtype=torch.int64), row, 0.01)], 4, 0.01, weight)
+        assert total.value.norm().item() == pytest.approx(1e-5, rel=1e-9)
 
 
 def test_chunks_do_not_matter():

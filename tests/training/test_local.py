@@ -428,3 +428,52 @@ def test_cuda_equals_cpu(epochs):
 def test_hyperparameters_are_checked(wrong):
     with pytest.raises(SilodpError, match=next(iter(wrong))):
         LocalTraining(**({"learning_rate": 0.1} | wrong))
+
+
+def rows_of_everyone_else(task: Task, x, y, user, local: LocalTraining, someone: int) -> tuple[dict, dict]:
+    """Updates with and without one person, for everyone else."""
+    start = task.initial(0)
+    both = []
+    for keep in (torch.ones(len(user), dtype=torch.bool), user != someone):
+        generator = torch.Generator().manual_seed(0)
+        chunks = user_updates(task, start, x[keep], y[keep], user[keep], local, generator)
+        both.append({u: row for ids, rows in chunks for u, row in zip(ids.tolist(), rows, strict=True)})
+    both[0].pop(someone)
+    return both[0], both[1]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("epochs", [1, 30])  # interpreted and traced
+def test_who_is_done_is_not_touched_by_who_trains_longer(momentum, epochs):
+    """A parameter near overflow is finite when its owner is done; a further gradient of it is not. Whether there is a
+    further step depends on other people, so 0 times that gradient must not turn the row into NaN: it would then be
+    refused or not depending on someone else's records, and the sum would move by everyone it happens to.
+    """
+    task = Task(nn.Linear(1, 1, bias=False), squared_error())
+    few, many, steps = 20, 40, 2
+    x = torch.cat([torch.full((few * steps, 1), 30.0), torch.zeros(many, 1)])
+    user = torch.cat([torch.arange(few).repeat_interleave(steps), torch.full((many,), few)])
+    overflowing = 0
+    # A step multiplies w by about 1800·rate: overflow comes after 2 steps, or after 60.
+    for rate in np.logspace(3, 19, 9) if epochs == 1 else np.linspace(2, 5.5, 8) / 1800:
+        local = LocalTraining(float(rate), epochs, 1, momentum)
+        longer, alone = rows_of_everyone_else(task, x, torch.ones(len(x)), user, local, few)
+        for u, row in alone.items():
+            assert torch.equal(torch.isfinite(longer[u]), torch.isfinite(row)), f"learning rate {rate}"
+        overflowing += any(row.abs().max() > 1e10 and torch.isfinite(row).all() for row in alone.values())
+    assert overflowing, "some rows were near overflow"
+
+
+def test_padding_holds_nothing_that_the_batch_does_not_hold():
+    """Whether a batch is padded depends on others; a record outside the batch that overflows must not reach it."""
+    counts = torch.tensor([5, 3])
+    local = LocalTraining(0.1, epochs=2, batch_size=2)
+    user = torch.repeat_interleave(torch.arange(2), counts)
+    users = UserRecords.of(user, local)
+    order = batch_order(users.counts, local, torch.Generator().manual_seed(0))
+    records, real, training = step_records(users, order, local, range(6), 4)
+    for k in range(6):
+        for r in range(2):
+            if training[k, r]:
+                batch = set(records[k, r][real[k, r]].tolist())
+                assert set(records[k, r].tolist()) == batch

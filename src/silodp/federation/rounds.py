@@ -41,6 +41,11 @@ class Server:
         views = self.aggregator.views(self.method, self.population.silos)
         return {adversary: self.method.dp_event(view) for adversary, view in views.items()}
 
+    def reason(self, adversary: Adversary) -> str | None:
+        """Why nothing is promised against an adversary; None where something is."""
+        event = self.events[adversary]
+        return event.reason if isinstance(event, NoGuarantee) else self.ledger.reason(adversary)
+
     def spent(self) -> dict[Adversary, float | None]:
         """ε so far against each adversary; None, from the first round on, where nothing is promised."""
         return {

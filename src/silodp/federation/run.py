@@ -131,7 +131,8 @@ def train(
         journal = _Journal(directory, state.round if resume else None)
         if not journal.rows and untrained is not None:
             journal.add({"round": 0, **untrained, "epsilon": server.spent()}, on_round)
-        server.set_up()
+        if ledger.rounds == 0:  # afterwards a silo that has forgotten its set-up must not be set up anew
+            server.set_up()
         stopped: Literal["rounds", "budget"] = "rounds"
         while state.round < rounds:
             started = time.perf_counter()
@@ -220,7 +221,7 @@ def _opened(
         if not state.round <= ledger.rounds <= state.round + 1:
             raise SilodpError(
                 f"ledger {path} has {ledger.rounds} rounds and the checkpoint {state.round}: they are not of one "
-                "moment; restore both from the same copy."
+                "moment, and what was released is no longer known: begin a new run, which adds its own ε."
             )
         yield ledger
 
@@ -284,7 +285,7 @@ def _guarantees(
     views = server.aggregator.views(method, server.population.silos)
     result: dict[Adversary, Guarantee] = {}
     for adversary in ADVERSARIES:
-        spent = ledger.epsilon(adversary)
+        spent = server.spent()[adversary]
         result[adversary] = Guarantee(
             adversary=adversary,
             unit=method.unit,
@@ -295,7 +296,7 @@ def _guarantees(
             method=method.name,
             private=spent is not None,
             releasable=secret and spent is not None,
-            reason=ledger.reason(adversary),
+            reason=server.reason(adversary),
             assumptions=()
             if spent is None
             else assumptions_of(views[adversary]) + method.assumptions + federation.assumptions,
@@ -313,9 +314,10 @@ def _fingerprint(
     delta: float,
     accountant: str,
 ) -> str:
-    """Of everything that a resumed run must have in common with the one it resumes."""
+    """Of everything public that a resumed run must share with the one it resumes; silos compare their own records."""
     model = f"{task.model!r} {task.dtype} {task.loss.name}"
-    parts = [federation.digest(), model, repr(method), aggregator, seed, delta, accountant]
+    public = [federation.name, [silo.name for silo in federation.silos], federation.users]
+    parts = [public, model, repr(method), aggregator, seed, delta, accountant]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -41,6 +41,7 @@ class Silo:
         self._randomness = randomness.child("silo", data.name)
         self._store = store
         self._user_index = data.user
+        self._records = data.digest()  # of private rows: it stays in this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
         self._handlers: dict[str, Callable[[Message], Message]] = {
@@ -105,16 +106,26 @@ class Silo:
         """Keep the allotment, and draw once which records take part in the run."""
         allotment = request.arrays.get("allotment")
         admitted = self._method.admit(self._user_index, allotment, self._randomness.stream("admit"))
-        kept = Message("setup", request.run, arrays={"admitted": admitted, **request.arrays})
-        self._store.put(f"{request.run}/admitted", kept.encode())
+        kept = {"admitted": admitted, **request.arrays}
+        fields = {"records": self._records}
+        self._store.put(
+            f"{request.run}/setup", Message("setup", request.run, fields=fields, arrays=kept).encode()
+        )
         return request.answer()
 
     def _admitted(self, run: str) -> tuple[np.ndarray, np.ndarray | None]:
-        stored = self._store.get(f"{run}/admitted")
+        stored = self._store.get(f"{run}/setup")
         if stored is None:
-            raise SilodpError(f"silo '{self.name}' was asked for an update of run {run} before its set-up.")
-        arrays = Message.decode(stored).arrays
-        return arrays["admitted"], arrays.get("allotment")
+            raise SilodpError(
+                f"silo '{self.name}' knows nothing of run {run}: it was never set up, or its store is lost; "
+                "begin a new run."
+            )
+        kept = Message.decode(stored)
+        if kept.fields["records"] != self._records:
+            raise SilodpError(
+                f"silo '{self.name}' has other records than this run began with: restore them, or begin a new run."
+            )
+        return kept.arrays["admitted"], kept.arrays.get("allotment")
 
     def _update(self, request: Message) -> Message:
         """This silo's noisy share of the round."""

@@ -17,6 +17,8 @@ from torch import Tensor
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import gaussian
 
+_SLICE = 1 << 20  # numbers turned into double precision at once
+
 
 @dataclass(frozen=True)
 class ClippedRows:
@@ -109,14 +111,16 @@ def clip_rows(owners: Tensor, rows: Tensor, clip: float) -> ClippedRows:
     `clip`; dropping the whole silo instead would make taking part depend on data.
     """
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    # Shrunk by a few units in the last place of the rows' type, so that the product, too, stays within the ball.
-    margin = 1 - 4 * torch.finfo(rows.dtype).eps
+    # Shrunk a little, so that the rounded product, too, stays within the ball.
+    margin = 1 - 1e-12
     factors = torch.clamp(clip * margin / norms.clamp_min(torch.finfo(torch.float64).tiny), max=1.0)
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
 
 
 def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
-    """Σ over all rows of weight·factor·row.
+    """Σ over all rows of weight·factor·row, in double precision.
+
+    Single precision would round a sum of 10⁵ rows by more than one row is worth, and small factors to nothing.
 
     `weights` (indexed by owner, float64, each within [0, 1]) must add to at most 1 over everything one unit owns, here
     and in other silos; that is `methods.weighting`'s promise. They count only where the stream is `weighted`.
@@ -124,6 +128,7 @@ def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
     if stream.weighted and weights is None:
         raise SilodpError("rows that count with their owner's weight cannot be folded without weights.")
     value = torch.zeros(stream.size, dtype=torch.float64)
+    per_slice = max(1, _SLICE // stream.size)
     refused = 0
     for chunk in stream.chunks:
         if chunk.clip != stream.clip:
@@ -137,6 +142,7 @@ def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
         rows = chunk.rows
         if not bool(finite.all()):
             rows, coefficients = rows[finite], coefficients[finite]
-        value += (coefficients.to(rows.dtype) @ rows).to("cpu", torch.float64)
+        for part, own in zip(torch.split(rows, per_slice), torch.split(coefficients, per_slice), strict=True):
+            value += (own @ part.double()).cpu()
         refused += chunk.refused
     return ClippedSum(value, stream.sensitivity, refused)

@@ -99,13 +99,16 @@ class UldpGroup:
         """DP-SGD (Abadi et al. 2016, Algorithm 1); the noise is inside, and local states are not released."""
         params = work.params.clone()
         batches, noise = work.randomness.stream("batches"), work.randomness.stream("noise")
+        dropout = work.randomness.torch("dropout")
         step_size = self.local_learning_rate / self.expected_batch_size
         refused = 0
         for _ in range(self.local_steps):
             batch = torch.from_numpy(np.flatnonzero(poisson(len(work.user), self.record_sampling, batches)))
             gradients = (
                 clip_rows(batch[rows], gradient, self.clip)
-                for rows, gradient in record_gradients(work.task, params, work.x[batch], work.y[batch])
+                for rows, gradient in record_gradients(
+                    work.task, params, work.x[batch], work.y[batch], generator=dropout
+                )
             )
             step = ClippedStream(
                 gradients, work.task.size, self.clip, self.clip, self.noise_multiplier, weighted=False

@@ -85,7 +85,9 @@ def assumptions_of(view: View) -> tuple[str, ...]:
     common = (
         "a person has the same id in every silo, and the list of ids, the silos and all settings are public",
         "silos and server follow the protocol, and whether a silo drops out does not depend on its records",
-        "noise is drawn and added in double precision: attacks on floating-point noise are not excluded",
+        "updates are computed, and noise drawn and added, in floating point: attacks on the low bits of floating-point "
+        "noise, and what rounding in a shared computation may tell, are not excluded",
+        "the run's directory was never copied or restored and continued twice",
     )
     own = {
         "released": (

@@ -7,6 +7,7 @@ deals with them.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -108,11 +109,16 @@ def silo_update(
 
 
 def record_gradients(
-    task: Task, params: Tensor, x: Any, y: Any, memory_budget: int | None = None
+    task: Task,
+    params: Tensor,
+    x: Any,
+    y: Any,
+    memory_budget: int | None = None,
+    generator: torch.Generator | None = None,
 ) -> Iterator[tuple[slice, Tensor]]:
     """The gradient of every record's own loss at `params` (d,), as DP-SGD clips them.
 
-    Yields chunks (slice of records, gradients (r, d)). Dropout masks come from torch's global generator.
+    Yields chunks (slice of records, gradients (r, d)). `generator` (CPU) draws dropout; None: a fresh seed.
 
     Raises:
         SilodpError: a single gradient does not fit the budget (bytes), or the model cannot run for many at
@@ -137,7 +143,10 @@ def record_gradients(
     at_once = rows_at_once(one_record, task.size * start[0].element_size(), memory_budget, task.device)
     for first in range(0, len(inputs), at_once):
         piece = slice(first, min(first + at_once, len(inputs)))
-        yield piece, torch.cat([g.flatten(1) for g in gradient(start, inputs[piece], targets[piece])], 1)
+        with _seeded(task, secrets.randbits(62) if generator is None else _seed(generator)):
+            rows = torch.cat([g.flatten(1) for g in gradient(start, inputs[piece], targets[piece])], 1)
+        yield piece, rows
+        del rows
 
 
 class _Trainer:
@@ -234,14 +243,16 @@ class _Trainer:
         records, real, training = step_records(users, order, self.local, steps, width)
         data = self._gather(records, real)
         prepared = traced.prepare_many(data) if traced else list(zip(*data, strict=True))
-        rates = None
+        moving = None
         if not training.all():
-            rate = -self.local.learning_rate * training.to(self.task.device, self.task.dtype)
-            by_dim = {d: rate.reshape(*rate.shape, *[1] * (d - 1)).unbind() for d in {p.dim() for p in rows}}
-            rates = [by_dim[p.dim()] for p in rows]
+            trains = training.to(self.task.device)
+            by_dim = {
+                d: trains.reshape(*trains.shape, *[1] * (d - 1)).unbind() for d in {p.dim() for p in rows}
+            }
+            moving = [by_dim[p.dim()] for p in rows]
         for k, inputs in enumerate(prepared):
             gradients = self._step(traced, rows, inputs)
-            self._update(rows, velocity, gradients, None if rates is None else [r[k] for r in rates])
+            self._update(rows, velocity, gradients, None if moving is None else [m[k] for m in moving])
 
     def _step(
         self, traced: TracedGradient | None, rows: tuple[Tensor, ...], prepared: Sequence[Tensor]
@@ -253,16 +264,15 @@ class _Trainer:
         rows: tuple[Tensor, ...],
         velocity: list[Tensor],
         gradients: tuple[Tensor, ...],
-        rates: list[Tensor] | None = None,
+        moving: list[Tensor] | None = None,
     ) -> None:
-        """One step of SGD in place; `rates` (−η_l, or 0 where a user is done) broadcast over the users'
-        rows."""
+        """One step of SGD in place; `moving` (booleans over the users' rows) says who still trains."""
         directions = self._directions(rows, velocity, gradients)
         for i, (p, direction) in enumerate(zip(rows, directions, strict=True)):
-            if rates is None:
+            if moving is None:
                 p.add_(direction, alpha=-self.local.learning_rate)
-            else:
-                p.addcmul_(direction, rates[i])
+            else:  # chosen, not multiplied by 0: a gradient that is not finite must not reach who is done
+                p.copy_(torch.where(moving[i], p.add(direction, alpha=-self.local.learning_rate), p))
 
     def _directions(
         self, rows: tuple[Tensor, ...], velocity: list[Tensor], gradients: Sequence[Tensor]

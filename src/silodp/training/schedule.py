@@ -119,7 +119,8 @@ def step_records(
     smaller).
 
     Returns (k, r, width) record indices, (k, r, width) which are real, (k, r) who still trains. Padding
-    repeats the user's own first record, so a padded batch never meets another user's values.
+    repeats the first record of the same batch: how much padding there is depends on other users, so what it
+    holds (a loss that overflows, say) must be what the batch holds anyway.
     """
     batches = local.batches(users.counts)
     size = width if local.batch_size is None else local.batch_size
@@ -131,5 +132,5 @@ def step_records(
     real = (within < users.counts.unsqueeze(1)) & (column < size) & training.unsqueeze(2)
     within = within.clamp(max=order.shape[2] - 1)
     position = order[torch.arange(len(users)).unsqueeze(1), epoch.unsqueeze(2), within]
-    records = users.order[users.starts.unsqueeze(1) + torch.where(real, position, 0)]
+    records = users.order[users.starts.unsqueeze(1) + torch.where(real, position, position[..., :1])]
     return records, real, training
