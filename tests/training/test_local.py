@@ -442,8 +442,7 @@ def rows_of_everyone_else(task: Task, x, y, user, local: LocalTraining, someone:
     return both[0], both[1]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("epochs", [1, 30])  # interpreted and traced
+@pytest.mark.parametrize(("epochs", "momentum"), [(1, 0.0), (1, 0.9), (30, 0.0)])  # 30: traced
 def test_who_is_done_is_not_touched_by_who_trains_longer(momentum, epochs):
     """A parameter near overflow is finite when its owner is done; a further gradient of it is not. Whether there is a
     further step depends on other people, so 0 times that gradient must not turn the row into NaN: it would then be
@@ -455,12 +454,12 @@ def test_who_is_done_is_not_touched_by_who_trains_longer(momentum, epochs):
     user = torch.cat([torch.arange(few).repeat_interleave(steps), torch.full((many,), few)])
     overflowing = 0
     # A step multiplies w by about 1800·rate: overflow comes after 2 steps, or after 60.
-    for rate in np.logspace(3, 19, 9) if epochs == 1 else np.linspace(2, 5.5, 8) / 1800:
+    for rate in np.logspace(14, 16.5, 12) if epochs == 1 else np.linspace(4.87, 5.37, 24) / 1800:
         local = LocalTraining(float(rate), epochs, 1, momentum)
         longer, alone = rows_of_everyone_else(task, x, torch.ones(len(x)), user, local, few)
         for u, row in alone.items():
             assert torch.equal(torch.isfinite(longer[u]), torch.isfinite(row)), f"learning rate {rate}"
-        overflowing += any(row.abs().max() > 1e10 and torch.isfinite(row).all() for row in alone.values())
+        overflowing += any(row.abs().max() > 2e35 and torch.isfinite(row).all() for row in alone.values())
     assert overflowing, "some rows were near overflow"
 
 
