@@ -145,7 +145,7 @@ class Silo:
                 randomness=randomness,
             )
         )
-        share = self._aggregator.share(update, weights, randomness.stream("noise"))
+        share = self._aggregator.share(update, weights, randomness.stream("share noise"))
         self.journal[request.round] = share.refused
         return request.answer(share=share.value.numpy())
 

@@ -17,6 +17,9 @@ from silodp.privacy.guarantee import Unit, View
 from silodp.training.local import record_gradients
 
 
+_LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
+
+
 @dataclass(frozen=True)
 class UldpGroup:
     """Each silo runs `local_steps` of DP-SGD (Poisson rate γ, per-record clip C, noise σC) on ≤ k records per person.
@@ -46,8 +49,11 @@ class UldpGroup:
         check_clip(self.clip)
         check_probability("record_sampling", self.record_sampling)
         check_server(self.server_learning_rate, self.server_momentum)
-        if self.group_size < 1 or self.group_size != int(self.group_size):
-            raise SilodpError(f"group_size = {self.group_size}: set a whole number of records ≥ 1.")
+        if not 1 <= self.group_size <= _LARGEST_GROUP or self.group_size != int(self.group_size):
+            raise SilodpError(
+                f"group_size = {self.group_size}: set a whole number of records from 1 to {_LARGEST_GROUP} "
+                "(with more, clip per person: uldp-avg)."
+            )
         if self.local_steps < 1 or self.local_steps != int(self.local_steps):
             raise SilodpError(f"local_steps = {self.local_steps}: set a whole number of DP-SGD steps ≥ 1.")
         for name in ("expected_batch_size", "local_learning_rate"):

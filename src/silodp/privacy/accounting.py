@@ -122,7 +122,11 @@ def check_accountant(accountant: str) -> None:
         raise SilodpError(f"accountant is {accountant!r}: it must be 'pld' or 'rdp'.")
 
 
-@lru_cache(maxsize=512)
+_MOST_REACH = 100.0
+"""In units of the noise. One step beyond it costs ε in the thousands, and its grid overflows: nothing is promised."""
+
+
+@lru_cache(maxsize=4096)  # rounds × adversaries of a run, found again by the next seed's
 def _epsilon(steps: Steps, delta: float, accountant: Accountant) -> float:
     if not steps:
         return 0.0
@@ -147,7 +151,7 @@ def _steps(charges: Iterable[Charge], accountant: Accountant) -> Steps | None:
         mechanism = _simplest(event)
         if mechanism is None or count == 0:
             continue
-        if _noise(mechanism) == 0:
+        if _reach(mechanism) >= _MOST_REACH * _noise(mechanism):
             promised = False
         counts[mechanism] += int(count)
     if not promised:
@@ -189,6 +193,11 @@ def _simplest(event: Mechanism) -> Mechanism | None:
                 return Gaussian(sigma / k)
             return PoissonSampled(gamma, Gaussian(sigma)) if k == 1 else event
     assert_never(event)
+
+
+def _reach(event: Mechanism) -> int:
+    """How many sensitivities one unit can move a step by."""
+    return event.group_size if isinstance(event, GroupSampled) else 1
 
 
 def _noise(event: Mechanism) -> float:
