@@ -61,10 +61,10 @@ def jobs() -> dict[str, list[str]]:
         add(f"mnist-{labels}", "mnist", PAPER, 1, rounds=3, evaluate_every=1, **two)
     brief = {"rounds": 8, "evaluate_every": 1, "methods__default__local__epochs": 5}
     for silos in (5, 20, 50):
-        add(f"weighting-{silos}", "creditcard", AVG, 2, data__silos=silos, **brief)
+        add(f"weighting-{silos}", "creditcard", AVG, 1, data__silos=silos, **brief)
     rates = ",".join(f"uldp-avg:q={q}" for q in (0.1, 0.3, 0.5, 0.7, 1))
     add(
-        "sampling", "creditcard", rates, 2, method__weighting="uniform", method__clip=1.0, **THOUSAND, **brief
+        "sampling", "creditcard", rates, 1, method__weighting="uniform", method__clip=1.0, **THOUSAND, **brief
     )
     for users in (50, 200):
         for allocation in ("zipf", "uniform"):
@@ -86,27 +86,40 @@ def run(command: list[str]) -> None:
 
 
 def tables() -> str:
-    """The tables of every finished job, with its command and a few points of each curve."""
+    """Every finished job: its command, and per method a few points of the curve, the end, and ε."""
     parts = []
     for name, command in jobs().items():
-        folder = ROOT / OUT / name
-        if (folder / "compare.json").exists():
-            result = json.loads((folder / "compare.json").read_text())
-            table = (folder / "compare.md").read_text().split("\n\n")[0]
-            parts.append(f"### {name}\n\n`{shlex.join(command)}`\n\n{table}\n\n{curve(result)}")
+        path = ROOT / OUT / name / "compare.json"
+        if path.exists():
+            result = json.loads(path.read_text())
+            parts.append(f"**{name}** `{shlex.join(command)}`\n\n{table(result)}")
     return "\n\n".join(parts)
 
 
-def curve(result: dict[str, Any]) -> str:
-    """The first metric at some rounds, mean over the seeds."""
-    metric = next(name for name in result["quantities"] if name != "loss")
-    rounds = [r for r in (1, 2, 5, 10, 15, 20, 50) if r <= result["rounds"]]
-    lines = [f"| {metric} after round | {' | '.join(map(str, rounds))} |", "|---|" + "---|" * len(rounds)]
+def table(result: dict[str, Any]) -> str:
+    """Means over the seeds of the first metric at some rounds, mean ± sd of all at the end, ε, seconds per round."""
+    metrics = [name for name in result["quantities"] if name != "loss"]
+    rounds = [r for r in (1, 2, 5, 10, 20) if r < result["rounds"]]
+    at = [f"{metrics[0]} after {r}" if r == rounds[0] else str(r) for r in rounds]
+    end = [f"{name} after {result['rounds']}" for name in metrics]
+    head = ["method", *at, *end, "ε released / server / silo", "s per round"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for method in result["methods"]:
-        points = dict(zip(method["rounds"], method["curves"][metric]["mean"], strict=True))
-        cells = [f"{points[r]:.3f}" if points.get(r) is not None else "–" for r in rounds]
-        lines.append(f"| {method['label']} | {' | '.join(cells)} |")
+        curve = dict(zip(method["rounds"], method["curves"][metrics[0]]["mean"], strict=True))
+        points = [f"{curve[r]:.3f}" if curve.get(r) is not None else "–" for r in rounds]
+        ends = [spread(method["final"][name]) for name in metrics]
+        spent = " / ".join("none" if e is None else f"{e:.2f}" for e in method["epsilon"].values())
+        seconds = f"{method['seconds'] / result['rounds']:.2f}"
+        label = method["label"].replace("weighting=", "")
+        lines.append(f"| {' | '.join([label, *points, *ends, spent, seconds])} |")
+    start = [f"{result['untrained'][name]:.3f}" for name in metrics]
+    lines.append(f"| {' | '.join(['untrained', *[''] * len(rounds), *start, '', ''])} |")
     return "\n".join(lines)
+
+
+def spread(end: dict[str, Any]) -> str:
+    """Mean ± standard deviation."""
+    return f"{end['mean']:.3f}" + (f" ± {end['sd']:.3f}" if end["sd"] is not None else "")
 
 
 def main() -> None:
