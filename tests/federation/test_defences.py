@@ -120,7 +120,9 @@ def test_persons_and_records_are_sampled_at_their_rates(monkeypatch):
 
     monkeypatch.setattr(group, "record_gradients", recorded)
     federation = small_federation(records=3000)
-    train(federation, logistic_task(), replace(GROUP, group_size=400, noise_multiplier=50.0), rounds=2, seed=0)
+    train(
+        federation, logistic_task(), replace(GROUP, group_size=400, noise_multiplier=50.0), rounds=2, seed=0
+    )
     sizes = np.array([len(batch) for batch in batches])
     assert len(sizes) == 2 * 3 * 3, "rounds, silos, steps"
     assert abs(sizes.sum() - 0.2 * 3000 * 6) < 5 * np.sqrt(0.16 * 3000 * 6)

@@ -16,7 +16,6 @@ from silodp.privacy.events import Event, GroupSampled, NoGuarantee, Repeated
 from silodp.privacy.guarantee import Unit, View
 from silodp.training.local import record_gradients
 
-
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
 
 
