@@ -162,7 +162,8 @@ def epsilon(
         knows_sample=knows_sample,
     )
     line = f"ε = {rounded_up(result['epsilon'])} at δ = {delta:g}, after {rounds} rounds, against {adversary}"
-    _print(result, as_json, [line if result["private"] else f"no guarantee: {result['reason']}"])
+    promised = [line, *(f"  assuming that {assumption}" for assumption in result["assumptions"])]
+    _print(result, as_json, promised if result["private"] else [f"no guarantee: {result['reason']}"])
 
 
 @app.command()

@@ -71,9 +71,13 @@ def compare(
     if twice is not None:
         raise SilodpError(f"methods names '{twice}' twice: once is enough.")
     out = Path(out)
-    (out / "runs").mkdir(parents=True, exist_ok=True)
     federation = config.federation()
+    if federation.test is None or len(federation.test) == 0:
+        raise SilodpError(
+            "there are no held-out records to compare methods on: name a split column in data.schema.split."
+        )
     task = config.task(federation)
+    (out / "runs").mkdir(parents=True, exist_ok=True)
     runs: list[list[Fields]] = []
     done, total = 0, len(specs) * seeds
     for spec in specs:  # seeds inside: the accountant then finds every ε of a method again in its cache

@@ -140,7 +140,7 @@ class RunConfig(_Section):
         """The methods of `compare --methods`: "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8".
 
         A field comes from the specification, else from [methods.NAME], else from [method] where both methods
-        have it.
+        have it; but a server_learning_rate only from a method with the same server scale.
 
         Raises:
             SilodpError: an unknown method or field, or a field that none of the three gives.
@@ -155,17 +155,25 @@ class RunConfig(_Section):
         return found
 
     def _spec(self, text: str) -> MethodSpec:
-        from silodp.methods import METHODS
+        from silodp.methods import METHODS, Population
 
         name, *settings = text.split(":")
         maker = choose(name, METHODS, "methods")
         _, own = _named(self.method_section)
-        fields: Plain = {field: value for field, value in own.items() if field in fields_of(maker)}
-        fields = _merged(fields, self.methods.get(name, {}))
+        inherited: Plain = {field: value for field, value in own.items() if field in fields_of(maker)}
+        given: Plain = dict(self.methods.get(name, {}))
         for setting in settings:
             key, equals, value = setting.partition("=")
-            fields = _assigned(fields, f"{ALIASES.get(key, key)}{equals}{value}")
-        return MethodSpec(text, build_method(name, fields, f"methods.{name}"))
+            given = _assigned(given, f"{ALIASES.get(key, key)}{equals}{value}")
+        method = build_method(name, _merged(inherited, given), f"methods.{name}")
+        people = Population(silos=2, users=3)
+        if "server_learning_rate" not in given and method.server_scale(people) != self.method().server_scale(
+            people
+        ):
+            # A rate means something only with its scale: 20 on 1/(U·S) is not 20 on 1/S.
+            inherited.pop("server_learning_rate", None)
+            method = build_method(name, _merged(inherited, given), f"methods.{name}")
+        return MethodSpec(text, method)
 
     def _loader(self) -> tuple[Callable[..., Federation], Plain]:
         source = self.data.get("source")

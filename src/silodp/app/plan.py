@@ -16,7 +16,7 @@ from silodp.methods import METHODS, Method
 from silodp.privacy import accounting, calibration
 from silodp.privacy.accounting import Accountant
 from silodp.privacy.events import Event, NoGuarantee
-from silodp.privacy.guarantee import ADVERSARIES, Adversary, View
+from silodp.privacy.guarantee import ADVERSARIES, Adversary, View, assumptions_of
 
 IRRELEVANT = {"clip": 1.0, "expected_batch_size": 1.0, "local_learning_rate": 1.0}
 """Required fields of methods that do not enter ε; `epsilon` need not ask for them."""
@@ -82,6 +82,7 @@ def epsilon(
         "aggregator": aggregator,
         "rounds": rounds,
         "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
+        "assumptions": [*assumptions_of(view), *made.assumptions],
     }
 
 
@@ -204,6 +205,8 @@ def in_lines(result: Mapping[str, Any]) -> list[str]:
                 continue
             up = name == "noise_multiplier"
             text = target["reasons"].get(name) or f"{_safe(value, up):g}"
+            if name == "rounds" and value is not None:
+                text = f"{int(value)}" if value else "0, since one round costs more"
             lines.append(f"  {name} = {text}" if value is not None else f"  {name}: {text}")
     return lines
 

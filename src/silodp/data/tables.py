@@ -152,6 +152,13 @@ def read_tables(
         SilodpError: the first bad input, by file, column and data row (the first after the header is row 1).
     """
     paths = _silo_paths(files)
+    by_file: dict[Path, str] = {}
+    for silo, path in paths.items():
+        first = by_file.setdefault(path.resolve(), silo)
+        if first != silo:
+            raise SilodpError(
+                f"silos '{first}' and '{silo}' are the same file {path}: give each silo its own."
+            )
     tables = {silo: _Table.read(path, schema) for silo, path in paths.items()}
     known, assumptions = _user_index(tables, schema)
     silos, held, in_train, in_test = [], [], set[int](), set[int]()

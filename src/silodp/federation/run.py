@@ -96,6 +96,11 @@ def train(
     if aggregator not in AGGREGATORS:
         raise SilodpError(f"aggregator = '{aggregator}' is not known: use one of {', '.join(AGGREGATORS)}.")
     if isinstance(budget, Mapping):
+        unknown = set(budget) - {"epsilon", "delta", "adversary"}
+        if unknown or not {"epsilon", "delta"} <= set(budget):
+            raise SilodpError(
+                f"budget has the fields {sorted(budget)}: give epsilon, delta and, if need be, adversary."
+            )
         budget = Budget(**budget)
     if budget is not None and budget.delta != delta:
         raise SilodpError(
@@ -122,7 +127,9 @@ def train(
     state = _state(directory, resume, fingerprint, task, seed)
     untrained = _evaluate(task, state.params, federation) if state.round == 0 else None
     if directory is not None and not resume:
-        (directory / "checkpoint").mkdir(parents=True, exist_ok=True)
+        (directory / "checkpoint").mkdir(
+            parents=True, exist_ok=True, mode=0o700
+        )  # it holds what must not leave
         save_checkpoint(directory / "checkpoint" / "state.safetensors", state)
     with _opened(directory, state, delta, accountant, budget) as ledger:
         silos, server = _parties(
@@ -299,10 +306,22 @@ def _guarantees(
             reason=server.reason(adversary),
             assumptions=()
             if spent is None
-            else assumptions_of(views[adversary]) + method.assumptions + federation.assumptions,
+            else assumptions_of(views[adversary])
+            + method.assumptions
+            + federation.assumptions
+            + _about_delta(ledger.delta, federation.users),
             not_covered=NOT_COVERED,
         )
     return result
+
+
+def _about_delta(delta: float, users: int) -> tuple[str, ...]:
+    if delta * users < 1:
+        return ()
+    return (
+        f"δ = {delta:g} is accepted although it is not below 1/U = {1 / users:.2g}: a mechanism that publishes one "
+        "person's records outright has such a δ; take one well below",
+    )
 
 
 def _fingerprint(

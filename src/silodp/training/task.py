@@ -35,6 +35,10 @@ class Task:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> None:
+        if not isinstance(loss, Loss):
+            raise SilodpError(
+                f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record."
+            )
         inspect_model(model)
         self.model = copy.deepcopy(model).train()
         self.loss = loss
