@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -61,11 +62,11 @@ def jobs() -> dict[str, list[str]]:
         add(f"mnist-{labels}", "mnist", PAPER, 1, rounds=3, evaluate_every=1, **two)
     brief = {"rounds": 8, "evaluate_every": 1, "methods__default__local__epochs": 5}
     for silos in (5, 20, 50):
-        add(f"weighting-{silos}", "creditcard", AVG, 1, data__silos=silos, **brief)
+        fewer = {"rounds": 2} if silos == 50 else {}  # 50 silos of small chunks: minutes a round
+        add(f"weighting-{silos}", "creditcard", AVG, 1, data__silos=silos, **(brief | fewer))
     rates = ",".join(f"uldp-avg:q={q}" for q in (0.1, 0.3, 0.5, 0.7, 1))
-    add(
-        "sampling", "creditcard", rates, 1, method__weighting="uniform", method__clip=1.0, **THOUSAND, **brief
-    )
+    all_at_once = brief | {"rounds": 4, "method__weighting": "uniform", "method__clip": 1.0}
+    add("sampling", "creditcard", rates, 1, **THOUSAND, **all_at_once)
     for users in (50, 200):
         for allocation in ("zipf", "uniform"):
             where = {"data__users": users, "data__allocation": allocation}
@@ -108,7 +109,9 @@ def table(result: dict[str, Any]) -> str:
         curve = dict(zip(method["rounds"], method["curves"][metrics[0]]["mean"], strict=True))
         points = [f"{curve[r]:.3f}" if curve.get(r) is not None else "–" for r in rounds]
         ends = [spread(method["final"][name]) for name in metrics]
-        spent = " / ".join("none" if e is None else f"{e:.2f}" for e in method["epsilon"].values())
+        spent = " / ".join(
+            "none" if e is None else f"{math.ceil(100 * e) / 100:.2f}" for e in method["epsilon"].values()
+        )
         seconds = f"{method['seconds'] / result['rounds']:.2f}"
         label = method["label"].replace("weighting=", "")
         lines.append(f"| {' | '.join([label, *points, *ends, spent, seconds])} |")
