@@ -19,7 +19,7 @@ from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
 
 _EVALUATION_BATCH = 4096
-_REMEMBERED = 64
+_REMEMBERED = 512  # shapes of steps: 50 silos in one process have hundreds, each up to a second to trace
 
 
 class Task:
