@@ -62,7 +62,7 @@ def jobs() -> dict[str, list[str]]:
         add(f"mnist-{labels}", "mnist", PAPER, 1, rounds=3, evaluate_every=1, **two)
     brief = {"rounds": 8, "evaluate_every": 1, "methods__default__local__epochs": 5}
     for silos in (5, 20, 50):
-        fewer = {"rounds": 2} if silos == 50 else {}  # 50 silos of small chunks: minutes a round
+        fewer = {"rounds": 2} if silos == 50 else {}  # half a minute a round and more
         add(f"weighting-{silos}", "creditcard", AVG, 1, data__silos=silos, **(brief | fewer))
     rates = ",".join(f"uldp-avg:q={q}" for q in (0.1, 0.3, 0.5, 0.7, 1))
     all_at_once = brief | {"rounds": 4, "method__weighting": "uniform", "method__clip": 1.0}
