@@ -47,33 +47,25 @@ def jobs() -> dict[str, list[str]]:
         ]
 
     # Naive and default train on whole silos, whoever is in them: one number of users is enough.
-    add("creditcard-100", "creditcard", f"{PAPER},{FEW}", 2, rounds=10, evaluate_every=1, data__users=100)
-    add(
-        "creditcard-1000",
-        "creditcard",
-        f"{PER_PERSON},uldp-group:k=8",
-        2,
-        rounds=10,
-        evaluate_every=1,
-        **THOUSAND,
-    )
+    shorter: dict[str, object] = {"rounds": 20, "evaluate_every": 1}
+    add("creditcard-100", "creditcard", f"{PAPER},{FEW}", 3, data__users=100, **shorter)
+    add("creditcard-1000", "creditcard", f"{PER_PERSON},uldp-group:k=8", 2, **THOUSAND, **shorter)
     for labels in ("iid", "two"):
         two = {"data__labels_per_user": 2} if labels == "two" else {}
-        add(f"mnist-{labels}", "mnist", PAPER, 1, rounds=3, evaluate_every=1, **two)
-    brief = {"rounds": 8, "evaluate_every": 1, "methods__default__local__epochs": 5}
+        add(f"mnist-{labels}", "mnist", f"{PAPER},uldp-group:k=8", 1, rounds=8, evaluate_every=1, **two)
+    brief = {"rounds": 10, "evaluate_every": 1, "methods__default__local__epochs": 5}
     for silos in (5, 20, 50):
-        fewer = {"rounds": 2} if silos == 50 else {}  # half a minute a round and more
-        add(f"weighting-{silos}", "creditcard", AVG, 1, data__silos=silos, **(brief | fewer))
+        add(f"weighting-{silos}", "creditcard", AVG, 2, data__silos=silos, **brief)
     rates = ",".join(f"uldp-avg:q={q}" for q in (0.1, 0.3, 0.5, 0.7, 1))
-    all_at_once = brief | {"rounds": 4, "method__weighting": "uniform", "method__clip": 1.0}
+    all_at_once = brief | {"rounds": 15, "method__weighting": "uniform", "method__clip": 1.0}
     add("sampling", "creditcard", rates, 1, **THOUSAND, **all_at_once)
     for users in (50, 200):
         for allocation in ("zipf", "uniform"):
             where = {"data__users": users, "data__allocation": allocation}
             k = largest("heart_disease", {"data.users": users, "data.allocation": allocation})
             groups = f"uldp-group:k=2,uldp-group:k=8,uldp-group:k={k}"
-            add(f"heart-{users}-{allocation}", "heart_disease", f"{PAPER},{groups}", 3, **where)
-            add(f"tcga-{users}-{allocation}", "tcga_brca", PAPER, 3, **where)
+            add(f"heart-{users}-{allocation}", "heart_disease", f"{PAPER},{groups}", 5, **where)
+            add(f"tcga-{users}-{allocation}", "tcga_brca", PAPER, 5, **where)
     return found
 
 
