@@ -11,9 +11,9 @@ import torch
 
 from oracles import logistic_task, small_federation
 from silodp.errors import SilodpError
-from silodp.federation import run as runs
-from silodp.federation.aggregation import Plain
+from silodp.federation.aggregation import Plain, Setting
 from silodp.federation.messages import Message
+from silodp.federation.rounds import Server
 from silodp.federation.run import train
 from silodp.federation.silo import Silo
 from silodp.federation.store import MemoryStore
@@ -35,9 +35,8 @@ def quiet_party(method, store=None) -> Silo:
     return Silo(
         federation.silos[0],
         logistic_task(),
-        quiet,
         Plain(),
-        Population(3, 12),
+        Setting("run", ("a", "b", "c"), quiet, Population(3, 12), 5),
         Randomness.secret(),
         store or MemoryStore(),
     )
@@ -159,19 +158,21 @@ def test_a_round_is_on_disk_before_a_silo_is_asked_for_it(tmp_path, monkeypatch)
     assert lines == [1, 1, 1, 2, 2, 2]
 
 
-class Dying(Plain):
-    """Lets the process die once, between the silos' answers and the server's step."""
+def dies_once(monkeypatch) -> list[np.ndarray]:
+    """Lets the process die once, between the silos' answers and the server's step; gives what rounds released."""
+    seen: list[np.ndarray] = []
+    play = Server.play
 
-    dead = False
-    seen: tuple[np.ndarray, ...] = ()
-
-    def total(self, answers):
-        total = super().total(answers)
-        Dying.seen += (total.numpy(),)
-        if not Dying.dead:
-            Dying.dead = True
+    def dying(self, round_, params):
+        total = play(self, round_, params)
+        if total is not None:
+            seen.append(total.numpy())
+        if len(seen) == 1:
             raise KeyboardInterrupt
         return total
+
+    monkeypatch.setattr(Server, "play", dying)
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -182,9 +183,7 @@ def test_the_round_in_flight_is_repeated_as_it_was_even_when_it_used_up_the_budg
 ):
     """Same sample, same selection, same noise, though all of them are secret; and no second charge to afford."""
     federation, task = small_federation(), logistic_task()
-    monkeypatch.setattr(Dying, "dead", False)
-    monkeypatch.setattr(Dying, "seen", ())
-    monkeypatch.setitem(runs.AGGREGATORS, "plain", Dying)
+    seen = dies_once(monkeypatch)
     one = Plain().views(method, 3)["released"]
     budget = {"epsilon": epsilon([(method.dp_event(one), 1)], 1e-5) * 1.01, "delta": 1e-5}
     with pytest.raises(KeyboardInterrupt):
@@ -193,25 +192,22 @@ def test_the_round_in_flight_is_repeated_as_it_was_even_when_it_used_up_the_budg
     assert result.stopped == "budget"
     assert [row["round"] for row in result.metrics] == [0, 1]
     assert result.guarantees["released"].rounds == 1
-    np.testing.assert_array_equal(*Dying.seen)
+    np.testing.assert_array_equal(*seen)
 
 
-def test_the_server_step_is_heavy_ball_momentum():
+def test_the_server_step_is_heavy_ball_momentum(monkeypatch):
     federation, task = small_federation(), logistic_task()
     method = replace(AVG, server_momentum=0.5, server_learning_rate=2.0)
     seen: list[np.ndarray] = []
 
-    class Watching(Plain):
-        def total(self, answers):
-            seen.append(super().total(answers).numpy())
-            return torch.from_numpy(seen[-1])
+    play = Server.play
 
-    original = runs.AGGREGATORS["plain"]
-    runs.AGGREGATORS["plain"] = Watching
-    try:
-        end = train(federation, task, method, rounds=3, seed=0).params.numpy()
-    finally:
-        runs.AGGREGATORS["plain"] = original
+    def watched(self, round_, params):
+        seen.append(play(self, round_, params).numpy())
+        return torch.from_numpy(seen[-1])
+
+    monkeypatch.setattr(Server, "play", watched)
+    end = train(federation, task, method, rounds=3, seed=0).params.numpy()
     scale, velocity, params = 2.0 / (3 * 12), np.zeros(5), task.initial(0).numpy().astype(np.float64)
     for total in seen:
         velocity = 0.5 * velocity + total

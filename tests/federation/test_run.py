@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from oracles import judges_std, logistic_task, small_federation
 from silodp.data.silo import SiloData
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Plain
+from silodp.federation.aggregation import Plain, Setting
 from silodp.federation.messages import Message
+from silodp.federation.rounds import Server
 from silodp.federation.run import train
 from silodp.federation.silo import Silo
 from silodp.federation.store import MemoryStore
@@ -202,14 +203,16 @@ def test_a_model_that_returns_nan_is_refused_before_anything_is_written(tmp_path
 # --- stored answers ---
 
 
+SETTING = Setting("run", ("a", "b", "c"), AVG, Population(3, 12), 5)
+
+
 def party(store: MemoryStore | None = None) -> Silo:
     federation = small_federation()
     silo = Silo(
         federation.silos[0],
         logistic_task(),
-        AVG,
         Plain(),
-        Population(3, 12),
+        SETTING,
         Randomness.secret(),
         store or MemoryStore(),
     )
@@ -255,9 +258,8 @@ def test_an_update_before_the_setup_is_refused():
     silo = Silo(
         federation.silos[0],
         logistic_task(),
-        AVG,
         Plain(),
-        Population(3, 12),
+        SETTING,
         Randomness.secret(),
         MemoryStore(),
     )
@@ -287,16 +289,15 @@ def test_resuming_without_a_seed_repeats_the_round_in_flight_byte_for_byte(tmp_p
     federation, task = small_federation(), logistic_task()
     train(federation, task, AVG, rounds=2, out=tmp_path)
     released: list[np.ndarray] = []
-    from silodp.federation import run as runs
+    play = Server.play
 
-    class Dying(Plain):
-        def total(self, answers):
-            released.append(super().total(answers).numpy())
-            if len(released) == 1:
-                raise KeyboardInterrupt
-            return super().total(answers)
+    def dying(self, round_, params):
+        released.append(play(self, round_, params).numpy())
+        if len(released) == 1:
+            raise KeyboardInterrupt
+        return torch.from_numpy(released[-1])
 
-    monkeypatch.setitem(runs.AGGREGATORS, "plain", Dying)
+    monkeypatch.setattr(Server, "play", dying)
     with pytest.raises(KeyboardInterrupt):
         train(federation, task, AVG, rounds=3, out=tmp_path, resume=True)
     result = train(federation, task, AVG, rounds=3, out=tmp_path, resume=True)

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from oracles import judges_std
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import ClippedRows, ClippedStream, ClippedSum, clip_rows
+from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream, ClippedSum, clip_rows
 from silodp.mechanisms.clipping import fold as fold_stream
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import poisson
@@ -17,7 +18,9 @@ from silodp.mechanisms.sampling import poisson
 def fold(
     chunks: Iterable[ClippedRows], size: int, clip: float, weights: torch.Tensor | None = None
 ) -> ClippedSum:
-    return fold_stream(ClippedStream(chunks, size, clip, clip, 1.0, weights is not None), weights)
+    return fold_stream(
+        ClippedStream(chunks, size, Bounds(clip, clip, 1.0, math.inf), weights is not None), weights
+    )
 
 
 scales = st.floats(-30, 30).map(lambda e: 10.0**e)
@@ -100,7 +103,7 @@ def test_rows_of_another_clip_are_refused():
 
 def test_weighted_rows_need_weights():
     with pytest.raises(SilodpError, match="weights"):
-        fold_stream(ClippedStream([], 1, 1.0, 1.0, 1.0, weighted=True))
+        fold_stream(ClippedStream([], 1, Bounds(1.0, 1.0, 1.0, 1.0), weighted=True))
 
 
 def test_released_noise_is_multiplier_times_sensitivity():

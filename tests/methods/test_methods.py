@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles import judges_std, logistic_task, small_federation, std_is, without_user
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Plain
+from silodp.federation.aggregation import share_in_clear
 from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, Method, Population, SiloWork, UldpAvg, UldpGroup, UldpNaive, UldpSgd
@@ -51,7 +51,7 @@ def shares(
             population,
             own,
         )
-        result.append(Plain().share(method.silo_update(work), work.allotment, own.stream("noise")))
+        result.append(share_in_clear(method.silo_update(work), work.allotment, own.stream("noise")))
     return result
 
 

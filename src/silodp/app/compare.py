@@ -21,7 +21,7 @@ from silodp.app.config import MethodSpec, RunConfig
 from silodp.app.report import Picture, epsilon_text, measure_text, render
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import AGGREGATORS
+from silodp.federation.aggregators import AGGREGATORS
 from silodp.federation.run import train
 from silodp.federation.store import write_durably
 from silodp.privacy.events import NoGuarantee

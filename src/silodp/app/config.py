@@ -81,7 +81,7 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _checked(self) -> RunConfig:
-        from silodp.federation.aggregation import AGGREGATORS
+        from silodp.federation.aggregators import AGGREGATORS
         from silodp.methods import METHODS
 
         choose(self.aggregator, AGGREGATORS, "aggregator")

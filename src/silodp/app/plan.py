@@ -11,7 +11,7 @@ from typing import Any, cast
 from silodp.app.construct import checked, choose, fields_of
 from silodp.app.progress import rounded_up
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import AGGREGATORS
+from silodp.federation.aggregators import AGGREGATORS
 from silodp.methods import METHODS, Method
 from silodp.privacy import accounting, calibration
 from silodp.privacy.accounting import Accountant

@@ -1,35 +1,144 @@
-"""How silos' shares become their sum, and therefore who sees what."""
+"""How silos' shares become their sum, and therefore who sees what.
+
+An aggregator is public constants with two sides: one for the server, one for each silo. Methods do not know which one
+is used; both sides know the same `Setting`.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.crypto.keys import Identity
+from silodp.errors import SilodpError
 from silodp.federation.messages import Message
+from silodp.federation.store import Store
+from silodp.federation.transport import Failure
 from silodp.mechanisms.clipping import Finished, Share, Update, fold
-from silodp.methods.method import Method
+from silodp.methods.method import Method, Population
+from silodp.privacy.events import Event
 from silodp.privacy.guarantee import Adversary, View
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What everyone in a run knows: its id, the silos in order, the method, U, the model's size d, the users' index."""
+
+    run: str
+    names: tuple[str, ...]
+    method: Method
+    population: Population
+    size: int
+    index: str = ""
+
+    def constants(self, aggregator: Aggregator) -> str:
+        """All of it as one string, to be compared."""
+        public = [list(self.names), self.population.users, repr(self.method), self.size, self.index]
+        return json.dumps([*public, repr(aggregator)])
+
+
+Work = Callable[[int], tuple[Update, Tensor, np.random.Generator]]
+"""Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
+
+Handler = Callable[[Message], Message]
+
+
+class Desk(Protocol):
+    """What the server lends an aggregator."""
+
+    @property
+    def store(self) -> Store:
+        """The server's durable memory."""
+
+    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
+        """One blocking call; failures are data."""
+
+    def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
+        """The same where everyone must answer."""
+
+    def charge(self, round_: int, release: int, survivors: int) -> bool:
+        """Charge a release durably, before anything of it can be seen; False if the budget forbids it."""
+
+
+class ServerSide(Protocol):
+    """The server's part in adding up."""
+
+    def set_up(self, desk: Desk) -> None:
+        """Once per run, before the first round."""
+
+    def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        """Σ_s share_s (d,) float64 of one round, charged; None: the budget forbids it."""
+
+
+class SiloSide(Protocol):
+    """A silo's part."""
+
+    handlers: Mapping[str, Handler]
+    """Its own kinds of request."""
+
+    def update(self, request: Message, work: Work) -> tuple[Message, int]:
+        """The answer to a round's request, and how many rows were not finite (for the silo alone)."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What only one silo knows: its long-term key, the other silos' pinned keys, its store, its counts n[s,u] (U,)."""
+
+    identity: Identity
+    pins: Mapping[str, bytes]
+    store: Store
+    counts: np.ndarray
+
+
 class Aggregator(Protocol):
-    """Sums shares; which adversary sees what follows from how."""
+    """Public constants of how shares are added up."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name in a config."""
 
-    def views(self, method: Method, silos: int) -> dict[Adversary, View]:
-        """What each adversary sees of a round in which every silo answers."""
+    @property
+    def exact(self) -> bool:
+        """Whether integers are added, with integer noise, under encryption or masks."""
 
-    def share(self, update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
-        """In the silo: weight, sum, add the silo's share of noise; weights (U,) float64."""
+    @property
+    def weights_privately(self) -> bool:
+        """Whether silos weight by counts that nobody else gets to know."""
 
-    def total(self, answers: Mapping[str, Message]) -> Tensor:
-        """In the server: Σ_s share_s (d,) float64."""
+    def check(self, method: Method, population: Population, size: int) -> None:
+        """Refuse, before anything runs, what cannot be added up this way."""
+
+    def shares_for(self, silos: int) -> int:
+        """m: the fewest silos whose shares are added up, which noise is sized for."""
+
+    def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
+        """What each adversary sees of a round that so many silos answer (None: all)."""
+
+    def event(self, method: Method, view: View, population: Population, size: int) -> Event:
+        """What a round costs against a view, with the noise that is really drawn."""
+
+    def server(self, setting: Setting) -> ServerSide:
+        """The server's side of a run."""
+
+    def silo(self, setting: Setting, own: Own) -> SiloSide:
+        """A silo's side of a run."""
 
 
+def events(
+    aggregator: Aggregator, method: Method, population: Population, size: int, survivors: int | None = None
+) -> dict[Adversary, Event]:
+    """What one round costs against each adversary, if so many silos answer."""
+    views = aggregator.views(method, population.silos, survivors)
+    return {name: aggregator.event(method, view, population, size) for name, view in views.items()}
+
+
+@dataclass(frozen=True)
 class Plain:
     """The server adds what it receives: it sees every silo's noisy share, and drew the user sample itself.
 
@@ -37,9 +146,18 @@ class Plain:
     work out each person's total from its own count.
     """
 
-    name = "plain"
+    name: str = field(default="plain", init=False)
+    exact: bool = field(default=False, init=False)
+    weights_privately: bool = field(default=False, init=False)
 
-    def views(self, method: Method, silos: int) -> dict[Adversary, View]:
+    def check(self, method: Method, population: Population, size: int) -> None:
+        """Everything can be added in clear."""
+
+    def shares_for(self, silos: int) -> int:
+        """All of them."""
+        return silos
+
+    def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """SPEC section 2, second column."""
         return {
             "released": View("released", silos),
@@ -49,17 +167,59 @@ class Plain:
             "silo": View("silo", silos, knows_sample=True, counts_disclosed=method.needs_counts),
         }
 
-    def share(self, update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
-        """Σ weight·clipped row + Gaussian noise, in floating point."""
-        if isinstance(update, Finished):
-            return Share(update.value, 0.0, update.refused)
-        return fold(update, weights).release(update.noise_multiplier, noise)
+    def event(self, method: Method, view: View, population: Population, size: int) -> Event:
+        """The method's own: noise is Gaussian."""
+        return method.dp_event(view)
 
-    def total(self, answers: Mapping[str, Message]) -> Tensor:
-        """The sum, in the order of the silos' names (float addition depends on it)."""
-        return torch.stack([torch.from_numpy(answers[name].arrays["share"]) for name in sorted(answers)]).sum(
-            dim=0
+    def server(self, setting: Setting) -> ServerSide:
+        """Asks, and adds."""
+        return _PlainServer(setting)
+
+    def silo(self, setting: Setting, own: Own) -> SiloSide:
+        """Weights, sums, adds noise, sends."""
+        return _PlainSilo()
+
+
+@dataclass(frozen=True)
+class _PlainServer:
+    setting: Setting
+
+    def set_up(self, desk: Desk) -> None:
+        """Nothing to set up."""
+
+    def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        """Charged before it is asked for."""
+        if not desk.charge(round_, 0, self.setting.population.silos):
+            return None
+        request = Message("update", self.setting.run, round_, arrays=dict(arrays))
+        answers = desk.ask_all({name: request for name in self.setting.names})
+        shares = [checked_share(name, answers[name], self.setting.size) for name in sorted(answers)]
+        return torch.stack(shares).sum(dim=0)  # in the order of the names: float addition depends on it
+
+
+class _PlainSilo:
+    handlers: Mapping[str, Handler] = {}
+
+    def update(self, request: Message, work: Work) -> tuple[Message, int]:
+        """The share as it is."""
+        share = share_in_clear(*work(0))
+        return request.answer(share=share.value.numpy()), share.refused
+
+
+def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
+    """Σ weight·clipped row + Gaussian noise, in floating point."""
+    if isinstance(update, Finished):
+        return Share(update.value, 0.0, update.refused)
+    return fold(update, weights).release(update.bounds.noise_multiplier, noise)
+
+
+def checked_share(sender: str, answer: Message, size: int) -> Tensor:
+    """A silo's share in clear, if it is one; the silo is named when not."""
+    share = answer.arrays.get("share")
+    if share is None or share.shape != (size,) or share.dtype != np.float64:
+        what = "nothing" if share is None else f"{share.dtype} of shape {share.shape}"
+        raise SilodpError(
+            f"silo '{sender}' sent {what} where {size} numbers of double precision were due: it has another model or "
+            "version; nothing was used."
         )
-
-
-AGGREGATORS: dict[str, Callable[[], Aggregator]] = {"plain": Plain}
+    return torch.from_numpy(share)

@@ -40,6 +40,10 @@ class Message:
         """An answer to this request."""
         return Message(self.kind, self.run, self.round, self.attempt, arrays=arrays)
 
+    def reply(self, **blobs: bytes) -> Message:
+        """An answer of byte strings."""
+        return Message(self.kind, self.run, self.round, self.attempt, blobs=blobs)
+
     def encode(self) -> bytes:
         """The bytes on the wire: safetensors, with the plain part as a JSON header."""
         header = {

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Aggregator
+from silodp.federation.aggregation import Aggregator, ServerSide, Setting, events
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
-from silodp.federation.transport import Transport
+from silodp.federation.transport import Failure, Transport
 from silodp.mechanisms.noise import Randomness
-from silodp.methods.method import Method, Population
 from silodp.privacy.events import Event, NoGuarantee
 from silodp.privacy.guarantee import Adversary
 from silodp.privacy.ledger import Ledger
@@ -25,10 +24,7 @@ from silodp.privacy.ledger import Ledger
 class Server:
     """The coordinating party of a run: it holds no records, only what it needs to ask and to add."""
 
-    run: str
-    names: tuple[str, ...]
-    method: Method
-    population: Population
+    setting: Setting
     transport: Transport
     aggregator: Aggregator
     ledger: Ledger
@@ -37,9 +33,17 @@ class Server:
 
     @property
     def events(self) -> dict[Adversary, Event]:
-        """What a round costs against each adversary."""
-        views = self.aggregator.views(self.method, self.population.silos)
-        return {adversary: self.method.dp_event(view) for adversary, view in views.items()}
+        """What a round that every silo answers costs against each adversary."""
+        return self._events(None)
+
+    @property
+    def side(self) -> ServerSide:
+        """The aggregator's part in the server."""
+        return self.aggregator.server(self.setting)
+
+    def _events(self, survivors: int | None) -> dict[Adversary, Event]:
+        setting = self.setting
+        return events(self.aggregator, setting.method, setting.population, setting.size, survivors)
 
     def reason(self, adversary: Adversary) -> str | None:
         """Why nothing is promised against an adversary; None where something is."""
@@ -56,39 +60,60 @@ class Server:
     def set_up(self) -> None:
         """Give every silo its allotments; counts are asked for only when the method needs them."""
         allotments = self._once("allotments", self._allot)
-        self._ask(
+        run, names = self.setting.run, self.setting.names
+        self.ask_all(
             {
-                name: Message(
-                    "setup", self.run, arrays={"allotment": allotments[s]} if allotments.size else {}
-                )
-                for s, name in enumerate(self.names)
+                name: Message("setup", run, arrays={"allotment": allotments[s]} if allotments.size else {})
+                for s, name in enumerate(names)
             }
         )
+        self.side.set_up(self)
 
     def play(self, round_: int, params: Tensor) -> Tensor | None:
-        """The sum of the silos' noisy shares for one round, charged before it is asked for; None: budget spent.
+        """The sum of the silos' noisy shares for one round, charged before anything of it is seen; None: budget spent.
 
         Raises:
-            SilodpError: when a silo gives no answer; resuming repeats the round, the same bytes, charged once.
+            SilodpError: when too few silos answer; resuming repeats the round, the same bytes, charged once.
         """
         if not self.ledger.charged(round_, 0) and not self.ledger.affords(self.events):
             return None
         sample = self._once(f"sample/{round_}", lambda: self._sample(round_))
-        self.ledger.charge(round_, 0, self.events)
         arrays = {"params": params.cpu().numpy(), **({"sample": sample} if sample.size else {})}
-        answers = self._ask(
-            {name: Message("update", self.run, round_, 0, arrays=arrays) for name in self.names}
-        )
-        return self.aggregator.total(answers)
+        return self.side.total(self, round_, arrays)
+
+    def charge(self, round_: int, release: int, survivors: int) -> bool:
+        """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget."""
+        cost = self._events(survivors)
+        if not self.ledger.charged(round_, release) and not self.ledger.affords(cost):
+            return False
+        self.ledger.charge(round_, release, cost)
+        return True
 
     def step(self, params: Tensor, velocity: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
         """x ← x + η_g · scale · v with v ← momentum·v + Σ_s Δ_s; params (d,), velocity (d,) float64."""
-        velocity = self.method.server_momentum * velocity + total
-        rate = self.method.server_learning_rate * self.method.server_scale(self.population)
+        method = self.setting.method
+        velocity = method.server_momentum * velocity + total
+        rate = method.server_learning_rate * method.server_scale(self.setting.population)
         return params + (rate * velocity).to(params), velocity
 
-    def _ask(self, requests: dict[str, Message]) -> dict[str, Message]:
+    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
+        """One blocking call; an answer must be to what was asked.
+
+        Raises:
+            SilodpError: a silo answered something else.
+        """
         answers, failures = self.transport.ask(requests)
+        for name, answer in answers.items():
+            if answer.key != requests[name].key:
+                raise SilodpError(
+                    f"silo '{name}' answered {answer.key} where {requests[name].key} was asked: an old message was "
+                    "played back, or it is of another version; nothing was used."
+                )
+        return answers, failures
+
+    def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
+        """The same where everyone must answer."""
+        answers, failures = self.ask(requests)
         if failures:
             name, failure = next(iter(failures.items()))
             raise SilodpError(
@@ -99,21 +124,25 @@ class Server:
 
     def _allot(self) -> np.ndarray:
         counts = None
-        if self.method.needs_counts:
-            answers = self._ask({name: Message("counts", self.run) for name in self.names})
-            counts = np.stack([answers[name].arrays["counts"] for name in self.names])
-        allotments = self.method.allotments(counts, self.population, self.randomness.stream("allotments"))
+        setting = self.setting
+        if self.aggregator.weights_privately:
+            return np.empty(0)
+        if setting.method.needs_counts:
+            answers = self.ask_all({name: Message("counts", setting.run) for name in setting.names})
+            counts = np.stack([answers[name].arrays["counts"] for name in setting.names])
+        stream = self.randomness.stream("allotments")
+        allotments = setting.method.allotments(counts, setting.population, stream)
         return np.empty(0) if allotments is None else allotments
 
     def _sample(self, round_: int) -> np.ndarray:
-        sample = self.method.sample(self.population, self.randomness.stream("sample", round_))
+        sample = self.setting.method.sample(self.setting.population, self.randomness.stream("sample", round_))
         return np.empty(0, dtype=bool) if sample is None else sample
 
     def _once(self, key: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
         """What was drawn under this key before, or a draw that is stored durably before it is used."""
         stored = self.store.get(key)
         if stored is None:
-            stored = Message("kept", self.run, arrays={"value": draw()}).encode()
+            stored = Message("kept", self.setting.run, arrays={"value": draw()}).encode()
             self.store.put(key, stored)
         return Message.decode(stored).arrays["value"]
 

@@ -10,23 +10,27 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from silodp.crypto.keys import Identity
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import AGGREGATORS, Aggregator
+from silodp.federation.aggregation import Aggregator, Setting, events
+from silodp.federation.aggregators import AGGREGATORS
 from silodp.federation.checkpoint import Checkpoint, empty_velocity, load_checkpoint, save_checkpoint
 from silodp.federation.rounds import Server, is_finite
+from silodp.federation.signatures import SignedParty, SignedTransport
 from silodp.federation.silo import Silo
 from silodp.federation.store import DirectoryStore, MemoryStore, Store, write_durably
-from silodp.federation.transport import InProcess
+from silodp.federation.transport import InProcess, Party
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.method import Method, Population
-from silodp.privacy.accounting import epsilon
+from silodp.privacy.accounting import Accountant, epsilon
+from silodp.privacy.events import Event, KnownSample, PoissonSampled, Skellam
 from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee, assumptions_of
 from silodp.privacy.ledger import Budget, Ledger
 from silodp.training.task import Task
@@ -60,11 +64,11 @@ def train(
     method: Method,
     *,
     rounds: int,
-    aggregator: str = "plain",
+    aggregator: str | Aggregator = "plain",
     budget: Budget | Mapping[str, Any] | None = None,
     seed: int | None = None,
     delta: float = 1e-5,
-    accountant: Literal["pld", "rdp"] = "pld",
+    accountant: Accountant | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     evaluate_every: int = 1,
@@ -77,12 +81,14 @@ def train(
         task: model, loss and metrics.
         method: who is protected and how, e.g. `silodp.methods.UldpAvg(...)`.
         rounds: T, at most; a budget may stop the run earlier.
-        aggregator: "plain": the server sees each silo's noisy share.
+        aggregator: "plain": the server sees each silo's noisy share; "masked": only their sum (secure aggregation, with
+            integer noise). An aggregator with other settings can be given as an object.
         budget: `Budget` or {"epsilon", "delta", "adversary"}; the run stops before it would be exceeded.
         seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its
             guarantees say "not for release".
         delta: δ at which ε is reported.
-        accountant: "pld" (tight, pessimistic grid) or "rdp".
+        accountant: "pld" (tight, pessimistic grid) or "rdp", the only one that knows integer noise; None: the tightest
+            that can be used.
         out: directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.
         resume: go on from the checkpoint in `out`.
         evaluate_every: evaluate after every so many rounds, and after the last.
@@ -93,8 +99,12 @@ def train(
     """
     if rounds < 0 or rounds != int(rounds):
         raise SilodpError(f"rounds = {rounds}: set a whole number of rounds ≥ 0.")
-    if aggregator not in AGGREGATORS:
-        raise SilodpError(f"aggregator = '{aggregator}' is not known: use one of {', '.join(AGGREGATORS)}.")
+    if isinstance(aggregator, str):
+        if aggregator not in AGGREGATORS:
+            raise SilodpError(
+                f"aggregator = '{aggregator}' is not known: use one of {', '.join(AGGREGATORS)}."
+            )
+        aggregator = cast(Aggregator, AGGREGATORS[aggregator]())
     if isinstance(budget, Mapping):
         unknown = set(budget) - {"epsilon", "delta", "adversary"}
         if unknown or not {"epsilon", "delta"} <= set(budget):
@@ -119,8 +129,14 @@ def train(
             f"{method.name} clips the gradient of every single record, and the loss '{task.loss.name}' is not a mean "
             "over records: use a loss made by Loss.per_record, or a method that clips per person (uldp-avg)."
         )
+    silo_count = len(federation.silos)
+    population = Population(silo_count, federation.users, aggregator.shares_for(silo_count))
+    aggregator.check(method, population, task.size)
+    cost = events(aggregator, method, population, task.size)
+    if accountant is None:
+        accountant = "rdp" if any(_is_integer(event) for event in cost.values()) else "pld"
     if budget is not None:
-        _check_budget(budget, method, AGGREGATORS[aggregator](), len(federation.silos), accountant)
+        _check_budget(budget, cost, accountant)
     directory = None if out is None else Path(out)
     fingerprint = _fingerprint(federation, task, method, aggregator, seed, delta, accountant)
     randomness = Randomness.secret() if seed is None else Randomness.from_seed(seed)
@@ -133,7 +149,7 @@ def train(
         save_checkpoint(directory / "checkpoint" / "state.safetensors", state)
     with _opened(directory, state, delta, accountant, budget) as ledger:
         silos, server = _parties(
-            federation, task, method, AGGREGATORS[aggregator](), randomness, ledger, directory, state
+            federation, task, aggregator, method, population, randomness, ledger, directory, state
         )
         journal = _Journal(directory, state.round if resume else None)
         if not journal.rows and untrained is not None:
@@ -164,11 +180,12 @@ def train(
     return result
 
 
-def _check_budget(
-    budget: Budget, method: Method, aggregator: Aggregator, silos: int, accountant: Literal["pld", "rdp"]
-) -> None:
+def _is_integer(event: Event) -> bool:
+    return isinstance(event.event if isinstance(event, PoissonSampled | KnownSample) else event, Skellam)
+
+
+def _check_budget(budget: Budget, events: dict[Adversary, Event], accountant: Accountant) -> None:
     """Refuse, before anything is written, a budget that not even one round can keep."""
-    events = {name: method.dp_event(view) for name, view in aggregator.views(method, silos).items()}
     if not Ledger(None, budget.delta, accountant, budget, run="").affords(events):
         cost = epsilon([(events[budget.adversary], 1)], budget.delta, accountant)
         raise SilodpError(
@@ -214,7 +231,7 @@ def _opened(
     directory: Path | None,
     state: Checkpoint,
     delta: float,
-    accountant: Literal["pld", "rdp"],
+    accountant: Accountant,
     budget: Budget | None,
 ) -> Iterator[Ledger]:
     path = None
@@ -236,8 +253,9 @@ def _opened(
 def _parties(
     federation: Federation,
     task: Task,
-    method: Method,
     aggregator: Aggregator,
+    method: Method,
+    population: Population,
     randomness: Randomness,
     ledger: Ledger,
     directory: Path | None,
@@ -248,17 +266,37 @@ def _parties(
             MemoryStore() if directory is None else DirectoryStore(directory.joinpath("checkpoint", *place))
         )
 
-    population = Population(len(federation.silos), federation.users)
+    names = tuple(data.name for data in federation.silos)
+    setting = Setting(state.run, names, method, population, task.size, _index(federation))
+    stores = {name: store("silos", f"{s:03}") for s, name in enumerate(names)}
+    # In one process the keys are made here; between organisations each makes its own and pins the others'.
+    identities = {name: _identity(name, stores[name]) for name in names}
+    pins = {name: identity.public for name, identity in identities.items()}
     silos = [
-        Silo(data, task, method, aggregator, population, randomness, store("silos", f"{s:03}"))
-        for s, data in enumerate(federation.silos)
+        Silo(data, task, aggregator, setting, randomness, stores[data.name], identities[data.name], pins)
+        for data in federation.silos
     ]
-    transport = InProcess({silo.name: silo for silo in silos})
-    names = tuple(silo.name for silo in silos)
-    server = Server(
-        state.run, names, method, population, transport, aggregator, ledger, store("server"), randomness
-    )
-    return silos, server
+    coordinator = _identity("server", store("server"))
+    parties: dict[str, Party] = {
+        silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos
+    }
+    transport = SignedTransport(InProcess(parties, wire=True), coordinator, pins)
+    return silos, Server(setting, transport, aggregator, ledger, store("server"), randomness)
+
+
+def _identity(name: str, store: Store) -> Identity:
+    """A party's long-term key, made when it is first needed."""
+    seed = store.get("identity")
+    if seed is None:
+        identity = Identity.fresh(name)
+        store.put("identity", identity.seed)
+        return identity
+    return Identity(name, seed)
+
+
+def _index(federation: Federation) -> str:
+    """Of the public list of persons, in order."""
+    return hashlib.sha256(json.dumps([federation.users, federation.user_keys]).encode()).hexdigest()
 
 
 class _Journal:
@@ -289,7 +327,7 @@ class _Journal:
 def _guarantees(
     federation: Federation, method: Method, server: Server, ledger: Ledger, secret: bool
 ) -> dict[Adversary, Guarantee]:
-    views = server.aggregator.views(method, server.population.silos)
+    views = server.aggregator.views(method, server.setting.population.silos)
     result: dict[Adversary, Guarantee] = {}
     for adversary in ADVERSARIES:
         spent = server.spent()[adversary]
@@ -328,7 +366,7 @@ def _fingerprint(
     federation: Federation,
     task: Task,
     method: Method,
-    aggregator: str,
+    aggregator: Aggregator,
     seed: int | None,
     delta: float,
     accountant: str,
@@ -336,7 +374,7 @@ def _fingerprint(
     """Of everything public that a resumed run must share with the one it resumes; silos compare their own records."""
     model = f"{task.model!r} {task.dtype} {task.loss.name}"
     public = [federation.name, [silo.name for silo in federation.silos], federation.users]
-    parts = [public, model, repr(method), aggregator, seed, delta, accountant]
+    parts = [public, model, repr(method), repr(aggregator), seed, delta, accountant]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.crypto.keys import Identity
 from silodp.data.silo import SiloData
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Aggregator
+from silodp.federation.aggregation import Aggregator, Own, Setting
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
+from silodp.mechanisms.clipping import Update
 from silodp.mechanisms.noise import Randomness
-from silodp.methods.method import Method, Population, SiloWork
+from silodp.methods.method import SiloWork
 from silodp.training.task import Task
+
+_OF_A_ROUND = ("update", "open")
+_KEPT_FOR_A_ROUND = ("noisy", "masked", "opened")
 
 
 class Silo:
@@ -29,25 +34,30 @@ class Silo:
         self,
         data: SiloData,
         task: Task,
-        method: Method,
         aggregator: Aggregator,
-        population: Population,
+        setting: Setting,
         randomness: Randomness,
         store: Store,
+        identity: Identity | None = None,
+        pins: Mapping[str, bytes] | None = None,
     ) -> None:
+        """Its records; what everyone knows; its randomness and store; its long-term key; all silos' pinned ones."""
         self.name = data.name
         self.journal: dict[int, int] = {}
-        self._task, self._method, self._aggregator, self._population = task, method, aggregator, population
+        self._task, self._method, self._population = task, setting.method, setting.population
         self._randomness = randomness.child("silo", data.name)
         self._store = store
         self._user_index = data.user
         self._records = data.digest()  # of private rows: it stays in this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
+        own = Own(identity or Identity.fresh(data.name), pins or {}, store, self._own_counts())
+        self._side = aggregator.silo(setting, own)
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "counts": self._counts,
             "setup": self._setup,
             "update": self._update,
+            **self._side.handlers,
         }
 
     def answer(self, request: Message) -> Message:
@@ -75,7 +85,7 @@ class Silo:
 
     def _refuse_the_past(self, request: Message) -> None:
         # Old answers are dropped, so a request for an old round would draw fresh noise: a second, uncharged release.
-        if request.kind == "update" and request.round < self._last_round(request.run):
+        if request.kind in _OF_A_ROUND and request.round < self._last_round(request.run):
             raise SilodpError(
                 f"silo '{self.name}' has answered round {self._last_round(request.run) + 1} and will not repeat round "
                 f"{request.round + 1}: the server's checkpoint is older than its silos."
@@ -91,16 +101,17 @@ class Silo:
     def _forget_before(self, request: Message) -> None:
         if request.kind != "update":
             return
-        prefix = f"{request.run}/update/"
         for key in self._store.names():
-            if key.startswith(prefix) and int(key[len(prefix) :].split("/")[0]) < request.round:
+            run, kind, round_ = [*key.split("/"), "", ""][:3]
+            if run == request.run and kind in _OF_A_ROUND + _KEPT_FOR_A_ROUND and int(round_) < request.round:
                 self._store.drop(key)
 
     def _counts(self, request: Message) -> Message:
         """How many records each person has here, in clear: asked for only by methods that say so in their guarantee."""
-        return request.answer(
-            counts=np.bincount(self._user_index, minlength=self._population.users).astype(np.int64)
-        )
+        return request.answer(counts=self._own_counts())
+
+    def _own_counts(self) -> np.ndarray:
+        return np.bincount(self._user_index, minlength=self._population.users).astype(np.int64)
 
     def _setup(self, request: Message) -> Message:
         """Keep the allotment, and draw once which records take part in the run."""
@@ -128,11 +139,17 @@ class Silo:
         return kept.arrays["admitted"], kept.arrays.get("allotment")
 
     def _update(self, request: Message) -> Message:
-        """This silo's noisy share of the round."""
+        """This silo's part of the round, as the aggregator has it sent."""
+        answer, refused = self._side.update(request, lambda release: self._work(request, release))
+        self.journal[request.round] = refused
+        return answer
+
+    def _work(self, request: Message, release: int) -> tuple[Update, Tensor, np.random.Generator]:
+        """Train and clip for one release of a round: the update, weights, and the stream of the noise share."""
         admitted, allotment = self._admitted(request.run)
         records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
         weights = self._sampled(allotment, request.arrays.get("sample"))
-        randomness = self._randomness.child("round", request.round, request.attempt)
+        randomness = self._randomness.child("round", request.round, release)
         update = self._method.silo_update(
             SiloWork(
                 task=self._task,
@@ -145,9 +162,7 @@ class Silo:
                 randomness=randomness,
             )
         )
-        share = self._aggregator.share(update, weights, randomness.stream("share noise"))
-        self.journal[request.round] = share.refused
-        return request.answer(share=share.value.numpy())
+        return update, weights, randomness.stream("share noise")
 
     def _sampled(self, allotment: np.ndarray | None, sample: np.ndarray | None) -> Tensor:
         weights = np.ones(self._population.users) if allotment is None else allotment.astype(np.float64)

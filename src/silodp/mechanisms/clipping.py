@@ -7,7 +7,7 @@ A stream of `ClippedRows` is folded with weights into a `ClippedSum`; `ClippedSu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,30 @@ class ClippedRows:
         """How many rows were not finite, and count as zero."""
         return int((self.factors == 0).sum())
 
+    def split(self, most: int) -> Iterator[ClippedRows]:
+        """The same rows, at most so many at a time."""
+        for first in range(0, len(self.rows), most):
+            part = slice(first, first + most)
+            yield ClippedRows(self.owners[part], self.rows[part], self.factors[part], self.clip)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The public constants of what silos add up.
+
+    Attributes:
+        clip: every row lies in the ball of this radius.
+        sensitivity: how far emptying one unit moves the silos' weighted sums together (`uldp-avg`: the clip), or each
+            silo's (`uldp-naive`: twice the clip); in units of the update.
+        noise_multiplier: one silo's share of the noise, in units of `sensitivity`.
+        total: the 2-norm that the sum over all silos cannot exceed, noise aside.
+    """
+
+    clip: float
+    sensitivity: float
+    noise_multiplier: float
+    total: float
+
 
 @dataclass(frozen=True)
 class ClippedStream:
@@ -46,19 +70,15 @@ class ClippedStream:
     How they are added (in clear, masked, weighted privately) is the aggregator's choice, not the method's.
 
     Attributes:
-        chunks: consumed once; all rows lie in the ball of radius `clip`.
+        chunks: consumed once.
         size: d.
-        sensitivity: how far emptying one unit moves the silos' weighted sums together (`uldp-avg`: the clip), or each
-            silo's (`uldp-naive`: twice the clip); in units of the update.
-        noise_multiplier: this silo's share of the noise, in units of `sensitivity`.
+        bounds: what holds for every row and for the sum.
         weighted: whether a row counts with its owner's weight; otherwise with 1.
     """
 
     chunks: Iterable[ClippedRows]
     size: int
-    clip: float
-    sensitivity: float
-    noise_multiplier: float
+    bounds: Bounds
     weighted: bool
 
 
@@ -131,9 +151,9 @@ def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
     per_slice = max(1, _SLICE // stream.size)
     refused = 0
     for chunk in stream.chunks:
-        if chunk.clip != stream.clip:
+        if chunk.clip != stream.bounds.clip:
             raise SilodpError(
-                f"rows clipped to {chunk.clip} cannot be folded where {stream.clip} was declared."
+                f"rows clipped to {chunk.clip} cannot be folded where {stream.bounds.clip} was declared."
             )
         coefficients = chunk.factors
         if stream.weighted and weights is not None:
@@ -145,4 +165,4 @@ def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
         for part, own in zip(torch.split(rows, per_slice), torch.split(coefficients, per_slice), strict=True):
             value += (own @ part.double()).cpu()
         refused += chunk.refused
-    return ClippedSum(value, stream.sensitivity, refused)
+    return ClippedSum(value, stream.bounds.sensitivity, refused)

@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from randomgen import ChaCha
+
+from silodp.errors import SilodpError
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,24 @@ class Randomness:
 def gaussian(size: int, std: float, stream: np.random.Generator) -> torch.Tensor:
     """`size` independent draws of N(0, std²) in float64; `std` in the units of what it will be added to."""
     return torch.from_numpy(stream.standard_normal(size) * std)
+
+
+MOST_SKELLAM_VARIANCE = 1e12
+"""Above it the sampler of Poisson variables is no longer exact (SPEC section 3)."""
+
+
+def skellam(size: int, variance: float, stream: np.random.Generator) -> NDArray[np.int64]:
+    """`size` independent draws of Poisson(V/2) - Poisson(V/2): integers of mean 0 and this variance V.
+
+    A sum of such draws of variances V_s is one draw of variance Σ V_s, which is why silos can each add a share.
+
+    Raises:
+        SilodpError: the variance is beyond what can be drawn exactly.
+    """
+    if not 0 <= variance <= MOST_SKELLAM_VARIANCE:
+        raise SilodpError(
+            f"integer noise of variance {variance:.4g} cannot be drawn: choose a coarser grid (at most "
+            f"{MOST_SKELLAM_VARIANCE:.0e})."
+        )
+    draws: NDArray[np.int64] = stream.poisson(variance / 2, size) - stream.poisson(variance / 2, size)
+    return draws

@@ -51,6 +51,9 @@ class Default:
         ).double()
         return Finished(delta.cpu())
 
+    def bounds(self, population: Population) -> None:
+        """The update is finished in the silo."""
+
     def server_scale(self, population: Population) -> float:
         """1/S."""
         return 1.0 / population.silos

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import ClippedStream, Finished, check_clip, clip_rows, fold
+from silodp.mechanisms.clipping import Bounds, ClippedStream, Finished, check_clip, clip_rows, fold
 from silodp.mechanisms.sampling import check_probability, poisson
 from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
 from silodp.privacy.events import Event, GroupSampled, NoGuarantee, Repeated
@@ -106,6 +106,8 @@ class UldpGroup:
         batches, noise = work.randomness.stream("batches"), work.randomness.stream("noise")
         dropout = work.randomness.torch("dropout")
         step_size = self.local_learning_rate / self.expected_batch_size
+        # As many records as there are may be drawn: what a step adds up to is bounded by no public constant.
+        bounds = Bounds(self.clip, self.clip, self.noise_multiplier, total=math.inf)
         refused = 0
         for _ in range(self.local_steps):
             batch = torch.from_numpy(np.flatnonzero(poisson(len(work.user), self.record_sampling, batches)))
@@ -115,13 +117,14 @@ class UldpGroup:
                     work.task, params, work.x[batch], work.y[batch], generator=dropout
                 )
             )
-            step = ClippedStream(
-                gradients, work.task.size, self.clip, self.clip, self.noise_multiplier, weighted=False
-            )
-            noisy = fold(step).release(step.noise_multiplier, noise)
+            step = ClippedStream(gradients, work.task.size, bounds, weighted=False)
+            noisy = fold(step).release(bounds.noise_multiplier, noise)
             params -= (step_size * noisy.value).to(params)
             refused += noisy.refused
         return Finished((params - work.params).double().cpu(), refused)
+
+    def bounds(self, population: Population) -> None:
+        """The update is finished in the silo."""
 
     def server_scale(self, population: Population) -> float:
         """1/S."""

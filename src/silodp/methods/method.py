@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Update
+from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.privacy.events import Event
 from silodp.privacy.guarantee import Unit, View
@@ -22,10 +22,16 @@ from silodp.training.task import Task
 
 @dataclass(frozen=True)
 class Population:
-    """The public size of a federation: S silos and the list of ids 1..U."""
+    """The public size of a federation: S silos, the list of ids 1..U, and how many silos noise shares are sized for."""
 
     silos: int
     users: int
+    shares_for: int | None = None
+
+    @property
+    def m(self) -> int:
+        """The fewest silos whose answers may be added up."""
+        return self.silos if self.shares_for is None else self.shares_for
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,9 @@ class Method(Protocol):
 
     def silo_update(self, work: SiloWork) -> Update:
         """Train and clip; the aggregator weights with the allotments, sums, and adds this silo's share of noise."""
+
+    def bounds(self, population: Population) -> Bounds | None:
+        """What holds for the streams of `silo_update`; None where silos finish their updates themselves."""
 
     def server_scale(self, population: Population) -> float:
         """What multiplies η_g·Σ_s Δ_s; a public constant."""

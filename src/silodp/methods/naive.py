@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from silodp.mechanisms.clipping import ClippedStream, check_clip, clip_rows
+from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
 from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
 from silodp.privacy.events import Event, Gaussian, NoGuarantee
 from silodp.privacy.guarantee import Unit, View
@@ -61,11 +61,19 @@ class UldpNaive:
             work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches")
         )
         row = clip_rows(torch.zeros(1, dtype=torch.int64), delta[None], self.clip)
-        share = self.share_multiplier(work.population.silos)
-        return ClippedStream([row], work.task.size, self.clip, 2 * self.clip, share, weighted=False)
+        return ClippedStream([row], work.task.size, self.bounds(work.population), weighted=False)
+
+    def bounds(self, population: Population) -> Bounds:
+        """One person moves every silo's update by up to 2C."""
+        share = self.share_multiplier(population.silos)
+        return Bounds(self.clip, 2 * self.clip, share, population.silos * self.clip)
 
     def share_multiplier(self, silos: int) -> float:
-        """One silo's noise in units of the 2C its update can move by."""
+        """One silo's noise in units of the 2C its update can move by.
+
+        Of the n silos in a sum each is moved, and each adds noise: the more there are, the smaller the multiplier of
+        the sum. So shares are sized for all silos, however many may fail to answer.
+        """
         return self.noise_multiplier * math.sqrt(silos)
 
     def server_scale(self, population: Population) -> float:
@@ -82,4 +90,4 @@ class UldpNaive:
             return NoGuarantee("noise_multiplier is 0")
         if seen < 1:
             return NoGuarantee("no silo is left whose noise the colluding silos do not know")
-        return Gaussian(self.share_multiplier(view.m) / math.sqrt(seen))
+        return Gaussian(self.share_multiplier(view.silos) / math.sqrt(seen))

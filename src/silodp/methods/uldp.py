@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import ClippedStream, check_clip, clip_rows
+from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
 from silodp.mechanisms.sampling import check_probability, poisson
 from silodp.methods import weighting
 from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
@@ -84,8 +84,12 @@ class UldpAvg:
             work.randomness.torch("batches"),
         )
         rows = (clip_rows(users, delta, self.clip) for users, delta in deltas)
-        share = self.share_multiplier(work.population.silos)
-        return ClippedStream(rows, work.task.size, self.clip, self.clip, share, weighted=True)
+        return ClippedStream(rows, work.task.size, self.bounds(work.population), weighted=True)
+
+    def bounds(self, population: Population) -> Bounds:
+        """A person's rows, weighted, add to at most C over all silos."""
+        share = self.share_multiplier(population.m)
+        return Bounds(self.clip, self.clip, share, population.users * self.clip)
 
     def share_multiplier(self, shares_for: int) -> float:
         """One silo's noise in units of C, when m shares are to add to σ."""

@@ -23,6 +23,7 @@ from silodp.privacy.events import (
     NoGuarantee,
     PoissonSampled,
     Repeated,
+    Skellam,
 )
 
 Accountant = Literal["pld", "rdp"]
@@ -151,6 +152,10 @@ def _steps(charges: Iterable[Charge], accountant: Accountant) -> Steps | None:
         mechanism = _simplest(event)
         if mechanism is None or count == 0:
             continue
+        if accountant == "pld" and _is_integer(mechanism):
+            raise SilodpError(
+                "the accountant 'pld' knows no integer (Skellam) noise, which secure aggregation adds: choose 'rdp'."
+            )
         if _reach(mechanism) >= _MOST_REACH * _noise(mechanism):
             promised = False
         counts[mechanism] += int(count)
@@ -181,6 +186,10 @@ def _simplest(event: Mechanism) -> Mechanism | None:
     match event:
         case Gaussian():
             return event
+        case Skellam(_, units, dimension):
+            _check(units >= 1, "units", units, "1 or more")
+            _check(dimension >= 1, "dimension", dimension, "1 or more")
+            return event
         case PoissonSampled(q, inner) | KnownSample(q, inner):
             _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
             return None if q == 0 else inner if q == 1 else event
@@ -195,14 +204,19 @@ def _simplest(event: Mechanism) -> Mechanism | None:
     assert_never(event)
 
 
+def _is_integer(event: Mechanism) -> bool:
+    inner = event.event if isinstance(event, PoissonSampled | KnownSample) else event
+    return isinstance(inner, Skellam)
+
+
 def _reach(event: Mechanism) -> int:
     """How many sensitivities one unit can move a step by."""
     return event.group_size if isinstance(event, GroupSampled) else 1
 
 
 def _noise(event: Mechanism) -> float:
-    gaussian = event.event if isinstance(event, PoissonSampled | KnownSample) else event
-    return gaussian.noise_multiplier
+    inner = event.event if isinstance(event, PoissonSampled | KnownSample) else event
+    return inner.noise_multiplier
 
 
 def _check(holds: bool, field: str, value: object, must_be: str) -> None:

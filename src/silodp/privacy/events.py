@@ -21,11 +21,27 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
+class Skellam:
+    """One release of a sum of integer vectors with Skellam noise; the unit is always in it (SPEC section 3).
+
+    `units` is how far the unit moves the sum in 2-norm, in grid steps, or a lower bound of it (which costs more);
+    `dimension` is d. Only the Rényi accountant knows this noise.
+    """
+
+    noise_multiplier: float
+    units: int
+    dimension: int
+
+
+Additive = Gaussian | Skellam
+
+
+@dataclass(frozen=True)
 class PoissonSampled:
-    """A Gaussian release on a Poisson sample, towards one who does not know the sample."""
+    """A noisy release on a Poisson sample, towards one who does not know the sample."""
 
     sampling_probability: float
-    event: Gaussian
+    event: Additive
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class KnownSample:
     """
 
     sampling_probability: float
-    event: Gaussian
+    event: Additive
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ class GroupSampled:
 class Repeated:
     """The same event `count` times, adaptively."""
 
-    event: Gaussian | PoissonSampled | KnownSample | GroupSampled
+    event: Gaussian | Skellam | PoissonSampled | KnownSample | GroupSampled
     count: int
 
 
@@ -63,13 +79,25 @@ class NoGuarantee:
     reason: str
 
 
-Mechanism = Gaussian | PoissonSampled | KnownSample | GroupSampled
+Mechanism = Gaussian | Skellam | PoissonSampled | KnownSample | GroupSampled
 Event = Mechanism | Repeated | NoGuarantee
 
 _KINDS: dict[str, Callable[..., Event]] = {
     kind.__name__: kind
-    for kind in (Gaussian, PoissonSampled, KnownSample, GroupSampled, Repeated, NoGuarantee)
+    for kind in (Gaussian, Skellam, PoissonSampled, KnownSample, GroupSampled, Repeated, NoGuarantee)
 }
+
+
+def discrete(event: Event, units: int, dimension: int) -> Event:
+    """The same release with Skellam noise of the same standard deviation in place of Gaussian noise."""
+    match event:
+        case Gaussian(sigma):
+            return Skellam(sigma, units, dimension)
+        case PoissonSampled(q, Gaussian(sigma)):
+            return PoissonSampled(q, Skellam(sigma, units, dimension))
+        case KnownSample(q, Gaussian(sigma)):
+            return KnownSample(q, Skellam(sigma, units, dimension))
+    return event
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
@@ -78,7 +106,7 @@ def event_to_dict(event: Event) -> dict[str, Any]:
     for name, value in vars(event).items():
         if type(value).__name__ in _KINDS:
             fields[name] = event_to_dict(value)
-        elif name in ("count", "group_size"):
+        elif name in ("count", "group_size", "units", "dimension"):
             fields[name] = int(value)
         elif name == "reason":
             fields[name] = str(value)

@@ -19,7 +19,7 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from numpy.typing import NDArray
 from scipy import fft, signal, special, stats
 
-from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, Mechanism, PoissonSampled
+from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, Mechanism, PoissonSampled, Skellam
 
 FINEST_GRID = 1e-4
 """The interval of SPEC's golden values; no grid is finer."""
@@ -213,6 +213,8 @@ def spread(event: Mechanism) -> float:
             if exponents.max() > 700:  # e^x overflows; far from losing little
                 return bound
             return min(bound, math.sqrt(float(weights @ np.expm1(exponents) @ weights)))
+        case Skellam():
+            raise TypeError("Skellam noise has no loss distribution here: accounting refuses it")
 
 
 def grid_of(steps: Sequence[tuple[Mechanism, int]]) -> float:

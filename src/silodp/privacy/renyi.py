@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -12,8 +12,9 @@ import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as library
 from numpy.typing import NDArray
+from scipy.special import gammaln, logsumexp
 
-from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, Mechanism, PoissonSampled
+from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, Mechanism, PoissonSampled, Skellam
 
 ORDERS: tuple[float, ...] = tuple(
     float(order) for order in sorted({*library.DEFAULT_RDP_ORDERS, *range(2, 257), 512, 1024, 2048, 4096})
@@ -48,7 +49,11 @@ def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
     match event:
         case Gaussian(sigma):
             return alpha / (2 * sigma**2)
+        case Skellam():
+            return _between_integers(lambda order: float(skellam(event, np.array(order))), orders)
         case PoissonSampled(q, inner):
+            if isinstance(inner, Skellam):
+                return _sampled_skellam(q, inner, orders)
             return _sampled_gaussian(q, inner.noise_multiplier, orders)
         case KnownSample(q, inner):
             exponent = (alpha - 1) * of_step(inner, orders)
@@ -67,6 +72,46 @@ def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> NDAr
     with _quiet():
         accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)))
     return np.asarray(accountant.rdp, float)
+
+
+def skellam(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ρ(α) of Skellam noise on an integer vector (Agarwal et al. 2021, Theorem 3.5; SPEC section 3), integer α ≥ 2.
+
+    With the sensitivity Δ2 = s in grid steps and Δ1 ≤ min(√d, s)·s, since |x| ≤ x² for integers.
+    """
+    s, sigma = float(event.units), event.noise_multiplier
+    reach = min(math.sqrt(event.dimension), s)  # Δ1 / s
+    curvature = (2 * alpha - 1) / (4 * s**2 * sigma**4) + 3 * reach / (2 * s**3 * sigma**4)
+    rho: NDArray[np.float64] = alpha / (2 * sigma**2) + np.minimum(curvature, 3 * reach / (2 * s * sigma**2))
+    return rho
+
+
+@lru_cache(maxsize=256)
+def _sampled_skellam(q: float, event: Skellam, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """ρ(α) of the Poisson-sampled mechanism at integer orders (SPEC section 4, ρ_PoiSG with Skellam's own ρ(l)):
+
+    ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))]/(α−1). Holds for Skellam noise because
+    it is symmetric (Zhu and Wang 2019).
+    """
+    log_q, log_rest = math.log(q), math.log1p(-q)
+
+    def rho(alpha: int) -> float:
+        l = np.arange(2, alpha + 1, dtype=float)  # noqa: E741
+        binomial = gammaln(alpha + 1) - gammaln(l + 1) - gammaln(alpha - l + 1)
+        terms = binomial + (alpha - l) * log_rest + l * log_q + (l - 1) * skellam(event, l)
+        first = (alpha - 1) * log_rest + math.log(alpha * q - q + 1)
+        return float(logsumexp([first, *terms])) / (alpha - 1)
+
+    return _between_integers(rho, orders)
+
+
+def _between_integers(rho: Callable[[int], float], orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """A bound at any order > 1 from ρ at integer orders: (α−1)ρ(α) is convex, and 0 at α = 1."""
+    known = sorted({bound for order in orders for bound in (math.floor(order), math.ceil(order))} - {1})
+    moments = [0.0, *((alpha - 1) * rho(alpha) for alpha in known)]
+    alpha = np.array(orders)
+    bounds: NDArray[np.float64] = np.interp(alpha, [1, *known], moments) / (alpha - 1)
+    return bounds
 
 
 @contextmanager

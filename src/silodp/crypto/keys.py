@@ -1,0 +1,261 @@
+"""Who a silo is, and a session of silos that know each other (PROTOCOLS 1).
+
+Every silo has a long-term Ed25519 key, pinned by the other silos, and for every session a fresh X25519 key and nonce,
+signed by the long-term key. The server only relays. All silos sign one transcript, which binds protocol version, run,
+roster in its order, keys, nonces and every public constant; keys between two silos are derived under it, so a server
+that alters anything separates silos instead of reading them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from silodp.crypto.streams import KEY_BYTES, secret_of, subkey
+from silodp.errors import SilodpError
+
+VERSION = "silodp secure aggregation 1"
+_NO_NONCE = bytes(12)  # every key encrypts one message
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A silo's long-term key pair; `seed` is the secret."""
+
+    name: str
+    seed: bytes
+
+    @classmethod
+    def fresh(cls, name: str) -> Identity:
+        """A new key from the operating system."""
+        return cls(name, secrets.token_bytes(KEY_BYTES))
+
+    @property
+    def public(self) -> bytes:
+        """What other silos pin (32 bytes)."""
+        return self._key.public_key().public_bytes_raw()
+
+    def sign(self, message: bytes) -> bytes:
+        """Ed25519 signature (64 bytes)."""
+        return self._key.sign(message)
+
+    @property
+    def _key(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self.seed)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A silo's contribution to a session, signed: all public."""
+
+    name: str
+    identity: bytes
+    ephemeral: bytes
+    nonce: bytes
+    signature: bytes
+
+    def signed(self, run: str) -> bytes:
+        """What the signature is over."""
+        return _encoded(VERSION, "hello", run, self.name, self.identity, self.ephemeral, self.nonce)
+
+    def to_bytes(self) -> bytes:
+        """For the wire."""
+        return json.dumps([self.name, *(p.hex() for p in self._parts)]).encode()
+
+    @property
+    def _parts(self) -> tuple[bytes, ...]:
+        return self.identity, self.ephemeral, self.nonce, self.signature
+
+    @classmethod
+    def from_bytes(cls, data: bytes, sender: str) -> Hello:
+        """Inverse of `to_bytes`; `sender` is named when it fails."""
+        try:
+            name, *parts = json.loads(data)
+            hello = cls(str(name), *(bytes.fromhex(part) for part in parts))
+        except (ValueError, TypeError):
+            raise SilodpError(
+                f"the greeting of silo '{sender}' cannot be read: it was cut or altered."
+            ) from None
+        if [len(part) for part in hello._parts] != [32, 32, 32, 64]:
+            raise SilodpError(
+                f"the greeting of silo '{sender}' has keys of a wrong length: it was cut or altered."
+            )
+        return hello
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A silo's own secrets of a session, before it knows the others. Keep them durably, and to yourself."""
+
+    identity: Identity
+    run: str
+    ephemeral: bytes
+    nonce: bytes
+    seal: bytes
+    contribution: bytes
+
+    @classmethod
+    def fresh(cls, identity: Identity, run: str) -> Opening:
+        """New secrets from the operating system."""
+        return cls(identity, run, *(secrets.token_bytes(KEY_BYTES) for _ in range(4)))
+
+    @property
+    def hello(self) -> Hello:
+        """What the others get to see."""
+        public = self._key.public_key().public_bytes_raw()
+        unsigned = Hello(self.identity.name, self.identity.public, public, self.nonce, b"")
+        signature = self.identity.sign(unsigned.signed(self.run))
+        return Hello(unsigned.name, unsigned.identity, public, self.nonce, signature)
+
+    def _exchange(self, hello: Hello) -> bytes:
+        try:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(hello.ephemeral))
+        except ValueError:  # a point of small order, of which everyone knows the result
+            raise SilodpError(
+                f"silo '{hello.name}' sent a key that hides nothing: do not go on with it."
+            ) from None
+
+    @property
+    def _key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self.ephemeral)
+
+    def meet(self, hellos: Sequence[Hello], pins: Mapping[str, bytes], constants: str) -> Session:
+        """The session with these silos, in this order.
+
+        Args:
+            hellos: one of each silo on the roster, this one's included, in the run's order.
+            pins: the long-term public key of every silo on the roster.
+            constants: everything public that all silos must agree on, as this silo knows it.
+
+        Raises:
+            SilodpError: a silo is missing, repeated or unknown, has another key than the pinned one, or a signature
+                does not hold; the silo is named.
+        """
+        names = [hello.name for hello in hellos]
+        if sorted(names) != sorted(pins) or len(set(names)) != len(names):
+            odd = sorted(set(names) ^ set(pins)) or sorted({n for n in names if names.count(n) > 1})
+            raise SilodpError(
+                f"the roster shown to silo '{self.identity.name}' differs from its pinned one in '{', '.join(odd)}': "
+                "ask the other silos which roster they were shown, and do not go on."
+            )
+        for hello in hellos:
+            if hello.identity != pins[hello.name]:
+                raise SilodpError(
+                    f"silo '{hello.name}' appears with a key that silo '{self.identity.name}' has not pinned: check it "
+                    "with that silo by another channel."
+                )
+            _verify(
+                hello.identity, hello.signature, hello.signed(self.run), f"greeting of silo '{hello.name}'"
+            )
+        own = next(hello for hello in hellos if hello.name == self.identity.name)
+        if own != self.hello:
+            raise SilodpError(
+                f"silo '{self.identity.name}' was shown a greeting of its own that it never sent."
+            )
+        fields: list[str | bytes] = []
+        for hello in hellos:
+            fields += [hello.name, *hello._parts]
+        transcript = hashlib.sha256(_encoded(VERSION, "transcript", self.run, constants, *fields)).digest()
+        pairs = {
+            hello.name: secret_of(self._exchange(hello), transcript, "pair")
+            for hello in hellos
+            if hello.name != self.identity.name
+        }
+        return Session(self, tuple(names), transcript, pairs, {h.name: h.identity for h in hellos})
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one silo knows of a session. `pairs` are secrets shared with one other silo each."""
+
+    opening: Opening
+    roster: tuple[str, ...]
+    transcript: bytes
+    pairs: Mapping[str, bytes]
+    identities: Mapping[str, bytes]
+
+    @property
+    def name(self) -> str:
+        """Whose view this is."""
+        return self.opening.identity.name
+
+    def signature(self) -> bytes:
+        """This silo's word for the transcript it saw."""
+        return self.opening.identity.sign(_encoded(VERSION, "seen", self.transcript))
+
+    def confirm(self, signatures: Mapping[str, bytes]) -> None:
+        """Check that every silo saw the same transcript.
+
+        Raises:
+            SilodpError: a silo did not, or its signature is missing; it is named.
+        """
+        for name in self.roster:
+            _verify(
+                self.identities[name],
+                signatures.get(name, b""),
+                _encoded(VERSION, "seen", self.transcript),
+                f"transcript of silo '{name}' (as silo '{self.name}' was shown it)",
+            )
+
+    def mask_key(self, peer: str, *use: str | int) -> bytes:
+        """The key this silo and `peer` share for one use; both get the same, nobody else does."""
+        return subkey(self.pairs[peer], "mask", *use)
+
+    def seal_key(self, *use: str | int) -> bytes:
+        """This silo's own key for one seal; revealing it reveals nothing else."""
+        return subkey(self.opening.seal, "seal", self.transcript.hex(), *use)
+
+    def sealed_contributions(self) -> dict[str, bytes]:
+        """This silo's part of the group secret, encrypted to each other silo."""
+        return {peer: self.encrypt(peer, self.opening.contribution, "contribution") for peer in self.pairs}
+
+    def group_secret(self, sealed: Mapping[str, bytes]) -> bytes:
+        """R: 256 bits that every silo knows and the server does not, from everyone's contribution."""
+        parts = [
+            self.opening.contribution
+            if name == self.name
+            else self.decrypt(name, sealed.get(name, b""), "contribution")
+            for name in self.roster
+        ]
+        return secret_of(b"".join(parts), self.transcript, "group secret")
+
+    def encrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
+        """ChaCha20-Poly1305 to one silo; every use once."""
+        return ChaCha20Poly1305(subkey(self.pairs[peer], "to", peer, *use)).encrypt(_NO_NONCE, message, None)
+
+    def decrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
+        """Inverse of `encrypt` by `peer`, who is named when it fails."""
+        try:
+            key = subkey(self.pairs[peer], "to", self.name, *use)
+            return ChaCha20Poly1305(key).decrypt(_NO_NONCE, message, None)
+        except InvalidTag:
+            raise SilodpError(
+                f"what silo '{peer}' sent to silo '{self.name}' was altered, or is of another session."
+            ) from None
+
+
+def _verify(identity: bytes, signature: bytes, message: bytes, what: str) -> None:
+    try:
+        Ed25519PublicKey.from_public_bytes(identity).verify(signature, message)
+    except InvalidSignature:
+        raise SilodpError(
+            f"the signature on the {what} does not hold: something was altered on the way; do not go on."
+        ) from None
+
+
+def _encoded(*parts: str | bytes) -> bytes:
+    """Unambiguous: every part with its kind and length."""
+    return b"".join(
+        (b"s" if isinstance(p, str) else b"b")
+        + len(raw := p.encode() if isinstance(p, str) else p).to_bytes(8)
+        + raw
+        for p in parts
+    )

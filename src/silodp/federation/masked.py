@@ -1,0 +1,158 @@
+"""`masked`: secure aggregation of integers; the server learns the sum over the silos that answered, nothing else.
+
+A round is a number of attempts. In each, every silo on the attempt's roster sends its noisy integers under masks and a
+seal; if all have, the release is charged and the seals are opened. If one is missing, the same noisy integers are sent
+again by the others under fresh masks and seals: nothing has been seen, so nothing is charged twice. If one fails only
+when seals are opened, others may have opened theirs: the next attempt is a further release, with fresh noise and its
+own charge (PROTOCOLS 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.crypto.secure_aggregation import Attempt, Words, masked, opened
+from silodp.errors import SilodpError
+from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
+from silodp.federation.attempts import Attempts, Seals
+from silodp.federation.messages import Message
+from silodp.federation.sessions import Member, meet
+from silodp.mechanisms.clipping import Finished
+from silodp.mechanisms.grid import FIXED_POINT_STEP, Grid, fixed_point, ring_bits
+from silodp.methods.method import Method, Population
+from silodp.privacy.events import Event, discrete
+from silodp.privacy.guarantee import Adversary, View
+
+FEWEST = 3
+"""Silos in a sum: of two, each can subtract its own part and sees the other's."""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Secure aggregation.
+
+    `min_silos` m: the fewest whose answers are added up; noise is sized for them (None: all silos must answer).
+    `units`: grid steps to the clip, a power of two (None: the finest that can be drawn exactly, at most 2^20).
+    The server draws the user sample and tells the silos; with weights by records it also knows the counts.
+    """
+
+    min_silos: int | None = None
+    units: int | None = None
+
+    name: str = field(default="masked", init=False)
+    exact: bool = field(default=True, init=False)
+    weights_privately: bool = field(default=False, init=False)
+
+    def check(self, method: Method, population: Population, size: int) -> None:
+        """A grid and a ring must exist."""
+        m = self.shares_for(population.silos)
+        if not min(FEWEST, population.silos) <= m <= population.silos or population.silos < 2:
+            raise SilodpError(
+                f"min_silos = {m} of {population.silos} silos: secure aggregation adds up at least "
+                f"{FEWEST} silos (all, where there are two), and no more than there are."
+            )
+        self.ring(method, population, size)
+
+    def shares_for(self, silos: int) -> int:
+        """`min_silos`."""
+        return silos if self.min_silos is None else self.min_silos
+
+    def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
+        """SPEC section 2, first column: everyone sees the sum."""
+        common = {"shares_for": self.shares_for(silos), "survivors": survivors}
+        knows = {"knows_sample": True, "counts_disclosed": method.needs_counts}
+        return {
+            "released": View("released", silos, **common),  # type: ignore[arg-type]
+            "server": View("server", silos, **common, **knows),  # type: ignore[arg-type]
+            "silo": View("silo", silos, **common, **knows),  # type: ignore[arg-type]
+        }
+
+    def event(self, method: Method, view: View, population: Population, size: int) -> Event:
+        """The method's, with Skellam noise.
+
+        What a colluding silo does not know may move by as little as one S-th of the clip; charging it as so few grid
+        steps costs more, if anything.
+        """
+        bounds = method.bounds(population)
+        if bounds is None:
+            return method.dp_event(view)
+        units = Grid.for_(bounds, self.units).units
+        return discrete(
+            method.dp_event(view), units // population.silos if view.adversary == "silo" else units, size
+        )
+
+    def ring(self, method: Method, population: Population, size: int) -> tuple[Words, float]:
+        """The ring that sums live in, and the size of a grid step."""
+        bounds = method.bounds(population)
+        if bounds is None:
+            return Words(size, 64), FIXED_POINT_STEP
+        grid = Grid.for_(bounds, self.units)
+        return Words(size, ring_bits(bounds, grid, population.silos)), grid.step
+
+    def server(self, setting: Setting) -> ServerSide:
+        """Relays greetings; collects, opens, adds."""
+        return _Server(self, setting)
+
+    def silo(self, setting: Setting, own: Own) -> SiloSide:
+        """Masks and seals."""
+        return _Silo(self, setting, own)
+
+
+@dataclass(frozen=True)
+class _Server:
+    aggregator: Masked
+    setting: Setting
+
+    def set_up(self, desk: Desk) -> None:
+        """Let the silos meet."""
+        meet(self.setting.run, self.setting.names, desk.ask_all)
+
+    def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        """The sum over everyone who answered."""
+        population = self.setting.population
+        ring, step = self.aggregator.ring(self.setting.method, population, self.setting.size)
+        attempts = Attempts(self.setting, desk, self.aggregator.shares_for(population.silos))
+        result = attempts.collect(round_, arrays)
+        if result is None:
+            return None
+        answers, seals = result
+        values = [ring.checked(_of(answer), name).copy() for name, answer in answers.items()]
+        return torch.from_numpy(ring.centered(opened(values, seals, ring)) * step)
+
+
+def _of(answer: Message) -> np.ndarray:
+    return answer.arrays.get("masked", np.empty(0))
+
+
+class _Silo:
+    def __init__(self, aggregator: Masked, setting: Setting, own: Own) -> None:
+        self._aggregator, self._setting, self._own = aggregator, setting, own
+        self._member = Member(own.identity, own.pins, setting.constants(aggregator), own.store)
+        self._seals = Seals(self._member, own.store, aggregator.shares_for(setting.population.silos))
+        self.handlers: Mapping[str, Handler] = {**self._member.handlers, "open": self._seals.open}
+
+    def update(self, request: Message, work: Work) -> tuple[Message, int]:
+        """The round's noisy integers, drawn once, under this attempt's masks and seal."""
+        session = self._member.session(request.run)
+        attempt = self._seals.admitted(request, session)
+        noisy, refused = self._noisy(request, attempt, work)
+        self._seals.record(request, attempt)
+        ring, _ = self._aggregator.ring(self._setting.method, self._setting.population, self._setting.size)
+        return request.answer(masked=masked(ring.of(noisy), ring, session, attempt)), refused
+
+    def _noisy(self, request: Message, attempt: Attempt, work: Work) -> tuple[np.ndarray, int]:
+        kept = self._seals.kept(request, attempt)
+        if kept is None:
+            update, weights, noise = work(attempt.release)
+            if isinstance(update, Finished):
+                value, refused = fixed_point(update.value, self._setting.population.silos), update.refused
+            else:
+                share = Grid.for_(update.bounds, self._aggregator.units).fold(update, weights).release(noise)
+                value, refused = share.value, share.refused
+            kept = self._seals.keep(request, attempt, {"noisy": value, "refused": np.array([refused])})
+        return kept["noisy"], int(kept["refused"][0])

@@ -1,0 +1,155 @@
+"""Clipped rows as integers: truncated toward zero on a grid, summed exactly, with integer noise added once.
+
+The grid has `units` steps to the clip C, so its step is g = C/units. Truncation toward zero only shortens a row, and
+it is done per row before anything is added, so the integer sum moves by at most `units` where the real one moves by C
+(SPEC section 3). Rounding the sum instead would move it by up to √d/2 steps more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from silodp.errors import SilodpError
+from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream
+from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
+
+Integers = NDArray[np.int64]
+
+FEWEST_UNITS = 1 << 12  # below, truncation biases typical coordinates heavily (SPEC section 3)
+MOST_UNITS = 1 << 20
+_SLICE = 1 << 20  # numbers turned into double precision at once
+_TAIL = 12.0  # standard deviations of noise the ring has room for: beyond with probability below 1e-32 a coordinate
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`units` grid steps to the clip; both public."""
+
+    clip: float
+    units: int
+
+    @classmethod
+    def for_(cls, bounds: Bounds, units: int | None = None) -> Grid:
+        """The finest grid, a power of two, whose noise the sampler can draw; or the given one, if it can be drawn.
+
+        Raises:
+            SilodpError: no grid of at least 2^12 steps has noise of a variance up to 1e12, or the given one has not.
+        """
+        spread = bounds.noise_multiplier * bounds.sensitivity / bounds.clip  # std of a share, in clips
+        finest = math.sqrt(MOST_SKELLAM_VARIANCE) / spread if spread > 0 else math.inf
+        if units is None:
+            units = 1 << int(math.log2(min(finest, MOST_UNITS))) if finest >= 1 else 0
+        if units < FEWEST_UNITS or units > finest:
+            raise SilodpError(
+                f"a silo's noise has a standard deviation of {spread:.4g} clips: on a grid of {units} steps to the "
+                f"clip it cannot be drawn exactly, or truncates too much (2^12 to {finest:.4g} steps are possible); "
+                "choose fewer steps, or a smaller noise_multiplier."
+            )
+        return cls(bounds.clip, units)
+
+    @property
+    def step(self) -> float:
+        """g, in the units of the update."""
+        return self.clip / self.units
+
+    def truncated(self, chunk: ClippedRows, weights: Tensor | None = None) -> Integers:
+        """trunc(weight·factor·row/g) (r, d) for every row; zero for rows that are not finite.
+
+        The integer row's norm is compared with weight·units, exactly; a row that fails counts as zero.
+        """
+        share = np.ones(len(chunk.owners)) if weights is None else weights.cpu().numpy()
+        factors = chunk.factors.cpu().numpy() * share * self.units / self.clip
+        rows = chunk.rows.cpu().numpy()
+        finite = chunk.factors.cpu().numpy() > 0
+        if not finite.all():
+            rows = np.where(finite[:, None], rows, 0)
+        whole = np.trunc(rows * factors[:, None]).astype(np.int64)
+        # Clipping leaves a margin of 1e-12, so weights that add to 1 (up to rounding) keep the sum within `units`.
+        within = np.sqrt((whole * whole).sum(axis=1)) <= share * self.units * (1 - 1e-13)
+        result: Integers = np.where(within[:, None], whole, 0)
+        return result
+
+    def fold(self, stream: ClippedStream, weights: Tensor) -> IntegerSum:
+        """Σ of the truncated, weighted rows (d,), exactly."""
+        value = np.zeros(stream.size, np.int64)
+        per_slice = max(1, _SLICE // stream.size)
+        refused = 0
+        for chunk in stream.chunks:
+            if chunk.clip != self.clip:
+                raise SilodpError(f"rows clipped to {chunk.clip} cannot lie on a grid made for {self.clip}.")
+            for part in chunk.split(per_slice):
+                own = weights[part.owners.cpu()] if stream.weighted else None
+                value += self.truncated(part, own).sum(axis=0)
+            refused += chunk.refused
+        return IntegerSum(value, self, stream.bounds, refused)
+
+
+@dataclass(frozen=True)
+class IntegerSum:
+    """Σ of truncated rows (d,) in grid steps."""
+
+    value: Integers
+    grid: Grid
+    bounds: Bounds
+    refused: int = 0
+
+    def release(self, stream: np.random.Generator) -> IntegerShare:
+        """Add this silo's share of Skellam noise to every coordinate, once."""
+        variance = noise_variance(self.bounds, self.grid)
+        return IntegerShare(
+            self.value + skellam(self.value.size, variance, stream), math.sqrt(variance), self.refused
+        )
+
+
+@dataclass(frozen=True)
+class IntegerShare:
+    """What a silo may mask and send: value (d,) and the noise's std, in grid steps."""
+
+    value: Integers
+    noise_std: float
+    refused: int = 0
+
+
+def noise_variance(bounds: Bounds, grid: Grid) -> float:
+    """Of one silo's share of noise, in squared grid steps."""
+    return (bounds.noise_multiplier * bounds.sensitivity / bounds.clip * grid.units) ** 2
+
+
+def ring_bits(bounds: Bounds, grid: Grid, silos: int) -> int:
+    """32 or 64: the modulus 2^b beyond twice the largest sum over silos, noise included.
+
+    Raises:
+        SilodpError: 64 bits are too few. Wrap-around would cost accuracy, never privacy.
+    """
+    largest = bounds.total / bounds.clip * grid.units + _TAIL * math.sqrt(
+        silos * noise_variance(bounds, grid)
+    )
+    for bits in (32, 64):
+        if 2 * largest < 2.0**bits:
+            return bits
+    raise SilodpError(
+        f"sums of up to 2^{math.log2(largest):.0f} grid steps do not fit 64 bits: use fewer steps."
+    )
+
+
+_FRACTION = 32  # bits after the point of what is sent in fixed point
+
+
+def fixed_point(value: Tensor, silos: int) -> Integers:
+    """A finished update (d,) in steps of 2^-32; not finite becomes 0, too large for the 64-bit sum is clamped.
+
+    The noise of a finished update is in it already (or there is none), so this is post-processing.
+    """
+    room = 2.0 ** (62 - _FRACTION) / silos
+    bounded = torch.nan_to_num(value.double(), nan=0.0, posinf=room, neginf=-room).clamp(-room, room)
+    result: Integers = np.trunc(bounded.cpu().numpy() * 2.0**_FRACTION).astype(np.int64)
+    return result
+
+
+FIXED_POINT_STEP = 2.0**-_FRACTION
