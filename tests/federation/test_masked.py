@@ -238,3 +238,11 @@ def test_views_under_secure_aggregation():
     records = replace(AVG, weighting="records")
     told = Masked().views(records, 5)
     assert isinstance(Masked().event(records, told["server"], population(5), 5), NoGuarantee)
+
+
+def test_bytes_are_counted_per_round():
+    rows = run("masked", rounds=2).metrics
+    assert "bytes" not in rows[0]
+    for row in rows[1:]:
+        assert row["bytes"]["up"] > 3 * (5 * 4 + 32 + 2 * 64), "words, seals and signatures of three silos"
+        assert row["bytes"]["down"] > 3 * 5 * 4

@@ -111,6 +111,10 @@ class Aggregator(Protocol):
     def weights_privately(self) -> bool:
         """Whether silos weight by counts that nobody else gets to know."""
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What hiding the parts of the sum rests on."""
+
     def check(self, method: Method, population: Population, size: int) -> None:
         """Refuse, before anything runs, what cannot be added up this way."""
 
@@ -149,6 +153,7 @@ class Plain:
     name: str = field(default="plain", init=False)
     exact: bool = field(default=False, init=False)
     weights_privately: bool = field(default=False, init=False)
+    assumptions: tuple[str, ...] = field(default=(), init=False, repr=False)
 
     def check(self, method: Method, population: Population, size: int) -> None:
         """Everything can be added in clear."""

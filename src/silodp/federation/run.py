@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -158,7 +158,7 @@ def train(
             server.set_up()
         stopped: Literal["rounds", "budget"] = "rounds"
         while state.round < rounds:
-            started = time.perf_counter()
+            started, sent = time.perf_counter(), server.transport.traffic
             total = server.play(state.round, state.params)
             if total is None:
                 stopped = "budget"
@@ -169,6 +169,7 @@ def train(
                 row |= _evaluate(task, state.params, federation)
             row["epsilon"] = server.spent()
             row["seconds"] = round(time.perf_counter() - started, 4)
+            row["bytes"] = asdict(server.transport.traffic.since(sent))
             row["refused"] = {s.name: n for s in silos if (n := s.journal.get(state.round - 1, 0))} | refusal
             journal.add(row, on_round)
             if directory is not None:
@@ -328,6 +329,7 @@ def _guarantees(
     federation: Federation, method: Method, server: Server, ledger: Ledger, secret: bool
 ) -> dict[Adversary, Guarantee]:
     views = server.aggregator.views(method, server.setting.population.silos)
+    integers = server.aggregator.exact and method.bounds(server.setting.population) is not None
     result: dict[Adversary, Guarantee] = {}
     for adversary in ADVERSARIES:
         spent = server.spent()[adversary]
@@ -344,7 +346,8 @@ def _guarantees(
             reason=server.reason(adversary),
             assumptions=()
             if spent is None
-            else assumptions_of(views[adversary])
+            else assumptions_of(views[adversary], integers)
+            + (server.aggregator.assumptions if adversary != "released" else ())
             + method.assumptions
             + federation.assumptions
             + _about_delta(ledger.delta, federation.users),

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
-from silodp.federation.transport import Failure, Party, Transport
+from silodp.federation.transport import Failure, Party, Traffic, Transport
 
 _SIGNATURE = "of the message"
 
@@ -64,6 +64,11 @@ class SignedTransport:
     transport: Transport
     identity: Identity
     silos: Mapping[str, bytes]
+
+    @property
+    def traffic(self) -> Traffic:
+        """As counted beneath, signatures included."""
+        return self.transport.traffic
 
     def ask(
         self, requests: Mapping[str, Message], timeout: float | None = None

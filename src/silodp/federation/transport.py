@@ -18,6 +18,18 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes from the server to all silos together, and from them to it."""
+
+    down: int = 0
+    up: int = 0
+
+    def since(self, before: Traffic) -> Traffic:
+        """What came after."""
+        return Traffic(self.down - before.down, self.up - before.up)
+
+
 class Party(Protocol):
     """Whatever answers requests."""
 
@@ -27,6 +39,10 @@ class Party(Protocol):
 
 class Transport(Protocol):
     """The seam to deployed engines."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was sent so far."""
 
     def ask(
         self, requests: Mapping[str, Message], timeout: float | None = None
@@ -40,8 +56,7 @@ class InProcess:
     def __init__(self, parties: Mapping[str, Party], wire: bool = False) -> None:
         self._parties = dict(parties)
         self._wire = wire
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self.traffic = Traffic()
 
     def ask(
         self, requests: Mapping[str, Message], timeout: float | None = None
@@ -65,6 +80,5 @@ class InProcess:
             return self._parties[name].answer(request)
         sent = request.encode()
         received = self._parties[name].answer(Message.decode(sent)).encode()
-        self.bytes_down += len(sent)
-        self.bytes_up += len(received)
+        self.traffic = Traffic(self.traffic.down + len(sent), self.traffic.up + len(received))
         return Message.decode(received)

@@ -80,13 +80,19 @@ NOT_COVERED: tuple[str, ...] = (
 """What no ε of a run speaks about (SPEC, "Public constants")."""
 
 
-def assumptions_of(view: View) -> tuple[str, ...]:
-    """What a guarantee against this adversary rests on, whatever the method."""
+def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
+    """What a guarantee against this adversary rests on, whatever the method; `integers`: noise is added to integers."""
+    arithmetic = (
+        "updates are computed in floating point before they are put on a grid: what rounding in a shared computation may "
+        "tell is not excluded"
+        if integers
+        else "updates are computed, and noise drawn and added, in floating point: attacks on the low bits of "
+        "floating-point noise, and what rounding in a shared computation may tell, are not excluded"
+    )
     common = (
         "a person has the same id in every silo, and the list of ids, the silos and all settings are public",
         "silos and server follow the protocol, and whether a silo drops out does not depend on its records",
-        "updates are computed, and noise drawn and added, in floating point: attacks on the low bits of floating-point "
-        "noise, and what rounding in a shared computation may tell, are not excluded",
+        arithmetic,
         "the run's directory was never copied or restored and continued twice",
     )
     own = {

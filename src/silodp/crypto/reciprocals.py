@@ -1,0 +1,238 @@
+"""Shares of floored reciprocals ⌊2ᵏ/N[u]⌋, and of those of the sampled users alone (PROTOCOLS 2b.1, 2b.2, 2c).
+
+N[u] counts user u's records over all silos. The server comes to hold a_u, the silos c_u, uniform modulo 2ᵀ each, with
+a_u + c_u = v_u = ⌊2ᵏ/N[u]⌋, and 0 where N[u] is 0 or beyond the cap. All that the silos hold follows from the run
+secret R, which every silo knows and the server does not. Rounds number the draws: a session makes one draw per round,
+rounds only grow, and the transfer counter of a round is the round + 1, so no mask is ever used twice.
+
+Before a request or an answer leaves, its party stores its transfer counter; so no restart repeats a draw. Limits
+(PROTOCOLS 3): a malicious server can choose other entries, which shows it none of them but sets wrong weights; a
+malicious silo 0 can offer wrong tables; one silo that colludes with the server gives it every N[u] and every β_u.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.crypto import lookup
+from silodp.crypto.lookup import Lookup, Words
+from silodp.crypto.oblivious_transfer import TransferReceiver, TransferSender
+from silodp.crypto.streams import KEY_BYTES, subkey, words
+from silodp.errors import SilodpError
+
+SERVER_CHOOSES = "server chooses among silo 0's entries"  # purposes of base transfers, one for each direction
+SILO_CHOOSES = "silo 0 chooses among the server's entries"
+_SET_UP = 0  # the transfer counter before the first round
+
+
+def modulus_for(cap: int) -> int:
+    """The smallest power of two above the cap on N[u]: the modulus M of the masked counts."""
+    return 1 << cap.bit_length()
+
+
+def reciprocals(weight_bits: int, modulus: int, cap: int) -> Words:
+    """⌊2ᵏ/N⌋ for 1 ≤ N ≤ cap and 0 for every other N: shape (modulus,)."""
+    if not (1 <= cap < modulus and 0 <= weight_bits < 64):
+        _refuse(
+            f"{weight_bits} bits of weight, counts to {cap} modulo {modulus}", "set k < 64 and 1 ≤ cap < M"
+        )
+    table = np.zeros(modulus, np.uint64)
+    table[1 : cap + 1] = np.uint64(1 << weight_bits) // np.arange(1, cap + 1, dtype=np.uint64)
+    return table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is public: session id, number of users U, cap on N[u] (silos · n_max), k and T (in bits, k < T ≤ 64)."""
+
+    session: bytes
+    users: int
+    cap: int
+    weight_bits: int
+    word_bits: int
+
+    def __post_init__(self) -> None:
+        if len(self.session) != 32:
+            _refuse(f"a session id of {len(self.session)} bytes", "give the 32 bytes of the session")
+        if self.users < 1 or not 1 <= self.cap < 1 << 24:
+            _refuse(
+                f"{self.users} users with a cap of {self.cap}", "set at least one user and a cap below 2²⁴"
+            )
+        if not 0 <= self.weight_bits < self.word_bits <= 64:
+            _refuse(f"{self.weight_bits} bits of weight in words of {self.word_bits}", "set k < T ≤ 64")
+
+    @property
+    def modulus(self) -> int:
+        """M: of the masked counts, and the size of the tables."""
+        return modulus_for(self.cap)
+
+    def reduced(self, values: Words) -> Words:
+        """Modulo 2ᵀ."""
+        return values & np.uint64((1 << self.word_bits) - 1)
+
+    def checked(self, values: NDArray[np.integer], bound: int, what: str) -> Words:
+        """The values, if there is one per user in [0, bound)."""
+        if values.shape != (self.users,) or values.min() < 0 or int(values.max()) >= bound:
+            _refuse(f"the {what} are not {self.users} numbers from 0 below {bound}", "correct them")
+        return values.astype(np.uint64)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Sampling that nobody knows: a user is drawn when a number uniform below `places` is below `drawn` (2c)."""
+
+    drawn: int
+    places: int
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.drawn <= self.places and 2 <= self.places <= 1 << 16):
+            _refuse(
+                f"a sampling rate of {self.drawn}/{self.places}",
+                "set 1 ≤ drawn ≤ places, 2 ≤ places ≤ 65,536",
+            )
+
+    @property
+    def rate(self) -> float:
+        """The sampling probability."""
+        return self.drawn / self.places
+
+    def sampled(self, places: NDArray[np.int64], shifts: NDArray[np.int64]) -> Words:
+        """β = [(i − κ) mod P < drawn], as 0 or 1, from i and κ."""
+        return ((places - shifts) % self.places < self.drawn).astype(np.uint64)
+
+
+class SiloShares:
+    """What every silo derives from R: shapes (U,). Each stream has its own key, which names session, use and round."""
+
+    def __init__(self, plan: Plan, secret: bytes) -> None:
+        self.plan = plan
+        if len(secret) != KEY_BYTES:
+            _refuse(f"a run secret of {len(secret)} bytes", "give 32 bytes that the silos share")
+        self._secret = secret
+
+    def count_masks(self) -> Words:
+        """ρ_u, which one silo adds to its counts: exactly uniform modulo M, which is a power of two."""
+        return self._words("count masks") % np.uint64(self.plan.modulus)
+
+    def shares(self) -> Words:
+        """c_u."""
+        return self.plan.reduced(self._words("shares"))
+
+    def masks(self, round: int, use: str) -> Words:
+        """x_u of this round: the silos' shares of β_u·v_u after `SiloZero.sample`."""
+        return self.plan.reduced(self._words("masks", _counter(round), use))
+
+    def shifts(self, round: int, use: str, law: OneOf) -> NDArray[np.int64]:
+        """κ_u of this round: within P·2⁻⁶⁴ of uniform below P (total variation, each user)."""
+        return (self._words("shifts", _counter(round), use) % np.uint64(law.places)).astype(np.int64)
+
+    def _words(self, *purpose: str | int) -> Words:
+        key = subkey(self._secret, "reciprocals", self.plan.session.hex(), *purpose)
+        return words(key, self.plan.users, np.uint64).astype(np.uint64)
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """Shares that wait for the other party's answer to `message`: `own` plus the entries it will bring."""
+
+    plan: Plan
+    part: Lookup
+    own: Words = field(repr=False)
+
+    @property
+    def message(self) -> bytes:
+        """The request that goes to the other party."""
+        return self.part.message
+
+    def finish(self, answer: bytes) -> Words:
+        """This party's shares modulo 2ᵀ, shape (U,)."""
+        return self.plan.reduced(self.own + self.part.open(answer))
+
+
+class SiloZero:
+    """The silo that offers the tables. `receiver` is needed only for sampling that nobody knows."""
+
+    def __init__(
+        self, silo: SiloShares, sender: TransferSender, receiver: TransferReceiver | None = None
+    ) -> None:
+        self.plan, self.silo = silo.plan, silo
+        self.sender, self.receiver = sender, receiver
+
+    def set_up(self, request: bytes) -> bytes:
+        """Offers x ↦ ⌊2ᵏ/(x − ρ_u)⌋ − c_u, once in a session: a second entry of one user would give away N[u]."""
+        entries, size = np.arange(self.plan.modulus, dtype=np.int64), self.plan.modulus
+        counts = (entries - self.silo.count_masks().astype(np.int64)[:, None]) % size
+        table = reciprocals(self.plan.weight_bits, size, self.plan.cap)
+        return self._offer(_SET_UP, request, table[counts] - self.silo.shares()[:, None])
+
+    def sample(self, round: int, use: str, request: bytes) -> bytes:
+        """Offers β ↦ β·c_u − x_u; the silos' shares of β_u·v_u are `SiloShares.masks`."""
+        return self._offer(_counter(round), request, self._sampled(round, use, np.arange(2, dtype=np.uint64)))
+
+    def sample_unknown(self, round: int, use: str, law: OneOf, request: bytes) -> tuple[bytes, Awaited]:
+        """Offers i ↦ β(i, κ_u)·c_u − x_u and asks at κ_u for the rest: answer and message go to the server together.
+
+        What is awaited is c'_u. No other silo can derive it: silo 0 sends it to them under authenticated encryption.
+        """
+        if self.receiver is None:
+            _refuse("sampling that nobody knows lacks silo 0's own choices", "make base transfers both ways")
+        shifts = self.silo.shifts(round, use, law)
+        sampled = law.sampled(np.arange(law.places), shifts[:, None])
+        answer = self._offer(_counter(round), request, self._sampled(round, use, sampled))
+        part = Lookup.ask(self.receiver, _counter(round), shifts, law.places)
+        return answer, Awaited(self.plan, part, self.silo.masks(round, use))
+
+    def _sampled(self, round: int, use: str, sampled: Words) -> Words:
+        return sampled * self.silo.shares()[:, None] - self.silo.masks(round, use)[:, None]
+
+    def _offer(self, counter: int, request: bytes, tables: Words) -> bytes:
+        return lookup.answer(self.sender, counter, request, self.plan.reduced(tables))
+
+
+class Server:
+    """The party that chooses. `sender` is needed only for sampling that nobody knows."""
+
+    def __init__(self, plan: Plan, receiver: TransferReceiver, sender: TransferSender | None = None) -> None:
+        self.plan, self.receiver, self.sender = plan, receiver, sender
+
+    def set_up(self, masked_counts: NDArray[np.integer]) -> Awaited:
+        """Asks at m_u = N[u] + ρ_u mod M; what is awaited is a_u."""
+        counts = self.plan.checked(masked_counts, self.plan.modulus, "masked counts")
+        part = Lookup.ask(self.receiver, _SET_UP, counts, self.plan.modulus)
+        return Awaited(self.plan, part, np.zeros(self.plan.users, np.uint64))
+
+    def sample(self, round: int, shares: Words, sampled: NDArray[np.integer]) -> Awaited:
+        """Asks at β_u, which is 0 or 1; what is awaited is a'_u, a share of β_u·v_u."""
+        chosen = self.plan.checked(sampled, 2, "sampled bits")
+        return Awaited(self.plan, Lookup.ask(self.receiver, _counter(round), chosen, 2), chosen * shares)
+
+    def sample_unknown(self, round: int, law: OneOf) -> Awaited:
+        """Asks at a uniform i_u; what is awaited is a'_u, masked by a fresh y_u that no one else knows."""
+        places = np.array([secrets.randbelow(law.places) for _ in range(self.plan.users)])
+        part = Lookup.ask(self.receiver, _counter(round), places, law.places)
+        return Awaited(self.plan, part, words(secrets.token_bytes(KEY_BYTES), self.plan.users, np.uint64))
+
+    def answer_unknown(self, awaited: Awaited, law: OneOf, shares: Words, request: bytes) -> bytes:
+        """Offers κ ↦ β(i_u, κ)·a_u − y_u in the round of `awaited`."""
+        if self.sender is None:
+            _refuse(
+                "sampling that nobody knows lacks the server's own tables", "make base transfers both ways"
+            )
+        sampled = law.sampled(awaited.part.indices[:, None], np.arange(law.places))
+        tables = self.plan.reduced(sampled * shares[:, None] - awaited.own[:, None])
+        return lookup.answer(self.sender, awaited.part.counter, request, tables)
+
+
+def _counter(round: int) -> int:
+    if round < 0:
+        _refuse(f"round {round}", "number the rounds from 0")
+    return round + 1
+
+
+def _refuse(what: str, remedy: str) -> NoReturn:
+    raise SilodpError(f"Shares of reciprocals: {what}; {remedy}.")

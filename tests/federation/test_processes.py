@@ -1,0 +1,43 @@
+"""The same run with every party in its own process."""
+
+import pytest
+import torch
+
+from federation.processes import Processes
+from federation.test_masked import AVG, run
+from oracles import logistic_task, small_federation
+from silodp.crypto.keys import Identity
+from silodp.federation.aggregation import Plain, Setting
+from silodp.federation.masked import Masked
+from silodp.federation.rounds import Server
+from silodp.federation.signatures import SignedTransport
+from silodp.federation.store import MemoryStore
+from silodp.mechanisms.noise import Randomness
+from silodp.methods import Population
+from silodp.privacy.ledger import Ledger
+
+AGGREGATORS = [(Plain(), AVG), (Masked(), AVG)]
+
+
+@pytest.mark.parametrize(("aggregator", "method"), AGGREGATORS, ids=lambda value: value.name)
+def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, method):
+    federation, task = small_federation(), logistic_task()
+    names = tuple(silo.name for silo in federation.silos)
+    setting = Setting("run", names, method, Population(3, 12, aggregator.shares_for(3)), task.size)
+    identity = Identity.fresh("server")
+    processes = Processes(aggregator, setting, identity.public, seed=1)
+    accountant = "rdp" if aggregator.exact else "pld"
+    server = Server(
+        setting,
+        SignedTransport(processes, identity, processes.pins),
+        aggregator,
+        Ledger(None, 1e-5, accountant, run="run"),
+        MemoryStore(),
+        Randomness.from_seed(1),
+    )
+    server.set_up()
+    params, velocity = task.initial(1), torch.zeros(task.size, dtype=torch.float64)
+    for round_ in range(3):
+        params, velocity = server.step(params, velocity, server.play(round_, params))
+    processes.close()
+    assert torch.equal(params, run(aggregator, method, rounds=3, seed=1).params)
