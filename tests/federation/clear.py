@@ -37,7 +37,7 @@ class _Server:
             return None
         request = Message("update", self.setting.run, round_, arrays=dict(arrays))
         answers = desk.ask_all({name: request for name in self.setting.names})
-        _, step = self.aggregator.ring(self.setting.method, self.setting.population, self.setting.size)
+        _, step = self.aggregator.ring(self.setting)
         return torch.from_numpy(np.sum([a.arrays["integers"] for a in answers.values()], axis=0) * step)
 
 

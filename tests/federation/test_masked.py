@@ -12,11 +12,12 @@ from federation.clear import MaskedInClear, described
 from federation.wires import Wire, wire  # noqa: F401
 from oracles import judges_std, logistic_task, small_federation
 from silodp.errors import SilodpError
+from silodp.federation.aggregation import Setting
 from silodp.federation.masked import Masked
 from silodp.federation.messages import Message
 from silodp.federation.rounds import Server
 from silodp.federation.run import train
-from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import KnownSample, NoGuarantee, Skellam
 from silodp.training.local import LocalTraining
@@ -71,16 +72,15 @@ def test_the_noise_in_a_sum_is_the_noise_that_is_charged(method, monkeypatch):
     still = replace(method, local=replace(TRAIN, batch_size=None))
     totals = released(monkeypatch, "masked", still, 240)
     noise = (totals - totals.mean(axis=0)).ravel() / np.sqrt(1 - 1 / 240)
-    event = Masked().event(still, Masked().views(still, 3)["released"], population(3), 5)
+    event = Masked().event(setting(still), Masked().views(still, 3)["released"])
     assert isinstance(event, Skellam)
     sensitivity = 0.5 if method is AVG else 0.5 * 2 * 3
     assert judges_std(noise, event.noise_multiplier * sensitivity)
 
 
-def population(silos, shares_for=None):
-    from silodp.methods import Population
-
-    return Population(silos, 12, shares_for)
+def setting(method, silos=3, shares_for=None) -> Setting:
+    names = tuple(f"silo{s}" for s in range(silos))
+    return Setting("", names, method, Population(silos, 12, shares_for), 5)
 
 
 def test_shares_are_sized_for_the_survivors_that_are_charged(monkeypatch, wire):  # noqa: F811
@@ -113,11 +113,7 @@ def test_a_silo_lost_before_seals_open_costs_one_charge_with_the_survivors_noise
     result = run(Masked(min_silos=3), rounds=3, silos=4, out=tmp_path)
     four, three = 5.0 * np.sqrt(4 / 3), 5.0
     assert multipliers(tmp_path) == pytest.approx([four, three, four])
-    units = (
-        Masked(min_silos=3)
-        .event(AVG, Masked(min_silos=3).views(AVG, 4)["released"], population(4, 3), 5)
-        .units
-    )
+    units = Masked(min_silos=3).event(setting(AVG, 4, 3), View("released", 4, shares_for=3)).units
     expected = epsilon([(Skellam(four, units, 5), 2), (Skellam(three, units, 5), 1)], 1e-5, "rdp")
     assert result.epsilon == pytest.approx(expected)
 
@@ -228,16 +224,14 @@ def test_integer_noise_is_accounted_by_renyi_orders_only():
 def test_views_under_secure_aggregation():
     views = Masked(min_silos=4).views(replace(AVG, user_sampling=0.5), 5, survivors=4)
     sampled = replace(AVG, user_sampling=0.5)
-    events = {
-        name: Masked(min_silos=4).event(sampled, view, population(5, 4), 5) for name, view in views.items()
-    }
+    events = {name: Masked(min_silos=4).event(setting(sampled, 5, 4), view) for name, view in views.items()}
     assert events["server"] == KnownSample(0.5, Skellam(pytest.approx(5.0), 1 << 18, 5))
     assert events["released"].event.noise_multiplier == pytest.approx(5.0)
     # Of four shares sized for four, one is subtracted; a person moves what is left by 4/5 of the clip at most.
     assert events["silo"].event.noise_multiplier == pytest.approx(5.0 * np.sqrt(3 / 4) / (3 / 5))
     records = replace(AVG, weighting="records")
     told = Masked().views(records, 5)
-    assert isinstance(Masked().event(records, told["server"], population(5), 5), NoGuarantee)
+    assert isinstance(Masked().event(setting(records, 5), told["server"]), NoGuarantee)
 
 
 def test_bytes_are_counted_per_round():

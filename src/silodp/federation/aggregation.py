@@ -20,7 +20,7 @@ from silodp.errors import SilodpError
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
 from silodp.federation.transport import Failure
-from silodp.mechanisms.clipping import Finished, Share, Update, fold
+from silodp.mechanisms.clipping import Bounds, Finished, Share, Update, fold
 from silodp.methods.method import Method, Population
 from silodp.privacy.events import Event
 from silodp.privacy.guarantee import Adversary, View
@@ -28,7 +28,7 @@ from silodp.privacy.guarantee import Adversary, View
 
 @dataclass(frozen=True)
 class Setting:
-    """What everyone in a run knows: its id, the silos in order, the method, U, the model's size d, the users' index."""
+    """What everyone in a run knows: its id, the silos in order, method, U, the model's size d, the users' index, δ."""
 
     run: str
     names: tuple[str, ...]
@@ -36,10 +36,23 @@ class Setting:
     population: Population
     size: int
     index: str = ""
+    delta: float = 1e-5
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What holds for the sums; None where silos finish their updates themselves."""
+        return self.method.bounds(self.population)
 
     def constants(self, aggregator: Aggregator) -> str:
         """All of it as one string, to be compared."""
-        public = [list(self.names), self.population.users, repr(self.method), self.size, self.index]
+        public = [
+            list(self.names),
+            self.population.users,
+            repr(self.method),
+            self.size,
+            self.index,
+            self.delta,
+        ]
         return json.dumps([*public, repr(aggregator)])
 
 
@@ -112,10 +125,14 @@ class Aggregator(Protocol):
         """Whether silos weight by counts that nobody else gets to know."""
 
     @property
+    def delta_share(self) -> float:
+        """The part of δ that noise is accounted at; the rest pays for what encryption discloses."""
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What hiding the parts of the sum rests on."""
 
-    def check(self, method: Method, population: Population, size: int) -> None:
+    def check(self, setting: Setting) -> None:
         """Refuse, before anything runs, what cannot be added up this way."""
 
     def shares_for(self, silos: int) -> int:
@@ -124,7 +141,7 @@ class Aggregator(Protocol):
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """What each adversary sees of a round that so many silos answer (None: all)."""
 
-    def event(self, method: Method, view: View, population: Population, size: int) -> Event:
+    def event(self, setting: Setting, view: View) -> Event:
         """What a round costs against a view, with the noise that is really drawn."""
 
     def server(self, setting: Setting) -> ServerSide:
@@ -134,12 +151,10 @@ class Aggregator(Protocol):
         """A silo's side of a run."""
 
 
-def events(
-    aggregator: Aggregator, method: Method, population: Population, size: int, survivors: int | None = None
-) -> dict[Adversary, Event]:
+def events(aggregator: Aggregator, setting: Setting, survivors: int | None = None) -> dict[Adversary, Event]:
     """What one round costs against each adversary, if so many silos answer."""
-    views = aggregator.views(method, population.silos, survivors)
-    return {name: aggregator.event(method, view, population, size) for name, view in views.items()}
+    views = aggregator.views(setting.method, setting.population.silos, survivors)
+    return {name: aggregator.event(setting, view) for name, view in views.items()}
 
 
 @dataclass(frozen=True)
@@ -153,9 +168,10 @@ class Plain:
     name: str = field(default="plain", init=False)
     exact: bool = field(default=False, init=False)
     weights_privately: bool = field(default=False, init=False)
+    delta_share: float = field(default=1.0, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=(), init=False, repr=False)
 
-    def check(self, method: Method, population: Population, size: int) -> None:
+    def check(self, setting: Setting) -> None:
         """Everything can be added in clear."""
 
     def shares_for(self, silos: int) -> int:
@@ -172,9 +188,9 @@ class Plain:
             "silo": View("silo", silos, knows_sample=True, counts_disclosed=method.needs_counts),
         }
 
-    def event(self, method: Method, view: View, population: Population, size: int) -> Event:
+    def event(self, setting: Setting, view: View) -> Event:
         """The method's own: noise is Gaussian."""
-        return method.dp_event(view)
+        return setting.method.dp_event(view)
 
     def server(self, setting: Setting) -> ServerSide:
         """Asks, and adds."""

@@ -24,7 +24,7 @@ from silodp.federation.messages import Message
 from silodp.federation.sessions import Member, meet
 from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.grid import FIXED_POINT_STEP, Grid, fixed_point, ring_bits
-from silodp.methods.method import Method, Population
+from silodp.methods.method import Method
 from silodp.privacy.events import Event, discrete
 from silodp.privacy.guarantee import Adversary, View
 
@@ -35,8 +35,8 @@ FEWEST = 3
 ASSUMPTIONS = (
     "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20, and each silo has checked the other silos' long-term keys by "
     "another channel (in a simulation, one process makes them all)",
-    "the server follows the protocol: it neither makes up silos nor chooses rosters to single someone out. The protocol "
-    "was not reviewed outside this project, and hides no timing",
+    "the server follows the protocol: it neither makes up silos nor chooses rosters to single someone out. The "
+    "protocol was not reviewed outside this project, and hides no timing",
 )
 
 
@@ -55,17 +55,13 @@ class Masked:
     name: str = field(default="masked", init=False)
     exact: bool = field(default=True, init=False)
     weights_privately: bool = field(default=False, init=False)
+    delta_share: float = field(default=1.0, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
 
-    def check(self, method: Method, population: Population, size: int) -> None:
+    def check(self, setting: Setting) -> None:
         """A grid and a ring must exist."""
-        m = self.shares_for(population.silos)
-        if not min(FEWEST, population.silos) <= m <= population.silos or population.silos < 2:
-            raise SilodpError(
-                f"min_silos = {m} of {population.silos} silos: secure aggregation adds up at least "
-                f"{FEWEST} silos (all, where there are two), and no more than there are."
-            )
-        self.ring(method, population, size)
+        check_survivors(setting)
+        self.ring(setting)
 
     def shares_for(self, silos: int) -> int:
         """`min_silos`."""
@@ -81,27 +77,25 @@ class Masked:
             "silo": View("silo", silos, **common, **knows),  # type: ignore[arg-type]
         }
 
-    def event(self, method: Method, view: View, population: Population, size: int) -> Event:
+    def event(self, setting: Setting, view: View) -> Event:
         """The method's, with Skellam noise.
 
         What a colluding silo does not know may move by as little as one S-th of the clip; charging it as so few grid
         steps costs more, if anything.
         """
-        bounds = method.bounds(population)
-        if bounds is None:
-            return method.dp_event(view)
-        units = Grid.for_(bounds, self.units).units
-        return discrete(
-            method.dp_event(view), units // population.silos if view.adversary == "silo" else units, size
-        )
+        event = setting.method.dp_event(view)
+        if setting.bounds is None:
+            return event
+        units = Grid.for_(setting.bounds, self.units).units
+        silos = setting.population.silos
+        return discrete(event, units // silos if view.adversary == "silo" else units, setting.size)
 
-    def ring(self, method: Method, population: Population, size: int) -> tuple[Words, float]:
+    def ring(self, setting: Setting) -> tuple[Words, float]:
         """The ring that sums live in, and the size of a grid step."""
-        bounds = method.bounds(population)
-        if bounds is None:
-            return Words(size, 64), FIXED_POINT_STEP
-        grid = Grid.for_(bounds, self.units)
-        return Words(size, ring_bits(bounds, grid, population.silos)), grid.step
+        if setting.bounds is None:
+            return Words(setting.size, 64), FIXED_POINT_STEP
+        grid = Grid.for_(setting.bounds, self.units)
+        return Words(setting.size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
 
     def server(self, setting: Setting) -> ServerSide:
         """Relays greetings; collects, opens, adds."""
@@ -110,6 +104,16 @@ class Masked:
     def silo(self, setting: Setting, own: Own) -> SiloSide:
         """Masks and seals."""
         return _Silo(self, setting, own)
+
+
+def check_survivors(setting: Setting) -> None:
+    """Refuse sums of too few silos."""
+    silos, fewest = setting.population.silos, setting.population.m
+    if not min(FEWEST, silos) <= fewest <= silos or silos < 2:
+        raise SilodpError(
+            f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {FEWEST} silos (all, where "
+            "there are two), and no more than there are."
+        )
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,8 @@ class _Server:
 
     def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """The sum over everyone who answered."""
-        population = self.setting.population
-        ring, step = self.aggregator.ring(self.setting.method, population, self.setting.size)
-        attempts = Attempts(self.setting, desk, self.aggregator.shares_for(population.silos))
+        ring, step = self.aggregator.ring(self.setting)
+        attempts = Attempts(self.setting, desk, self.setting.population.m)
         result = attempts.collect(round_, arrays)
         if result is None:
             return None
@@ -142,7 +145,7 @@ class _Silo:
     def __init__(self, aggregator: Masked, setting: Setting, own: Own) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
         self._member = Member(own.identity, own.pins, setting.constants(aggregator), own.store)
-        self._seals = Seals(self._member, own.store, aggregator.shares_for(setting.population.silos))
+        self._seals = Seals(self._member, own.store, setting.population.m)
         self.handlers: Mapping[str, Handler] = {**self._member.handlers, "open": self._seals.open}
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
@@ -151,7 +154,7 @@ class _Silo:
         attempt = self._seals.admitted(request, session)
         noisy, refused = self._noisy(request, attempt, work)
         self._seals.record(request, attempt)
-        ring, _ = self._aggregator.ring(self._setting.method, self._setting.population, self._setting.size)
+        ring, _ = self._aggregator.ring(self._setting)
         return request.answer(masked=masked(ring.of(noisy), ring, session, attempt)), refused
 
     def _noisy(self, request: Message, attempt: Attempt, work: Work) -> tuple[np.ndarray, int]:

@@ -42,8 +42,7 @@ class Server:
         return self.aggregator.server(self.setting)
 
     def _events(self, survivors: int | None) -> dict[Adversary, Event]:
-        setting = self.setting
-        return events(self.aggregator, setting.method, setting.population, setting.size, survivors)
+        return events(self.aggregator, self.setting, survivors)
 
     def reason(self, adversary: Adversary) -> str | None:
         """Why nothing is promised against an adversary; None where something is."""

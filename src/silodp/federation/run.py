@@ -129,13 +129,15 @@ def train(
             f"{method.name} clips the gradient of every single record, and the loss '{task.loss.name}' is not a mean "
             "over records: use a loss made by Loss.per_record, or a method that clips per person (uldp-avg)."
         )
-    silo_count = len(federation.silos)
-    population = Population(silo_count, federation.users, aggregator.shares_for(silo_count))
-    aggregator.check(method, population, task.size)
-    cost = events(aggregator, method, population, task.size)
+    names = tuple(silo.name for silo in federation.silos)
+    population = Population(len(names), federation.users, aggregator.shares_for(len(names)))
+    setting = Setting("", names, method, population, task.size, _index(federation), delta)
+    aggregator.check(setting)
+    cost = events(aggregator, setting)
     if accountant is None:
         accountant = "rdp" if any(_is_integer(event) for event in cost.values()) else "pld"
     if budget is not None:
+        budget = replace(budget, delta=delta * aggregator.delta_share)
         _check_budget(budget, cost, accountant)
     directory = None if out is None else Path(out)
     fingerprint = _fingerprint(federation, task, method, aggregator, seed, delta, accountant)
@@ -147,9 +149,9 @@ def train(
             parents=True, exist_ok=True, mode=0o700
         )  # it holds what must not leave
         save_checkpoint(directory / "checkpoint" / "state.safetensors", state)
-    with _opened(directory, state, delta, accountant, budget) as ledger:
+    with _opened(directory, state, delta * aggregator.delta_share, accountant, budget) as ledger:
         silos, server = _parties(
-            federation, task, aggregator, method, population, randomness, ledger, directory, state
+            federation, task, aggregator, replace(setting, run=state.run), randomness, ledger, directory
         )
         journal = _Journal(directory, state.round if resume else None)
         if not journal.rows and untrained is not None:
@@ -174,7 +176,7 @@ def train(
             journal.add(row, on_round)
             if directory is not None:
                 save_checkpoint(directory / "checkpoint" / "state.safetensors", state)
-        guarantees = _guarantees(federation, method, server, ledger, seed is None)
+        guarantees = _guarantees(federation, method, server, ledger, delta, seed is None)
     result = Result(state.params, task.load(state.params), tuple(journal.rows), guarantees, stopped)
     if directory is not None:
         _write(directory, result, method)
@@ -255,20 +257,17 @@ def _parties(
     federation: Federation,
     task: Task,
     aggregator: Aggregator,
-    method: Method,
-    population: Population,
+    setting: Setting,
     randomness: Randomness,
     ledger: Ledger,
     directory: Path | None,
-    state: Checkpoint,
 ) -> tuple[list[Silo], Server]:
     def store(*place: str) -> Store:
         return (
             MemoryStore() if directory is None else DirectoryStore(directory.joinpath("checkpoint", *place))
         )
 
-    names = tuple(data.name for data in federation.silos)
-    setting = Setting(state.run, names, method, population, task.size, _index(federation))
+    names = setting.names
     stores = {name: store("silos", f"{s:03}") for s, name in enumerate(names)}
     # In one process the keys are made here; between organisations each makes its own and pins the others'.
     identities = {name: _identity(name, stores[name]) for name in names}
@@ -326,7 +325,7 @@ class _Journal:
 
 
 def _guarantees(
-    federation: Federation, method: Method, server: Server, ledger: Ledger, secret: bool
+    federation: Federation, method: Method, server: Server, ledger: Ledger, delta: float, secret: bool
 ) -> dict[Adversary, Guarantee]:
     views = server.aggregator.views(method, server.setting.population.silos)
     integers = server.aggregator.exact and method.bounds(server.setting.population) is not None
@@ -337,7 +336,7 @@ def _guarantees(
             adversary=adversary,
             unit=method.unit,
             epsilon=spent,
-            delta=ledger.delta,
+            delta=delta,
             rounds=ledger.rounds,
             accountant=ledger.accountant,
             method=method.name,
@@ -350,7 +349,7 @@ def _guarantees(
             + (server.aggregator.assumptions if adversary != "released" else ())
             + method.assumptions
             + federation.assumptions
-            + _about_delta(ledger.delta, federation.users),
+            + _about_delta(delta, federation.users),
             not_covered=NOT_COVERED,
         )
     return result

@@ -83,8 +83,8 @@ NOT_COVERED: tuple[str, ...] = (
 def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
     """What a guarantee against this adversary rests on, whatever the method; `integers`: noise is added to integers."""
     arithmetic = (
-        "updates are computed in floating point before they are put on a grid: what rounding in a shared computation may "
-        "tell is not excluded"
+        "updates are computed in floating point before they are put on a grid: what rounding in a shared computation "
+        "may tell is not excluded"
         if integers
         else "updates are computed, and noise drawn and added, in floating point: attacks on the low bits of "
         "floating-point noise, and what rounding in a shared computation may tell, are not excluded"
