@@ -2,81 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from commands import Silodp, assert_sentence
 from safetensors.numpy import load_file
 
 from silodp.app import cli
 
 ROOT = Path(__file__).parents[2]
-CONFIG = """
-name = "small"
-rounds = 2
-seed = 1
-[data]
-source = "embedded"
-users = 20
-silos = 2
-[method]
-name = "uldp-avg"
-noise_multiplier = 5.0
-clip = 0.1
-[method.local]
-learning_rate = 0.01
-"""
-
-
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The one object on standard output."""
-        value = json.loads(self.out)
-        assert isinstance(value, dict)
-        return value
-
-
-Silodp = Callable[..., Outcome]
-
-
-@pytest.fixture
-def silodp(capfd: pytest.CaptureFixture[str]) -> Silodp:
-    def run(*arguments: object) -> Outcome:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as left:
-            cli.main([str(argument) for argument in arguments])
-        return Outcome(left.value.code, *capfd.readouterr())  # type: ignore[arg-type]
-
-    return run
-
-
-@pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "small.toml"
-    path.write_text(CONFIG)
-    return path
-
-
-def assert_sentence(outcome: Outcome, *says: str) -> None:
-    assert outcome.status == 2, outcome
-    assert outcome.out == ""
-    assert len(outcome.err.splitlines()) == 1, outcome.err
-    assert outcome.err.startswith("error: ")
-    assert "Traceback" not in outcome.err
-    for part in says:
-        assert part in outcome.err
-
 
 # --- epsilon ------------------------------------------------------------------------------------------------
 

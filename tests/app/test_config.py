@@ -229,7 +229,7 @@ def test_own_tables_and_own_model_in_toml(base: Path, tmp_path: Path) -> None:
         ("task.model=no_such_module:build", "cannot be imported"),
         ("task.model=math:pi", "refer to a function"),
         ("task.model=math:tau2", "has no 'tau2'"),
-        ("task.model=os:getcwd", "return a torch.nn.Module"),
+        ("task.model=os:getcwd", "let it return a torch.nn.Module"),
         ("task.model=logistik", "task.model = 'logistik' is not known: did you mean 'logistic'?"),
         ("task.loss=croos_entropy", "did you mean 'cross_entropy'?"),
         ("task.metrics=['acc']", "task.metrics = 'acc' is not known"),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from silodp.app.report import epsilon_text, guess_text, odds_text, write_report
+import silodp
+from silodp.app.report import write_report
+from silodp.app.wording import clause_text, epsilon_text, guess_text, odds_text
 from silodp.errors import SilodpError
 from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Guarantee, View, assumptions_of
 
@@ -79,6 +84,11 @@ def run_directory(tmp_path: Path) -> Path:
         directory, [guarantee(a, e) for a, e in zip(ADVERSARIES, (3.3961, 5.02, 6.41), strict=True)]
     )
     return directory
+
+
+def broken(**changes: Any) -> str:
+    made = [guarantee(adversary, 2.0) for adversary in ADVERSARIES]
+    return json.dumps({"guarantees": [one.to_dict() | changes for one in made]})
 
 
 def write_guarantees(directory: Path, guarantees: list[Guarantee]) -> None:
@@ -255,6 +265,46 @@ def test_refused_updates_are_counted(run_directory: Path) -> None:
     assert "2 from hungarian" in report(run_directory)
 
 
+def test_held_out_records_are_spoken_of_only_where_there_are_some(run_directory: Path) -> None:
+    held_out = "records held out for testing"
+    assert held_out in report(run_directory)
+    rows = [{"round": r, "loss": None, "metrics": {}, "epsilon": {}} for r in range(3)]
+    (run_directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = report(run_directory)
+    assert held_out not in text
+    assert "further runs on the same people" in text
+
+
+def test_a_diverged_run_is_no_result(run_directory: Path) -> None:
+    assert "This is no result" not in report(run_directory)
+    with (run_directory / "metrics.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"round": 61, "loss": 8.0, "metrics": {"accuracy": 0.5, "roc_auc": 0.5}}) + "\n"
+        )
+    text = report(run_directory)
+    assert "This is no result:</strong> the loss is 8 after round 61" in text
+
+
+def test_where_it_comes_from(run_directory: Path) -> None:
+    os.utime(run_directory / "guarantee.json", (0, 1_750_000_000))
+    text = report(run_directory)
+    assert "2025-06-15 15:06 UTC" in text
+    assert f"silodp {silodp.__version__}, torch {version('torch')}" in text
+    assert hashlib.sha256(b"parameters").hexdigest() in text
+    assert "none was set" in text
+    (run_directory / "config.toml").write_text(f"# Written by silodp 0\n{CONFIG}\n[budget]\nepsilon = 4.0\n")
+    text = report(run_directory)
+    assert "ε ≤ 4.0 at δ = 0.00001 against whoever sees the models;\nspent: 3.40" in text
+    assert "the first line of config.toml" in text
+
+
+def test_an_assumption_ends_the_sentence_that_it_stands_in() -> None:
+    assert clause_text("Some persons are in both. Others not.") == "some persons are in both. Others not"
+    assert clause_text("SGD is run") == "SGD is run"
+    assert clause_text("δ = 1 is accepted") == "δ = 1 is accepted"
+    assert clause_text("") == ""
+
+
 def test_a_run_from_python_without_evaluation_has_a_report(run_directory: Path) -> None:
     (run_directory / "config.toml").unlink()
     epsilon = dict.fromkeys(ADVERSARIES, None)
@@ -277,6 +327,11 @@ def test_a_run_from_python_without_evaluation_has_a_report(run_directory: Path) 
         ("guarantee.json", "{", "damaged"),
         ("guarantee.json", "[]", "damaged"),
         ("guarantee.json", '{"guarantees": [{}]}', "does not hold a guarantee"),
+        ("guarantee.json", broken(epsilon=math.nan), "does not hold a guarantee"),
+        ("guarantee.json", broken(epsilon=-1.0), "does not hold a guarantee"),
+        ("guarantee.json", broken(epsilon="1"), "does not hold a guarantee"),
+        ("guarantee.json", broken(private=False), "does not hold a guarantee"),
+        ("guarantee.json", broken(delta=0), "does not hold a guarantee"),
         ("plots/allocation.json", '{"silos": ["a"], "bars": [], "persons_per_bar": []}', "damaged"),
     ],
 )

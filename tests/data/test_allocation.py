@@ -148,6 +148,14 @@ def test_seed_changes_the_allocation():
     [
         ({"scheme": "pareto"}, "allocation is 'pareto'; choose"),
         ({"users": 0}, "users is 0"),
+        ({"users": 5.0}, r"users is 5\.0; give a whole number"),
+        (
+            {"users": 2.5, "records": None, "silos": None, "sizes": (4, 5)},
+            r"users is 2\.5; give a whole number",
+        ),
+        ({"users": "a"}, "users = 'a': set a number"),
+        ({"users": None}, "users = None: set a number"),
+        ({"users": True}, "users = True: set a number"),
         ({"silos": None}, "silos is None; give both"),
         ({"silos": 0}, "silos is 0"),
         ({"sizes": (1, 2)}, "fixed silos take sizes only"),

@@ -48,7 +48,8 @@ def test_features_labels_and_links(tmp_path):
     assert built.classes == 2
     assert built.test is None
     assert built.assumptions == (
-        "The number of users was taken from the tables, not from a public list of users.",
+        "The list of ids may be public although it was taken from the tables themselves (schema.users "
+        "declares none), and so may the number of persons.",
     )
 
 
@@ -156,7 +157,11 @@ def test_byte_order_mark_and_quotes(tmp_path):
         ("\n4,", "\n,", {}, "column 'patient' is '' in data row 2, which names no user"),
         ("\n4,", "\nNaN,", {}, "column 'patient' is 'NaN' in data row 2, which names no user"),
         (BERLIN[20:], "", {}, "the table has no rows"),
-        (BERLIN, "", {}, "column 'patient' is missing"),
+        (BERLIN, "", {}, "the file is empty; export"),
+        (BERLIN, "\n \n", {}, "the file is empty; export"),
+        (BERLIN, BERLIN.replace(",", ";"), {}, "separated by ';'; export the table with commas"),
+        (BERLIN, BERLIN.replace(",", ";").replace("50", "5,0"), {}, "separated by ';'; export the table"),
+        (BERLIN, BERLIN.replace(",", "\t"), {}, r"separated by '\\t'; export the table with commas"),
         ("50", "", {}, "column 'age' is '' in data row 1, which is no finite number"),
         ("50", "nan", {}, "column 'age' is 'nan' in data row 1, which is no finite number"),
         ("80", "-inf", {}, "column 'age' is '-inf' in data row 3, which is no finite number"),
@@ -165,8 +170,9 @@ def test_byte_order_mark_and_quotes(tmp_path):
         ("80", "inf", {"out_of_range": "clip"}, "column 'age' is 'inf' in data row 3, which is no finite"),
         ("m,no", "m,maybe", {}, "column 'ill' is 'maybe' in data row 2, which is none of no, yes; correct"),
         ("m,no", "d,no", {}, "column 'sex' is 'd' in data row 2, which is none of f, m, x; add it to"),
-        ("m,no", "m", {}, "column 'ill' is '' in data row 2"),
-        ("m,no", "m,no,more", {}, "not readable as csv .*line 3"),
+        ("m,no", "m", {}, "the header has 4 cells and data row 2 has 3; correct"),
+        ("m,no", "m,no,more", {}, "the header has 4 cells and data row 2 has 5; correct .* quotes"),
+        ("m,no\n", "m,no\n\n  \n17\n", {}, "data row 3 has 1; correct"),
         ("80", "81", {}, r"column 'age' is '81' in data row 3, which is outside .* 20\.\.80; widen"),
         ("\n4,", "\n5,", {"users": ["4", "17"]}, "column 'patient' is '5' in data row 2, which is not in"),
         ("yes", "yes", {"split": "ill"}, "column 'ill' is declared twice"),
@@ -204,16 +210,26 @@ def test_bad_paths(tmp_path):
     latin.write_bytes(BERLIN.replace("yes", "ja é").encode("latin-1"))
     for files, sentence in [
         ([tmp_path / "nowhere.csv"], r"nowhere\.csv: no such file; check the path"),
+        ([tmp_path / "sub"], "sub: a folder, not a table; give the silo's .csv or .parquet file"),
         ([excel], "unknown extension '.xlsx'; give a .csv or .parquet file"),
         ([broken], r"broken\.parquet: not readable as parquet"),
         ([latin], r"latin\.csv: not readable as csv"),
         ([berlin, twin], "would both be silo 'berlin'; name the silos in a mapping"),
         ([], "files is empty"),
         (str(berlin), "give silo name → path"),
+        (berlin, "give silo name → path"),
+        (3, "files is '3'; give silo name → path"),
+        ([3], "files names 3; give every table's path"),
+        ({"berlin": None}, "files names None; give every table's path"),
     ]:
         with pytest.raises(SilodpError, match=sentence) as caught:
             Federation.from_tables(files, schema())
         assert "\n" not in str(caught.value)
+
+
+def test_a_schema_is_asked_for(tmp_path):
+    with pytest.raises(SilodpError, match="schema is of type NoneType; give"):
+        Federation.from_tables(write(tmp_path, berlin=BERLIN), None)
 
 
 def test_rounded_keys_are_refused(tmp_path):
@@ -270,6 +286,14 @@ def test_bad_user_lists(tmp_path, users, sentence):
         ({"categorical": {"sex": "fm"}}, "column 'sex' are 'fm'; list"),
         ({"numeric": {"age": (80, 20)}}, "column 'age' has range"),
         ({"numeric": {"age": (0, float("inf"))}}, "column 'age' has range"),
+        ({"numeric": {"age": 5}}, "column 'age' has range 5; give"),
+        ({"numeric": {"age": "05"}}, "column 'age' has range '05'; give"),
+        ({"numeric": {"age": ("0", "5")}}, "column 'age' has range"),
+        ({"numeric": ["age"]}, r"numeric is \['age'\]; give a mapping from columns to \(low, high\)"),
+        ({"categorical": ["sex"]}, "categorical is .* to their categories"),
+        ({"categorical": {"sex": 2}}, "column 'sex' are 2; list"),
+        ({"classes": 2}, "classes are 2; list at least two"),
+        ({"user": 7}, "7 names no column"),
         ({"numeric": {}, "categorical": {}}, "no features"),
         ({"numeric": {"patient": (0, 1)}}, "column 'patient' is declared twice"),
     ],

@@ -18,7 +18,9 @@ from markupsafe import Markup
 
 from silodp.app import plots
 from silodp.app.config import MethodSpec, RunConfig
-from silodp.app.report import Picture, epsilon_text, measure_text, render
+from silodp.app.construct import check_whole
+from silodp.app.report import Picture, render
+from silodp.app.wording import epsilon_text, measure_text
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
 from silodp.federation.aggregators import AGGREGATORS
@@ -61,8 +63,7 @@ def compare(
     Raises:
         SilodpError: no seeds, two labels alike, or whatever a run refuses.
     """
-    if seeds < 1:
-        raise SilodpError(f"seeds = {seeds}: set a whole number of runs per method ≥ 1.")
+    check_whole("seeds", seeds, 1, "runs per method")
     specs = list(specs)
     if not any(spec.method.unit is None for spec in specs):
         specs += config.specs("default")

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -71,6 +72,12 @@ def choose(name: str, registry: Mapping[str, T], where: str) -> T:
             return entry
     remedy = _closest(name, list(registry)) or f"use one of {', '.join(registry)}."
     raise SilodpError(f"{where} = '{name}' is not known: {remedy}")
+
+
+def check_whole(name: str, value: Any, least: int, what: str = "") -> None:
+    """Refuse what is not a whole number of at least `least`; `what` it counts, for the message."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise SilodpError(f"{name} = {value!r}: set a whole number{what and ' of ' + what} ≥ {least}.")
 
 
 def _closest(name: str, known: Sequence[str]) -> str | None:

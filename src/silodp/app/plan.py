@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from silodp.app.construct import checked, choose, fields_of
+from silodp.app.construct import check_whole, checked, choose, fields_of
 from silodp.app.progress import rounded_up
 from silodp.errors import SilodpError
 from silodp.federation.aggregators import AGGREGATORS
@@ -20,6 +20,12 @@ from silodp.privacy.guarantee import ADVERSARIES, Adversary, View, assumptions_o
 
 IRRELEVANT = {"clip": 1.0, "expected_batch_size": 1.0, "local_learning_rate": 1.0}
 """Required fields of methods that do not enter ε; `epsilon` need not ask for them."""
+
+
+MOST_ROUNDS = 10**7
+"""No search for rounds goes beyond this."""
+LEAST_NOISE = 0.01
+"""No search for a noise multiplier goes below this (see `calibration.noise_multiplier_for`)."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,7 @@ def epsilon(
     made: Method = maker(**checked(maker, {**defaults, **fields}, method))
     view = _view(made, adversary, silos, aggregator, colluding, knows_sample)
     accounting.check_accountant(accountant)
-    if rounds < 0:
-        raise SilodpError(f"rounds = {rounds}: set a whole number of rounds ≥ 0.")
+    check_whole("rounds", rounds, 0)
     return {
         "method": made.name,
         "unit": made.unit,
@@ -93,13 +98,14 @@ def _view(
         raise SilodpError(f"adversary = '{adversary}' is not known: use one of {', '.join(ADVERSARIES)}.")
     if silos is None and adversary == "silo" and method.unit == "user":
         raise SilodpError("silos is missing: what another silo can learn depends on how many there are.")
-    if silos is not None and silos < 1:
-        raise SilodpError(f"silos = {silos}: set a whole number ≥ 1.")
-    if colluding < 1:
+    if silos is not None:
+        check_whole("silos", silos, 1)
+    check_whole("colluding", colluding, 1, "silos that pool what they know")
+    if colluding > 1 and adversary != "silo":
         raise SilodpError(
-            f"colluding = {colluding}: set how many silos pool what they know, a whole number ≥ 1."
+            f"colluding = {colluding} is about silos: ask with adversary 'silo', or leave it out."
         )
-    view = choose(aggregator, AGGREGATORS, "aggregator")().views(method, silos or 2)[adversary]
+    view: View = choose(aggregator, AGGREGATORS, "aggregator")().views(method, silos or 2)[adversary]
     return replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
 
 
@@ -151,7 +157,10 @@ def plan(
 def _solutions(
     method: Method, view: View, rounds: int, target: float, delta: float, accountant: Accountant
 ) -> dict[str, Any]:
-    """The σ, the T and the sampling probability that meet a target, each alone; "reasons" for what cannot."""
+    """The σ, the T and the sampling probability that meet a target, each alone; "reasons" for what cannot.
+
+    "unlimited" names those whose search ended at its limit: the target asks nothing of them.
+    """
 
     def with_field(name: str) -> Callable[[float], Event]:
         return lambda value: replace(method, **{name: value}).dp_event(view)  # type: ignore[type-var]
@@ -167,7 +176,9 @@ def _solutions(
             delta,
             accountant,
         )
-    solvers["rounds"] = partial(calibration.rounds_for, method.dp_event(view), target, delta, accountant)
+    solvers["rounds"] = partial(
+        calibration.rounds_for, method.dp_event(view), target, delta, accountant, MOST_ROUNDS
+    )
     for name in fields:
         if name.endswith("_sampling"):
             solvers[name] = partial(
@@ -182,7 +193,9 @@ def _solutions(
             found[name], reasons[name] = None, str(error)
     if len(reasons) == len(solvers):
         raise SilodpError(next(iter(reasons.values())))
-    return {**found, "reasons": reasons}
+    limits = {"noise_multiplier": LEAST_NOISE, "rounds": MOST_ROUNDS}
+    unlimited = [name for name, value in found.items() if value is not None and value == limits.get(name)]
+    return {**found, "unlimited": unlimited, "reasons": reasons}
 
 
 def in_lines(result: Mapping[str, Any]) -> list[str]:
@@ -196,19 +209,27 @@ def in_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {adversary:9} {promise}")
     if (budget := result["budget"]) is not None:
         lines.append(
-            f"budget ε = {budget['epsilon']:g} ({budget['adversary']}): enough for {budget['rounds']} rounds"
+            f"budget ε = {budget['epsilon']:g} ({budget['adversary']}): enough for "
+            + (f"{budget['rounds']:,} rounds" + (" or more" if budget["rounds"] == MOST_ROUNDS else ""))
         )
     if (target := result["target"]) is not None:
         lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}), changing one of:")
-        for name, value in target.items():
-            if name in ("epsilon", "adversary", "reasons"):
-                continue
-            up = name == "noise_multiplier"
-            text = target["reasons"].get(name) or f"{_safe(value, up):g}"
-            if name == "rounds" and value is not None:
-                text = f"{int(value)}" if value else "0, since one round costs more"
-            lines.append(f"  {name} = {text}" if value is not None else f"  {name}: {text}")
+        asked = (name for name in target if name not in ("epsilon", "adversary", "unlimited", "reasons"))
+        lines += [f"  {name}{_solution(name, target)}" for name in asked]
     return lines
+
+
+def _solution(name: str, target: Mapping[str, Any]) -> str:
+    value = target[name]
+    if value is None:
+        return f": {target['reasons'][name]}"
+    if name in target["unlimited"]:
+        return (
+            f": any ≥ {value:g}" if name == "noise_multiplier" else f": not limited by this ε up to {value:,}"
+        )
+    if name == "rounds":
+        return f" = {int(value)}" if value else " = 0, since one round costs more"
+    return f" = {_safe(value, up=name == 'noise_multiplier'):g}"
 
 
 def _safe(value: float, up: bool) -> float:

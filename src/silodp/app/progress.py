@@ -19,6 +19,10 @@ WHO: dict[Adversary, str] = {
 _MOST_LINES = 25
 
 
+class Interrupted(Exception):
+    """Someone pressed Ctrl-C; the text says how to go on."""
+
+
 class OnRound(Protocol):
     """Called with every row of metrics."""
 

@@ -73,7 +73,7 @@ def _model(name: str, options: Mapping[str, Any], federation: Federation, seed: 
         return builder
     if not callable(builder):
         raise SilodpError(
-            f"task.model = '{name}' is a {type(builder).__name__}: refer to a function or a module."
+            f"task.model = '{name}' is of type {type(builder).__name__}: refer to a function or a module."
         )
     public = {"features": int(np.prod(federation.silos[0].x.shape[1:])), "classes": federation.classes}
     taken = {key: value for key, value in public.items() if key in fields_of(builder) and value is not None}
@@ -83,7 +83,8 @@ def _model(name: str, options: Mapping[str, Any], federation: Federation, seed: 
         network = make(builder, {**taken, **options}, f"the model '{name}'", "task.options")
     if not isinstance(network, nn.Module):
         raise SilodpError(
-            f"task.model = '{name}' gives a {type(network).__name__}: return a torch.nn.Module."
+            f"task.model = '{name}' returned an object of type {type(network).__name__}: "
+            "let it return a torch.nn.Module."
         )
     return network
 

@@ -5,11 +5,8 @@ Everything is rebuilt from the files of the run directory alone, so `silodp repo
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +15,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from silodp.app import plots
-from silodp.errors import SilodpError
-from silodp.privacy.guarantee import ADVERSARIES, Adversary, Guarantee
-
-Row = dict[str, Any]
+from silodp.app import plots, wording
+from silodp.app.rundir import Row, RunRecord, keep_allocation, read_run, versions
+from silodp.app.sanity import doubts
+from silodp.app.wording import epsilon_text, measure_text
+from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 
 MOST_ROWS = 26  # of the table of rounds; metrics.jsonl has them all
-_NEARLY_SURE = 0.999  # a guess this good against a person: ε excludes little
+_HELD_OUT = [text for text in NOT_COVERED if text.startswith("records held out")]
 
 _WHO_THEY_ARE: dict[Adversary, tuple[str, str]] = {
     "released": ("Whoever sees the models", "every global model of every round, the last one included"),
@@ -42,18 +39,6 @@ class Picture:
     caption: str
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """What a finished run left in its directory."""
-
-    rows: tuple[Row, ...]
-    summary: dict[str, Any]
-    guarantees: dict[Adversary, Guarantee]
-    config: str | None
-    model_digest: str | None
-    allocation: plots.Allocation | None
-
-
 def write_report(
     directory: str | Path, allocation: NDArray[np.int64] | None = None, silo_names: Sequence[str] = ()
 ) -> Path:
@@ -66,11 +51,11 @@ def write_report(
         silo_names: S names, for `allocation`.
 
     Raises:
-        SilodpError: a file is missing or damaged.
+        SilodpError: a file is missing or damaged, or the guarantees claim more privacy than the ledger bears out.
     """
     directory = Path(directory)
     if allocation is not None:
-        _keep_allocation(directory, plots.Allocation.of(np.asarray(allocation), silo_names))
+        keep_allocation(directory, plots.Allocation.of(np.asarray(allocation), silo_names))
     run = read_run(directory)
     pictures = _Pictures(directory)
     released = run.guarantees["released"]
@@ -79,6 +64,7 @@ def write_report(
         for i, (name, figure) in enumerate(plots.utility(run.rows).items())
     ]
     figure = plots.epsilon(run.rows)
+    ends = _ends(run.rows)
     page = render(
         "report.html",
         run=run,
@@ -87,7 +73,11 @@ def write_report(
         seeded=any(g.private and not g.releasable for g in run.guarantees.values()),
         adversaries=[(*_WHO_THEY_ARE[a], run.guarantees[a]) for a in ADVERSARIES],
         assumptions=_assumptions(run.guarantees),
-        ends=_ends(run.rows),
+        not_covered=_not_covered(released, run.rows),
+        doubts=doubts(run.rows),
+        versions=versions(),
+        who=plots.WHO,
+        ends=ends,
         utility=utility,
         epsilon=figure and pictures.add("epsilon", figure, _epsilon_caption(run)),
         allocation=run.allocation
@@ -102,39 +92,6 @@ def write_report(
     return path
 
 
-def read_run(directory: Path) -> RunRecord:
-    """The files of a finished run.
-
-    Raises:
-        SilodpError: one that is needed is missing or damaged.
-    """
-    if not directory.is_dir():
-        raise SilodpError(
-            f"run directory {directory} does not exist: name the directory that `silodp run` wrote."
-        )
-    rows = _read_rows(directory / "metrics.jsonl")
-    summary = _read_json(directory / "guarantee.json")
-    try:
-        found = [Guarantee.from_dict(fields) for fields in summary["guarantees"]]
-        guarantees = {guarantee.adversary: guarantee for guarantee in found}
-        ordered = {adversary: guarantees[adversary] for adversary in ADVERSARIES}
-    except (KeyError, TypeError, AttributeError):
-        raise SilodpError(
-            f"{directory / 'guarantee.json'} does not hold a guarantee for each adversary: "
-            "restore it, or run again."
-        ) from None
-    config, model = directory / "config.toml", directory / "model.safetensors"
-    kept = directory / "plots" / "allocation.json"
-    return RunRecord(
-        rows=rows,
-        summary=summary,
-        guarantees=ordered,
-        config=config.read_text(encoding="utf-8", errors="replace") if config.exists() else None,
-        model_digest=hashlib.sha256(model.read_bytes()).hexdigest() if model.exists() else None,
-        allocation=_read_allocation(kept) if kept.exists() else None,
-    )
-
-
 def render(template: str, **values: Any) -> str:
     """A page from a template beside this module; every value is escaped unless it is our own SVG."""
     environment = Environment(
@@ -144,63 +101,8 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"epsilon": epsilon_text, "measure": measure_text, "duration": duration_text}
-    environment.filters |= {"odds": odds_text, "guess": guess_text, "times": times_text, "vague": _is_vague}
-    environment.filters["delta"] = delta_text
+    environment.filters |= wording.FILTERS
     return environment.get_template(template).render(**values)
-
-
-def epsilon_text(epsilon: float | None) -> str:
-    """ε rounded up, never down: three figures, at least two decimals below 100; "none" for no guarantee."""
-    value = plots.number(epsilon)
-    if value is None:
-        return "none"
-    if value == 0:
-        return "0"
-    digits = max(0, 2 - math.floor(math.log10(value))) if value < 1 else 2 if value < 100 else 0
-    step = 10.0**-digits
-    rounded = math.ceil(value / step - 1e-9) * step
-    return f"{rounded:,.{digits}f}"
-
-
-def times_text(epsilon: float) -> str:
-    """e^ε in words, rounded up."""
-    if epsilon > math.log(1e6):
-        return "more than a million"
-    factor = math.exp(epsilon)
-    return f"{math.ceil(factor * 100) / 100:.2f}" if factor < 10 else f"{math.ceil(factor):,}"
-
-
-def guess_text(epsilon: float, delta: float = 0.0) -> str:
-    """How often one who starts from 50:50 is right at most, in percent, rounded up: (e^ε + δ)/(1 + e^ε)."""
-    wrong = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
-    percent = 100 * (1 - wrong)
-    if percent > 99.99:
-        return "nearly 100 %"
-    digits = 1 if percent < 99 else 2
-    return f"{math.ceil(percent * 10**digits) / 10**digits:.{digits}f} %"
-
-
-def delta_text(delta: float) -> str:
-    """δ with all its zeros as long as they can be counted."""
-    return f"{delta:.9f}".rstrip("0") if delta >= 1e-6 else f"{delta:g}"
-
-
-def odds_text(delta: float) -> str:
-    """δ as "1 in N", N rounded down."""
-    return f"1 in {math.floor(1 / delta + 1e-6):,}"
-
-
-def measure_text(value: float | None) -> str:
-    """A loss or a metric, four figures."""
-    return "–" if value is None else f"{value:.4g}"
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds as one would say them."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class _Pictures:
@@ -223,11 +125,6 @@ class _Pictures:
                 path.unlink()
 
 
-def _is_vague(epsilon: float) -> bool:
-    """Whether this ε lets a 50:50 guess become nearly certain."""
-    return epsilon > math.log(_NEARLY_SURE / (1 - _NEARLY_SURE))
-
-
 def _assumptions(
     guarantees: Mapping[Adversary, Guarantee],
 ) -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -240,6 +137,12 @@ def _assumptions(
     )
     own = [(_WHO_THEY_ARE[g.adversary][0], [a for a in g.assumptions if a not in shared]) for g in private]
     return shared, [(who, texts) for who, texts in own if texts]
+
+
+def _not_covered(released: Guarantee, rows: Sequence[Row]) -> list[str]:
+    """What no ε covers; held-out records only where there were some."""
+    measured = any(row.get("loss") is not None for row in rows)
+    return [text for text in released.not_covered if measured or text not in _HELD_OUT]
 
 
 def _ends(rows: Sequence[Row]) -> list[tuple[str, float | None, float, int]]:
@@ -297,75 +200,6 @@ def _refused(rows: Sequence[Row]) -> dict[str, int]:
         for name, count in (row.get("refused") or {}).items():
             total[name] = total.get(name, 0) + int(count)
     return total
-
-
-def _keep_allocation(directory: Path, records: plots.Allocation) -> None:
-    if not directory.is_dir():
-        raise SilodpError(
-            f"run directory {directory} does not exist: name the directory that `silodp run` wrote."
-        )
-    (directory / "plots").mkdir(exist_ok=True)
-    text = json.dumps(asdict(records), ensure_ascii=False)
-    (directory / "plots" / "allocation.json").write_text(text + "\n", encoding="utf-8")
-
-
-def _read_allocation(path: Path) -> plots.Allocation:
-    fields = _read_json(path)
-    try:
-        lists = {
-            "silos": tuple(str(name) for name in fields["silos"]),
-            "bars": tuple(tuple(float(value) for value in row) for row in fields["bars"]),
-            "persons_per_bar": tuple(int(value) for value in fields["persons_per_bar"]),
-        }
-        records = plots.Allocation(**{**fields, **lists})
-        if len(records.bars) != len(records.silos) or any(
-            len(row) != len(records.persons_per_bar) for row in records.bars
-        ):
-            raise ValueError
-    except (KeyError, TypeError, ValueError):
-        raise SilodpError(
-            f"{path} is damaged: delete it and the report is written without that picture."
-        ) from None
-    return records
-
-
-def _read_rows(path: Path) -> tuple[Row, ...]:
-    rows = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            row["round"] = int(row["round"])
-        except (ValueError, TypeError, KeyError):
-            raise SilodpError(
-                f"{path}: line {number} is not a round's record; resume the run, or restore the file."
-            ) from None
-        rows.append(row)
-    if not rows:
-        raise SilodpError(f"{path} is empty: there is no round to report on; run again.")
-    return tuple(rows)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    text = _read(path)
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise SilodpError(f"{path} is damaged (it is not a JSON object): restore it, or run again.")
-    return fields
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SilodpError(
-            f"{path} is missing: the run has not ended, or this is no run directory; resume the run or name "
-            "another directory."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SilodpError(f"{path} cannot be read ({error}): restore it, or run again.") from None
 
 
 def _slug(name: str) -> str:

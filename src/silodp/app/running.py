@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from silodp.app.config import RunConfig
-from silodp.app.progress import in_words, shown
+from silodp.app.plots import number
+from silodp.app.progress import Interrupted, in_words, say, shown
 from silodp.app.report import write_report
+from silodp.app.resuming import differences, how_to_go_on
+from silodp.app.rundir import versions
+from silodp.app.sanity import doubts
+from silodp.data.silo import Federation
+from silodp.errors import SilodpError
 from silodp.federation.run import Result, Row, train
 from silodp.federation.store import write_durably
 
@@ -15,30 +21,66 @@ from silodp.federation.store import write_durably
 def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, Any]:
     """Train as configured, write everything to `directory`; the JSON-ready summary.
 
-    Nothing is written before data, task and method have been accepted.
+    Nothing is written, and no remark made, before data, task, method and directory have been accepted.
 
     Raises:
         SilodpError: for any mistake its maker can mend.
+        Interrupted: on Ctrl-C, with the command that goes on.
     """
     federation = config.federation()
     task = config.task(federation)
-    unwritten = [directory / "config.toml"]
+    method = config.method()
+    changed = differences(config, directory) if resume else []
+    remarks = _remarks(federation, directory, changed)
+    begun = False
+
+    def begin() -> None:
+        nonlocal begun
+        begun = True
+        header = f"# Written by {versions()}.\n"
+        write_durably(directory / "config.toml", (header + config.to_toml()).encode())
+        for remark in remarks:
+            say(remark)
 
     def on_round(row: Row) -> None:
-        if unwritten:  # `train` has taken possession of the directory by the first row
-            write_durably(unwritten.pop(), config.to_toml().encode())
+        if not begun:  # `train` has taken possession of the directory by the first row
+            begin()
         show(row)
 
-    method = config.method()
-    with shown(config.rounds) as show:
-        result = train(
-            federation, task, method, **config.settings(), out=directory, resume=resume, on_round=on_round
+    try:
+        with shown(config.rounds) as show:
+            result = train(
+                federation, task, method, **config.settings(), out=directory, resume=resume, on_round=on_round
+            )
+        if not begun:  # resumed after its last round
+            begin()
+        if config.source == "tables":
+            page = write_report(directory)
+        else:  # who has how many records is private in real tables, and no secret of a published data set
+            page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
+    except KeyboardInterrupt:
+        raise Interrupted(how_to_go_on(directory)) from None
+    except SilodpError as error:
+        if changed and not begun:
+            raise SilodpError(f"{error} Unlike {directory / 'config.toml'}: {'; '.join(changed)}.") from None
+        raise
+    summary = _summary(config, directory, result, page)
+    for warning in summary["warnings"]:
+        say(f"warning: {warning}")
+    return summary
+
+
+def _remarks(federation: Federation, directory: Path, changed: list[str]) -> list[str]:
+    """What someone should know from the start."""
+    remarks = []
+    if changed:
+        remarks.append(f"note: resumed unlike {directory / 'config.toml'}: {'; '.join(changed)}")
+    if federation.test is None or len(federation.test) == 0:
+        remarks.append(
+            "note: no records are held out, so nothing will be measured: mark some as 'test' in a split column "
+            "(data.schema.split)"
         )
-    if config.source == "tables":
-        page = write_report(directory)
-    else:  # who has how many records is private in real tables, and no secret of a published data set
-        page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
-    return _summary(config, directory, result, page)
+    return remarks
 
 
 def _summary(config: RunConfig, directory: Path, result: Result, page: Path) -> dict[str, Any]:
@@ -51,8 +93,9 @@ def _summary(config: RunConfig, directory: Path, result: Result, page: Path) -> 
         "method": released.method,
         "rounds": released.rounds,
         "stopped": result.stopped,
-        "loss": last.get("loss"),
-        "metrics": last.get("metrics", {}),
+        "loss": number(last.get("loss")),
+        "metrics": {name: number(value) for name, value in last.get("metrics", {}).items()},
+        "warnings": doubts(result.metrics),
         "epsilon": released.epsilon,
         "delta": released.delta,
         "private": released.private,

@@ -6,12 +6,13 @@ rank, user 0 having the most records in expectation under the Zipf laws.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_real
 
 Scheme = Literal["uniform", "zipf"]
 Indices = NDArray[np.int64]
@@ -213,8 +214,9 @@ def allocate(
     """
     if scheme not in ("uniform", "zipf"):
         raise SilodpError(f"allocation is {scheme!r}; choose 'uniform' or 'zipf'")
-    if users < 1:
-        raise SilodpError(f"users is {users}; give at least 1")
+    check_real("users", users)
+    if not (isinstance(users, Integral) and users >= 1):
+        raise SilodpError(f"users is {users}; give a whole number, at least 1")
     if sizes is not None:
         if records is not None or silos is not None or labels_per_user is not None:
             raise SilodpError(

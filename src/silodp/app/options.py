@@ -1,0 +1,28 @@
+"""What the commands share: options, and one way to print a result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to run.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, e.g. rounds=20.")
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Root = Annotated[
+    Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data sets (else $SILODP_DATA).")
+]
+
+
+def show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
+    """Print a result, as one JSON object or as lines for reading."""
+    if as_json:
+        print(json.dumps(result, allow_nan=False, ensure_ascii=False))
+    else:
+        print("\n".join(lines))

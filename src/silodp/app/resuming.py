@@ -1,0 +1,58 @@
+"""A run that was cut off: how far it came, how to go on, and what is different this time."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from silodp.app.config import RunConfig, load_config
+from silodp.errors import SilodpError
+
+
+def how_to_go_on(directory: Path) -> str:
+    """The line that a person sees who has interrupted a run."""
+    config = directory / "config.toml"
+    if not config.exists():
+        return f"interrupted before the first round; begin again, in another directory if {directory} exists"
+    command = shlex.join(["silodp", "run", str(config), "--out", str(directory), "--resume"])
+    return f"interrupted after round {_last_round(directory)}; continue with: {command}"
+
+
+def differences(config: RunConfig, directory: Path) -> list[str]:
+    """The keys in which a configuration differs from the one that `directory` holds, each with both values."""
+    with suppress(SilodpError):
+        old, new = (_flat(each.model_dump(mode="json", by_alias=True)) for each in (_kept(directory), config))
+        return [
+            f"{key} was {_shown(old.get(key))}, now {_shown(new.get(key))}"
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key) != new.get(key)
+        ]
+    return []  # a run from Python has no configuration
+
+
+def _kept(directory: Path) -> RunConfig:
+    return load_config(directory / "config.toml")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _last_round(directory: Path) -> int:
+    """Of the last whole line of metrics.jsonl; the line being written when the run was stopped may be torn."""
+    done = 0
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            done = int(json.loads(line)["round"])
+    return done

@@ -1,0 +1,173 @@
+"""What a finished run left in its directory, read back; whatever is missing or damaged is one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from silodp import __version__
+from silodp.app import plots
+from silodp.app.audit import Audit, audited
+from silodp.errors import SilodpError
+from silodp.privacy.guarantee import ADVERSARIES, Adversary, Guarantee
+from silodp.privacy.ledger import Budget
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a finished run left in its directory.
+
+    `audit` is None where there is no ledger to compare the guarantees with. `written` is the file time of
+    guarantee.json, which a copy may have changed.
+    """
+
+    rows: tuple[Row, ...]
+    summary: dict[str, Any]
+    guarantees: dict[Adversary, Guarantee]
+    config: str | None
+    model_digest: str | None
+    allocation: plots.Allocation | None
+    audit: Audit | None
+    budget: Budget | None
+    written: datetime
+
+
+def read_run(directory: Path) -> RunRecord:
+    """The files of a finished run, its guarantees compared with its ledger.
+
+    Raises:
+        SilodpError: one that is needed is missing or damaged, or they contradict each other.
+    """
+    if not directory.is_dir():
+        raise SilodpError(
+            f"run directory {directory} does not exist: name the directory that `silodp run` wrote."
+        )
+    rows = _read_rows(directory / "metrics.jsonl")
+    promised = directory / "guarantee.json"
+    summary = _read_json(promised)
+    guarantees = _guarantees(summary, promised)
+    audit = audited(directory, guarantees.values())
+    config, model = directory / "config.toml", directory / "model.safetensors"
+    settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
+    kept = directory / "plots" / "allocation.json"
+    return RunRecord(
+        rows=rows,
+        summary=summary,
+        guarantees=guarantees,
+        config=settings,
+        model_digest=hashlib.sha256(model.read_bytes()).hexdigest() if model.exists() else None,
+        allocation=_read_allocation(kept) if kept.exists() else None,
+        audit=audit,
+        budget=audit.budget if audit else _budget(settings, guarantees["released"].delta),
+        written=datetime.fromtimestamp(promised.stat().st_mtime, UTC),
+    )
+
+
+def versions() -> str:
+    """Of what computes here."""
+    return f"silodp {__version__}, torch {version('torch')}"
+
+
+def _guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarantee]:
+    try:
+        found = [Guarantee.from_dict(fields) for fields in summary["guarantees"]]
+        guarantees = {guarantee.adversary: guarantee for guarantee in found}
+        ordered = {adversary: guarantees[adversary] for adversary in ADVERSARIES}
+        for said in ordered.values():
+            if said.private != (said.epsilon is not None) or not 0 < said.delta < 1:
+                raise ValueError
+            if said.epsilon is not None and not 0 <= said.epsilon < math.inf:
+                raise ValueError
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise SilodpError(
+            f"{path} does not hold a guarantee for each adversary: restore it, or run again."
+        ) from None
+    return ordered
+
+
+def _budget(config: str | None, delta: float) -> Budget | None:
+    """The budget by config.toml, for a run whose ledger is elsewhere."""
+    try:
+        section = tomllib.loads(config or "").get("budget")
+        return None if section is None else Budget(**{"delta": delta, **section})
+    except (ValueError, TypeError):
+        return None  # the configuration is shown as it is, right or wrong
+
+
+def keep_allocation(directory: Path, records: plots.Allocation) -> None:
+    """Write the picture's private numbers to DIR/plots/allocation.json."""
+    if not directory.is_dir():
+        raise SilodpError(
+            f"run directory {directory} does not exist: name the directory that `silodp run` wrote."
+        )
+    (directory / "plots").mkdir(exist_ok=True)
+    text = json.dumps(asdict(records), ensure_ascii=False)
+    (directory / "plots" / "allocation.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _read_allocation(path: Path) -> plots.Allocation:
+    fields = _read_json(path)
+    try:
+        lists = {
+            "silos": tuple(str(name) for name in fields["silos"]),
+            "bars": tuple(tuple(float(value) for value in row) for row in fields["bars"]),
+            "persons_per_bar": tuple(int(value) for value in fields["persons_per_bar"]),
+        }
+        records = plots.Allocation(**{**fields, **lists})
+        if len(records.bars) != len(records.silos) or any(
+            len(row) != len(records.persons_per_bar) for row in records.bars
+        ):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise SilodpError(
+            f"{path} is damaged: delete it and the report is written without that picture."
+        ) from None
+    return records
+
+
+def _read_rows(path: Path) -> tuple[Row, ...]:
+    rows = []
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            row["round"] = int(row["round"])
+        except (ValueError, TypeError, KeyError):
+            raise SilodpError(
+                f"{path}: line {number} is not a round's record; resume the run, or restore the file."
+            ) from None
+        rows.append(row)
+    if not rows:
+        raise SilodpError(f"{path} is empty: there is no round to report on; run again.")
+    return tuple(rows)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    text = _read(path)
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise SilodpError(f"{path} is damaged (it is not a JSON object): restore it, or run again.")
+    return fields
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SilodpError(
+            f"{path} is missing: the run has not ended, or this is no run directory; resume the run or name "
+            "another directory."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SilodpError(f"{path} cannot be read ({error}): restore it, or run again.") from None

@@ -1,0 +1,133 @@
+"""What the columns of every silo's table mean, declared and public; see `tables` for reading them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from silodp.errors import SilodpError
+
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the columns of every silo's table mean. All of it is public.
+
+    Attributes:
+        user: column of the key that names a person, equal in all silos.
+        label: column of the label (kinds "classes" and "real").
+        kind: "classes", "real" (a number) or "survival" (`event` and `time` instead of `label`).
+        classes: the label's values, in the order of the class numbers (kind "classes").
+        event, time: columns of 0/1 and of a time ≥ 0 (kind "survival").
+        numeric: column → public range (low, high), which is mapped to [-1, 1].
+        categorical: column → public categories, one-hot in this order.
+        split: optional column holding "train" or "test".
+        users: the public list of user keys, or a text file with one key per line; U is its length. Without it
+            U is counted in the tables, and the guarantee says so.
+        out_of_range: "refuse" a number outside its range, or "clip" it to the range.
+
+    Features are the numeric columns, then the categorical ones, in the order given here. Values are compared
+    as text after whole floats have become integers ("1.0" is "1").
+    """
+
+    user: str
+    label: str | None = None
+    kind: Literal["classes", "real", "survival"] = "classes"
+    classes: Sequence[Any] | None = None
+    event: str | None = None
+    time: str | None = None
+    numeric: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    categorical: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    split: str | None = None
+    users: Sequence[Any] | str | Path | None = None
+    out_of_range: Literal["refuse", "clip"] = "refuse"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("classes", "real", "survival"):
+            raise SilodpError(f"schema: kind is {self.kind!r}; choose 'classes', 'real' or 'survival'")
+        if self.out_of_range not in ("refuse", "clip"):
+            raise SilodpError(f"schema: out_of_range is {self.out_of_range!r}; choose 'refuse' or 'clip'")
+        if self.kind == "survival":
+            if self.event is None or self.time is None or self.label is not None or self.classes is not None:
+                raise SilodpError(
+                    "schema: kind 'survival' takes event and time, and neither label nor classes"
+                )
+        elif self.label is None or self.event is not None or self.time is not None:
+            raise SilodpError(f"schema: kind {self.kind!r} takes label, and neither event nor time")
+        if (self.classes is not None) != (self.kind == "classes"):
+            raise SilodpError(
+                f"schema: kind is {self.kind!r} and classes is {self.classes!r}; list the label's public "
+                "values "
+                "for kind 'classes' and only there"
+            )
+        if self.classes is not None:
+            _check_values("classes", self.classes)
+        for section in ("numeric", "categorical"):
+            if not isinstance(getattr(self, section), Mapping):
+                raise SilodpError(
+                    f"schema: {section} is {getattr(self, section)!r}; give a mapping from columns to "
+                    f"{'(low, high)' if section == 'numeric' else 'their categories'}"
+                )
+        if not self.numeric and not self.categorical:
+            raise SilodpError("schema: no features; declare numeric ranges or categorical values")
+        for column, bounds in self.numeric.items():
+            if not _is_range(bounds):
+                raise SilodpError(
+                    f"schema: numeric column {column!r} has range {bounds!r}; give finite (low, high), low < high"
+                )
+        for column, categories in self.categorical.items():
+            _check_values(f"categorical column {column!r}", categories)
+        columns = self.columns
+        for column in columns:
+            if not isinstance(column, str):
+                raise SilodpError(f"schema: {column!r} names no column; give the header's text")
+            if columns.count(column) > 1:
+                raise SilodpError(
+                    f"schema: column {column!r} is declared twice; give every column one meaning"
+                )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column the tables must have."""
+        named = (self.user, self.label, self.event, self.time, self.split)
+        return (*(column for column in named if column is not None), *self.numeric, *self.categorical)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features: a numeric column's, or "column=category"."""
+        one_hot = [f"{c}={value}" for c, values in self.categorical.items() for value in values]
+        return (*self.numeric, *one_hot)
+
+
+def _is_range(bounds: Any) -> bool:
+    pair = isinstance(bounds, Sequence | np.ndarray) and len(bounds) == 2
+    numbers = pair and all(isinstance(bound, Real) for bound in bounds)
+    return numbers and bool(np.isfinite(bounds).all()) and bool(bounds[0] < bounds[1])
+
+
+def _check_values(what: str, values: Any) -> None:
+    listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+    if not listed or len(values) < 2 or len({text_of(value) for value in values}) < len(values):
+        raise SilodpError(f"schema: {what} are {values!r}; list at least two values, all different")
+
+
+def text_of(value: object) -> str:
+    """A cell as text: stripped, and a whole float written as an integer."""
+    text = str(value).strip()
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def normalize_key(value: object) -> str:
+    """The form in which user keys are compared: stripped text, "17.0" (a float-parsed column) being "17".
+
+    "007" and "7" stay two keys. Should two persons' keys fall together, they are protected as one.
+    """
+    return text_of(value)

@@ -1,0 +1,268 @@
+"""What a run says when it is stopped, resumed, blind or diverging, and what help and plans say at their limits."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Silodp, assert_sentence
+
+from silodp.app import cli
+from silodp.app.plan import epsilon
+from silodp.app.running import run as run_configured
+from silodp.errors import SilodpError
+
+STOPS_ONCE = """
+from pathlib import Path
+def stops_once(outputs, targets):
+    seen = Path("seen")
+    seen.write_text((seen.read_text() if seen.exists() else "") + "x")
+    if seen.read_text() == "xxx":  # untrained, round 1, round 2
+        raise KeyboardInterrupt
+    return 0.5
+"""
+BREAKS = """
+import itertools
+calls = itertools.count()
+def breaks(outputs, targets):
+    return 1.0 if next(calls) == 0 else float("inf")
+"""
+TABLES = """
+rounds = 1
+[data]
+source = "tables"
+files = { north = "north.csv", south = "south.csv" }
+[data.schema]
+user = "person"
+label = "sick"
+classes = ["no", "yes"]
+numeric = { age = [0, 100] }
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+"""
+
+
+# --- Ctrl-C and --resume ------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_names_the_command_that_goes_on(silodp: Silodp, config: Path) -> None:
+    Path("own.py").write_text(STOPS_ONCE)
+    more = ("--set", "rounds=3", "--set", "task.metrics=['own.py:stops_once']")
+    stopped = silodp("run", config, *more, "--out", "a dir", "--json")
+    assert (stopped.status, stopped.out) == (130, "")
+    last = stopped.err.splitlines()[-1]
+    assert last == (
+        "interrupted after round 1; continue with: silodp run 'a dir/config.toml' --out 'a dir' --resume"
+    )
+    assert "Traceback" not in stopped.err
+    command = shlex.split(last.partition("continue with: ")[2])
+    resumed = silodp(*command[1:], "--json")  # without repeating any --set
+    assert resumed.status == 0, resumed.err
+    assert resumed.json["rounds"] == 3
+    assert "note" not in resumed.err
+    assert "checked against the ledger (3 rounds)" in Path("a dir/report.html").read_text()
+
+
+def test_a_run_stopped_before_its_first_round_has_nothing_to_continue(
+    silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("silodp.app.running.train", stop)
+    stopped = silodp("run", config, "--out", "a")
+    assert (stopped.status, stopped.err.count("\n")) == (130, 1)
+    assert stopped.err.startswith("interrupted before the first round")
+
+
+@pytest.mark.parametrize(
+    "command", [["demo"], ["compare", "small.toml", "--methods", "uldp-avg", "--out", "c"]]
+)
+def test_no_command_answers_ctrl_c_with_a_traceback(
+    silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("silodp.app.config.RunConfig.federation", stop)
+    stopped = silodp(*command)
+    assert (stopped.status, stopped.out) == (130, "")
+    assert stopped.err.startswith("interrupted")
+    assert stopped.err.count("\n") == 1
+
+
+def test_resuming_says_what_is_different(silodp: Silodp, config: Path) -> None:
+    assert silodp("run", config, "--out", "a").status == 0
+    more = ("--set", "rounds=3", "--set", "evaluate_every=2", "--out", "a", "--resume")
+    resumed = silodp("run", config, *more)
+    assert resumed.status == 0
+    assert resumed.err.splitlines()[0] == (
+        "note: resumed unlike a/config.toml: evaluate_every was 1, now 2; rounds was 2, now 3"
+    )
+    assert "note" not in silodp("run", "a/config.toml", "--out", "a", "--resume").err
+    assert "rounds = 3" in Path("a/config.toml").read_text()
+    again = silodp("run", config, "--out", "a", "--resume")  # without --set: back to the file's
+    assert "evaluate_every was 2, now 1; rounds was 3, now 2" in again.err
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("method.clip=1", "another set-up .* Unlike a/config.toml: method.clip was 0.1, now 1."),
+        ("seed=2", "another set-up .* Unlike a/config.toml: seed was 1, now 2."),
+        (
+            "budget.epsilon=9",
+            "begun with budget = .* Unlike a/config.toml: budget.epsilon was not set, now 9.",
+        ),
+    ],
+)
+def test_a_resume_that_cannot_be_says_which_settings_differ(
+    silodp: Silodp, config: Path, override: str, says: str
+) -> None:
+    assert silodp("run", config, "--set", "rounds=1", "--out", "a").status == 0
+    before = Path("a/config.toml").read_text()
+    refused = silodp("run", "a/config.toml", "--set", override, "--out", "a", "--resume")
+    assert_sentence(refused)
+    assert re.search(says, refused.err), refused.err
+    assert Path("a/config.toml").read_text() == before
+
+
+# --- what a run says of itself ------------------------------------------------------------------------------
+
+
+def test_a_run_that_diverged_warns(silodp: Silodp, config: Path) -> None:
+    wild = ("--set", "method.server_learning_rate=1e5", "--out", "a")
+    found = silodp("run", config, *wild, "--json")
+    assert found.status == 0
+    assert found.err.splitlines()[-1].startswith("warning: the loss is ")
+    assert len(found.json["warnings"]) == 1
+    assert "This is no result" in Path("a/report.html").read_text()
+    tame = silodp("run", config, "--out", "b", "--json")
+    assert "warning" not in tame.err
+    assert tame.json["warnings"] == []
+
+
+def test_a_loss_that_is_not_finite_is_null_in_json_and_warned_of(silodp: Silodp, config: Path) -> None:
+    absurd = ("--set", "method.server_learning_rate=1e40", "--set", "task.metrics=['accuracy']")
+    found = silodp("run", config, *absurd, "--out", "a", "--json")
+    assert (found.status, found.json["loss"]) == (0, None)
+    assert "warning: loss after round 2: not a finite number" in found.err
+    assert "This is no result" in Path("a/report.html").read_text()
+
+
+def test_a_metric_that_is_not_finite_is_null_in_json_and_warned_of(silodp: Silodp, config: Path) -> None:
+    Path("own.py").write_text(BREAKS)
+    found = silodp("run", config, "--set", "task.metrics=['own.py:breaks']", "--out", "a", "--json")
+    assert found.json["metrics"] == {"breaks": None}
+    assert "warning: breaks after round 2: not a finite number" in found.err
+
+
+def test_a_run_without_held_out_records_says_that_nothing_is_measured(silodp: Silodp, config: Path) -> None:
+    for silo in ("north", "south"):
+        Path(f"{silo}.csv").write_text(
+            "person,sick,age,part\nu1,no,30,train\nu2,yes,60,train\nu3,no,50,test\n"
+        )
+    Path("own.toml").write_text(TABLES)
+    blind = silodp("run", "own.toml", "--out", "a")
+    assert blind.status == 0, blind.err
+    assert "note: no records are held out, so nothing will be measured" in blind.err
+    page = Path("a/report.html").read_text()
+    assert "Nothing was measured" in page
+    assert "records held out for testing" not in page
+    assert "the list of ids may be public although it was taken from the tables" in page
+    seeing = silodp("run", "own.toml", "--set", "data.schema.split=part", "--out", "b")
+    assert "note" not in seeing.err
+
+
+def test_a_mistake_is_told_without_remarks(silodp: Silodp, config: Path) -> None:
+    for silo in ("north", "south"):
+        Path(f"{silo}.csv").write_text("person,sick,age\nu1,no,30\nu2,yes,60\n")
+    Path("own.toml").write_text(TABLES)
+    assert_sentence(silodp("run", "own.toml", "--set", "budget.epsilon=0.01"), "budget.epsilon = 0.01")
+
+
+def test_config_toml_says_what_wrote_it(silodp: Silodp, config: Path) -> None:
+    run_configured(cli.load_demo().model_copy(update={"rounds": 0}), Path("a"))
+    assert Path("a/config.toml").read_text().startswith("# Written by silodp ")
+
+
+def test_a_report_of_a_changed_guarantee_is_refused(silodp: Silodp, config: Path) -> None:
+    assert silodp("run", config, "--out", "a").status == 0
+    path = Path("a/guarantee.json")
+    said = json.loads(path.read_text())
+    said["guarantees"][0]["epsilon"] /= 2
+    path.write_text(json.dumps(said))
+    assert_sentence(silodp("report", "a", "--json"), "contradicted by the run's ledger")
+
+
+# --- help and plans -----------------------------------------------------------------------------------------
+
+
+def test_help_is_plain_text(silodp: Silodp) -> None:
+    for command in (
+        "run",
+        "plan",
+        "epsilon",
+        "compare",
+        "report",
+        "demo",
+        "data",
+        "data check",
+        "data fetch",
+    ):
+        text = silodp(*command.split(), "--help").out
+        assert "\\" not in text
+        assert "env var" not in text
+    assert "[required]" in silodp("epsilon", "--help").out
+    assert silodp("epsilon").err == "error: Missing option '--method'.\n"
+    assert silodp("epsilon", "--method", "default").err == "error: Missing option '--rounds'.\n"
+    assert silodp("compare", "x.toml").err == "error: Missing option '--methods'.\n"
+
+
+def test_colluding_is_explained_and_asked_of_silos_only(silodp: Silodp) -> None:
+    text = " ".join(silodp("epsilon", "--help").out.split())
+    assert "how many silos, the adversary included, put together" in text
+    asked = ("epsilon", "--method", "uldp-avg", "--noise-multiplier", 5, "--rounds", 3, "--silos", 5)
+    for adversary in ("released", "server"):
+        assert_sentence(
+            silodp(*asked, "--colluding", 2, "--adversary", adversary), "colluding = 2 is about silos"
+        )
+
+
+def test_a_target_that_limits_nothing_is_said_so(silodp: Silodp, config: Path) -> None:
+    free = ("plan", config, "--target-epsilon", 1e6, "--set", "budget.epsilon=1e6")
+    text = silodp(*free).out
+    assert "noise_multiplier: any ≥ 0.01\n" in text
+    assert "rounds: not limited by this ε up to 10,000,000\n" in text
+    assert "enough for 10,000,000 rounds or more" in text
+    assert "user_sampling = 1\n" in text
+    assert silodp(*free, "--json").json["target"]["unlimited"] == ["noise_multiplier", "rounds"]
+    limited = silodp("plan", config, "--target-epsilon", 2, "--json").json["target"]
+    assert limited["unlimited"] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rounds": "3"}, "rounds = '3': set a whole number ≥ 0"),
+        ({"rounds": 2.5}, "rounds = 2.5: set"),
+        ({"rounds": True}, "rounds = True: set"),
+        ({"silos": "5"}, "silos = '5': set a whole number ≥ 1"),
+        ({"colluding": None}, "colluding = None: set a whole number of silos that pool"),
+    ],
+)
+def test_wrong_types_are_sentences(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(SilodpError, match=says):
+        epsilon("uldp-avg", {"noise_multiplier": 5.0}, **{"rounds": 3, **wrong})
+
+
+def test_what_a_models_function_returned_is_named(silodp: Silodp, config: Path) -> None:
+    Path("own.py").write_text("def build(features):\n    return 3\n")
+    told = silodp("run", config, "--set", "task.model=own.py:build", "--out", "a")
+    assert_sentence(told, "own.py:build' returned an object of type int: let it return a torch.nn.Module.")
