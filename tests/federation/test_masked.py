@@ -20,6 +20,7 @@ from silodp.federation.run import train
 from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import KnownSample, NoGuarantee, Skellam
+from silodp.privacy.guarantee import View
 from silodp.training.local import LocalTraining
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)

@@ -1,0 +1,177 @@
+"""The Paillier cryptosystem (Paillier, EUROCRYPT 1999): multiplying ciphertexts mod n² adds plaintexts mod n.
+
+A ciphertext of m is (1 + n·m)·ρⁿ mod n² with ρ uniform mod n. The factor ρⁿ, itself an encryption of zero, is called a
+*blank*: multiplied into any ciphertext it makes it a fresh one of the same plaintext.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import gmpy2
+from gmpy2 import invert, mpz, powmod, powmod_sec
+
+from silodp.crypto.streams import keystream
+from silodp.errors import SilodpError
+
+SECURE_BITS = 3072
+_SMALL_PRIMES = gmpy2.primorial(1 << 16)
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """The modulus n; plaintexts are integers mod n, ciphertexts units mod n²."""
+
+    n: mpz
+
+    @cached_property
+    def n_squared(self) -> mpz:
+        """The modulus of ciphertexts."""
+        return self.n * self.n
+
+    @property
+    def bits(self) -> int:
+        """Length of n in bits."""
+        return int(self.n.bit_length())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, bits: int) -> PublicKey:
+        """A key another party sent, of exactly `bits` bits: odd, composite, no prime power, no factor below 2^16.
+
+        That n is a product of two primes of the right size is not checked (an honest but curious key owner).
+        """
+        n = mpz(int.from_bytes(data, "big"))
+        if len(data) * 8 != bits or n.bit_length() != bits:
+            raise SilodpError(
+                f"the Paillier key has {n.bit_length()} bits, {bits} were agreed: use the run's key_bits"
+            )
+        if gmpy2.gcd(n, _SMALL_PRIMES) != 1 or gmpy2.is_power(n) or gmpy2.is_prime(n):
+            raise SilodpError(
+                "the Paillier key is even, prime, a power or has a small factor: generate another"
+            )
+        return cls(n)
+
+    def to_bytes(self) -> bytes:
+        """n, big-endian."""
+        return residues_to_bytes([self.n], self.bits // 8)
+
+    def plain(self, m: int) -> mpz:
+        """The ciphertext of m (any integer) with ρ = 1: hides nothing until a blank is multiplied in."""
+        return 1 + self.n * (m % self.n)
+
+    def blank(self) -> mpz:
+        """A fresh encryption of zero, uniform among all of them."""
+        return powmod(_uniform_unit(self.n), self.n, self.n_squared)
+
+    def ciphertexts_to_bytes(self, ciphertexts: Sequence[mpz]) -> bytes:
+        """Fixed width, big-endian."""
+        return residues_to_bytes(ciphertexts, self.bits // 4)
+
+    def ciphertexts_from_bytes(self, data: bytes, count: int, sender: str) -> list[mpz]:
+        """`count` units mod n² that `sender` sent; anything else is refused."""
+        ciphertexts = residues_from_bytes(data, count, self.n_squared, sender)
+        if any(gmpy2.gcd(c, self.n) != 1 for c in ciphertexts):
+            raise SilodpError(
+                f"{sender} sent a number that is no Paillier ciphertext (not coprime to n): repeat the round"
+            )
+        return ciphertexts
+
+
+@dataclass(frozen=True, repr=False)
+class PrivateKey:
+    """The primes p and q; computes mod p² and q² apart and joins by the Chinese remainder theorem."""
+
+    p: mpz
+    q: mpz
+
+    @classmethod
+    def generate(cls, bits: int = SECURE_BITS) -> PrivateKey:
+        """Two random primes of bits/2 bits from the operating system, n of exactly `bits` bits, gcd(n, φ(n)) = 1."""
+        while True:
+            p, q = _prime(bits // 2), _prime(bits // 2)
+            far_apart = abs(p - q).bit_length() > bits // 2 - 100  # else Fermat's method finds them
+            if p != q and far_apart and gmpy2.gcd(p * q, (p - 1) * (q - 1)) == 1:
+                return cls(p, q)
+
+    @cached_property
+    def public(self) -> PublicKey:
+        """The public part."""
+        return PublicKey(self.p * self.q)
+
+    def encrypt(self, m: int) -> mpz:
+        """A fresh ciphertext of m mod n.
+
+        The blank costs half the exponent: mod p² the nth powers are the x^p with x uniform mod p (gcd(q, p−1) = 1).
+        """
+        p, q = self.p, self.q
+        blank = self._join(powmod_sec(_uniform_unit(p), p, p * p), powmod_sec(_uniform_unit(q), q, q * q))
+        return self.public.plain(m) * blank % self.public.n_squared
+
+    def decrypt(self, ciphertext: mpz) -> int:
+        """The plaintext in (−n/2, n/2)."""
+        p, q, n = self.p, self.q, self.public.n
+        m_p, m_q = (
+            (powmod_sec(ciphertext % (prime * prime), prime - 1, prime * prime) - 1)
+            // prime
+            * inverse
+            % prime
+            for prime, inverse in zip((p, q), self._minus_cofactor_inverses, strict=True)
+        )
+        m = m_p + p * ((m_q - m_p) * self._p_inverse % q)
+        return int(m if m <= n // 2 else m - n)
+
+    @cached_property
+    def _minus_cofactor_inverses(self) -> tuple[mpz, mpz]:
+        # (1+n)^(p−1) = 1 + (p−1)·n = 1 − p·q mod p², so L of it is −q mod p
+        return invert(-self.q, self.p), invert(-self.p, self.q)
+
+    @cached_property
+    def _p_inverse(self) -> mpz:
+        return invert(self.p, self.q)
+
+    @cached_property
+    def _p_squared_inverse(self) -> mpz:
+        return invert(self.p * self.p, self.q * self.q)
+
+    def _join(self, mod_p_squared: mpz, mod_q_squared: mpz) -> mpz:
+        step = (mod_q_squared - mod_p_squared) * self._p_squared_inverse % (self.q * self.q)
+        return mod_p_squared + self.p * self.p * step
+
+
+def uniform_residues(key: bytes, count: int, modulus: int) -> list[int]:
+    """`count` integers mod `modulus` from the key's stream, each from 128 bits more than it needs (bias ≤ 2⁻¹²⁸)."""
+    width = (int(modulus).bit_length() + 128 + 7) // 8
+    stream = keystream(key, width * count).tobytes()
+    return [int.from_bytes(stream[i : i + width], "big") % int(modulus) for i in range(0, len(stream), width)]
+
+
+def residues_to_bytes(residues: Sequence[int], width: int) -> bytes:
+    """Each number in `width` bytes, big-endian."""
+    return b"".join(int(x).to_bytes(width, "big") for x in residues)
+
+
+def residues_from_bytes(data: bytes, count: int, modulus: int, sender: str) -> list[mpz]:
+    """`count` numbers in [0, modulus), each as wide as the modulus; `sender` is named where they are not."""
+    width = (int(modulus).bit_length() + 7) // 8
+    if len(data) != count * width:
+        raise SilodpError(
+            f"{sender} sent {len(data)} bytes where {count} numbers of {width} bytes belong: check its constants"
+        )
+    residues = [mpz(int.from_bytes(data[i : i + width], "big")) for i in range(0, len(data), width)]
+    if any(x >= modulus for x in residues):
+        raise SilodpError(f"{sender} sent a number beyond the modulus: check that it uses the session's key")
+    return residues
+
+
+def _uniform_unit(modulus: mpz) -> mpz:
+    while gmpy2.gcd(x := mpz(secrets.randbelow(int(modulus))), modulus) != 1:
+        pass
+    return x
+
+
+def _prime(bits: int) -> mpz:
+    """A random prime with its two highest bits set, so that the product of two has exactly twice the length."""
+    return gmpy2.next_prime(mpz(secrets.randbits(bits)) | mpz(3) << (bits - 2))
