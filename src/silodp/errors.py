@@ -1,5 +1,16 @@
-"""The one error a user is meant to read."""
+"""The one error a user is meant to read, and the check of types that every number passes first."""
+
+from __future__ import annotations
+
+from numbers import Real
+from reprlib import repr as short
 
 
 class SilodpError(ValueError):
     """A mistake its maker can mend: one sentence that says what, where, and what to do."""
+
+
+def check_real(name: str, value: object) -> None:
+    """Refuse what is no real number, before anything compares it; True is not 1."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise SilodpError(f"{name} = {short(value)}: set a number.")

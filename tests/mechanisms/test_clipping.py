@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 
 from oracles import judges_std
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream, ClippedSum, clip_rows
+from silodp.mechanisms.clipping import (
+    Bounds,
+    ClippedRows,
+    ClippedStream,
+    ClippedSum,
+    check_clip,
+    clip_rows,
+)
 from silodp.mechanisms.clipping import fold as fold_stream
 from silodp.mechanisms.noise import Randomness
-from silodp.mechanisms.sampling import poisson
+from silodp.mechanisms.sampling import check_probability, poisson
 
 
 def fold(
@@ -122,3 +129,11 @@ def test_poisson_samples_have_their_rate():
     assert draws.dtype == bool
     assert abs(draws.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 20000)
     assert poisson(1000, 1.0, Randomness.from_seed(0).stream("sample")).all()
+
+
+@pytest.mark.parametrize("wrong", ["a", None, True, np.True_, [0.5], 1j, torch.tensor(0.5)])
+def test_a_clip_and_a_probability_are_numbers(wrong):
+    with pytest.raises(SilodpError, match=r"^clip = .*: set a number\.$"):
+        check_clip(wrong)
+    with pytest.raises(SilodpError, match=r"^user_sampling = .*: set a number\.$"):
+        check_probability("user_sampling", wrong)

@@ -279,6 +279,58 @@ def test_constants_that_make_no_sense_are_refused_by_name(make, word):
         make()
 
 
+GROUP = {
+    "noise_multiplier": 1.0,
+    "clip": 1.0,
+    "group_size": 2,
+    "record_sampling": 0.5,
+    "local_steps": 1,
+    "expected_batch_size": 1.0,
+    "local_learning_rate": 0.1,
+}
+AVG = {"noise_multiplier": 1.0, "clip": 1.0, "user_sampling": 0.5}
+
+
+@pytest.mark.parametrize("wrong", ["a", None, True, [1.0], np.ones((30, 30))], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    ("maker", "fields", "name"),
+    [
+        *[(UldpGroup, GROUP, name) for name in GROUP],
+        *[(UldpAvg, AVG, name) for name in AVG],
+        (UldpNaive, {"noise_multiplier": 1.0, "clip": 1.0}, "clip"),
+        (Default, {}, "server_learning_rate"),
+        (Default, {}, "server_momentum"),
+    ],
+)
+def test_what_is_no_number_is_refused_in_one_sentence(maker, fields, name, wrong):
+    maker(**fields)
+    with pytest.raises(SilodpError, match=rf"^{name} = .*: set a number\.$"):
+        maker(**{**fields, name: wrong})
+
+
+@pytest.mark.parametrize("number", [2.0, 2.5, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["group_size", "local_steps"])
+def test_counts_of_group_are_whole_numbers(name, number):
+    """2.0 would get through to a loop over 2.0 steps."""
+    with pytest.raises(SilodpError, match=f"{name} = .*: set a whole number"):
+        UldpGroup(**{**GROUP, name: number})
+
+
+def test_numbers_of_numpy_are_numbers():
+    method = UldpAvg(np.float32(1.0), np.float64(2.0), user_sampling=np.float64(0.5))
+    assert (method.noise_multiplier, method.clip) == (1.0, 2.0)
+    assert UldpGroup(**{**GROUP, "group_size": np.int64(3)}).group_size == 3
+
+
+@pytest.mark.parametrize("wrong", [0.1, None, {"learning_rate": 0.1}])
+@pytest.mark.parametrize(
+    "maker", [Default, lambda **more: UldpNaive(1.0, 1.0, **more), lambda **more: UldpAvg(1.0, 1.0, **more)]
+)
+def test_local_training_is_local_training(maker, wrong):
+    with pytest.raises(SilodpError, match=f"^local is a {type(wrong).__name__}: set a LocalTraining"):
+        maker(local=wrong)
+
+
 def test_the_std_oracle_can_reject():
     draws = np.random.default_rng(0).normal(size=1000)
     assert std_is(draws, 1.0)

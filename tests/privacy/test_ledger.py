@@ -377,6 +377,15 @@ def test_a_budget_is_checked(values, field):
         Budget(*values)
 
 
+@pytest.mark.parametrize("wrong", ["1e-5", None, True, [1e-5]])
+def test_a_budget_is_made_of_numbers(wrong):
+    with pytest.raises(SilodpError, match=r"^budget\.epsilon = .*: set a number\.$"):
+        Budget(wrong, 1e-5)
+    for refused in (lambda: Budget(1.0, wrong), lambda: book(None, delta=wrong), lambda: epsilon([], wrong)):
+        with pytest.raises(SilodpError, match=r"^delta = .*: set a number\.$"):
+            refused()
+
+
 # One process at a time
 
 

@@ -4,6 +4,7 @@ computed."""
 import copy
 import pickle
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -420,7 +421,10 @@ def test_cuda_equals_cpu(epochs):
         {"learning_rate": float("nan")},
         {"epochs": 0},
         {"epochs": 1.5},
+        {"epochs": 2.0},  # would get through to a loop over 2.0 epochs
+        {"epochs": float("inf")},
         {"batch_size": 0},
+        {"batch_size": 2.0},
         {"momentum": 1.0},
         {"weight_decay": -1},
     ],
@@ -428,6 +432,19 @@ def test_cuda_equals_cpu(epochs):
 def test_hyperparameters_are_checked(wrong):
     with pytest.raises(SilodpError, match=next(iter(wrong))):
         LocalTraining(**({"learning_rate": 0.1} | wrong))
+
+
+@pytest.mark.parametrize("wrong", ["a", True, [1], np.ones(2)], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("name", [field.name for field in fields(LocalTraining)])
+def test_hyperparameters_are_numbers(name, wrong):
+    with pytest.raises(SilodpError, match=rf"^{name} = .*: set a number\.$"):
+        LocalTraining(**({"learning_rate": 0.1} | {name: wrong}))
+
+
+def test_no_number_stands_only_for_a_batch_size():
+    assert LocalTraining(0.1, batch_size=None).batch_size is None
+    with pytest.raises(SilodpError, match=r"^epochs = None: set a number"):
+        LocalTraining(0.1, epochs=None)
 
 
 def rows_of_everyone_else(task: Task, x, y, user, local: LocalTraining, someone: int) -> tuple[dict, dict]:

@@ -180,3 +180,13 @@ def test_undefined_metrics_are_nan():
     assert math.isnan(average_precision(z, ones))
     assert math.isnan(concordance(z, torch.zeros(4, 2)))
     assert math.isnan(accuracy(z[:0], ones[:0]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("metric", [roc_auc, average_precision])
+def test_scores_that_are_not_finite_have_no_ranking(metric, bad):
+    z, y = torch.tensor([0.3, -1.0, 2.0, 0.5]), torch.tensor([0, 0, 1, 1])
+    assert metric(z, y) == 1.0
+    z[1] = bad
+    assert math.isnan(metric(z, y))
+    assert math.isnan(metric(torch.stack([-z, z], 1), y))

@@ -168,6 +168,22 @@ def test_refused_at_sight(model, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"model": nn.Linear}, "model is a type: give a torch.nn.Module"),
+        ({"model": None}, "model is a NoneType: give"),
+        ({"model": lambda x: x}, "model is a function: give"),
+        ({"metrics": ["accuracy"]}, "metrics is a list: give a mapping"),
+        ({"metrics": accuracy}, "metrics is a function: give a mapping"),
+        ({"metrics": ()}, "metrics is a tuple: give a mapping"),
+    ],
+)
+def test_a_task_is_made_of_the_right_things(arguments, words):
+    with pytest.raises(SilodpError, match=f"^{words}"):
+        Task(**({"model": nn.Linear(3, 2), "loss": cross_entropy()} | arguments))
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(
     ("model", "words"),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.noise import gaussian
 
 _SLICE = 1 << 20  # numbers turned into double precision at once
@@ -118,6 +118,7 @@ class ClippedSum:
 
 def check_clip(clip: float) -> None:
     """Refuse a clip that bounds nothing."""
+    check_real("clip", clip)
     if not (math.isfinite(clip) and clip > 0):
         raise SilodpError(
             f"clip = {clip} bounds nothing: set a finite clip > 0, in units of the update's 2-norm."

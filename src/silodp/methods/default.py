@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from silodp.mechanisms.clipping import Finished
-from silodp.methods.method import Population, SiloWork, check_server
+from silodp.methods.method import Population, SiloWork, check_local, check_server
 from silodp.privacy.events import Event, NoGuarantee
 from silodp.privacy.guarantee import Unit, View
 from silodp.training.local import LocalTraining, silo_update
@@ -28,6 +28,7 @@ class Default:
     clips_records: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_local(self.local)
         check_server(self.server_learning_rate, self.server_momentum)
 
     def allotments(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import numpy as np
 import torch
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import Bounds, ClippedStream, Finished, check_clip, clip_rows, fold
 from silodp.mechanisms.sampling import check_probability, poisson
 from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
@@ -48,12 +49,14 @@ class UldpGroup:
         check_clip(self.clip)
         check_probability("record_sampling", self.record_sampling)
         check_server(self.server_learning_rate, self.server_momentum)
-        if not 1 <= self.group_size <= _LARGEST_GROUP or self.group_size != int(self.group_size):
+        for name in ("group_size", "local_steps", "expected_batch_size", "local_learning_rate"):
+            check_real(name, getattr(self, name))
+        if not (isinstance(self.group_size, Integral) and 1 <= self.group_size <= _LARGEST_GROUP):
             raise SilodpError(
                 f"group_size = {self.group_size}: set a whole number of records from 1 to {_LARGEST_GROUP} "
                 "(with more, clip per person: uldp-avg)."
             )
-        if self.local_steps < 1 or self.local_steps != int(self.local_steps):
+        if not (isinstance(self.local_steps, Integral) and self.local_steps >= 1):
             raise SilodpError(f"local_steps = {self.local_steps}: set a whole number of DP-SGD steps ≥ 1.")
         for name in ("expected_batch_size", "local_learning_rate"):
             value = getattr(self, name)

@@ -12,11 +12,12 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.privacy.events import Event
 from silodp.privacy.guarantee import Unit, View
+from silodp.training.schedule import LocalTraining
 from silodp.training.task import Task
 
 
@@ -112,13 +113,24 @@ class Method(Protocol):
 
 def check_noise_multiplier(sigma: float) -> None:
     """Refuse a noise multiplier that is negative or not finite."""
+    check_real("noise_multiplier", sigma)
     if not (math.isfinite(sigma) and sigma >= 0):
         raise SilodpError(f"noise_multiplier = {sigma}: set a finite number ≥ 0 (0 means no privacy).")
 
 
 def check_server(learning_rate: float, momentum: float) -> None:
     """Refuse server settings that cannot train."""
+    check_real("server_learning_rate", learning_rate)
+    check_real("server_momentum", momentum)
     if not (math.isfinite(learning_rate) and learning_rate > 0):
         raise SilodpError(f"server_learning_rate = {learning_rate}: set a finite number > 0.")
     if not 0 <= momentum < 1:
         raise SilodpError(f"server_momentum = {momentum}: set a number in [0, 1).")
+
+
+def check_local(local: LocalTraining) -> None:
+    """Refuse, as local training, anything else (a learning rate alone, a table of settings)."""
+    if not isinstance(local, LocalTraining):
+        raise SilodpError(
+            f"local is a {type(local).__name__}: set a LocalTraining, for example LocalTraining(learning_rate=0.01)."
+        )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
-from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
+from silodp.methods.method import Population, SiloWork, check_local, check_noise_multiplier, check_server
 from silodp.privacy.events import Event, Gaussian, NoGuarantee
 from silodp.privacy.guarantee import Unit, View
 from silodp.training.local import LocalTraining, silo_update
@@ -39,6 +39,7 @@ class UldpNaive:
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
         check_clip(self.clip)
+        check_local(self.local)
         check_server(self.server_learning_rate, self.server_momentum)
 
     def allotments(

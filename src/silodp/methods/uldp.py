@@ -11,7 +11,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
 from silodp.mechanisms.sampling import check_probability, poisson
 from silodp.methods import weighting
-from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
+from silodp.methods.method import Population, SiloWork, check_local, check_noise_multiplier, check_server
 from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled
 from silodp.privacy.guarantee import Unit, View
 from silodp.training.local import LocalTraining, user_updates
@@ -42,6 +42,7 @@ class UldpAvg:
         check_noise_multiplier(self.noise_multiplier)
         check_clip(self.clip)
         check_probability("user_sampling", self.user_sampling)
+        check_local(self.local)
         check_server(self.server_learning_rate, self.server_momentum)
         if self.weighting not in ("uniform", "records"):
             raise SilodpError(f"weighting = '{self.weighting}' is not known: use 'uniform' or 'records'.")

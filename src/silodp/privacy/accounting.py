@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal, assert_never, get_args
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_real
 from silodp.privacy import losses, renyi
 from silodp.privacy.events import (
     Event,
@@ -113,6 +113,7 @@ class Spent:
 
 def check_delta(delta: float) -> None:
     """Refuse a δ that is not strictly between 0 and 1."""
+    check_real("delta", delta)
     if not 0 < delta < 1:
         raise SilodpError(f"delta is {delta!r}: it must lie strictly between 0 and 1, for example 1e-5.")
 

@@ -88,15 +88,18 @@ _KINDS: dict[str, Callable[..., Event]] = {
 }
 
 
-def discrete(event: Event, units: int, dimension: int) -> Event:
-    """The same release with Skellam noise of the same standard deviation in place of Gaussian noise."""
+def discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Event:
+    """The same release with Skellam noise of the same standard deviation in place of Gaussian noise.
+
+    `reach`: how much further than in real numbers the unit can move the integers.
+    """
     match event:
         case Gaussian(sigma):
-            return Skellam(sigma, units, dimension)
+            return Skellam(sigma / reach, units, dimension)
         case PoissonSampled(q, Gaussian(sigma)):
-            return PoissonSampled(q, Skellam(sigma, units, dimension))
+            return PoissonSampled(q, Skellam(sigma / reach, units, dimension))
         case KnownSample(q, Gaussian(sigma)):
-            return KnownSample(q, Skellam(sigma, units, dimension))
+            return KnownSample(q, Skellam(sigma / reach, units, dimension))
     return event
 
 

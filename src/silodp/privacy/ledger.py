@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_real
 from silodp.privacy.accounting import Accountant, Spent, check_accountant, check_delta
 from silodp.privacy.events import Event, NoGuarantee, event_from_dict, event_to_dict
 from silodp.privacy.guarantee import ADVERSARIES, Adversary
@@ -32,6 +32,7 @@ class Budget:
     adversary: Adversary = "released"
 
     def __post_init__(self) -> None:
+        check_real("budget.epsilon", self.epsilon)
         if not 0 < self.epsilon < math.inf:
             raise SilodpError(f"budget.epsilon is {self.epsilon!r}: it must be a number above 0.")
         check_delta(self.delta)

@@ -1,6 +1,6 @@
 """Metrics `f(outputs, targets) -> float`, on outputs as the model gives them (logits, log hazards).
 
-A metric that is undefined on the records at hand (one class only, no comparable pair) is `nan`;
+A metric that is undefined on the records at hand (one class only, no comparable pair, scores not finite) is `nan`;
 `Task.evaluate` leaves such values out.
 """
 
@@ -30,23 +30,19 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
 
 
 def roc_auc(outputs: Tensor, targets: Tensor) -> float:
-    """Area under the ROC curve of a two-class model (scikit-learn); nan if only one class is present."""
+    """Area under the ROC curve of a two-class model (scikit-learn); nan if only one class is present, or a score is
+    not finite."""
     from sklearn.metrics import roc_auc_score  # half a second to import, needed only here
 
-    score, positive = _two_class(outputs, targets)
-    return float(roc_auc_score(positive, score)) if 0 < positive.sum() < len(positive) else float("nan")
+    return _two_class(roc_auc_score, outputs, targets)
 
 
 def average_precision(outputs: Tensor, targets: Tensor) -> float:
-    """Average precision of a two-class model (scikit-learn); nan if only one class is present."""
+    """Average precision of a two-class model (scikit-learn); nan if only one class is present, or a score is not
+    finite."""
     from sklearn.metrics import average_precision_score
 
-    score, positive = _two_class(outputs, targets)
-    return (
-        float(average_precision_score(positive, score))
-        if 0 < positive.sum() < len(positive)
-        else float("nan")
-    )
+    return _two_class(average_precision_score, outputs, targets)
 
 
 def concordance(outputs: Tensor, targets: Tensor) -> float:
@@ -68,14 +64,18 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
     return half_wins / (2 * usable) if usable else float("nan")
 
 
-def _two_class(outputs: Tensor, targets: Tensor):  # type: ignore[no-untyped-def]
+def _two_class(metric: Callable[..., float], outputs: Tensor, targets: Tensor) -> float:
+    """scikit-learn's `metric(positive, score)` where it is defined."""
     if outputs.dim() == 2 and outputs.shape[1] == 2:
         outputs = outputs[:, 1] - outputs[:, 0]
     elif outputs.dim() == 2 and outputs.shape[1] > 2:
         raise SilodpError(
             f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy"
         )
-    return one_column(outputs).detach().double().cpu().numpy(), (targets > 0).cpu().numpy()
+    score, positive = one_column(outputs).detach().double().cpu(), (targets > 0).cpu()
+    if not (0 < positive.sum() < len(positive) and bool(score.isfinite().all())):
+        return float("nan")
+    return float(metric(positive.numpy(), score.numpy()))
 
 
 METRICS: dict[str, Metric] = {

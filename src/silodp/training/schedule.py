@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_real
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,21 @@ class LocalTraining:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != "batch_size" or value is not None:
+                check_real(name, value)
         for name, value, fits, wanted in (
             ("learning_rate", self.learning_rate, 0 < self.learning_rate < float("inf"), "above 0"),
             (
                 "epochs",
                 self.epochs,
-                self.epochs >= 1 and int(self.epochs) == self.epochs,
+                isinstance(self.epochs, Integral) and self.epochs >= 1,
                 "a whole number ≥ 1",
             ),
             (
                 "batch_size",
                 self.batch_size,
-                self.batch_size is None or (self.batch_size >= 1 and int(self.batch_size) == self.batch_size),
+                self.batch_size is None or (isinstance(self.batch_size, Integral) and self.batch_size >= 1),
                 "a whole number ≥ 1, or None for all records at once",
             ),
             ("momentum", self.momentum, 0 <= self.momentum < 1, "at least 0 and below 1"),

@@ -35,9 +35,18 @@ class Task:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise SilodpError(
+                f"model is a {type(model).__name__}: give a torch.nn.Module, for example torch.nn.Linear(3, 2)."
+            )
         if not isinstance(loss, Loss):
             raise SilodpError(
                 f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record."
+            )
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise SilodpError(
+                f"metrics is a {type(metrics).__name__}: give a mapping of names to functions, "
+                "for example {'accuracy': silodp.training.accuracy}."
             )
         inspect_model(model)
         self.model = copy.deepcopy(model).train()
