@@ -1,0 +1,176 @@
+"""The ring Z[X]/(X^N+1) modulo 2^(w·K): coefficients in K limbs of w bits, products by a float64 transform.
+
+A coefficient is Σ_k limb_k·2^(w·k); an array of elements has shape (..., K, N), least limb first. *Balanced* limbs lie
+in [−2^(w−1), 2^(w−1)), which halves the rounding error of a product. Whether a product is exact is not this file's
+business: the caller proves it or checks it (PROTOCOLS 2b.4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.fft
+from numpy.typing import NDArray
+
+from silodp.crypto.streams import words
+
+Integers = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+_ROWS_AT_A_TIME = 16  # polynomials transformed together: a megabyte, which stays in the cache
+
+
+class Transform(Protocol):
+    """Matrices of polynomials to their values at half of the roots of X^N+1 (the other half are the conjugates).
+
+    Spectra are arrays of shape (N/2, r, c) that know `@`, `+=`, `.conj()` and `.swapaxes`: one product `A @ B` of
+    spectra is the product of matrices of polynomials. numpy here; torch, on a GPU too, does the same in as few lines.
+    """
+
+    def forward(self, polynomials: NDArray[Any]) -> Any:
+        """Integers (r, c, N) to a spectrum (N/2, r, c)."""
+        ...
+
+    def inverse(self, spectrum: Any) -> Integers:
+        """A spectrum (N/2, r, c) to integers (r, c, N), each rounded to the nearest."""
+        ...
+
+
+@dataclass(frozen=True)
+class FourierTransform:
+    """The negacyclic transform by one complex FFT of length N/2: x_j + i·x_(j+N/2), twisted by e^(iπj/N)."""
+
+    size: int
+
+    @cached_property
+    def _twist(self) -> NDArray[np.complex128]:
+        twist: NDArray[np.complex128] = np.exp(1j * np.pi * np.arange(self.size // 2) / self.size)
+        return twist
+
+    def forward(self, polynomials: NDArray[Any]) -> NDArray[np.complex128]:
+        """Integers (r, c, N) to a spectrum (N/2, r, c)."""
+        rows, columns, size = polynomials.shape
+        half = size // 2
+        spectrum = np.empty((half, rows, columns), np.complex128)
+        step = max(1, _ROWS_AT_A_TIME // max(1, columns))
+        for first in range(0, rows, step):
+            some = polynomials[first : first + step]
+            folded = np.empty((*some.shape[:2], half), np.complex128)
+            folded.real, folded.imag = some[..., :half], some[..., half:]
+            folded *= self._twist
+            values = scipy.fft.fft(folded, axis=-1, overwrite_x=True)
+            spectrum[:, first : first + step] = values.transpose(2, 0, 1)
+        return spectrum
+
+    def inverse(self, spectrum: NDArray[np.complex128]) -> Integers:
+        """A spectrum (N/2, r, c) to integers (r, c, N), each rounded to the nearest."""
+        half, rows, columns = spectrum.shape
+        polynomials = np.empty((rows, columns, 2 * half), np.int64)
+        step = max(1, _ROWS_AT_A_TIME // max(1, columns))
+        for first in range(0, rows, step):
+            values = np.ascontiguousarray(spectrum[:, first : first + step].transpose(1, 2, 0))
+            folded = scipy.fft.ifft(values, axis=-1, overwrite_x=True)
+            folded *= self._twist.conj()
+            some = polynomials[first : first + step]
+            with np.errstate(
+                invalid="ignore"
+            ):  # beyond 2^63 is garbage, and is found out by the check of products
+                some[..., :half], some[..., half:] = np.rint(folded.real), np.rint(folded.imag)
+        return polynomials
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Elements of (Z/2^(w·K))[X]/(X^N+1) as limbs (..., K, N): N `size`, w `limb_bits`, K `limbs`."""
+
+    size: int
+    limb_bits: int
+    limbs: int
+
+    @property
+    def half(self) -> int:
+        """Half of a limb's range, 2^(w−1)."""
+        return 1 << (self.limb_bits - 1)
+
+    @property
+    def mask(self) -> int:
+        """2^w − 1."""
+        return (1 << self.limb_bits) - 1
+
+    def balance(self, element: Integers) -> Integers:
+        """Carries in place, so that limbs are balanced; what leaves the last limb is a multiple of the modulus."""
+        return self._carry(element, self.half)
+
+    def canonical(self, element: Integers) -> Integers:
+        """Carries in place, so that limbs lie in [0, 2^w): the coefficient in [0, 2^(w·K))."""
+        return self._carry(element, 0)
+
+    def _carry(self, element: Integers, offset: int) -> Integers:
+        carry: Integers | int = 0
+        for k in range(element.shape[-2]):
+            limb = element[..., k, :]
+            limb += carry
+            carry = (limb + offset) >> self.limb_bits
+            limb -= carry << self.limb_bits
+        return element
+
+    def add_shifted(self, element: Integers, integers: Integers, shift: int) -> Integers:
+        """Adds integers·2^shift in place; `integers` (..., N) are signed, `element` (..., K, N). Carries are left."""
+        first, offset = divmod(shift, self.limb_bits)
+        room = self.limb_bits - offset
+        element[..., first, :] += (integers & ((1 << room) - 1)) << offset
+        rest = integers >> room
+        for k in range(first + 1, element.shape[-2]):
+            element[..., k, :] += rest & self.mask
+            rest = rest >> self.limb_bits
+        return element
+
+    def uniform(self, key: bytes, *shape: int) -> NDArray[np.int32]:
+        """Uniform elements (*shape, K, N) in balanced limbs, the stream of `key`."""
+        count = int(np.prod(shape, dtype=np.int64)) * self.limbs * self.size
+        digits = (words(key, count, np.uint32) & np.uint32(self.mask)).astype(np.int32)
+        return (digits - np.int32(self.half)).reshape(*shape, self.limbs, self.size)
+
+    def to_bytes(self, element: NDArray[Any]) -> Bytes:
+        """Balanced limbs (..., K, N) as w bits each, shifted into [0, 2^w): (..., w·K·N/8) bytes."""
+        values = (element + self.half).astype(np.uint64)
+        return pack(values.reshape(*element.shape[:-2], -1), self.limb_bits)
+
+    def from_bytes(self, packed: Bytes) -> NDArray[np.int32]:
+        """The inverse of `to_bytes`; any bytes of the right length are elements."""
+        digits = unpack(packed, self.limb_bits).astype(np.int32)
+        digits -= np.int32(self.half)
+        return digits.reshape(*packed.shape[:-1], self.limbs, self.size)
+
+
+def pack(values: NDArray[np.uint64], bits: int) -> Bytes:
+    """Values (..., count) below 2^bits, bits ≤ 64, count a multiple of 64, as (..., count·bits/8) bytes.
+
+    Value j·G+i (G = count/64) lies in bits [j·bits, (j+1)·bits) of column i of `bits` rows of G little-endian words:
+    consecutive values lie in consecutive words, so that packing is a few passes over whole rows.
+    """
+    rows = values.reshape(*values.shape[:-1], 64, -1)
+    packed = np.zeros((*values.shape[:-1], bits, rows.shape[-1]), "<u8")
+    for j in range(64):
+        word, offset = divmod(j * bits, 64)
+        packed[..., word, :] |= rows[..., j, :] << np.uint64(offset)
+        if offset + bits > 64:
+            packed[..., word + 1, :] |= rows[..., j, :] >> np.uint64(64 - offset)
+    return packed.reshape(*values.shape[:-1], -1).view(np.uint8)
+
+
+def unpack(packed: Bytes, bits: int) -> NDArray[np.uint64]:
+    """The values (..., count) of `pack`; ValueError when these are no whole rows of words."""
+    columns = np.ascontiguousarray(packed).view("<u8").reshape(*packed.shape[:-1], bits, -1)
+    rows = np.empty((*packed.shape[:-1], 64, columns.shape[-1]), np.uint64)
+    for j in range(64):
+        word, offset = divmod(j * bits, 64)
+        row = columns[..., word, :] >> np.uint64(offset)
+        if offset + bits > 64:
+            row |= columns[..., word + 1, :] << np.uint64(64 - offset)
+        rows[..., j, :] = row
+    if bits < 64:
+        rows &= np.uint64((1 << bits) - 1)
+    return rows.reshape(*packed.shape[:-1], -1)
