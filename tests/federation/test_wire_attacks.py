@@ -168,7 +168,7 @@ class Parties:
         self.ask(
             {n: Message("setup", "run", arrays={"allotment": np.full(12, 1 / silos)}) for n in self.names}
         )
-        meet("run", self.names, self.ask)
+        self.session = meet("run", self.names, self.ask)
 
     def ask(self, requests: dict[str, Message]) -> dict[str, Message]:
         return {name: self.silos[name].answer(request) for name, request in requests.items()}
@@ -176,7 +176,11 @@ class Parties:
     def request(
         self, kind: str, roster=None, *, round_=0, attempt=0, release=0, value=0.0, run="run"
     ) -> Message:
-        fields = {"release": release, "roster": list(self.names if roster is None else roster)}
+        fields = {
+            "session": self.session,
+            "release": release,
+            "roster": list(self.names if roster is None else roster),
+        }
         arrays = {"params": np.full(5, value, np.float32)} if kind == "update" else {}
         return Message(kind, run, round_, attempt, fields, arrays)
 
@@ -219,8 +223,9 @@ def test_a_seal_is_opened_only_for_the_roster_it_was_masked_for():
     ],
 )
 def test_a_roster_too_small_or_not_of_the_session_is_refused(roster):
+    parties = Parties(fewest=3)
     with pytest.raises(SilodpError, match=r"'silo0' was asked to add up with"):
-        Parties(fewest=3).silos["silo0"].answer(Parties(fewest=3).request("update", roster))
+        parties.silos["silo0"].answer(parties.request("update", roster))
 
 
 def test_another_model_within_a_release_is_refused():
@@ -252,6 +257,26 @@ def test_a_setup_is_not_repeated_within_a_run_and_another_run_has_no_session():
         silo.answer(parties.request("update", run="other"))
     with pytest.raises(SilodpError, match=r"'silo0' was asked to go on with a session it never began"):
         silo.answer(Message("confirm", "other"))
+
+
+def test_a_message_of_another_session_is_refused():
+    parties, others = Parties(), Parties()
+    with pytest.raises(SilodpError, match=r"'silo0' was asked in the name of another session"):
+        parties.silos["silo0"].answer(others.request("update"))
+    with pytest.raises(SilodpError, match=r"'silo0' was asked in the name of another session"):
+        parties.silos["silo0"].answer(others.request("open"))
+
+
+def test_an_interrupted_set_up_is_begun_anew_with_other_secrets(wire, tmp_path):  # noqa: F811
+    """Going on with the old secrets would mask twice with one key."""
+    wire.fails = staticmethod(lambda name, request: "before" if request.kind == "confirm" else None)
+    with pytest.raises(SilodpError, match="silo0"):
+        run(rounds=1, out=tmp_path)
+    first = [message.blobs["hello"] for _, message in wire.received if message.kind == "hello"]
+    wire.fails = staticmethod(lambda name, request: None)
+    run(rounds=1, out=tmp_path, resume=True)
+    hellos = [message.blobs["hello"] for _, message in wire.received if message.kind == "hello"]
+    assert len(set(hellos)) == 2 * len(set(first)) == 6
 
 
 def test_a_vector_of_the_wrong_length_is_refused_by_name(monkeypatch):

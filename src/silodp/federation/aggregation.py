@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -144,6 +144,9 @@ class Aggregator(Protocol):
     def event(self, setting: Setting, view: View) -> Event:
         """What a round costs against a view, with the noise that is really drawn."""
 
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        """What it will cost and is allowed, for people, known before anything runs."""
+
     def server(self, setting: Setting) -> ServerSide:
         """The server's side of a run."""
 
@@ -191,6 +194,10 @@ class Plain:
     def event(self, setting: Setting, view: View) -> Event:
         """The method's own: noise is Gaussian."""
         return setting.method.dp_event(view)
+
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        """What travels."""
+        return {"bytes up, per silo and round": 8 * setting.size, "exactness": "floating point"}
 
     def server(self, setting: Setting) -> ServerSide:
         """Asks, and adds."""

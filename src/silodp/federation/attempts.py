@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from silodp.crypto.secure_aggregation import Attempt
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Desk, Setting
 from silodp.federation.messages import Message
-from silodp.federation.sessions import Member
+from silodp.federation.sessions import Member, current
 from silodp.federation.store import Store
 from silodp.federation.transport import Failure
 
@@ -29,18 +29,21 @@ class Attempts:
     fewest: int
 
     def collect(
-        self, round_: int, arrays: Mapping[str, np.ndarray], blobs: Mapping[str, bytes] | None = None
+        self,
+        round_: int,
+        arrays: Mapping[str, np.ndarray],
+        blobs: Callable[[Attempt], Mapping[str, bytes]] = lambda attempt: {},
     ) -> tuple[dict[str, Message], dict[str, bytes]] | None:
         """(answers, seals) of everyone on the roster of the first attempt that succeeds; None: budget spent.
 
         Raises:
             SilodpError: a silo refuses, or too few are left; resuming goes on with the round.
         """
-        now = self._progress(round_)
+        now, session = self._progress(round_), current(self.desk.store).session
         while True:
-            fields = {"release": now.release, "roster": list(now.roster)}
+            fields = {"session": session, "release": now.release, "roster": list(now.roster)}
             request = Message(
-                "update", self.setting.run, round_, now.attempt, fields, dict(arrays), dict(blobs or {})
+                "update", self.setting.run, round_, now.attempt, fields, dict(arrays), dict(blobs(now))
             )
             answers, failures = self.desk.ask({name: request for name in now.roster})
             if failures:
@@ -96,14 +99,14 @@ class Seals:
     store: Store
     fewest: int
 
-    def admitted(self, request: Message, session: Session) -> Attempt:
-        """The attempt a request is about, if this silo may take part in it.
+    def admitted(self, request: Message) -> tuple[Session, Attempt]:
+        """The session and attempt a request is about, if this silo may take part in it.
 
         Raises:
-            SilodpError: the roster is not a part of the session's, is too small or lacks this silo; or this release has
-                been opened.
+            SilodpError: the session is another; the roster is not a part of the session's, too small or without this
+                silo; or this release has been opened.
         """
-        attempt = self._attempt(request)
+        session, attempt = self.session(request), self._attempt(request)
         known = tuple(name for name in session.roster if name in attempt.roster)
         if attempt.roster != known or session.name not in known or len(known) < self.fewest:
             raise SilodpError(
@@ -115,7 +118,11 @@ class Seals:
                 f"silo '{session.name}' has opened release {attempt.release + 1} of round {attempt.round + 1} and will "
                 "not mask the same values again: two sums that differ by one silo would show that silo's part."
             )
-        return attempt
+        return session, attempt
+
+    def session(self, request: Message) -> Session:
+        """The session a request names."""
+        return self.member.session(request.run, str(request.fields.get("session")))
 
     def kept(self, request: Message, attempt: Attempt) -> dict[str, np.ndarray] | None:
         """What this silo drew for this release, if it has.
@@ -145,8 +152,7 @@ class Seals:
         Raises:
             SilodpError: it was not asked to mask this attempt, or with another roster, or has opened another one.
         """
-        session = self.member.session(request.run)
-        attempt = self._attempt(request)
+        session, attempt = self.session(request), self._attempt(request)
         masked = self.store.get(f"{request.run}/masked/{attempt.round}/{attempt.attempt}")
         if masked is None or Message.decode(masked).fields != request.fields:
             raise SilodpError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from silodp.errors import SilodpError
 from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
 from silodp.federation.attempts import Attempts, Seals
 from silodp.federation.messages import Message
-from silodp.federation.sessions import Member, meet
+from silodp.federation.sessions import Member, set_up
 from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.grid import FIXED_POINT_STEP, Grid, fixed_point, ring_bits
 from silodp.methods.method import Method
@@ -97,6 +98,19 @@ class Masked:
         grid = Grid.for_(setting.bounds, self.units)
         return Words(setting.size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
 
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        """Grid, ring, and what travels."""
+        ring, step = self.ring(setting)
+        words = setting.size * ring.dtype.itemsize
+        return {
+            "silos needed in a sum": setting.population.m,
+            "grid steps to the clip": None if setting.bounds is None else round(setting.bounds.clip / step),
+            "sums modulo": f"2^{ring.bits}",
+            "bytes up, per silo and round": words,
+            "exactness": "integers, exact",
+            "security": "X25519, Ed25519, HKDF-SHA256, ChaCha20: 128 bits",
+        }
+
     def server(self, setting: Setting) -> ServerSide:
         """Relays greetings; collects, opens, adds."""
         return _Server(self, setting)
@@ -123,7 +137,7 @@ class _Server:
 
     def set_up(self, desk: Desk) -> None:
         """Let the silos meet."""
-        meet(self.setting.run, self.setting.names, desk.ask_all)
+        set_up(self.setting.run, self.setting.names, desk.store, desk.ask_all, lambda met: None)
 
     def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """The sum over everyone who answered."""
@@ -150,8 +164,7 @@ class _Silo:
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
         """The round's noisy integers, drawn once, under this attempt's masks and seal."""
-        session = self._member.session(request.run)
-        attempt = self._seals.admitted(request, session)
+        session, attempt = self._seals.admitted(request)
         noisy, refused = self._noisy(request, attempt, work)
         self._seals.record(request, attempt)
         ring, _ = self._aggregator.ring(self._setting)

@@ -3,28 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from silodp.crypto.keys import Hello, Identity, Opening, Session
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
 
+_READY, _NUMBER = "session ready", "session number"
+
 Ask = Callable[[dict[str, Message]], dict[str, Message]]
 """Ask silos, all of whom must answer."""
 
 
-def meet(run: str, names: tuple[str, ...], ask: Ask) -> str:
+@dataclass(frozen=True)
+class Met:
+    """What the server knows of a session: its id (the transcript's hash, hexadecimal) and its number in the run."""
+
+    session: str
+    number: int
+
+
+def set_up(run: str, names: tuple[str, ...], store: Store, ask: Ask, prepare: Callable[[Met], None]) -> None:
+    """Set up a session, once in a run: let the silos meet, then `prepare` whatever else it needs.
+
+    A set-up that was interrupted is not gone on with: it is begun anew, as another session with other secrets.
+    """
+    if store.get(_READY) is not None:
+        return
+    stored = store.get(_NUMBER)
+    number = 0 if stored is None else int(stored) + 1
+    store.put(_NUMBER, str(number).encode())
+    met = Met(meet(run, names, ask, number), number)
+    prepare(met)
+    store.put(_READY, Message("session", run, fields={"session": met.session, "number": number}).encode())
+
+
+def current(store: Store) -> Met:
+    """The session that was set up."""
+    stored = store.get(_READY)
+    if stored is None:
+        raise SilodpError("the silos have no session yet: begin a new run.")
+    return Met(**Message.decode(stored).fields)
+
+
+def meet(run: str, names: tuple[str, ...], ask: Ask, number: int = 0) -> str:
     """The server's side: relay greetings, signatures and sealed contributions; gives the session's id."""
-    hellos = {
-        name: answer.blobs["hello"] for name, answer in ask(_to_all(names, Message("hello", run))).items()
-    }
-    roster = Message("roster", run, blobs=hellos, fields={"order": list(names)})
-    seen = ask(_to_all(names, roster))
+    answers = ask(_to_all(names, Message("hello", run, attempt=number)))
+    hellos = {name: answer.blobs["hello"] for name, answer in answers.items()}
+    seen = ask(_to_all(names, Message("roster", run, 0, number, {"order": list(names)}, blobs=hellos)))
     confirm = {
         name: Message(
             "confirm",
             run,
+            attempt=number,
             blobs={
                 **{f"signature/{peer}": seen[peer].blobs["signature"] for peer in names},
                 **{f"sealed/{peer}": seen[peer].blobs[f"to/{name}"] for peer in names if peer != name},
@@ -59,48 +91,59 @@ class Member:
         """By kind of request."""
         return {"hello": self._hello, "roster": self._roster, "confirm": self._confirm}
 
-    def session(self, run: str) -> Session:
-        """The session, once confirmed.
+    def session(self, run: str, session: str | None = None) -> Session:
+        """The session confirmed last.
 
         Raises:
-            SilodpError: there is none.
+            SilodpError: there is none, or it is not the one that a request names.
         """
-        if self.store.get(_key(run, "confirmed")) is None:
+        number = self.store.get(_key(run, "confirmed"))
+        if number is None:
             raise SilodpError(
                 f"silo '{self.identity.name}' has no confirmed session in run {run}: it was never set up, or its store "
                 "is lost; begin a new run."
             )
-        return self._met(run)
+        met = self._met(run, int(number))
+        if session is not None and session != met.transcript.hex():
+            raise SilodpError(
+                f"silo '{self.identity.name}' was asked in the name of another session: an old message was played "
+                "back, or the server has lost its state; nothing was sent."
+            )
+        return met
 
     def group_secret(self, run: str) -> bytes:
-        """R, which all silos know."""
+        """R, which all silos of the session know."""
         self.session(run)
-        return Message.decode(self._kept(run, "confirmed")).blobs["group"]
+        number = int(self._kept(run, "confirmed"))
+        return Message.decode(self._kept(run, f"group/{number}")).blobs["group"]
 
     def _hello(self, request: Message) -> Message:
         opening = Opening.fresh(self.identity, request.run)
         secret = {"ephemeral": opening.ephemeral, "nonce": opening.nonce}
         secret |= {"seal": opening.seal, "contribution": opening.contribution}
-        self.store.put(_key(request.run, "opening"), Message("opening", request.run, blobs=secret).encode())
+        kept = Message("opening", request.run, blobs=secret).encode()
+        self.store.put(_key(request.run, f"opening/{request.attempt}"), kept)
         return request.reply(hello=opening.hello.to_bytes())
 
     def _roster(self, request: Message) -> Message:
-        self.store.put(_key(request.run, "roster"), request.encode())
-        session = self._met(request.run)
+        self.store.put(_key(request.run, f"roster/{request.attempt}"), request.encode())
+        session = self._met(request.run, request.attempt)
         sealed = {f"to/{peer}": box for peer, box in session.sealed_contributions().items()}
         return request.reply(signature=session.signature(), **sealed)
 
     def _confirm(self, request: Message) -> Message:
-        session = self._met(request.run)
+        session = self._met(request.run, request.attempt)
         session.confirm({n: request.blobs.get(f"signature/{n}", b"") for n in session.roster})
         group = session.group_secret({n: request.blobs.get(f"sealed/{n}", b"") for n in session.roster})
-        kept = Message("confirmed", request.run, blobs={"group": group})
-        self.store.put(_key(request.run, "confirmed"), kept.encode())
-        return Message(request.kind, request.run, fields={"session": session.transcript.hex()})
+        kept = Message("group", request.run, blobs={"group": group})
+        self.store.put(_key(request.run, f"group/{request.attempt}"), kept.encode())
+        self.store.put(_key(request.run, "confirmed"), str(request.attempt).encode())
+        answer = request.reply()
+        return replace(answer, fields={"session": session.transcript.hex()})
 
-    def _met(self, run: str) -> Session:
-        secret = Message.decode(self._kept(run, "opening")).blobs
-        roster = Message.decode(self._kept(run, "roster"))
+    def _met(self, run: str, number: int) -> Session:
+        secret = Message.decode(self._kept(run, f"opening/{number}")).blobs
+        roster = Message.decode(self._kept(run, f"roster/{number}"))
         hellos = [
             Hello.from_bytes(roster.blobs.get(name, b""), name) for name in roster.fields.get("order", [])
         ]
