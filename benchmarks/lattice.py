@@ -98,7 +98,9 @@ def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[st
         reals = rng.normal(size=dimension)
         base = np.trunc(reals * (parameters.clip_units / np.linalg.norm(reals))).astype(np.int32)
         noise = scaled_noise(
-            np.rint(rng.normal(0, 5 * 2**17 / silos**0.5, dimension)).astype(np.int64), parameters.noise_shift
+            np.rint(rng.normal(0, 5 * 2**17 / silos**0.5, dimension)).astype(np.int64),
+            parameters.noise_shift,
+            rng,
         )
         expected += noise.view(np.uint64)
         present = np.arange(users) if dense else np.flatnonzero(counts[s])

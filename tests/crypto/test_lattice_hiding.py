@@ -16,6 +16,7 @@ from silodp.crypto.lattice_parameters import ERROR_ETA
 from silodp.crypto.ring import FourierTransform, Ring
 from silodp.crypto.streams import subkey
 from silodp.errors import SilodpError
+from silodp.mechanisms.noise import Randomness
 
 TOY = toy()
 KEY = bytes(range(32))
@@ -55,16 +56,16 @@ def test_flooding_reaches_every_bit_and_no_further(bits):
 
 def test_scaled_noise_is_uniform_below_its_scale():
     share = np.random.default_rng(0).integers(-(2**30), 2**30, 20_000)
-    noise = scaled_noise(share, 12)
+    noise = scaled_noise(share, 12, Randomness.secret().stream())
     dither = noise - (share << 12)
     assert dither.min() >= -2048
     assert dither.max() < 2048
     assert (
         stats.chisquare(np.bincount(noise % 4096 // 64)).pvalue > UNLIKELY
     )  # without it, all of them in one
-    assert (scaled_noise(share, 0) == share).all()
+    assert (scaled_noise(share, 0, Randomness.secret().stream()) == share).all()
     with pytest.raises(SilodpError, match="does not fit"):
-        scaled_noise(share, 40)
+        scaled_noise(share, 40, Randomness.secret().stream())
 
 
 @pytest.mark.parametrize("size", [8192, 16384])

@@ -58,15 +58,19 @@ class LatticeServer:
         secret = ternary(subkey(key, "lattice secret"), 1, 1, parameters.ring_size)
         self._secret = self._transform.forward(secret)
 
-    def request(self, shares: NDArray[np.uint64], context: bytes) -> dict[str, bytes]:
+    def request(
+        self, shares: NDArray[np.uint64], context: bytes, key: bytes | None = None
+    ) -> dict[str, bytes]:
         """Encryptions of shares (U,) modulo 2^T, for every silo alike: nonce, public key, c0 of every user.
 
-        `context` is what server and silos agree on: session transcript, round and attempt. Every call draws afresh.
+        `context` is what server and silos agree on: session transcript, round and attempt. Every call draws afresh,
+        unless `key` is given: 32 secret bytes for these shares and this context alone, kept to repeat the same bytes.
         """
         parameters, ring = self.parameters, self._ring
         _checked(shares, "shares", parameters.users)
-        request = {"nonce": secrets.token_bytes(KEY_BYTES)}
-        seed, errors = seed_of(request, context), secrets.token_bytes(KEY_BYTES)
+        key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        request = {"nonce": subkey(key, "nonce")}
+        seed, errors = seed_of(request, context), subkey(key, "errors")
         public = self._zero(ring.uniform(subkey(seed, "public key"), 1), [self._error(errors, "public key")])
         ciphertexts = []
         for first in range(0, parameters.users, _USERS_AT_A_TIME):

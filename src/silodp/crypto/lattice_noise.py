@@ -5,14 +5,12 @@ Every function reads the whole stream of one key, which has no other use.
 
 from __future__ import annotations
 
-import secrets
-
 import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.lattice_parameters import ERROR_ETA
 from silodp.crypto.ring import Integers, Ring
-from silodp.crypto.streams import KEY_BYTES, keystream, subkey, words
+from silodp.crypto.streams import keystream, subkey, words
 from silodp.errors import SilodpError
 
 _COINS = np.uint64((1 << ERROR_ETA) - 1)
@@ -53,8 +51,8 @@ def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Intege
     return element
 
 
-def scaled_noise(share: Integers, shift: int) -> Integers:
-    """2^shift·share + centered Uniform of width 2^shift, from the operating system's randomness (PROTOCOLS 2b.3).
+def scaled_noise(share: Integers, shift: int, stream: np.random.Generator) -> Integers:
+    """2^shift·share + centered Uniform of width 2^shift, drawn from `stream` (PROTOCOLS 2b.3).
 
     Without the uniform part the sum modulo 2^shift would be free of noise.
 
@@ -67,7 +65,5 @@ def scaled_noise(share: Integers, shift: int) -> Integers:
         )
     if not shift:
         return share.astype(np.int64)
-    uniform = words(secrets.token_bytes(KEY_BYTES), share.size, np.uint64) & np.uint64((1 << shift) - 1)
-    return (
-        (share.astype(np.int64) << shift) + uniform.view(np.int64).reshape(share.shape) - (1 << (shift - 1))
-    )
+    uniform = stream.integers(-(1 << (shift - 1)), 1 << (shift - 1), share.shape)
+    return (share.astype(np.int64) << shift) + uniform

@@ -44,6 +44,21 @@ class PaillierServer:
         self._key = PrivateKey.generate(parameters.key_bits)
         self._inverses: list[int] | None = None
 
+    def pack(self) -> bytes:
+        """Key and inverses, secret: for the server's own durable store."""
+        numbers = [int(self._key.p), int(self._key.q), *(self._inverses or [])]
+        return residues_to_bytes(numbers, self.parameters.key_bits // 8)
+
+    @classmethod
+    def unpack(cls, parameters: PaillierParameters, stored: bytes) -> PaillierServer:
+        """The server that was stored."""
+        width = parameters.key_bits // 8
+        p, q, *inverses = (int.from_bytes(stored[i : i + width], "big") for i in range(0, len(stored), width))
+        server = cls.__new__(cls)
+        server.parameters, server._key = parameters, PrivateKey(mpz(p), mpz(q))
+        server._inverses = inverses or None
+        return server
+
     def public_key(self) -> bytes:
         """The modulus n, for every silo."""
         return self._key.public.to_bytes()
@@ -75,8 +90,11 @@ class PaillierServer:
         chosen = [inverse if taken else 0 for inverse, taken in zip(self._inverses, sampled, strict=True)]
         return self._key.public.ciphertexts_to_bytes([self._key.encrypt(m) for m in chosen])
 
-    def scaled_sum(self, answers: Sequence[bytes]) -> list[int]:
-        """The answers of one attempt, multiplied, decrypted once: C·(weighted sum + noise) + uniform, d integers."""
+    def scaled_sum(self, answers: Sequence[bytes], seals: Sequence[int] | None = None) -> list[int]:
+        """The answers of one attempt, multiplied, decrypted once: C·(weighted sum + noise) + uniform, d integers.
+
+        `seals`: the sum mod n, per ciphertext, of what is left of the masks over all silos; it is taken out.
+        """
         p, public = self.parameters, self._key.public
         if not 1 <= len(answers) <= p.silos:
             raise SilodpError(
@@ -86,6 +104,8 @@ class PaillierServer:
         for s, answer in enumerate(answers):
             ciphertexts = public.ciphertexts_from_bytes(answer, p.ciphertexts, f"answer {s}")
             products = [x * c % public.n_squared for x, c in zip(products, ciphertexts, strict=True)]
+        if seals is not None:
+            products = [x * public.plain(-seal) for x, seal in zip(products, seals, strict=True)]
         return p.unpacked([self._key.decrypt(product) for product in products])
 
     def rounded(self, scaled: Sequence[int]) -> NDArray[np.int64]:

@@ -120,18 +120,28 @@ class Attempt:
         return self.round, self.attempt, self.release, roster, self.purpose
 
 
-def masked(value: V, group: Group[V], session: Session, attempt: Attempt) -> V:
-    """The value under pair masks and this silo's seal: uniform to whoever lacks a silo's keys."""
+def pair_masked(value: V, group: Group[V], session: Session, attempt: Attempt) -> V:
+    """The value under pair masks alone, for what is sent once in a session by all of its silos."""
     for peer in attempt.roster:
         if peer != session.name:
             sign = 1 if session.roster.index(session.name) < session.roster.index(peer) else -1
             value = group.mask(value, session.mask_key(peer, *attempt.use), sign)
-    return group.mask(value, session.seal_key(*attempt.use), 1)
+    return value
+
+
+def masked(value: V, group: Group[V], session: Session, attempt: Attempt) -> V:
+    """The value under pair masks and this silo's seal: uniform to whoever lacks a silo's keys."""
+    return group.mask(pair_masked(value, group, session, attempt), session.seal_key(*attempt.use), 1)
+
+
+def summed(values: Iterable[V], group: Group[V]) -> V:
+    """The sum over a whole roster, in which pair masks cancel."""
+    return reduce(group.add, values, group.zero())
 
 
 def opened(values: Iterable[V], seals: Mapping[str, bytes], group: Group[V]) -> V:
     """The sum of the values of a whole roster, whose seals are all here."""
-    total = reduce(group.add, values, group.zero())
+    total = summed(values, group)
     for key in seals.values():
         total = group.mask(total, key, -1)
     return total

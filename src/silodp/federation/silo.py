@@ -19,7 +19,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods.method import SiloWork
 from silodp.training.task import Task
 
-_OF_A_ROUND = ("update", "open")
+_OF_A_ROUND = ("sample", "update", "open")
 _KEPT_FOR_A_ROUND = ("noisy", "masked", "opened")
 
 

@@ -1,0 +1,294 @@
+"""`lattice`: weights by records that nobody sees, by ring-LWE and oblivious transfer (PROTOCOLS 2b).
+
+The server learns Σ_s Σ_u ⌊2^k/N[u]⌋·n[s,u]·Δ[s,u] plus noise, as integers, and nothing else; a silo learns nothing of
+other silos' counts, nor who was sampled. Rounds are attempts with seals, as in `masked`.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.crypto.lattice import LatticeServer, LatticeSilo
+from silodp.crypto.lattice_choice import choose
+from silodp.crypto.lattice_noise import scaled_noise
+from silodp.crypto.lattice_parameters import LatticeParameters
+from silodp.crypto.secure_aggregation import Attempt, masked, opened
+from silodp.crypto.streams import KEY_BYTES
+from silodp.errors import SilodpError
+from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
+from silodp.federation.attempts import Attempts, Seals
+from silodp.federation.masked import ASSUMPTIONS as SECURE_AGGREGATION
+from silodp.federation.masked import check_survivors
+from silodp.federation.messages import Message
+from silodp.federation.sessions import Member, current, set_up
+from silodp.federation.weight_shares import Constants, ServerShares, SiloWeights
+from silodp.mechanisms.clipping import Bounds, ClippedStream
+from silodp.mechanisms.grid import Grid
+from silodp.mechanisms.noise import skellam
+from silodp.methods.method import Method
+from silodp.privacy.accounting import epsilon
+from silodp.privacy.events import Event, NoGuarantee, discrete
+from silodp.privacy.guarantee import Adversary, View
+
+ASSUMPTIONS = (
+    *SECURE_AGGREGATION,
+    "ring-LWE is hard at the parameters shown, and oblivious transfer over ristretto255 hides choices; silo 0 offers "
+    "the tables it should, and no silo tells the server the silos' common secret: together they would learn all counts",
+    "how long a silo takes may tell how many persons have records in it",
+)
+_FEWEST_UNITS = 1 << 12
+PARTS = ("nonce", "public key", "ciphertexts")
+
+
+def check_private_weights(setting: Setting, name: str) -> Bounds:
+    """Refuse methods that have no weights to hide."""
+    bounds = setting.bounds
+    if bounds is None or not setting.method.needs_counts:
+        raise SilodpError(
+            f"aggregator = '{name}' hides weights by records, and {setting.method.name} as it is set uses none: set "
+            "weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'."
+        )
+    return bounds
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Private weighting for models of any size.
+
+    `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `attempts`: most
+    rounds of the run, repeated ones included. `min_silos` as for `masked`. `weight_bits` k: weights are multiples of
+    2^-k. `units`: grid steps to the clip, a power of two (None: the finest for which there is an encryption).
+    """
+
+    count_cap: int = 100
+    attempts: int = 200
+    min_silos: int | None = None
+    weight_bits: int = 20
+    units: int | None = None
+
+    name: str = field(default="lattice", init=False)
+    exact: bool = field(default=True, init=False)
+    weights_privately: bool = field(default=True, init=False)
+    delta_share: float = field(default=0.99, init=False, repr=False)
+    assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
+
+    def check(self, setting: Setting) -> None:
+        """Weights by records, enough silos, and an encryption that meets every rule."""
+        check_private_weights(setting, self.name)
+        check_survivors(setting)
+        self.parameters(setting)
+
+    def parameters(self, setting: Setting) -> LatticeParameters:
+        """The encryption that this run uses: a function of public constants alone."""
+        return _parameters(self, setting)
+
+    def shares_for(self, silos: int) -> int:
+        """`min_silos`."""
+        return silos if self.min_silos is None else self.min_silos
+
+    def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
+        """Everyone sees the sum; only the server, which draws it, knows the sample; nobody knows counts."""
+        m = self.shares_for(silos)
+        return {
+            "released": View("released", silos, shares_for=m, survivors=survivors),
+            "server": View("server", silos, knows_sample=True, shares_for=m, survivors=survivors),
+            "silo": View("silo", silos, shares_for=m, survivors=survivors),
+        }
+
+    def event(self, setting: Setting, view: View) -> Event:
+        """The method's, with Skellam noise at the scale of 2^r, and the shift of the uniform part charged."""
+        p = self.parameters(setting)
+        reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
+        return discrete(setting.method.dp_event(view), int(p.sensitivity), setting.size, reach)
+
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        """What it costs, and every rule it meets."""
+        p = self.parameters(setting)
+        return {
+            "silos needed in a sum": setting.population.m,
+            "count cap per person and silo": self.count_cap,
+            "grid steps to the clip": p.clip_units,
+            "weights are multiples of": f"2^-{p.weight_bits}",
+            "ring": f"N = {p.ring_size}, Q = 2^{p.modulus_bits} in limbs of {p.limb_bits} bits, T = {p.plaintext_bits}",
+            "bytes up, per silo and round": round(p.bytes_up * setting.size),
+            "bytes down, per silo and round": p.bytes_down,
+            "exactness": "integers, every block verified",
+            "most attempts": self.attempts,
+            "δ kept for what ciphertexts disclose": (1 - self.delta_share) * setting.delta,
+            "rules": {rule.name: f"{rule.value:.2f} ≤ {rule.limit:.2f}" for rule in p.rules()},
+        }
+
+    def constants(self, setting: Setting) -> Constants:
+        """Of the shares of weights."""
+        return Constants(self.count_cap, self.weight_bits, self.parameters(setting).plaintext_bits)
+
+    def server(self, setting: Setting) -> ServerSide:
+        """Holds shares and the secret key."""
+        return _Server(self, setting)
+
+    def silo(self, setting: Setting, own: Own) -> SiloSide:
+        """Multiplies encrypted shares."""
+        return _Silo(self, setting, own)
+
+
+@lru_cache(maxsize=32)
+def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
+    bounds = check_private_weights(setting, aggregator.name)
+    silos = setting.population.silos
+    released = setting.method.dp_event(aggregator.views(setting.method, silos)["released"])
+    spent = 0.0
+    if not isinstance(released, NoGuarantee):
+        release = discrete(released, _FEWEST_UNITS, setting.size)
+        spent = epsilon([(release, aggregator.attempts)], setting.delta, "rdp")
+    return choose(
+        dimension=setting.size,
+        users=setting.population.users,
+        silos=silos,
+        count_cap=aggregator.count_cap,
+        noise_multiplier=bounds.noise_multiplier * math.sqrt(silos),
+        attempts=aggregator.attempts,
+        epsilon=spent,
+        delta=setting.delta,
+        weight_bits=aggregator.weight_bits,
+        clip_units=aggregator.units,
+    )
+
+
+def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
+    """Of one silo's Skellam share, in units of 2^r."""
+    scale = math.ldexp(parameters.clip_units, parameters.weight_bits - parameters.noise_shift)
+    return bounds.noise_multiplier * bounds.sensitivity / bounds.clip * scale
+
+
+@dataclass(frozen=True)
+class _Server:
+    aggregator: Lattice
+    setting: Setting
+
+    def set_up(self, desk: Desk) -> None:
+        """Sessions, then shares of the weights, then the key."""
+        shares = ServerShares(self.setting, self.aggregator.constants(self.setting), desk)
+        run, names = self.setting.run, self.setting.names
+        set_up(run, names, desk.store, desk.ask_all, shares.set_up)
+        if desk.store.get("lattice key") is None:
+            desk.store.put("lattice key", secrets.token_bytes(KEY_BYTES))
+
+    def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        """Encrypt shares, collect, open, decrypt once."""
+        p, names = self.aggregator.parameters(self.setting), self.setting.names
+        constants = self.aggregator.constants(self.setting)
+        sample = arrays.get("sample")
+        shares = ServerShares(self.setting, constants, desk).of_round(round_, sample)
+        server = LatticeServer(p, desk.store.get("lattice key"))
+        session = current(desk.store).session
+
+        def request(attempt: Attempt) -> Mapping[str, bytes]:
+            key = self._key(desk, attempt)
+            return server.request(shares, context(session, attempt), key)
+
+        sent = {"params": arrays["params"], "sampled": np.array([sample is not None])}
+        result = Attempts(self.setting, desk, self.setting.population.m).collect(round_, sent, request)
+        if result is None:
+            return None
+        answers, seals = result
+        values = [self._digits(name, answers[name]) for name in names if name in answers]
+        total = server.decrypt(opened(values, seals, p.digits))
+        bounds = check_private_weights(self.setting, self.aggregator.name)
+        return torch.from_numpy(total * (bounds.clip / p.clip_units / 2.0**p.weight_bits))
+
+    def _key(self, desk: Desk, attempt: Attempt) -> bytes:
+        """Of one attempt's encryptions: kept before it is used, so that a repeated request is the same."""
+        name = f"request/{attempt.round}/{attempt.attempt}"
+        key = desk.store.get(name)
+        if key is None:
+            made = sum(kept.startswith("request/") for kept in desk.store.names())
+            if made >= self.aggregator.attempts:
+                raise SilodpError(
+                    f"this run has made the {made} attempts its encryption was chosen for: begin a new run with more "
+                    "(aggregation.attempts), which adds its own ε."
+                )
+            key = secrets.token_bytes(KEY_BYTES)
+            desk.store.put(name, key)
+        return key
+
+    def _digits(self, name: str, answer: Message) -> np.ndarray:
+        try:
+            return self.aggregator.parameters(self.setting).digits.from_bytes(answer.blobs.get("masked", b""))
+        except SilodpError as error:
+            raise SilodpError(f"silo '{name}': {error}") from None
+
+
+def context(session: str, attempt: Attempt) -> bytes:
+    """What the ciphertexts of an attempt are bound to."""
+    return f"{session} round {attempt.round} attempt {attempt.attempt}".encode()
+
+
+class _Silo:
+    def __init__(self, aggregator: Lattice, setting: Setting, own: Own) -> None:
+        self._aggregator, self._setting, self._own = aggregator, setting, own
+        self._member = Member(own.identity, own.pins, setting.constants(aggregator), own.store)
+        self._seals = Seals(self._member, own.store, setting.population.m)
+        constants = aggregator.constants(setting)
+        self._weights = SiloWeights(setting, constants, self._member, own.store, own.counts)
+        self.handlers: Mapping[str, Handler] = {
+            **self._member.handlers,
+            **self._weights.handlers,
+            "open": self._seals.open,
+        }
+
+    def update(self, request: Message, work: Work) -> tuple[Message, int]:
+        """Encrypted shares times this silo's vectors, its noise, masks and seal."""
+        session, attempt = self._seals.admitted(request)
+        p = self._aggregator.parameters(self._setting)
+        sampled = bool(request.arrays.get("sampled", np.zeros(1))[0])
+        update, _, stream = work(attempt.release)
+        if not isinstance(update, ClippedStream):
+            raise SilodpError("private weighting needs the clipped rows of every person.")
+        noise = self._noise(request, attempt, update.bounds, stream)
+        refused = [0]
+        digits = LatticeSilo(p, lambda seed: self._claim(request, seed)).answer(
+            {part: request.blobs.get(part, b"") for part in PARTS},
+            context(session.transcript.hex(), attempt),
+            self._weights.capped,
+            integer_rows(update, Grid(update.bounds.clip, p.clip_units), refused),
+            self._weights.of_round(request.run, request.round, sampled),
+            noise,
+        )
+        self._seals.record(request, attempt)
+        return request.reply(masked=p.digits.to_bytes(masked(digits, p.digits, session, attempt))), refused[0]
+
+    def _noise(
+        self, request: Message, attempt: Attempt, bounds: Bounds, stream: np.random.Generator
+    ) -> np.ndarray:
+        kept = self._seals.kept(request, attempt)
+        if kept is None:
+            p = self._aggregator.parameters(self._setting)
+            share = skellam(self._setting.size, noise_std(bounds, p) ** 2, stream)
+            kept = self._seals.keep(request, attempt, {"noise": scaled_noise(share, p.noise_shift, stream)})
+        return kept["noise"]
+
+    def _claim(self, request: Message, seed: bytes) -> bool:
+        """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""
+        key, owner = f"{request.run}/seeds/{seed.hex()}", request.digest().encode()
+        known = self._own.store.get(key)
+        if known is None:
+            self._own.store.put(key, owner)
+        return known is None or known == owner
+
+
+def integer_rows(
+    update: ClippedStream, grid: Grid, refused: list[int]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(owners, rows in grid steps), chunk by chunk; counts the rows that were not finite."""
+    for chunk in update.chunks:
+        refused[0] += chunk.refused
+        yield chunk.owners.cpu().numpy(), grid.truncated(chunk)

@@ -1,0 +1,220 @@
+"""Shares of the weights 1/N[u], between the server and the silos, without anyone learning a count (PROTOCOLS 2b.1-2).
+
+Set-up, once in a session: masked counts to the server, base transfers with silo 0, one lookup per person. With user
+sampling, one transfer per person and round. Silo 0 is the first on the roster; it must answer where persons are
+sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.crypto.keys import Session
+from silodp.crypto.lookup import Lookup
+from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
+from silodp.crypto.reciprocals import SERVER_CHOOSES, Awaited, Plan, Server, SiloShares, SiloZero
+from silodp.crypto.secure_aggregation import Attempt, Unsigned, Words, pair_masked, summed
+from silodp.errors import SilodpError
+from silodp.federation.aggregation import Desk, Setting
+from silodp.federation.messages import Message
+from silodp.federation.sessions import Member, Met, current
+from silodp.federation.store import Store
+
+Shares = NDArray[np.uint64]
+_USE = "sample of the round"
+
+
+@dataclass(frozen=True)
+class Constants:
+    """n_max, k and T: what a `Plan` needs besides the session."""
+
+    count_cap: int
+    weight_bits: int
+    word_bits: int
+
+    def plan(self, setting: Setting, session: str) -> Plan:
+        """For one session."""
+        cap = setting.population.silos * self.count_cap
+        return Plan(bytes.fromhex(session), setting.population.users, cap, self.weight_bits, self.word_bits)
+
+
+def _counted(plan: Plan, roster: tuple[str, ...]) -> tuple[Words, Attempt]:
+    return Words(plan.users, plan.modulus.bit_length() - 1), Attempt(0, 0, 0, roster, "counts")
+
+
+@dataclass(frozen=True)
+class ServerShares:
+    """The server's shares a_u of the weights, and a'_u of the sampled ones. Kept durably: each is drawn once."""
+
+    setting: Setting
+    constants: Constants
+    desk: Desk
+
+    def set_up(self, met: Met) -> None:
+        """Masked counts, base transfers, one lookup per person."""
+        plan, run = self.constants.plan(self.setting, met.session), self.setting.run
+        zero = self.setting.names[0]
+        base = BaseTransfers(plan.session, SERVER_CHOOSES)
+        offered = self._ask_zero("base", met.number, offer=base.offer)
+        receiver = base.receiver(offered.blobs.get("reply", b""))
+        counts = self.desk.ask_all(
+            {name: Message("masked counts", run, attempt=met.number) for name in self.setting.names}
+        )
+        group, _ = _counted(plan, self.setting.names)
+        masked = [
+            group.checked(answer.arrays.get("masked", np.empty(0)), name).copy()
+            for name, answer in counts.items()
+        ]
+        counted: Unsigned = summed(masked, group)  # N[u] + ρ_u modulo M
+        awaited = Server(plan, receiver).set_up(counted)
+        answer = self._ask_zero("reciprocals", met.number, request=awaited.message)
+        shares = _named(zero, lambda: awaited.finish(answer.blobs.get("answer", b"")))
+        self._keep("shares", {"shares": shares}, {"receiver": receiver.pack()}, {"counter": receiver.counter})
+
+    def of_round(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
+        """Shares of v_u, or of β_u·v_u for a sample β (U,)."""
+        kept = self._kept("shares")
+        if sample is None:
+            return kept.arrays["shares"]
+        done = self.desk.store.get(f"weights/{round_}")
+        if done is not None:
+            return Message.decode(done).arrays["shares"]
+        awaited = self._awaited(round_, sample, kept)
+        answer = self._ask_zero("sample", 0, round_, request=awaited.message)
+        shares = _named(self.setting.names[0], lambda: awaited.finish(answer.blobs.get("answer", b"")))
+        self._keep(str(round_), {"shares": shares})
+        return shares
+
+    def _awaited(self, round_: int, sample: NDArray[np.bool_], kept: Message) -> Awaited:
+        """The request of a round, stored before it is sent: a second one would show where the two differ."""
+        plan = self.constants.plan(self.setting, current(self.desk.store).session)
+        asked = self.desk.store.get(f"weights/asked {round_}")
+        if asked is None:
+            receiver = TransferReceiver.unpack(kept.blobs["receiver"], kept.fields["counter"])
+            drawn = Server(plan, receiver).sample(round_, kept.arrays["shares"], sample.astype(np.int64))
+            part = drawn.part
+            self._keep(
+                f"asked {round_}",
+                {"own": drawn.own, "indices": part.indices, "keys": part.keys},
+                {"message": part.message, "domain": part.domain},
+                {"counter": part.counter},
+            )
+            return drawn
+        old = Message.decode(asked)
+        part = Lookup(
+            old.blobs["message"], old.blobs["domain"], old.fields["counter"], old.arrays["indices"],
+            old.arrays["keys"],
+        )  # fmt: skip
+        return Awaited(plan, part, old.arrays["own"])
+
+    def _ask_zero(self, kind: str, number: int, round_: int = 0, **blobs: bytes) -> Message:
+        zero = self.setting.names[0]
+        return self.desk.ask_all({zero: Message(kind, self.setting.run, round_, number, blobs=blobs)})[zero]
+
+    def _keep(
+        self,
+        what: str,
+        arrays: dict[str, np.ndarray],
+        blobs: dict[str, bytes] | None = None,
+        fields: dict[str, int] | None = None,
+    ) -> None:
+        kept = Message("kept", self.setting.run, fields=fields or {}, arrays=arrays, blobs=blobs or {})
+        self.desk.store.put(f"weights/{what}", kept.encode())
+
+    def _kept(self, what: str) -> Message:
+        stored = self.desk.store.get(f"weights/{what}")
+        if stored is None:
+            raise SilodpError(
+                "the server holds no shares of the weights: its store is lost; begin a new run."
+            )
+        return Message.decode(stored)
+
+
+@dataclass(frozen=True)
+class SiloWeights:
+    """A silo's shares, and silo 0's tables. Every kind is answered once: `Silo` stores answers before they leave."""
+
+    setting: Setting
+    constants: Constants
+    member: Member
+    store: Store
+    counts: NDArray[np.int64]
+
+    @property
+    def handlers(self) -> dict[str, Callable[[Message], Message]]:
+        """By kind of request."""
+        return {
+            "masked counts": self._counts,
+            "base": self._base,
+            "reciprocals": self._reciprocals,
+            "sample": self._sample,
+        }
+
+    @property
+    def capped(self) -> NDArray[np.int64]:
+        """min(n[s,u], n_max)."""
+        return np.minimum(self.counts, self.constants.count_cap)
+
+    def of_round(self, run: str, round_: int, sampled: bool) -> Shares:
+        """This silo's shares of v_u, or of β_u·v_u."""
+        silo = self._shares(run)
+        return silo.masks(round_, _USE) if sampled else silo.shares()
+
+    def _shares(self, run: str) -> SiloShares:
+        session = self.member.session(run)
+        return SiloShares(
+            self.constants.plan(self.setting, session.transcript.hex()), self.member.group_secret(run)
+        )
+
+    def _counts(self, request: Message) -> Message:
+        session, silo = self.member.session(request.run), self._shares(request.run)
+        group, attempt = _counted(silo.plan, session.roster)
+        value = group.of(self.capped)
+        if session.name == session.roster[0]:
+            value = group.add(value, group.of(silo.count_masks().astype(np.int64)))
+        return request.answer(masked=pair_masked(value, group, session, attempt))
+
+    def _base(self, request: Message) -> Message:
+        session = self._as_zero(request)
+        offer = request.blobs.get("offer", b"")
+        sender, reply = TransferSender.accept(session.transcript, SERVER_CHOOSES, offer)
+        self.store.put(f"{request.run}/transfers/{request.attempt}", sender.pack())
+        self.store.put(f"{request.run}/transfers", str(request.attempt).encode())
+        return request.reply(reply=reply)
+
+    def _reciprocals(self, request: Message) -> Message:
+        return request.reply(answer=self._zero(request).set_up(request.blobs.get("request", b"")))
+
+    def _sample(self, request: Message) -> Message:
+        zero = self._zero(request)
+        return request.reply(answer=zero.sample(request.round, _USE, request.blobs.get("request", b"")))
+
+    def _zero(self, request: Message) -> SiloZero:
+        self._as_zero(request)
+        number = self.store.get(f"{request.run}/transfers")
+        packed = None if number is None else self.store.get(f"{request.run}/transfers/{int(number)}")
+        if packed is None:
+            raise SilodpError(
+                f"silo '{self.member.identity.name}' was asked for transfers it has no base for."
+            )
+        return SiloZero(self._shares(request.run), TransferSender.unpack(packed, 0))
+
+    def _as_zero(self, request: Message) -> Session:
+        session = self.member.session(request.run)
+        if session.name != session.roster[0]:
+            raise SilodpError(
+                f"silo '{session.name}' was asked to offer tables, which only silo '{session.roster[0]}' does."
+            )
+        return session
+
+
+def _named(silo: str, finish: Callable[[], Shares]) -> Shares:
+    """The result, or an error that names the silo whose answer did not fit."""
+    try:
+        return finish()
+    except SilodpError as error:
+        raise SilodpError(f"silo '{silo}': {error}") from None
