@@ -52,10 +52,10 @@ def jobs() -> dict[str, list[str]]:
     add("creditcard-1000", "creditcard", f"{PER_PERSON},uldp-group:k=8", 2, **THOUSAND, **shorter)
     for labels in ("iid", "two"):
         two = {"data__labels_per_user": 2} if labels == "two" else {}
-        add(f"mnist-{labels}", "mnist", f"{PAPER},uldp-group:k=8", 1, rounds=8, evaluate_every=1, **two)
+        add(f"mnist-{labels}", "mnist", f"{PAPER},uldp-group:k=8", 1, rounds=6, evaluate_every=1, **two)
     brief = {"rounds": 10, "evaluate_every": 1, "methods__default__local__epochs": 5}
     for silos in (5, 20, 50):
-        add(f"weighting-{silos}", "creditcard", AVG, 2, data__silos=silos, **brief)
+        add(f"weighting-{silos}", "creditcard", AVG, 1 if silos == 50 else 2, data__silos=silos, **brief)
     rates = ",".join(f"uldp-avg:q={q}" for q in (0.1, 0.3, 0.5, 0.7, 1))
     all_at_once = brief | {"rounds": 15, "method__weighting": "uniform", "method__clip": 1.0}
     add("sampling", "creditcard", rates, 1, **THOUSAND, **all_at_once)
