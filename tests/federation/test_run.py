@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -463,3 +464,34 @@ def test_a_loss_of_ones_own_is_used():
     task = Task(torch.nn.Linear(4, 1), loss)
     result = train(small_federation(), task, AVG, rounds=1, seed=0)
     assert result.metrics[-1]["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rounds": "3"}, "rounds = '3'"),
+        ({"rounds": 1.5}, "rounds = 1.5"),
+        ({"rounds": True}, "rounds = True"),
+        ({"evaluate_every": 0}, "evaluate_every = 0"),
+        ({"seed": 1.5}, "seed = 1.5"),
+        ({"seed": -1}, "seed = -1"),
+        ({"budget": 3.0}, "budget is 3.0"),
+        ({"aggregator": 3}, "aggregator is 3"),
+        ({"aggregator": Plain}, "aggregator is <class"),
+        ({"method": UldpAvg}, "method is <class"),
+        ({"method": "uldp-avg"}, "method is 'uldp-avg'"),
+        ({"task": torch.nn.Linear(4, 1)}, "task is no Task"),
+        ({"federation": None}, "federation is no Federation"),
+        ({"on_round": 3}, "on_round is 3"),
+    ],
+)
+def test_arguments_of_another_kind_are_one_sentence(change, says):
+    arguments = {
+        "federation": small_federation(),
+        "task": logistic_task(),
+        "method": AVG,
+        "rounds": 1,
+    } | change
+    first = [arguments.pop(name) for name in ("federation", "task", "method")]
+    with pytest.raises(SilodpError, match=re.escape(says)):
+        train(*first, **arguments)

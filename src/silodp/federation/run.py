@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import numbers
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods.method import Method, Population
 from silodp.privacy.accounting import Accountant, epsilon
 from silodp.privacy.events import Event, KnownSample, PoissonSampled, Skellam
-from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee, assumptions_of
+from silodp.privacy.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee, assumptions_of
 from silodp.privacy.ledger import Budget, Ledger
 from silodp.training.task import Task
 
@@ -97,14 +98,26 @@ def train(
     Raises:
         SilodpError: for any mistake its maker can mend.
     """
-    if rounds < 0 or rounds != int(rounds):
-        raise SilodpError(f"rounds = {rounds}: set a whole number of rounds ≥ 0.")
+    _check_kinds(federation, task, method, on_round)
+    for name, value, least in (
+        ("rounds", rounds, 0),
+        ("evaluate_every", evaluate_every, 1),
+        ("seed", seed, 0),
+    ):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least
+        ):
+            raise SilodpError(f"{name} = {value!r}: set a whole number ≥ {least}.")
     if isinstance(aggregator, str):
         if aggregator not in AGGREGATORS:
             raise SilodpError(
                 f"aggregator = '{aggregator}' is not known: use one of {', '.join(AGGREGATORS)}."
             )
         aggregator = cast(Aggregator, AGGREGATORS[aggregator]())
+    if isinstance(aggregator, type) or not hasattr(aggregator, "views"):
+        raise SilodpError(
+            f"aggregator is {aggregator!r}: give a name, or an object such as Masked(min_silos=3)."
+        )
     if isinstance(budget, Mapping):
         unknown = set(budget) - {"epsilon", "delta", "adversary"}
         if unknown or not {"epsilon", "delta"} <= set(budget):
@@ -112,13 +125,11 @@ def train(
                 f"budget has the fields {sorted(budget)}: give epsilon, delta and, if need be, adversary."
             )
         budget = Budget(**budget)
+    if budget is not None and not isinstance(budget, Budget):
+        raise SilodpError(f"budget is {budget!r}: give a Budget, or its fields epsilon and delta.")
     if budget is not None and budget.delta != delta:
         raise SilodpError(
             f"budget.delta = {budget.delta} differs from delta = {delta}: set both to the same value."
-        )
-    if seed is not None and seed < 0:
-        raise SilodpError(
-            f"seed = {seed}: set a whole number ≥ 0, or none for randomness from the operating system."
         )
     # Made-up records of the right shape: what breaks a model must not depend on anyone's record.
     task.check(
@@ -181,6 +192,22 @@ def train(
     if directory is not None:
         _write(directory, result, method)
     return result
+
+
+def _check_kinds(federation: object, task: object, method: object, on_round: object) -> None:
+    """Refuse, in a sentence each, what is not what it stands for."""
+    if not isinstance(federation, Federation):
+        raise SilodpError(
+            "federation is no Federation: use Federation.from_tables or silodp.data.benchmarks."
+        )
+    if not isinstance(task, Task):
+        raise SilodpError("task is no Task: make one with Task(model, loss, metrics).")
+    if isinstance(method, type) or not hasattr(method, "dp_event"):
+        raise SilodpError(
+            f"method is {method!r}: give an object such as UldpAvg(noise_multiplier=5.0, clip=0.1)."
+        )
+    if not (on_round is None or callable(on_round)):
+        raise SilodpError(f"on_round is {on_round!r}: give a function of one row of metrics.")
 
 
 def _is_integer(event: Event) -> bool:
@@ -329,6 +356,7 @@ def _guarantees(
 ) -> dict[Adversary, Guarantee]:
     views = server.aggregator.views(method, server.setting.population.silos)
     integers = server.aggregator.exact and method.bounds(server.setting.population) is not None
+    tested = federation.test is not None and len(federation.test.x) > 0
     result: dict[Adversary, Guarantee] = {}
     for adversary in ADVERSARIES:
         spent = server.spent()[adversary]
@@ -350,7 +378,7 @@ def _guarantees(
             + method.assumptions
             + federation.assumptions
             + _about_delta(delta, federation.users),
-            not_covered=NOT_COVERED,
+            not_covered=tuple(what for what in NOT_COVERED if tested or what != HELD_OUT),
         )
     return result
 

@@ -70,12 +70,15 @@ class Guarantee:
         return cls(**{**fields, **lists})
 
 
+HELD_OUT = (
+    "records held out for testing: they are not trained on, and the metrics on them are published as they are"
+)
 NOT_COVERED: tuple[str, ...] = (
     "metrics computed on private records, held-out ones included, and everything chosen by looking at them: the best "
     "round, early stopping, tuning",
     "further runs on the same people: each adds its own ε",
     "that a person's id is on the public list of ids",
-    "records held out for testing: they are not trained on, and the metrics on them are published as they are",
+    HELD_OUT,
 )
 """What no ε of a run speaks about (SPEC, "Public constants")."""
 
