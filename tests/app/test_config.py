@@ -10,6 +10,7 @@ import pytest
 
 from silodp.app.config import RunConfig, load_config, parse_config
 from silodp.errors import SilodpError
+from silodp.federation.aggregators import Plain
 from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.privacy.ledger import Budget
 from silodp.training.local import LocalTraining
@@ -64,10 +65,10 @@ def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
     assert config.budget() == Budget(epsilon=2.0, delta=1e-6, adversary="server")
     assert config.settings() == {
         "rounds": 3,
-        "aggregator": "plain",
+        "aggregator": Plain(),
         "seed": 3,
         "delta": 1e-6,
-        "accountant": "pld",
+        "accountant": None,
         "evaluate_every": 1,
         "budget": config.budget(),
     }

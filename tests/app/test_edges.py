@@ -12,7 +12,7 @@ import pytest
 from commands import Silodp, assert_sentence
 
 from silodp.app import cli
-from silodp.app.plan import epsilon
+from silodp.app.epsilon import epsilon
 from silodp.app.running import run as run_configured
 from silodp.errors import SilodpError
 

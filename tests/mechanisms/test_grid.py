@@ -95,6 +95,8 @@ def test_the_finest_grid_that_can_be_drawn_is_taken():
     assert Grid.for_(Bounds(1.0, 2.0, 5 * math.sqrt(5), 100.0)).units == 1 << 15
     with pytest.raises(SilodpError, match="grid of 0 steps"):
         Grid.for_(Bounds(1.0, 1.0, 1e9, 100.0))
+    with pytest.raises(SilodpError, match="units = 5000"):
+        Grid.for_(Bounds(1.0, 1.0, 1.0, 100.0), 5000)
     with pytest.raises(SilodpError, match="grid of 256 steps"):
         Grid.for_(Bounds(1.0, 1.0, 1.0, 100.0), 256)
 

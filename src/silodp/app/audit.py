@@ -26,8 +26,10 @@ class Audit:
     budget: Budget | None
 
 
-def audited(directory: Path, guarantees: Iterable[Guarantee]) -> Audit | None:
+def audited(directory: Path, guarantees: Iterable[Guarantee], delta_share: float = 1.0) -> Audit | None:
     """The guarantees of a run directory, each compared with the ledger there; None when there is no ledger.
+
+    `delta_share` is the part of δ that the run's aggregator has its noise accounted at (see `Aggregator`).
 
     Raises:
         SilodpError: a guarantee claims less than was charged, or speaks of another δ, accountant or number of
@@ -38,7 +40,7 @@ def audited(directory: Path, guarantees: Iterable[Guarantee]) -> Audit | None:
         return None
     with _opened(path) as ledger:
         for said in guarantees:
-            wrong = _contradiction(said, ledger)
+            wrong = _contradiction(said, ledger, delta_share)
             if wrong is not None:
                 raise SilodpError(
                     f"{directory / 'guarantee.json'} is contradicted by the run's ledger: against '{said.adversary}' "
@@ -47,8 +49,11 @@ def audited(directory: Path, guarantees: Iterable[Guarantee]) -> Audit | None:
         return Audit(ledger.rounds, ledger.budget)
 
 
-def _contradiction(said: Guarantee, ledger: Ledger) -> str | None:
-    for name in ("delta", "accountant", "rounds"):
+def _contradiction(said: Guarantee, ledger: Ledger, delta_share: float) -> str | None:
+    if said.delta * delta_share != ledger.delta:
+        part = "" if delta_share == 1 else f" for noise, a part of {delta_share:g}"
+        return f"delta = {said.delta}, and the ledger says {ledger.delta}{part}"
+    for name in ("accountant", "rounds"):
         claimed, kept = getattr(said, name), getattr(ledger, name)
         if claimed != kept:
             return f"{name} = {claimed}, and the ledger says {kept}"

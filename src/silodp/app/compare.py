@@ -9,26 +9,26 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from silodp.app import plots
+from silodp.app.compare_page import page, spread_text, table
 from silodp.app.config import MethodSpec, RunConfig
 from silodp.app.construct import check_whole
-from silodp.app.report import Picture, render
-from silodp.app.wording import epsilon_text, measure_text
+from silodp.app.outline import setting_of
+from silodp.app.wording import measure_text
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
-from silodp.federation.aggregators import AGGREGATORS
+from silodp.federation.aggregation import Aggregator, Plain, events
 from silodp.federation.run import train
 from silodp.federation.store import write_durably
+from silodp.privacy.accounting import usual_accountant
 from silodp.privacy.events import NoGuarantee
 from silodp.privacy.guarantee import ADVERSARIES
-from silodp.privacy.ledger import Budget
 from silodp.training.task import Task
 
 Fields = dict[str, Any]
@@ -94,46 +94,25 @@ def compare(
     result = _summary(config, federation, specs, runs, seeds)
     write_durably(out / "compare.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     write_durably(out / "compare.md", table(result).encode())
-    write_durably(out / "compare.html", _page(result, out).encode())
+    write_durably(out / "compare.html", page(result, out).encode())
     return result
-
-
-def table(result: Mapping[str, Any]) -> str:
-    """The comparison as a Markdown table: values of the last round, never of the best one."""
-    head = ["method", *result["quantities"], *(f"ε {adversary}" for adversary in ADVERSARIES), "seconds"]
-    lines = [f"| {' | '.join(_cell(text) for text in head)} |", "|" + "---|" * len(head)]
-    untrained = [measure_text(result["untrained"].get(name)) for name in result["quantities"]]
-    for method in result["methods"]:
-        ends = [spread_text(method["final"].get(name)) for name in result["quantities"]]
-        spent = [epsilon_text(method["epsilon"][adversary]) for adversary in ADVERSARIES]
-        cells = [method["label"], *ends, *spent, f"{method['seconds']:.1f}"]
-        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
-    lines.append(f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', '–'])} |")
-    return "\n".join([*lines, "", result["note"], ""])
-
-
-def spread_text(end: Mapping[str, Any] | None) -> str:
-    """ "mean ± sd" of a final value, and how many runs have one if not all; "–" where none has."""
-    if end is None or end["mean"] is None:
-        return "–"
-    few = f" ({end['n']} of {end['of']})" if end["n"] < end["of"] else ""
-    return f"{end['mean']:.4g}" + ("" if end["sd"] is None else f" ± {end['sd']:.2g}") + few
-
-
-def _cell(text: str) -> str:
-    """A name cannot end its cell."""
-    return " ".join(text.split()).replace("|", r"\|")
 
 
 def _run(
     config: RunConfig, federation: Federation, task: Task, spec: MethodSpec, seed: int, folder: Path
 ) -> tuple[Fields, bool]:
     """One run, and whether it is new; else what was kept of it before."""
-    settings = {**config.settings(), "seed": seed}
-    if not _can_keep(settings["budget"], config.aggregator, spec, federation):
-        settings["budget"] = None
+    aggregator = _aggregator(config, spec)
+    cost = events(aggregator, setting_of(federation, task.size, spec.method, aggregator, config.delta))
+    settings = {**config.settings(), "aggregator": aggregator, "seed": seed}
+    settings["accountant"] = settings["accountant"] or usual_accountant(cost.values())
+    budget = settings["budget"]
+    if budget is not None and isinstance(cost[budget.adversary], NoGuarantee):
+        settings["budget"] = None  # nothing is promised to the budget's adversary: it runs as a reference
     model = f"{task.model!r} {task.dtype} {task.loss.name} {list(task.metrics)} {config.task_section!r}"
-    parts = [repr(spec.method), repr(settings), model, federation.digest()]
+    # By name where it has no settings: so runs were called before aggregators had any.
+    named = {**settings, "aggregator": repr(aggregator) if config.aggregation else aggregator.name}
+    parts = [repr(spec.method), repr(named), model, federation.digest()]
     fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
     kept = _kept(path, fingerprint)
@@ -160,12 +139,9 @@ def _end_of(run: Fields) -> dict[str, str]:
     return {name: measure_text(plots.measured(run["rows"][-1], name)) for name in names}
 
 
-def _can_keep(budget: Budget | None, aggregator: str, spec: MethodSpec, federation: Federation) -> bool:
-    """Whether the method promises the budget's adversary anything; else it runs as a reference."""
-    if budget is None:
-        return True
-    views = AGGREGATORS[aggregator]().views(spec.method, len(federation.silos))
-    return not isinstance(spec.method.dp_event(views[budget.adversary]), NoGuarantee)
+def _aggregator(config: RunConfig, spec: MethodSpec) -> Aggregator:
+    """The configuration's; but nothing is gained by hiding the parts of a sum that promises nothing to anybody."""
+    return config.aggregator() if spec.method.unit is not None else Plain()
 
 
 def _kept(path: Path, fingerprint: str) -> Fields | None:
@@ -196,13 +172,15 @@ def _summary(
     everything = [row for of_method in runs for run in of_method for row in run["rows"]]
     names = plots.quantities(everything)
     count = len(specs) * seeds
+    promised = (of_method[0]["guarantees"]["released"] for of_method in runs)
+    accountants = sorted({said["accountant"] for said in promised if said["private"]})
     return {
         "name": config.name,
         "data": federation.name,
         "rounds": config.rounds,
         "delta": config.delta,
-        "accountant": config.accountant,
-        "aggregator": config.aggregator,
+        "accountant": " and ".join(accountants),
+        "aggregator": config.aggregator_name,
         "seeds": seeds,
         "runs": count,
         "private": any(spec.method.unit is not None for spec in specs),
@@ -210,6 +188,7 @@ def _summary(
             f"{count} runs on the same people: each adds its own ε to what was spent before. Each ε here is "
             "of one run with secret noise; these runs drew their noise from seeds, so their models are not "
             "for release. Values are of the last round, on held-out records, which no ε covers."
+            + (" ε by rdp is looser than ε by pld: compare them with care." if len(accountants) > 1 else "")
         ),
         "quantities": names,
         "untrained": {name: _spread(_at_round(runs, 0, name))["mean"] for name in names},
@@ -236,6 +215,7 @@ def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> F
         "label": spec.label,
         "settings": repr(spec.method),
         "unit": spec.method.unit,
+        "accountant": guarantees["released"]["accountant"],
         "private": guarantees["released"]["private"],
         "epsilon": {adversary: guarantees[adversary]["epsilon"] for adversary in ADVERSARIES},
         "reasons": {adversary: guarantees[adversary]["reason"] for adversary in ADVERSARIES},
@@ -258,66 +238,6 @@ def _spread(values: Sequence[float | None]) -> Fields:
         "n": len(good),
         "of": len(values),
     }
-
-
-def _page(result: Fields, out: Path) -> str:
-    """compare.html, and its pictures under plots/."""
-    (out / "plots").mkdir(exist_ok=True)
-    utility: list[Picture] = []
-    for i, name in enumerate(result["quantities"]):
-        curves = [_curve(method, name) for method in result["methods"]]
-        untrained = result["untrained"][name]
-        for against, caption in (
-            (
-                "round",
-                f"{name} after every round: mean of {result['seeds']} runs, band ± one standard deviation.",
-            ),
-            (
-                "epsilon",
-                f"{name} against the ε spent on it, logarithmic; without privacy: the level it ends at.",
-            ),
-        ):
-            figure = plots.comparison(curves, name, untrained, against)
-            if figure is not None:
-                utility.append(_saved(figure, out, f"{i}-{against}", caption))
-    curves = [_curve(method, None) for method in result["methods"]]
-    figure = plots.epsilon_comparison(curves)
-    caption = "ε towards whoever sees the models, after every round of one run."
-    epsilon = None if figure is None else _saved(figure, out, "epsilon", caption)
-    ends = [
-        {**m, "ends": [spread_text(m["final"][name]) for name in result["quantities"]]}
-        for m in result["methods"]
-    ]
-    untrained_texts = [measure_text(result["untrained"][name]) for name in result["quantities"]]
-    return render(
-        "compare.html",
-        result=result,
-        methods=ends,
-        untrained=untrained_texts,
-        utility=utility,
-        epsilon=epsilon,
-    )
-
-
-def _curve(method: Fields, name: str | None) -> plots.Curve:
-    """A method's curve of one quantity, or of ε alone."""
-    empty = [None] * len(method["rounds"])
-    curve = method["curves"][name] if name is not None else {"mean": empty, "sd": empty}
-    return plots.Curve(
-        label=method["label"],
-        rounds=method["rounds"],
-        mean=[math.nan if value is None else value for value in curve["mean"]],
-        sd=[math.nan if value is None else value for value in curve["sd"]],
-        epsilon=[math.nan if value is None else value for value in method["epsilon_by_round"]["released"]],
-        private=method["private"],
-        reference=method["unit"] is None,
-    )
-
-
-def _saved(figure: Any, out: Path, name: str, caption: str) -> Picture:
-    document = plots.svg(figure, name)
-    (out / "plots" / f"{name}.svg").write_text(document, encoding="utf-8")
-    return Picture(Markup(plots.inline(document, caption)), caption)
 
 
 __all__ = ["Progress", "compare", "spread_text", "table"]

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from silodp.app.builders import build_aggregator, build_method
 from silodp.app.construct import checked, choose, fields_of, make, sentence, unknown
+from silodp.app.values import Plain, absolute, assigned, merged, without_empty
 from silodp.data import benchmarks
 from silodp.data.silo import Federation
 from silodp.data.tables import read_tables
@@ -21,10 +23,10 @@ from silodp.errors import SilodpError
 from silodp.privacy.ledger import Budget
 
 if TYPE_CHECKING:
+    from silodp.federation.aggregation import Aggregator
     from silodp.methods import Method
     from silodp.training.task import Task
 
-Plain = dict[str, Any]
 SOURCES: dict[str, Callable[..., Federation]] = {**benchmarks.LOADERS, "tables": read_tables}
 """What `[data] source` may name, and what its other fields are arguments of."""
 
@@ -62,16 +64,17 @@ class TaskSection(_Section):
 class RunConfig(_Section):
     """All that a run depends on, public every bit of it.
 
-    [data], [method], [methods.NAME] and [budget] hold exactly the arguments of the loader, the method and
-    `Budget`; they are checked against those when the configuration is made.
+    [data], [method], [methods.NAME], [aggregation] and [budget] hold exactly the arguments of the loader, the
+    method, the aggregator and `Budget`; they are checked against those when the configuration is made.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
     rounds: Annotated[int, Field(ge=0)]
     seed: Annotated[int, Field(ge=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    accountant: Literal["pld", "rdp"] = "pld"
-    aggregator: str = "plain"
+    accountant: Literal["pld", "rdp"] | None = None
+    aggregator_name: str = Field(default="plain", alias="aggregator")
+    aggregation: Plain = Field(default_factory=dict)
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     data: Plain
     task_section: TaskSection = Field(default_factory=TaskSection, alias="task")
@@ -81,11 +84,10 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _checked(self) -> RunConfig:
-        from silodp.federation.aggregators import AGGREGATORS
         from silodp.methods import METHODS
 
-        choose(self.aggregator, AGGREGATORS, "aggregator")
-        self._loader()
+        self.aggregator()
+        self.loader()
         self.method()
         for name, fields in self.methods.items():
             for field in fields:
@@ -111,7 +113,7 @@ class RunConfig(_Section):
 
     def federation(self) -> Federation:
         """Load the data."""
-        maker, values = self._loader()
+        maker, values = self.loader()
         return maker(**values)
 
     def task(self, federation: Federation) -> Task:
@@ -125,6 +127,10 @@ class RunConfig(_Section):
         name, fields = _named(self.method_section)
         return build_method(name, fields, "method")
 
+    def aggregator(self) -> Aggregator:
+        """The aggregator, with the settings of [aggregation]."""
+        return build_aggregator(self.aggregator_name, self.aggregation)
+
     def budget(self) -> Budget | None:
         """The budget, if any; its δ is the run's unless it names its own."""
         if self.budget_section is None:
@@ -134,7 +140,8 @@ class RunConfig(_Section):
     def settings(self) -> Plain:
         """The keyword arguments of `silodp.train` besides federation, task and method."""
         names = ("rounds", "aggregator", "seed", "delta", "accountant", "evaluate_every")
-        return {**{name: getattr(self, name) for name in names}, "budget": self.budget()}
+        made = {"aggregator": self.aggregator(), "budget": self.budget()}
+        return {**{name: getattr(self, name) for name in names}, **made}
 
     def specs(self, text: str) -> list[MethodSpec]:
         """The methods of `compare --methods`: "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8".
@@ -164,18 +171,19 @@ class RunConfig(_Section):
         given: Plain = dict(self.methods.get(name, {}))
         for setting in settings:
             key, equals, value = setting.partition("=")
-            given = _assigned(given, f"{ALIASES.get(key, key)}{equals}{value}")
-        method = build_method(name, _merged(inherited, given), f"methods.{name}")
+            given = assigned(given, f"{ALIASES.get(key, key)}{equals}{value}")
+        method = build_method(name, merged(inherited, given), f"methods.{name}")
         people = Population(silos=2, users=3)
         if "server_learning_rate" not in given and method.server_scale(people) != self.method().server_scale(
             people
         ):
             # A rate means something only with its scale: 20 on 1/(U·S) is not 20 on 1/S.
             inherited.pop("server_learning_rate", None)
-            method = build_method(name, _merged(inherited, given), f"methods.{name}")
+            method = build_method(name, merged(inherited, given), f"methods.{name}")
         return MethodSpec(text, method)
 
-    def _loader(self) -> tuple[Callable[..., Federation], Plain]:
+    def loader(self) -> tuple[Callable[..., Federation], Plain]:
+        """What reads the data, and its arguments."""
         source = self.data.get("source")
         if not isinstance(source, str):
             raise SilodpError(f"data.source = {source!r}: it must be one of {', '.join(SOURCES)}.")
@@ -187,16 +195,7 @@ class RunConfig(_Section):
 
     def to_toml(self) -> str:
         """The configuration as TOML; reading it gives it back."""
-        return tomli_w.dumps(_without_empty(self.model_dump(mode="json", by_alias=True, exclude_none=True)))
-
-
-def build_method(name: str, fields: Mapping[str, Any], where: str) -> Method:
-    """The method of this name with these fields, checked against its dataclass."""
-    from silodp.methods import METHODS
-
-    maker = choose(name, METHODS, f"{where}.name" if where == "method" else "method")
-    method: Method = make(maker, fields, name, where)
-    return method
+        return tomli_w.dumps(without_empty(self.model_dump(mode="json", by_alias=True, exclude_none=True)))
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
@@ -219,14 +218,14 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     except tomllib.TOMLDecodeError as error:
         raise SilodpError(f"configuration {path} is not TOML ({error}): mend it there.") from None
     for override in overrides:
-        values = _assigned(values, override)
+        values = assigned(values, override)
     return parse_config({"name": re.sub(r"[^\w.-]", "-", path.stem), **values}, path.parent)
 
 
 def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunConfig:
     """The configuration of plain values; relative paths are taken from `folder`."""
     try:
-        plain = json.dumps(_absolute(values, (folder or Path.cwd()).resolve()), default=str)
+        plain = json.dumps(absolute(values, (folder or Path.cwd()).resolve()), default=str)
         return RunConfig.model_validate_json(plain)
     except ValidationError as error:
         first = error.errors()[0]
@@ -244,74 +243,3 @@ def _named(section: Mapping[str, Any]) -> tuple[str, Plain]:
     if not isinstance(name, str):
         raise SilodpError('method.name is missing: set a method\'s name, for example name = "uldp-avg".')
     return name, {key: value for key, value in section.items() if key != "name"}
-
-
-def _assigned(values: Mapping[str, Any], text: str) -> Plain:
-    """The values with "a.b=1" carried out; a value that is no TOML is text."""
-    key, equals, value = text.partition("=")
-    for candidate in (value, json.dumps(value.strip())) if equals else ():
-        try:
-            assigned = tomllib.loads(f"value = {candidate}")["value"]
-            return dict(_put(values, tomllib.loads(f"{key} = 0"), assigned))
-        except ValueError:  # no TOML, or (from `_put`) no key
-            continue
-    raise SilodpError(f"'{text}' sets nothing: write KEY=VALUE with a dotted key, for example rounds=20.")
-
-
-def _put(values: Mapping[str, Any], path: Any, value: Any) -> Any:
-    """`values` with `value` where `path`, nested tables of one key each, leads."""
-    if not isinstance(path, dict):
-        return value
-    ((key, rest),) = path.items()
-    below = values.get(key)
-    return {**values, key: _put(below if isinstance(below, dict) else {}, rest, value)}
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
-    """`base` with the values of `over`, tables merged."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _merged(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
-    return merged
-
-
-def _without_empty(values: Plain) -> Plain:
-    """Without empty tables: a header with nothing below it only puzzles."""
-    tables = {
-        key: _without_empty(value) if isinstance(value, dict) else value for key, value in values.items()
-    }
-    return {key: value for key, value in tables.items() if value != {}}
-
-
-def _absolute(values: Mapping[str, Any], folder: Path) -> Plain:
-    """The values with every path absolute, so that a run's config.toml means the same anywhere."""
-
-    def at(path: Any) -> Any:
-        return str(folder / Path(path).expanduser()) if isinstance(path, str) else path
-
-    def reference(name: Any) -> Any:
-        return (
-            at(name) if isinstance(name, str) and ".py:" in name and not name.startswith("python:") else name
-        )
-
-    data, task = values.get("data"), values.get("task")
-    result = dict(values)
-    if isinstance(data, dict):
-        data = result["data"] = dict(data)
-        if "root" in data:
-            data["root"] = at(data["root"])
-        if isinstance(data.get("files"), dict):
-            data["files"] = {name: at(path) for name, path in data["files"].items()}
-        elif isinstance(data.get("files"), list):
-            data["files"] = [at(path) for path in data["files"]]
-        if isinstance(data.get("schema"), dict) and isinstance(data["schema"].get("users"), str):
-            data["schema"] = {**data["schema"], "users": at(data["schema"]["users"])}
-    if isinstance(task, dict):
-        task = result["task"] = {
-            **task,
-            **{key: reference(task[key]) for key in ("model", "loss") if key in task},
-        }
-        if isinstance(task.get("metrics"), list):
-            task["metrics"] = [reference(metric) for metric in task["metrics"]]
-    return result

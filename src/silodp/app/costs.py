@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import reduce
+from typing import Annotated, Any
 
 import typer
 
 from silodp.app.options import Config, Json, Set, show
+
+Users = Annotated[
+    int | None,
+    typer.Option(help="U, how many persons there are; needed to plan room for sums, not for ε."),
+]
 
 
 def plan(
@@ -14,27 +20,35 @@ def plan(
     target_epsilon: Annotated[
         float | None, typer.Option(help="Find the σ, T and q that meet this ε.")
     ] = None,
+    users: Users = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """ε of every adversary before anything is run; touches no data."""
+    """ε of every adversary, and what travels, before anything is run; touches no data."""
     from silodp.app.config import load_config
+    from silodp.app.outline import outline, setting_of
     from silodp.app.plan import in_lines
     from silodp.app.plan import plan as plan_
 
     settings = load_config(config, set_ or ())
     budget = settings.budget()
+    federation, assumed = outline(settings, users)
+    aggregator = settings.aggregator()
+    size = settings.task(federation).size
     result = plan_(
-        settings.method(),
-        silos=settings.silos,
+        aggregator,
+        setting_of(federation, size, settings.method(), aggregator, settings.delta),
         rounds=settings.rounds,
-        delta=settings.delta,
         accountant=settings.accountant,
-        aggregator=settings.aggregator,
         budget=None if budget is None else (budget.epsilon, budget.adversary),
         target=target_epsilon,
     )
-    show({"name": settings.name, **result}, as_json, in_lines(result))
+    lines = in_lines(result)
+    if assumed:
+        lines.append(
+            f"  (U is counted in the data, which were not read: {federation.users:,} stands in; see --users)"
+        )
+    show({"name": settings.name, **result, "users_assumed": assumed}, as_json, lines)
 
 
 def epsilon(
@@ -48,12 +62,27 @@ def epsilon(
     group_size: Annotated[int | None, typer.Option(help="k, for uldp-group.")] = None,
     record_sampling: Annotated[float | None, typer.Option(help="γ, for uldp-group.")] = None,
     steps: Annotated[int | None, typer.Option(help="DP-SGD steps per round, for uldp-group.")] = None,
-    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
+    accountant: Annotated[
+        str | None, typer.Option(help="pld or rdp; else the tightest that knows the noise.")
+    ] = None,
     adversary: Annotated[str, typer.Option(help="released, server or silo.")] = "released",
     silos: Annotated[
         int | None, typer.Option(help="S, how many silos there are; needed for --adversary silo.")
     ] = None,
-    aggregator: Annotated[str, typer.Option(help="Who sees what: plain.")] = "plain",
+    aggregator: Annotated[
+        str, typer.Option(help="Who sees what: plain, masked, or another that a configuration may name.")
+    ] = "plain",
+    aggregation: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A setting of the aggregator, e.g. min_silos=3."),
+    ] = None,
+    users: Annotated[int | None, typer.Option(help="U, how many persons there are (else 1,000).")] = None,
+    dimension: Annotated[
+        int | None,
+        typer.Option(
+            help="d, parameters of the model (else a million: with integer noise ε grows a little with d)."
+        ),
+    ] = None,
     weighting: Annotated[str | None, typer.Option(help="uniform or records.")] = None,
     colluding: Annotated[
         int,
@@ -68,8 +97,11 @@ def epsilon(
     as_json: Json = False,
 ) -> None:
     """ε of a method against one adversary."""
-    from silodp.app.plan import epsilon as epsilon_
+    from silodp.app.epsilon import LARGE_MODEL
+    from silodp.app.epsilon import epsilon as epsilon_
+    from silodp.app.outline import USUAL_USERS
     from silodp.app.progress import rounded_up
+    from silodp.app.values import assigned
 
     given = {
         "noise_multiplier": noise_multiplier,
@@ -90,6 +122,9 @@ def epsilon(
         adversary=adversary,
         silos=silos,
         aggregator=aggregator,
+        aggregation=reduce(assigned, aggregation or (), dict[str, Any]()),
+        users=USUAL_USERS if users is None else users,
+        dimension=LARGE_MODEL if dimension is None else dimension,
         colluding=colluding,
         knows_sample=knows_sample,
     )

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from silodp.app.construct import check_whole, checked, choose, fields_of
+from silodp.app.construct import fields_of
+from silodp.app.epsilon import cost
 from silodp.app.progress import rounded_up
 from silodp.errors import SilodpError
-from silodp.federation.aggregators import AGGREGATORS
-from silodp.methods import METHODS, Method
-from silodp.privacy import accounting, calibration
-from silodp.privacy.accounting import Accountant
+from silodp.federation.aggregation import Aggregator, Setting
+from silodp.federation.aggregation import events as events_of
+from silodp.methods import Method
+from silodp.privacy import calibration
+from silodp.privacy.accounting import Accountant, usual_accountant
 from silodp.privacy.events import Event, NoGuarantee
-from silodp.privacy.guarantee import ADVERSARIES, Adversary, View, assumptions_of
-
-IRRELEVANT = {"clip": 1.0, "expected_batch_size": 1.0, "local_learning_rate": 1.0}
-"""Required fields of methods that do not enter ε; `epsilon` need not ask for them."""
-
+from silodp.privacy.guarantee import ADVERSARIES, Adversary
 
 MOST_ROUNDS = 10**7
 """No search for rounds goes beyond this."""
@@ -28,116 +26,41 @@ LEAST_NOISE = 0.01
 """No search for a noise multiplier goes below this (see `calibration.noise_multiplier_for`)."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """ε, or None and the reason why nothing is promised."""
-
-    epsilon: float | None
-    reason: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {"epsilon": self.epsilon, "private": self.epsilon is not None, "reason": self.reason}
-
-
-def cost(event: Event, rounds: int, delta: float, accountant: Accountant) -> Cost:
-    """What `rounds` rounds cost that each cost `event`."""
-    accounting.check_delta(delta)
-    if isinstance(event, NoGuarantee):
-        return Cost(None, event.reason)
-    value = accounting.epsilon([(event, rounds)], delta, accountant)
-    if math.isinf(value):
-        return Cost(None, f"the loss is not bounded at delta = {delta}")
-    return Cost(value)
-
-
-def epsilon(
-    method: str,
-    fields: Mapping[str, Any],
-    *,
-    rounds: int,
-    delta: float = 1e-5,
-    accountant: str = "pld",
-    adversary: str = "released",
-    silos: int | None = None,
-    aggregator: str = "plain",
-    colluding: int = 1,
-    knows_sample: bool = False,
-) -> dict[str, Any]:
-    """ε of a method against one adversary, by the same method object and view that a run would use.
-
-    `fields` are the method's own; those in `IRRELEVANT` may be missing. SPEC section 2.
-
-    Raises:
-        SilodpError: a value out of range, a missing field, an unknown name.
-    """
-    maker = choose(method, METHODS, "method")
-    defaults = {name: value for name, value in IRRELEVANT.items() if name in fields_of(maker)}
-    made: Method = maker(**checked(maker, {**defaults, **fields}, method))
-    view = _view(made, adversary, silos, aggregator, colluding, knows_sample)
-    accounting.check_accountant(accountant)
-    check_whole("rounds", rounds, 0)
-    return {
-        "method": made.name,
-        "unit": made.unit,
-        **cost(made.dp_event(view), rounds, delta, cast(Accountant, accountant)).to_dict(),
-        "delta": delta,
-        "adversary": adversary,
-        "accountant": accountant,
-        "aggregator": aggregator,
-        "rounds": rounds,
-        "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
-        "assumptions": [*assumptions_of(view), *made.assumptions],
-    }
-
-
-def _view(
-    method: Method, adversary: str, silos: int | None, aggregator: str, colluding: int, knows_sample: bool
-) -> View:
-    if adversary not in ADVERSARIES:
-        raise SilodpError(f"adversary = '{adversary}' is not known: use one of {', '.join(ADVERSARIES)}.")
-    if silos is None and adversary == "silo" and method.unit == "user":
-        raise SilodpError("silos is missing: what another silo can learn depends on how many there are.")
-    if silos is not None:
-        check_whole("silos", silos, 1)
-    check_whole("colluding", colluding, 1, "silos that pool what they know")
-    if colluding > 1 and adversary != "silo":
-        raise SilodpError(
-            f"colluding = {colluding} is about silos: ask with adversary 'silo', or leave it out."
-        )
-    view: View = choose(aggregator, AGGREGATORS, "aggregator")().views(method, silos or 2)[adversary]
-    return replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
-
-
 def plan(
-    method: Method,
+    aggregator: Aggregator,
+    setting: Setting,
     *,
-    silos: int,
     rounds: int,
-    delta: float,
-    accountant: Accountant,
-    aggregator: str,
+    accountant: Accountant | None = None,
     budget: tuple[float, Adversary] | None = None,
     target: float | None = None,
 ) -> dict[str, Any]:
-    """ε of every adversary after `rounds`, the most rounds within a budget, and what meets a target.
+    """ε of every adversary after `rounds`, the most rounds within a budget, what meets a target, and what travels.
 
     The target is meant for the budget's adversary, or "released"; σ, T and q are each sought with the others
     as they are, and none overshoots (None where no value meets the target, with the reason).
+
+    Raises:
+        SilodpError: what a run would refuse, or no value of anything meets the target.
     """
-    views = choose(aggregator, AGGREGATORS, "aggregator")().views(method, silos)
-    events = {adversary: method.dp_event(view) for adversary, view in views.items()}
+    aggregator.check(setting)
+    events = events_of(aggregator, setting)
+    accountant = accountant or usual_accountant(events.values())
+    delta = setting.delta * aggregator.delta_share
     result: dict[str, Any] = {
-        "method": method.name,
+        "method": setting.method.name,
         "rounds": rounds,
-        "delta": delta,
+        "delta": setting.delta,
         "accountant": accountant,
-        "aggregator": aggregator,
-        "silos": silos,
-        "noise_multiplier": getattr(method, "noise_multiplier", 0.0),
+        "aggregator": aggregator.name,
+        "silos": setting.population.silos,
+        "users": setting.population.users,
+        "dimension": setting.size,
+        "noise_multiplier": getattr(setting.method, "noise_multiplier", 0.0),
         "adversaries": {a: cost(events[a], rounds, delta, accountant).to_dict() for a in ADVERSARIES},
         "budget": None,
         "target": None,
+        "aggregation": aggregator.describe(setting),
     }
     adversary: Adversary = "released"
     if budget is not None:
@@ -148,14 +71,23 @@ def plan(
         )
         result["budget"] = {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
     if target is not None:
+
+        def event_of(method: Method) -> Event:
+            return events_of(aggregator, replace(setting, method=method))[adversary]
+
         result["target"] = {"epsilon": target, "adversary": adversary} | _solutions(
-            method, views[adversary], rounds, target, delta, accountant
+            setting.method, event_of, rounds, target, delta, accountant
         )
     return result
 
 
 def _solutions(
-    method: Method, view: View, rounds: int, target: float, delta: float, accountant: Accountant
+    method: Method,
+    event_of: Callable[[Method], Event],
+    rounds: int,
+    target: float,
+    delta: float,
+    accountant: Accountant,
 ) -> dict[str, Any]:
     """The σ, the T and the sampling probability that meet a target, each alone; "reasons" for what cannot.
 
@@ -163,7 +95,7 @@ def _solutions(
     """
 
     def with_field(name: str) -> Callable[[float], Event]:
-        return lambda value: replace(method, **{name: value}).dp_event(view)  # type: ignore[type-var]
+        return lambda value: event_of(replace(method, **{name: value}))  # type: ignore[type-var]
 
     solvers: dict[str, Callable[[], float]] = {}
     fields = fields_of(type(method))
@@ -177,7 +109,7 @@ def _solutions(
             accountant,
         )
     solvers["rounds"] = partial(
-        calibration.rounds_for, method.dp_event(view), target, delta, accountant, MOST_ROUNDS
+        calibration.rounds_for, event_of(method), target, delta, accountant, MOST_ROUNDS
     )
     for name in fields:
         if name.endswith("_sampling"):
@@ -201,7 +133,7 @@ def _solutions(
 def in_lines(result: Mapping[str, Any]) -> list[str]:
     """A plan for reading; rounded so that no printed value overshoots."""
     head = f"{result['method']}, {result['rounds']} rounds, σ = {result['noise_multiplier']:g}"
-    lines = [f"{head}, δ = {result['delta']:g}:"]
+    lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}:"]
     for adversary, found in result["adversaries"].items():
         promise = (
             f"ε = {rounded_up(found['epsilon'])}" if found["private"] else f"no guarantee: {found['reason']}"
@@ -216,7 +148,28 @@ def in_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}), changing one of:")
         asked = (name for name in target if name not in ("epsilon", "adversary", "unlimited", "reasons"))
         lines += [f"  {name}{_solution(name, target)}" for name in asked]
+    size = f"{result['silos']} silos, U = {result['users']:,}, d = {result['dimension']:,}"
+    lines.append(f"aggregator {result['aggregator']}, {size}:")
+    lines += _described(result["aggregation"], "  ")
     return lines
+
+
+def _described(facts: Mapping[str, Any], indent: str) -> list[str]:
+    lines: list[str] = []
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}:", *_described(value, f"{indent}  ")]
+        else:
+            lines.append(f"{indent}{name}: {_fact(value)}")
+    return lines
+
+
+def _fact(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _solution(name: str, target: Mapping[str, Any]) -> str:

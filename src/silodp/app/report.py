@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from silodp.app import plots, wording
 from silodp.app.rundir import Row, RunRecord, keep_allocation, read_run, versions
 from silodp.app.sanity import doubts
+from silodp.app.sights import sights
 from silodp.app.wording import epsilon_text, measure_text
 from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 
@@ -83,6 +84,8 @@ def write_report(
         allocation=run.allocation
         and pictures.add("allocation", plots.allocation(run.allocation), _allocation_caption(run.allocation)),
         table=_table(run.rows),
+        sent=any(row.get("bytes") for row in run.rows),
+        sights=sights(run.aggregator) if run.aggregator else (),
         refused=_refused(run.rows),
         seconds=sum(plots.number(row.get("seconds")) or 0.0 for row in run.rows),
     )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Any
 from silodp import __version__
 from silodp.app import plots
 from silodp.app.audit import Audit, audited
+from silodp.app.builders import build_aggregator
 from silodp.errors import SilodpError
+from silodp.federation.aggregation import Aggregator
 from silodp.privacy.guarantee import ADVERSARIES, Adversary, Guarantee
 from silodp.privacy.ledger import Budget
 
@@ -26,14 +28,15 @@ Row = dict[str, Any]
 class RunRecord:
     """What a finished run left in its directory.
 
-    `audit` is None where there is no ledger to compare the guarantees with. `written` is the file time of
-    guarantee.json, which a copy may have changed.
+    `audit` is None where there is no ledger to compare the guarantees with, `aggregator` where no file says which one
+    was used. `written` is the file time of guarantee.json, which a copy may have changed.
     """
 
     rows: tuple[Row, ...]
     summary: dict[str, Any]
     guarantees: dict[Adversary, Guarantee]
     config: str | None
+    aggregator: Aggregator | None
     model_digest: str | None
     allocation: plots.Allocation | None
     audit: Audit | None
@@ -55,19 +58,22 @@ def read_run(directory: Path) -> RunRecord:
     promised = directory / "guarantee.json"
     summary = _read_json(promised)
     guarantees = _guarantees(summary, promised)
-    audit = audited(directory, guarantees.values())
     config, model = directory / "config.toml", directory / "model.safetensors"
     settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
+    aggregator = _aggregator(summary, settings)
+    audit = audited(directory, guarantees.values(), aggregator.delta_share if aggregator else 1.0)
     kept = directory / "plots" / "allocation.json"
+    delta = guarantees["released"].delta  # the ledger's may be less: it accounts for the noise alone
     return RunRecord(
         rows=rows,
         summary=summary,
         guarantees=guarantees,
         config=settings,
+        aggregator=aggregator,
         model_digest=hashlib.sha256(model.read_bytes()).hexdigest() if model.exists() else None,
         allocation=_read_allocation(kept) if kept.exists() else None,
         audit=audit,
-        budget=audit.budget if audit else _budget(settings, guarantees["released"].delta),
+        budget=audit.budget and replace(audit.budget, delta=delta) if audit else _budget(settings, delta),
         written=datetime.fromtimestamp(promised.stat().st_mtime, UTC),
     )
 
@@ -92,6 +98,20 @@ def _guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarante
             f"{path} does not hold a guarantee for each adversary: restore it, or run again."
         ) from None
     return ordered
+
+
+def _aggregator(summary: dict[str, Any], config: str | None) -> Aggregator | None:
+    """As guarantee.json names it, {"name": ..., its settings}; else by config.toml."""
+    try:
+        if "aggregator" in summary:
+            named = dict(summary["aggregator"])
+            return build_aggregator(named.pop("name"), named)
+        if config is not None:
+            values = tomllib.loads(config)
+            return build_aggregator(values.get("aggregator", "plain"), values.get("aggregation", {}))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None  # of another version: nothing is said of it, and its ledger is compared as it is
+    return None
 
 
 def _budget(config: str | None, delta: float) -> Budget | None:

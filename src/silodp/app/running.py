@@ -91,6 +91,7 @@ def _summary(config: RunConfig, directory: Path, result: Result, page: Path) -> 
         "out": str(directory),
         "report": str(page),
         "method": released.method,
+        "aggregator": config.aggregator_name,
         "rounds": released.rounds,
         "stopped": result.stopped,
         "loss": number(last.get("loss")),

@@ -57,6 +57,18 @@ def measure_text(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
+def bytes_text(size: int | None) -> str:
+    """Bytes as one would say them; "–" where nobody counted."""
+    if size is None:
+        return "–"
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
 def duration_text(seconds: float) -> str:
     """Seconds as one would say them."""
     if seconds < 100:
@@ -78,6 +90,7 @@ def clause_text(sentence: str) -> str:
 FILTERS: dict[str, Callable[..., Any]] = {
     "epsilon": epsilon_text,
     "measure": measure_text,
+    "bytes": bytes_text,
     "duration": duration_text,
     "odds": odds_text,
     "guess": guess_text,

@@ -125,6 +125,10 @@ class Aggregator(Protocol):
         """Whether silos weight by counts that nobody else gets to know."""
 
     @property
+    def most_rounds(self) -> int | None:
+        """What a run may not exceed, repeated attempts included; None: no limit."""
+
+    @property
     def delta_share(self) -> float:
         """The part of δ that noise is accounted at; the rest pays for what encryption discloses."""
 
@@ -171,6 +175,7 @@ class Plain:
     name: str = field(default="plain", init=False)
     exact: bool = field(default=False, init=False)
     weights_privately: bool = field(default=False, init=False)
+    most_rounds: None = field(default=None, init=False, repr=False)
     delta_share: float = field(default=1.0, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=(), init=False, repr=False)
 

@@ -30,6 +30,7 @@ from silodp.federation.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.federation.masked import check_survivors
 from silodp.federation.messages import Message
 from silodp.federation.sessions import Member, current, set_up
+from silodp.federation.store import claim
 from silodp.federation.weight_shares import Constants, ServerShares, SiloWeights
 from silodp.mechanisms.clipping import Bounds, ClippedStream
 from silodp.mechanisms.grid import Grid
@@ -80,6 +81,11 @@ class Lattice:
     weights_privately: bool = field(default=True, init=False)
     delta_share: float = field(default=0.99, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
+
+    @property
+    def most_rounds(self) -> int:
+        """Every round is an attempt."""
+        return self.attempts
 
     def check(self, setting: Setting) -> None:
         """Weights by records, enough silos, and an encryption that meets every rule."""
@@ -144,10 +150,11 @@ class Lattice:
 def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
     bounds = check_private_weights(setting, aggregator.name)
     silos = setting.population.silos
-    released = setting.method.dp_event(aggregator.views(setting.method, silos)["released"])
-    spent = 0.0
-    if not isinstance(released, NoGuarantee):
-        release = discrete(released, _FEWEST_UNITS, setting.size)
+    # Ciphertexts are seen by the server, so its ε counts: knowing samples, and if only the fewest silos ever answer.
+    view = aggregator.views(setting.method, silos, survivors=setting.population.m)["server"]
+    event, spent = setting.method.dp_event(view), 0.0
+    if not isinstance(event, NoGuarantee):
+        release = discrete(event, _FEWEST_UNITS, setting.size)
         spent = epsilon([(release, aggregator.attempts)], setting.delta, "rdp")
     return choose(
         dimension=setting.size,
@@ -278,11 +285,7 @@ class _Silo:
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""
-        key, owner = f"{request.run}/seeds/{seed.hex()}", request.digest().encode()
-        known = self._own.store.get(key)
-        if known is None:
-            self._own.store.put(key, owner)
-        return known is None or known == owner
+        return claim(self._own.store, f"{request.run}/seeds/{seed.hex()}", request.digest().encode())
 
 
 def integer_rows(

@@ -56,6 +56,7 @@ class Masked:
     name: str = field(default="masked", init=False)
     exact: bool = field(default=True, init=False)
     weights_privately: bool = field(default=False, init=False)
+    most_rounds: None = field(default=None, init=False, repr=False)
     delta_share: float = field(default=1.0, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
 

@@ -82,6 +82,7 @@ class Paillier:
     name: str = field(default="paillier", init=False)
     exact: bool = field(default=True, init=False)
     weights_privately: bool = field(default=True, init=False)
+    most_rounds: None = field(default=None, init=False, repr=False)
     delta_share: float = field(default=1.0, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
 
@@ -173,7 +174,8 @@ class _Server:
             blobs = {"key": server.public_key()}
             request = Message("blinded counts", self.setting.run, attempt=met.number, blobs=blobs)
             answers = desk.ask_all({name: request for name in self.setting.names})
-            server.receive_counts([answers[name].blobs.get("counts", b"") for name in self.setting.names])
+            size = self.setting.population.users * self.aggregator.key_bits // 8
+            server.receive_counts(_sized(answers, "counts", size))
             desk.store.put("paillier", server.pack())
 
         set_up(self.setting.run, self.setting.names, desk.store, desk.ask_all, prepare)
@@ -202,8 +204,19 @@ class _Server:
         sealed = group.zero()
         for key in seals.values():
             sealed = group.mask(sealed, key, 1)
-        scaled = server.scaled_sum([answer.blobs.get("answer", b"") for answer in answers.values()], sealed)
+        scaled = server.scaled_sum(_sized(answers, "answer", p.ciphertexts * p.key_bits // 4), sealed)
         return torch.from_numpy(server.rounded(scaled) * self.aggregator.grid(self.setting).step)
+
+
+def _sized(answers: Mapping[str, Message], blob: str, size: int) -> list[bytes]:
+    """What each silo sent, if it has the length that is due; the silo is named when not."""
+    for name, answer in answers.items():
+        sent = len(answer.blobs.get(blob, b""))
+        if sent != size:
+            raise SilodpError(
+                f"silo '{name}' sent {sent} bytes where {size} were due: it has other settings, or another version."
+            )
+    return [answer.blobs[blob] for answer in answers.values()]
 
 
 class _Silo:
@@ -244,7 +257,7 @@ class _Silo:
         return request.reply(answer=answer), refused[0]
 
     def _counts(self, request: Message) -> Message:
-        session = self._member.session(request.run)
+        session = self._member.once(request)  # two keys under one mask would show who has records here
         self._own.store.put(f"{request.run}/paillier key", request.blobs.get("key", b""))
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -30,8 +30,8 @@ from silodp.federation.store import DirectoryStore, MemoryStore, Store, write_du
 from silodp.federation.transport import InProcess, Party
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.method import Method, Population
-from silodp.privacy.accounting import Accountant, epsilon
-from silodp.privacy.events import Event, KnownSample, PoissonSampled, Skellam
+from silodp.privacy.accounting import Accountant, epsilon, usual_accountant
+from silodp.privacy.events import Event
 from silodp.privacy.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee, assumptions_of
 from silodp.privacy.ledger import Budget, Ledger
 from silodp.training.task import Task
@@ -145,8 +145,17 @@ def train(
     setting = Setting("", names, method, population, task.size, _index(federation), delta)
     aggregator.check(setting)
     cost = events(aggregator, setting)
-    if accountant is None:
-        accountant = "rdp" if any(_is_integer(event) for event in cost.values()) else "pld"
+    if aggregator.most_rounds is not None and rounds > aggregator.most_rounds:
+        raise SilodpError(
+            f"rounds = {rounds}: aggregator '{aggregator.name}' is set for {aggregator.most_rounds} attempts; "
+            "raise attempts (in a config: aggregation.attempts), leaving room for rounds that must be repeated."
+        )
+    usual = usual_accountant(cost.values())
+    if accountant == "pld" and usual != "pld":
+        raise SilodpError(
+            f"accountant = 'pld' knows no integer noise, which '{aggregator.name}' adds: choose 'rdp', or leave it out."
+        )
+    accountant = usual if accountant is None else accountant
     if budget is not None:
         budget = replace(budget, delta=delta * aggregator.delta_share)
         _check_budget(budget, cost, accountant)
@@ -190,7 +199,7 @@ def train(
         guarantees = _guarantees(federation, method, server, ledger, delta, seed is None)
     result = Result(state.params, task.load(state.params), tuple(journal.rows), guarantees, stopped)
     if directory is not None:
-        _write(directory, result, method)
+        _write(directory, result, method, aggregator)
     return result
 
 
@@ -208,10 +217,6 @@ def _check_kinds(federation: object, task: object, method: object, on_round: obj
         )
     if not (on_round is None or callable(on_round)):
         raise SilodpError(f"on_round is {on_round!r}: give a function of one row of metrics.")
-
-
-def _is_integer(event: Event) -> bool:
-    return isinstance(event.event if isinstance(event, PoissonSampled | KnownSample) else event, Skellam)
 
 
 def _check_budget(budget: Budget, events: dict[Adversary, Event], accountant: Accountant) -> None:
@@ -408,9 +413,11 @@ def _fingerprint(
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _write(directory: Path, result: Result, method: Method) -> None:
+def _write(directory: Path, result: Result, method: Method, aggregator: Aggregator) -> None:
+    public = {f.name: getattr(aggregator, f.name) for f in fields(cast(Any, aggregator)) if f.init}
     guarantee = {
         "method": method.name,
+        "aggregator": {"name": aggregator.name, **{n: v for n, v in public.items() if v is not None}},
         "settings": repr(method),
         "rounds": result.guarantees["released"].rounds,
         "stopped": result.stopped,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from silodp.crypto.keys import Hello, Identity, Opening, Session
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
-from silodp.federation.store import Store
+from silodp.federation.store import Store, claim
 
 _READY, _NUMBER = "session ready", "session number"
 
@@ -116,6 +116,21 @@ class Member:
         self.session(run)
         number = int(self._kept(run, "confirmed"))
         return Message.decode(self._kept(run, f"group/{number}")).blobs["group"]
+
+    def once(self, request: Message, *use: int) -> Session:
+        """The session, of which a kind of request (and use) is answered once, whatever attempt it calls itself.
+
+        Raises:
+            SilodpError: another one was answered.
+        """
+        session = self.session(request.run)
+        place = "/".join([session.transcript.hex(), request.kind, *map(str, use)])
+        if not claim(self.store, f"{request.run}/once/{place}", request.digest().encode()):
+            raise SilodpError(
+                f"silo '{session.name}' was asked for '{request.kind}' a second time in a session, otherwise than the "
+                "first time: two answers would show record counts; nothing was sent."
+            )
+        return session
 
     def _hello(self, request: Message) -> Message:
         opening = Opening.fresh(self.identity, request.run)

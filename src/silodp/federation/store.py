@@ -59,6 +59,14 @@ class Store(Protocol):
         """Everything stored."""
 
 
+def claim(store: Store, key: str, owner: bytes) -> bool:
+    """Whether `owner` is the first to claim this key, durably; it may claim it again."""
+    known = store.get(key)
+    if known is None:
+        store.put(key, owner)
+    return known is None or known == owner
+
+
 class MemoryStore:
     """For runs that keep nothing on disk: they cannot be resumed."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from silodp.federation.messages import Message
 from silodp.federation.sessions import Member, Met, current
 from silodp.federation.store import Store
 
+V = TypeVar("V")
 Shares = NDArray[np.uint64]
 _USE = "sample of the round"
 
@@ -60,7 +62,7 @@ class ServerShares:
         zero = self.setting.names[0]
         base = BaseTransfers(plan.session, SERVER_CHOOSES)
         offered = self._ask_zero("base", met.number, offer=base.offer)
-        receiver = base.receiver(offered.blobs.get("reply", b""))
+        receiver = _named(zero, lambda: base.receiver(offered.blobs.get("reply", b"")))
         counts = self.desk.ask_all(
             {name: Message("masked counts", run, attempt=met.number) for name in self.setting.names}
         )
@@ -136,7 +138,7 @@ class ServerShares:
 
 @dataclass(frozen=True)
 class SiloWeights:
-    """A silo's shares, and silo 0's tables. Every kind is answered once: `Silo` stores answers before they leave."""
+    """A silo's shares, and silo 0's tables. Each is given once in a session, or in one of its rounds (2b.2)."""
 
     setting: Setting
     constants: Constants
@@ -171,7 +173,7 @@ class SiloWeights:
         )
 
     def _counts(self, request: Message) -> Message:
-        session, silo = self.member.session(request.run), self._shares(request.run)
+        session, silo = self.member.once(request), self._shares(request.run)
         group, attempt = _counted(silo.plan, session.roster)
         value = group.of(self.capped)
         if session.name == session.roster[0]:
@@ -190,11 +192,11 @@ class SiloWeights:
         return request.reply(answer=self._zero(request).set_up(request.blobs.get("request", b"")))
 
     def _sample(self, request: Message) -> Message:
-        zero = self._zero(request)
+        zero = self._zero(request, request.round)
         return request.reply(answer=zero.sample(request.round, _USE, request.blobs.get("request", b"")))
 
-    def _zero(self, request: Message) -> SiloZero:
-        self._as_zero(request)
+    def _zero(self, request: Message, *use: int) -> SiloZero:
+        self._as_zero(request, *use)
         number = self.store.get(f"{request.run}/transfers")
         packed = None if number is None else self.store.get(f"{request.run}/transfers/{int(number)}")
         if packed is None:
@@ -203,16 +205,16 @@ class SiloWeights:
             )
         return SiloZero(self._shares(request.run), TransferSender.unpack(packed, 0))
 
-    def _as_zero(self, request: Message) -> Session:
+    def _as_zero(self, request: Message, *use: int) -> Session:
         session = self.member.session(request.run)
         if session.name != session.roster[0]:
             raise SilodpError(
                 f"silo '{session.name}' was asked to offer tables, which only silo '{session.roster[0]}' does."
             )
-        return session
+        return self.member.once(request, *use)
 
 
-def _named(silo: str, finish: Callable[[], Shares]) -> Shares:
+def _named(silo: str, finish: Callable[[], V]) -> V:
     """The result, or an error that names the silo whose answer did not fit."""
     try:
         return finish()

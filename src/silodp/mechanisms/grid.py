@@ -45,6 +45,8 @@ class Grid:
         finest = math.sqrt(MOST_SKELLAM_VARIANCE) / spread if spread > 0 else math.inf
         if units is None:
             units = 1 << int(math.log2(min(finest, MOST_UNITS))) if finest >= 1 else 0
+        if units & (units - 1):
+            raise SilodpError(f"units = {units}: set a power of two, of grid steps to the clip.")
         if units < FEWEST_UNITS or units > finest:
             raise SilodpError(
                 f"a silo's noise has a standard deviation of {spread:.4g} clips: on a grid of {units} steps to the "

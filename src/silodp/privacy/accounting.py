@@ -45,6 +45,11 @@ def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant = "p
     return math.inf if steps is None else _epsilon(steps, float(delta), accountant)
 
 
+def usual_accountant(events: Iterable[Event]) -> Accountant:
+    """The tightest accountant that knows all of these events."""
+    return "rdp" if any(_is_integer(event) for event in events) else "pld"
+
+
 def delta_of(charges: Iterable[Charge], epsilon: float, accountant: Accountant = "pld") -> float:
     """δ at ε of all (event, count) together; 0.0 for nothing, 1.0 where nothing is promised.
 
@@ -205,8 +210,9 @@ def _simplest(event: Mechanism) -> Mechanism | None:
     assert_never(event)
 
 
-def _is_integer(event: Mechanism) -> bool:
-    inner = event.event if isinstance(event, PoissonSampled | KnownSample) else event
+def _is_integer(event: Event) -> bool:
+    inner = event.event if isinstance(event, Repeated | PoissonSampled | KnownSample) else event
+    inner = inner.event if isinstance(inner, PoissonSampled | KnownSample) else inner
     return isinstance(inner, Skellam)
 
 

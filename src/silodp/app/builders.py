@@ -1,0 +1,48 @@
+"""The method and the aggregator that a configuration names, from their tables of settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from silodp.app.construct import choose, fields_of, make
+from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from silodp.federation.aggregation import Aggregator
+    from silodp.methods import Method
+
+
+def build_method(name: str, fields: Mapping[str, Any], where: str) -> Method:
+    """The method of this name with these fields, checked against its dataclass."""
+    from silodp.methods import METHODS
+
+    maker = choose(name, METHODS, f"{where}.name" if where == "method" else "method")
+    method: Method = make(maker, fields, name, where)
+    return method
+
+
+def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:
+    """The aggregator of this name with the settings of an [aggregation] table.
+
+    A setting that only other aggregators have is refused, not passed over: it may say how many silos a sum must hide
+    among, and whoever changes the aggregator alone (`--set aggregator=plain`) should know that this is gone.
+
+    Raises:
+        SilodpError: an unknown name or setting, or a value that the aggregator refuses.
+    """
+    from silodp.federation.aggregators import AGGREGATORS
+
+    maker = choose(name, AGGREGATORS, "aggregator")
+    own = {field: value for field, value in fields.items() if field in fields_of(maker)}
+    for field in (field for field in fields if field not in own):
+        others = [other for other, its in AGGREGATORS.items() if field in fields_of(its)]
+        if others:
+            kept = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
+            raise SilodpError(
+                f"aggregation.{field} is a setting of {' and '.join(others)}, and the aggregator is {name}: take it "
+                f"out of [aggregation], or replace that table by --set 'aggregation={{{kept}}}'."
+            )
+    aggregator: Aggregator = make(maker, fields, name, "aggregation")
+    return aggregator

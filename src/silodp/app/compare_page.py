@@ -1,0 +1,104 @@
+"""A comparison as a Markdown table and as a page with pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from silodp.app import plots
+from silodp.app.report import Picture, render
+from silodp.app.wording import epsilon_text, measure_text
+from silodp.privacy.guarantee import ADVERSARIES
+
+Fields = dict[str, Any]
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The comparison as a Markdown table: values of the last round, never of the best one."""
+    head = ["method", *result["quantities"], *(f"ε {adversary}" for adversary in ADVERSARIES), "seconds"]
+    lines = [f"| {' | '.join(_cell(text) for text in head)} |", "|" + "---|" * len(head)]
+    untrained = [measure_text(result["untrained"].get(name)) for name in result["quantities"]]
+    for method in result["methods"]:
+        ends = [spread_text(method["final"].get(name)) for name in result["quantities"]]
+        spent = [epsilon_text(method["epsilon"][adversary]) for adversary in ADVERSARIES]
+        cells = [method["label"], *ends, *spent, f"{method['seconds']:.1f}"]
+        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
+    lines.append(f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', '–'])} |")
+    return "\n".join([*lines, "", result["note"], ""])
+
+
+def spread_text(end: Mapping[str, Any] | None) -> str:
+    """ "mean ± sd" of a final value, and how many runs have one if not all; "–" where none has."""
+    if end is None or end["mean"] is None:
+        return "–"
+    few = f" ({end['n']} of {end['of']})" if end["n"] < end["of"] else ""
+    return f"{end['mean']:.4g}" + ("" if end["sd"] is None else f" ± {end['sd']:.2g}") + few
+
+
+def _cell(text: str) -> str:
+    """A name cannot end its cell."""
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def page(result: Fields, out: Path) -> str:
+    """compare.html, and its pictures under plots/."""
+    (out / "plots").mkdir(exist_ok=True)
+    utility: list[Picture] = []
+    for i, name in enumerate(result["quantities"]):
+        curves = [_curve(method, name) for method in result["methods"]]
+        untrained = result["untrained"][name]
+        for against, caption in (
+            (
+                "round",
+                f"{name} after every round: mean of {result['seeds']} runs, band ± one standard deviation.",
+            ),
+            (
+                "epsilon",
+                f"{name} against the ε spent on it, logarithmic; without privacy: the level it ends at.",
+            ),
+        ):
+            figure = plots.comparison(curves, name, untrained, against)
+            if figure is not None:
+                utility.append(_saved(figure, out, f"{i}-{against}", caption))
+    curves = [_curve(method, None) for method in result["methods"]]
+    figure = plots.epsilon_comparison(curves)
+    caption = "ε towards whoever sees the models, after every round of one run."
+    epsilon = None if figure is None else _saved(figure, out, "epsilon", caption)
+    ends = [
+        {**m, "ends": [spread_text(m["final"][name]) for name in result["quantities"]]}
+        for m in result["methods"]
+    ]
+    untrained_texts = [measure_text(result["untrained"][name]) for name in result["quantities"]]
+    return render(
+        "compare.html",
+        result=result,
+        methods=ends,
+        untrained=untrained_texts,
+        utility=utility,
+        epsilon=epsilon,
+    )
+
+
+def _curve(method: Fields, name: str | None) -> plots.Curve:
+    """A method's curve of one quantity, or of ε alone."""
+    empty = [None] * len(method["rounds"])
+    curve = method["curves"][name] if name is not None else {"mean": empty, "sd": empty}
+    return plots.Curve(
+        label=method["label"],
+        rounds=method["rounds"],
+        mean=[math.nan if value is None else value for value in curve["mean"]],
+        sd=[math.nan if value is None else value for value in curve["sd"]],
+        epsilon=[math.nan if value is None else value for value in method["epsilon_by_round"]["released"]],
+        private=method["private"],
+        reference=method["unit"] is None,
+    )
+
+
+def _saved(figure: Any, out: Path, name: str, caption: str) -> Picture:
+    document = plots.svg(figure, name)
+    (out / "plots" / f"{name}.svg").write_text(document, encoding="utf-8")
+    return Picture(Markup(plots.inline(document, caption)), caption)
