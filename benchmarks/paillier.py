@@ -116,6 +116,12 @@ def textbook_costs(repeats: int = 8) -> dict[str, float]:
     }
 
 
+def measure_all() -> list[dict[str, Any]]:
+    """A row for every setting."""
+    textbook = textbook_costs()
+    return [measure(name, textbook) for name in SETTINGS]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")

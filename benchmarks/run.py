@@ -1,18 +1,34 @@
-"""All benchmarks: `python benchmarks/run.py` prints a table and writes runs/benchmarks.json.
+"""All benchmarks: `python benchmarks/run.py [PART …]` prints tables and writes runs/benchmarks.json.
 
-Ratios come from one run each, with the compared things interleaved; seconds are this machine's.
+Ratios come from one run each, with the compared things interleaved; seconds are this machine's. With parts named, only
+these are measured anew.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import accounting
+import lattice
 import local_training
+import paillier
+import private_weighting
+import secure_aggregation
+
+PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "local-training": local_training.measure,
+    "accounting": accounting.measure,
+    "secure-aggregation": secure_aggregation.measure,
+    "lattice": lattice.measure,
+    "paillier": paillier.measure_all,
+    "private-weighting": private_weighting.measure,
+}
 
 
 def line(row: dict[str, Any]) -> str:
@@ -26,14 +42,15 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print, write."""
     torch.set_num_threads(1)
-    rows = {"local training": local_training.measure(), "accounting": accounting.measure()}
-    for part, measured in rows.items():
-        print(f"\n{part}")
-        for row in measured:
-            print(f"  {line(row)}")
     path = Path("runs/benchmarks.json")
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(rows, indent=1) + "\n")
+    rows = json.loads(path.read_text()) if path.exists() else {}
+    for part in sys.argv[1:] or PARTS:
+        print(f"\n{part}")
+        rows[part] = PARTS[part]()
+        for row in rows[part]:
+            print(f"  {line(row)}", flush=True)
+        path.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"\nwritten to {path}")
 
 
