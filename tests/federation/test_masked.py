@@ -157,6 +157,37 @@ def test_a_silo_lost_while_seals_open_costs_a_second_charge_and_fresh_noise(when
     assert not np.array_equal(first, second)
 
 
+def test_a_second_release_of_one_sample_is_charged_without_amplification(wire, tmp_path):  # noqa: F811
+    """The server knows that the sample is the same: two known samples would cost less than what it sees."""
+    wire.fails = staticmethod(
+        lambda name, request: "after" if (name, request.kind, request.round) == ("silo2", "open", 0) else None
+    )
+    run(Masked(min_silos=3), replace(AVG, user_sampling=0.3), rounds=1, silos=4, out=tmp_path)
+    first, second = (charge["events"]["server"] for charge in charges(tmp_path))
+    assert first["kind"] == "KnownSample"
+    assert second["kind"] == "Skellam"
+
+
+@pytest.mark.parametrize("died", ["after charging", "after opening"])
+def test_a_run_that_died_goes_on_though_a_silo_is_gone_at_resume(died, wire, tmp_path, monkeypatch):  # noqa: F811
+    """Its release was charged, and may have been opened: the others begin a further one."""
+
+    def dies(name, request):
+        if request.kind == "open" and request.round == 1 and (died == "after charging" or name == "silo3"):
+            raise KeyboardInterrupt
+        return None
+
+    wire.fails = staticmethod(dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(Masked(min_silos=3), rounds=3, silos=4, out=tmp_path)
+    wire.fails = staticmethod(
+        lambda name, request: "before" if (name, request.round) == ("silo3", 1) else None
+    )
+    result = run(Masked(min_silos=3), rounds=3, silos=4, out=tmp_path, resume=True)
+    assert [(c["round"], c["attempt"]) for c in charges(tmp_path)] == [(0, 0), (1, 0), (1, 1), (2, 0)]
+    assert result.guarantees["released"].rounds == 3
+
+
 def unsealed(path) -> bytes:
     return path.read_bytes()[32:]
 
@@ -228,8 +259,8 @@ def test_views_under_secure_aggregation():
     events = {name: Masked(min_silos=4).event(setting(sampled, 5, 4), view) for name, view in views.items()}
     assert events["server"] == KnownSample(0.5, Skellam(pytest.approx(5.0), 1 << 18, 5))
     assert events["released"].event.noise_multiplier == pytest.approx(5.0)
-    # Of four shares sized for four, one is subtracted; a person moves what is left by 4/5 of the clip at most.
-    assert events["silo"].event.noise_multiplier == pytest.approx(5.0 * np.sqrt(3 / 4) / (3 / 5))
+    # Four shares sized for four, none of them the curious silo's; a person moves their sum by 4/5 of the clip at most.
+    assert events["silo"].event.noise_multiplier == pytest.approx(5.0 / (4 / 5))
     records = replace(AVG, weighting="records")
     told = Masked().views(records, 5)
     assert isinstance(Masked().event(setting(records, 5), told["server"]), NoGuarantee)

@@ -2,9 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive
+from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, weighting
 from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, NoGuarantee, PoissonSampled, Repeated
 from silodp.privacy.guarantee import View
 
@@ -33,9 +34,34 @@ def test_shares_show_a_person_once_per_silo():
 @pytest.mark.parametrize("t", [1, 2, 4])
 def test_colluding_silos_subtract_their_noise(t):
     view = View("silo", 5, colluding=t)
-    assert multiplier(RECORDS, view) == pytest.approx(5 * math.sqrt((5 - t) / 5))
+    assert multiplier(RECORDS, view) == pytest.approx(5 * math.sqrt((5 - t) / 5) / 2)
     assert multiplier(UNIFORM, view) == pytest.approx(5 * math.sqrt(5 / (5 - t)))
     assert multiplier(UldpNaive(5.0, 1.0), view) == pytest.approx(5 * math.sqrt(5 / (5 - t)))
+
+
+def test_with_hidden_weights_emptying_the_other_silos_moves_the_sum_by_nearly_two_clips():
+    """A silo knows its own update of a person, not its weight, and that weight is 1 when she is nowhere else.
+
+    Our specification charged one clip here.
+    """
+    counts = np.array([[1], [99]])  # the curious silo, and another
+    update = np.array([1.0, -1.0])  # clipped to 1, one parameter
+    with_others = float((weighting.records(counts)[:, 0] * update).sum())
+    without = float((weighting.records(np.array([[1], [0]]))[:, 0] * update).sum())
+    moved = abs(with_others - without)
+    assert moved == pytest.approx(1.98)
+    view = View("silo", 2)
+    share = RECORDS.share_multiplier(2)
+    assert share / multiplier(RECORDS, view) >= moved, "noise it does not know, over how far the sum moves"
+
+
+@pytest.mark.parametrize("n", [3, 4, 5])
+def test_a_curious_silo_that_dropped_out_still_sees_the_models(n):
+    view = View("silo", 5, shares_for=3, survivors=n)
+    others = min(n, 4)
+    assert multiplier(UNIFORM, view) == pytest.approx(5 / math.sqrt(3) * math.sqrt(others) / (others / 5))
+    assert multiplier(UldpNaive(5.0, 1.0), view) == pytest.approx(5 * math.sqrt(5) / math.sqrt(others))
+    assert multiplier(RECORDS, view) == pytest.approx(5 / math.sqrt(3) * math.sqrt(n - 1) / 2)
 
 
 @pytest.mark.parametrize("method", [UNIFORM, RECORDS, UldpNaive(5.0, 1.0)])

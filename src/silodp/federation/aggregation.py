@@ -75,6 +75,9 @@ class Desk(Protocol):
     def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
         """The same where everyone must answer."""
 
+    def charged(self, round_: int, release: int) -> bool:
+        """Whether a release was charged before."""
+
     def charge(self, round_: int, release: int, survivors: int) -> bool:
         """Charge a release durably, before anything of it can be seen; False if the budget forbids it."""
 
@@ -235,6 +238,11 @@ class _PlainSilo:
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
         """The share as it is."""
+        if request.attempt:
+            raise SilodpError(
+                f"round {request.round + 1} was asked a second time as attempt {request.attempt + 1}: a share in clear "
+                "is sent once; fresh noise under it would be another release."
+            )
         share = share_in_clear(*work(0))
         return request.answer(share=share.value.numpy()), share.refused
 

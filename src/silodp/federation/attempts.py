@@ -46,8 +46,8 @@ class Attempts:
                 "update", self.setting.run, round_, now.attempt, fields, dict(arrays), dict(blobs(now))
             )
             answers, failures = self.desk.ask({name: request for name in now.roster})
-            if failures:
-                now = self._without(now, failures, now.release)
+            if failures:  # a release that was charged may have been opened before this process began
+                now = self._without(now, failures, now.release + self.desk.charged(round_, now.release))
                 continue
             if not self.desk.charge(round_, now.release, len(now.roster)):
                 return None

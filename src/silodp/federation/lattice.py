@@ -34,7 +34,7 @@ from silodp.federation.store import claim
 from silodp.federation.weight_shares import Constants, ServerShares, SiloWeights
 from silodp.mechanisms.clipping import Bounds, ClippedStream
 from silodp.mechanisms.grid import Grid
-from silodp.mechanisms.noise import skellam
+from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
 from silodp.methods.method import Method
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Event, NoGuarantee, discrete
@@ -47,6 +47,7 @@ ASSUMPTIONS = (
     "how long a silo takes may tell how many persons have records in it",
 )
 _FEWEST_UNITS = 1 << 12
+_NOISE_STEPS = 1 << 17  # of integer noise to the clip (PROTOCOLS 2b.3)
 PARTS = ("nonce", "public key", "ciphertexts")
 
 
@@ -89,8 +90,14 @@ class Lattice:
 
     def check(self, setting: Setting) -> None:
         """Weights by records, enough silos, and an encryption that meets every rule."""
-        check_private_weights(setting, self.name)
+        bounds = check_private_weights(setting, self.name)
         check_survivors(setting)
+        most = math.sqrt(MOST_SKELLAM_VARIANCE) / _NOISE_STEPS
+        if bounds.noise_multiplier > most:
+            raise SilodpError(
+                f"a silo's share of the noise is {bounds.noise_multiplier:.3g} clips, and 'lattice' can draw {most:.3g}"
+                ": lower noise_multiplier, raise min_silos, or sample persons."
+            )
         self.parameters(setting)
 
     def parameters(self, setting: Setting) -> LatticeParameters:
@@ -154,8 +161,10 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
     view = aggregator.views(setting.method, silos, survivors=setting.population.m)["server"]
     event, spent = setting.method.dp_event(view), 0.0
     if not isinstance(event, NoGuarantee):
-        release = discrete(event, _FEWEST_UNITS, setting.size)
-        spent = epsilon([(release, aggregator.attempts)], setting.delta, "rdp")
+        reach = 1 + math.sqrt(setting.size) / _NOISE_STEPS
+        release = discrete(event, _FEWEST_UNITS, setting.size, reach)
+        delta = setting.delta * aggregator.delta_share
+        spent = epsilon([(release, aggregator.attempts)], delta, "rdp")
     return choose(
         dimension=setting.size,
         users=setting.population.users,

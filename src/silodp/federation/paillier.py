@@ -172,7 +172,8 @@ class _Server:
         def prepare(met: Met) -> None:
             server = PaillierServer(self.aggregator.parameters(self.setting))
             blobs = {"key": server.public_key()}
-            request = Message("blinded counts", self.setting.run, attempt=met.number, blobs=blobs)
+            named = {"session": met.session}
+            request = Message("blinded counts", self.setting.run, 0, met.number, named, blobs=blobs)
             answers = desk.ask_all({name: request for name in self.setting.names})
             size = self.setting.population.users * self.aggregator.key_bits // 8
             server.receive_counts(_sized(answers, "counts", size))

@@ -15,7 +15,7 @@ from silodp.federation.messages import Message
 from silodp.federation.store import Store
 from silodp.federation.transport import Failure, Transport
 from silodp.mechanisms.noise import Randomness
-from silodp.privacy.events import Event, NoGuarantee
+from silodp.privacy.events import Event, NoGuarantee, unsampled
 from silodp.privacy.guarantee import Adversary
 from silodp.privacy.ledger import Ledger
 
@@ -80,9 +80,15 @@ class Server:
         arrays = {"params": params.cpu().numpy(), **({"sample": sample} if sample.size else {})}
         return self.side.total(self, round_, arrays)
 
+    def charged(self, round_: int, release: int) -> bool:
+        """Whether this release was charged, so that some of it may have been seen."""
+        return self.ledger.charged(round_, release)
+
     def charge(self, round_: int, release: int, survivors: int) -> bool:
         """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget."""
         cost = self._events(survivors)
+        if release > 0:  # of the same sample as the release before
+            cost = {adversary: unsampled(event) for adversary, event in cost.items()}
         if not self.ledger.charged(round_, release) and not self.ledger.affords(cost):
             return False
         self.ledger.charge(round_, release, cost)

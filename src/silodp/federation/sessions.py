@@ -123,7 +123,7 @@ class Member:
         Raises:
             SilodpError: another one was answered.
         """
-        session = self.session(request.run)
+        session = self.session(request.run, str(request.fields.get("session")))
         place = "/".join([session.transcript.hex(), request.kind, *map(str, use)])
         if not claim(self.store, f"{request.run}/once/{place}", request.digest().encode()):
             raise SilodpError(
@@ -132,7 +132,16 @@ class Member:
             )
         return session
 
+    def _refuse_the_past(self, request: Message) -> None:
+        confirmed = self.store.get(_key(request.run, "confirmed"))
+        if confirmed is not None and request.attempt < int(confirmed):
+            raise SilodpError(
+                f"silo '{self.identity.name}' is in session {int(confirmed) + 1} of the run and was asked to set up "
+                f"session {request.attempt + 1}: an old message came late; nothing was changed."
+            )
+
     def _hello(self, request: Message) -> Message:
+        self._refuse_the_past(request)
         opening = Opening.fresh(self.identity, request.run)
         secret = {"ephemeral": opening.ephemeral, "nonce": opening.nonce}
         secret |= {"seal": opening.seal, "contribution": opening.contribution}
@@ -141,12 +150,14 @@ class Member:
         return request.reply(hello=opening.hello.to_bytes())
 
     def _roster(self, request: Message) -> Message:
+        self._refuse_the_past(request)
         self.store.put(_key(request.run, f"roster/{request.attempt}"), request.encode())
         session = self._met(request.run, request.attempt)
         sealed = {f"to/{peer}": box for peer, box in session.sealed_contributions().items()}
         return request.reply(signature=session.signature(), **sealed)
 
     def _confirm(self, request: Message) -> Message:
+        self._refuse_the_past(request)
         session = self._met(request.run, request.attempt)
         session.confirm({n: request.blobs.get(f"signature/{n}", b"") for n in session.roster})
         group = session.group_secret({n: request.blobs.get(f"sealed/{n}", b"") for n in session.roster})

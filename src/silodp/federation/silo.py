@@ -115,6 +115,8 @@ class Silo:
 
     def _setup(self, request: Message) -> Message:
         """Keep the allotment, and draw once which records take part in the run."""
+        if request.attempt:
+            raise SilodpError(f"silo '{self.name}' is set up once in a run; begin a new run.")
         allotment = request.arrays.get("allotment")
         admitted = self._method.admit(self._user_index, allotment, self._randomness.stream("admit"))
         kept = {"admitted": admitted, **request.arrays}

@@ -61,11 +61,10 @@ class ServerShares:
         plan, run = self.constants.plan(self.setting, met.session), self.setting.run
         zero = self.setting.names[0]
         base = BaseTransfers(plan.session, SERVER_CHOOSES)
-        offered = self._ask_zero("base", met.number, offer=base.offer)
+        offered = self._ask_zero("base", met, offer=base.offer)
         receiver = _named(zero, lambda: base.receiver(offered.blobs.get("reply", b"")))
-        counts = self.desk.ask_all(
-            {name: Message("masked counts", run, attempt=met.number) for name in self.setting.names}
-        )
+        request = Message("masked counts", run, 0, met.number, {"session": met.session})
+        counts = self.desk.ask_all({name: request for name in self.setting.names})
         group, _ = _counted(plan, self.setting.names)
         masked = [
             group.checked(answer.arrays.get("masked", np.empty(0)), name).copy()
@@ -73,7 +72,7 @@ class ServerShares:
         ]
         counted: Unsigned = summed(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
-        answer = self._ask_zero("reciprocals", met.number, request=awaited.message)
+        answer = self._ask_zero("reciprocals", met, request=awaited.message)
         shares = _named(zero, lambda: awaited.finish(answer.blobs.get("answer", b"")))
         self._keep("shares", {"shares": shares}, {"receiver": receiver.pack()}, {"counter": receiver.counter})
 
@@ -86,7 +85,7 @@ class ServerShares:
         if done is not None:
             return Message.decode(done).arrays["shares"]
         awaited = self._awaited(round_, sample, kept)
-        answer = self._ask_zero("sample", 0, round_, request=awaited.message)
+        answer = self._ask_zero("sample", current(self.desk.store), round_, request=awaited.message)
         shares = _named(self.setting.names[0], lambda: awaited.finish(answer.blobs.get("answer", b"")))
         self._keep(str(round_), {"shares": shares})
         return shares
@@ -113,9 +112,11 @@ class ServerShares:
         )  # fmt: skip
         return Awaited(plan, part, old.arrays["own"])
 
-    def _ask_zero(self, kind: str, number: int, round_: int = 0, **blobs: bytes) -> Message:
+    def _ask_zero(self, kind: str, met: Met, round_: int = 0, **blobs: bytes) -> Message:
+        number = 0 if kind == "sample" else met.number
+        request = Message(kind, self.setting.run, round_, number, {"session": met.session}, blobs=blobs)
         zero = self.setting.names[0]
-        return self.desk.ask_all({zero: Message(kind, self.setting.run, round_, number, blobs=blobs)})[zero]
+        return self.desk.ask_all({zero: request})[zero]
 
     def _keep(
         self,
@@ -189,14 +190,33 @@ class SiloWeights:
         return request.reply(reply=reply)
 
     def _reciprocals(self, request: Message) -> Message:
-        return request.reply(answer=self._zero(request).set_up(request.blobs.get("request", b"")))
+        return self._offered(request, self._zero(request).set_up)
 
     def _sample(self, request: Message) -> Message:
         zero = self._zero(request, request.round)
-        return request.reply(answer=zero.sample(request.round, _USE, request.blobs.get("request", b"")))
+        return self._offered(request, lambda asked: zero.sample(request.round, _USE, asked))
+
+    def _offered(self, request: Message, offer: Callable[[bytes], bytes]) -> Message:
+        """The answer; a request that fails the consistency check ends the session's transfers, durably.
+
+        Each failed check would otherwise tell a cheating server one bit of the secret that all transfers rest on.
+        """
+        try:
+            return request.reply(answer=offer(request.blobs.get("request", b"")))
+        except SilodpError:
+            self.store.put(self._ended(request), b"ended")
+            raise
+
+    def _ended(self, request: Message) -> str:
+        return f"{request.run}/transfers ended/{request.fields.get('session')}"
 
     def _zero(self, request: Message, *use: int) -> SiloZero:
-        self._as_zero(request, *use)
+        session = self._as_zero(request, *use)
+        if self.store.get(self._ended(request)) is not None:
+            raise SilodpError(
+                f"silo '{session.name}' has ended its transfers, because a request failed their check: begin a new "
+                "run, and find out who altered it."
+            )
         number = self.store.get(f"{request.run}/transfers")
         packed = None if number is None else self.store.get(f"{request.run}/transfers/{int(number)}")
         if packed is None:

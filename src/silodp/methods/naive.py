@@ -86,7 +86,8 @@ class UldpNaive:
 
         The sum moves by 2Cn under noise 2C·share·√n; all shares at once move by 2C√n under 2C·share: the same ratio.
         """
-        seen = view.n - view.colluding if view.adversary == "silo" else view.n
+        # Colluding silos may have dropped out of the sum, and still see the models.
+        seen = min(view.n, view.silos - view.colluding) if view.adversary == "silo" else view.n
         if self.noise_multiplier == 0:
             return NoGuarantee("noise_multiplier is 0")
         if seen < 1:

@@ -113,8 +113,14 @@ class UldpAvg:
             others = view.n - view.colluding
             if others < 1:
                 return NoGuarantee("no silo is left whose noise the colluding silos do not know")
-            # With uniform weights the part of the sum that they do not know moves by at most others/S.
-            reach = others / view.silos if self.weighting == "uniform" else 1.0
+            if self.weighting == "uniform":
+                # What they do not know moves by others/S at most; costliest if they are not in the sum themselves.
+                others = min(view.n, view.silos - view.colluding)
+                reach = others / view.silos
+            else:
+                # Emptying the other silos raises the weight of a person's own update, hidden from them but known to be
+                # theirs: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2.
+                reach = 2.0
             seen = Gaussian(share * math.sqrt(others) / reach)
         elif view.sees_shares:
             # √Σ_s w[s,u]²: 1/√S for uniform weights; 1 when all of someone's records lie in one silo.

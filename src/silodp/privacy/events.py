@@ -103,6 +103,14 @@ def discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Ev
     return event
 
 
+def unsampled(event: Event) -> Event:
+    """The same release towards one who knows the sample and has seen a release of it before.
+
+    Two releases of one sample are no two independent ones; charged without amplification, the second is covered.
+    """
+    return event.event if isinstance(event, KnownSample) else event
+
+
 def event_to_dict(event: Event) -> dict[str, Any]:
     """JSON-ready, with the event's kind; infinite noise is "inf"."""
     fields: dict[str, Any] = {"kind": type(event).__name__}

@@ -1,0 +1,111 @@
+"""Transfers between the server and silo 0 under private weighting: one failed check ends them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from federation.test_masked import AVG, setting
+from oracles import logistic_task, small_federation
+from silodp.crypto.keys import Identity
+from silodp.crypto.oblivious_transfer import _stream_size
+from silodp.errors import SilodpError
+from silodp.federation.lattice import Lattice
+from silodp.federation.messages import Message
+from silodp.federation.sessions import Met, meet
+from silodp.federation.silo import Silo
+from silodp.federation.store import MemoryStore
+from silodp.federation.weight_shares import ServerShares
+from silodp.mechanisms.noise import Randomness
+
+METHOD = replace(AVG, weighting="records", user_sampling=0.5)
+
+
+class Parties:
+    """Three silos in a session with shares of the weights, driven by hand; `desk` is the server's."""
+
+    def __init__(self) -> None:
+        federation = small_federation(silos=3)
+        self.setting = replace(setting(METHOD), run="run")
+        self.aggregator = Lattice(count_cap=50)
+        identities = {name: Identity.fresh(name) for name in self.setting.names}
+        pins = {name: identity.public for name, identity in identities.items()}
+        self.silos = {
+            data.name: Silo(
+                data, logistic_task(), self.aggregator, self.setting, Randomness.secret(), MemoryStore(),
+                identities[data.name], pins,
+            )
+            for data in federation.silos
+        }  # fmt: skip
+        self.store = MemoryStore()
+        self.sent: list[Message] = []
+        self.shares = ServerShares(self.setting, self.aggregator.constants(self.setting), self)  # type: ignore
+        self.met = Met(meet("run", self.setting.names, self.ask_all), 0)
+        fields = {"session": self.met.session, "number": 0}
+        self.store.put("session ready", Message("session", "run", fields=fields).encode())
+        self.shares.set_up(self.met)
+
+    def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
+        self.sent.extend(requests.values())
+        return {name: self.silos[name].answer(request) for name, request in requests.items()}
+
+
+def with_a_flipped_bit(request: bytes, column: int) -> bytes:
+    place = 8 + column * _stream_size(12)
+    return request[:place] + bytes([request[place] ^ 0x80]) + request[place + 1 :]
+
+
+def test_one_failed_check_ends_the_transfers_of_a_session():
+    """Every refusal and every acceptance of an altered column tells one bit of the secret they all rest on."""
+    parties = Parties()
+    everyone = np.ones(12, dtype=bool)
+    parties.shares.of_round(0, everyone)
+    sample = parties.sent[-1]
+    outcomes: list[str] = []
+    for column in range(24):
+        kept = parties.shares._kept("shares")
+        request = parties.shares._awaited(column + 1, everyone, kept).message
+        altered = {"request": with_a_flipped_bit(request, column)}
+        try:
+            parties.silos["silo0"].answer(replace(sample, round=column + 1, blobs=altered))
+            outcomes.append("")
+        except SilodpError as error:
+            outcomes.append(str(error))
+    first = next(
+        number for number, outcome in enumerate(outcomes) if outcome
+    )  # half of the columns are noticed
+    assert all("has ended its transfers" in outcome for outcome in outcomes[first + 1 :])
+
+
+def test_requests_of_the_set_up_name_their_session():
+    parties = Parties()
+    for kind in ("masked counts", "reciprocals", "base", "sample"):
+        lie = Message(kind, "run", 5 if kind == "sample" else 0, 7, {"session": "00" * 32})
+        with pytest.raises(SilodpError, match=r"'silo0' was asked in the name of another session"):
+            parties.silos["silo0"].answer(lie)
+
+
+def test_a_confirmation_that_comes_late_does_not_bring_an_old_session_back():
+    parties = Parties()
+    stopped: dict[str, Message] = {}
+
+    def interrupted(requests: dict[str, Message]) -> dict[str, Message]:
+        if next(iter(requests.values())).kind == "confirm":
+            stopped.update(requests)
+            raise KeyboardInterrupt
+        return parties.ask_all(requests)
+
+    with pytest.raises(KeyboardInterrupt):
+        meet("run", parties.setting.names, interrupted, 1)
+    meet("run", parties.setting.names, parties.ask_all, 2)
+    with pytest.raises(
+        SilodpError, match=r"'silo0' is in session 3 of the run and was asked to set up session 2"
+    ):
+        parties.silos["silo0"].answer(stopped["silo0"])
+
+
+def test_what_a_silo_cannot_draw_is_refused_before_anything_runs():
+    loud = replace(METHOD, noise_multiplier=20.0)
+    with pytest.raises(SilodpError, match=r"share of the noise is 11\.5 clips"):
+        Lattice(count_cap=50).check(setting(loud))
+    Lattice(count_cap=50).check(setting(replace(METHOD, noise_multiplier=13.0)))
