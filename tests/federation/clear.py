@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 
 from silodp.federation.aggregation import Own, Setting, Work
+from silodp.federation.lattice import Lattice
 from silodp.federation.masked import Masked
 from silodp.federation.messages import Message
+from silodp.federation.paillier import Paillier
+from silodp.federation.rounds import Server
 from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.grid import Grid, fixed_point
+from silodp.mechanisms.noise import skellam
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,134 @@ class _Silo:
             ), update.refused
         share = Grid.for_(update.bounds, self.aggregator.units).fold(update, weights).release(noise)
         return request.answer(integers=share.value), share.refused
+
+
+# --- weights by records: Σ_s (Σ_u v_u·n[s,u]·Δ[s,u] + noise_s), in Python's integers ---
+
+
+class _Weighted:
+    def server(self, setting: Setting):
+        return _WeightedServer(self, setting)
+
+    def silo(self, setting: Setting, own: Own):
+        return _WeightedSilo(self, setting, own.counts)
+
+
+@dataclass(frozen=True)
+class LatticeInClear(_Weighted, Lattice):
+    """v_u = ⌊2^k/N[u]⌋; noise 2^r·Skellam + centered uniform of width 2^r."""
+
+    def reciprocal(self, setting, total: int) -> int:
+        return 2**self.weight_bits // total if total else 0
+
+    def grid(self, setting) -> Grid:
+        return Grid(setting.bounds.clip, self.parameters(setting).clip_units)
+
+    def noise(self, setting, stream) -> list[int]:
+        shift = self.weight_bits + int(np.log2(self.grid(setting).units)) - 17
+        std = setting.bounds.noise_multiplier * self.grid(setting).units * 2.0 ** (self.weight_bits - shift)
+        coarse = skellam(setting.size, std**2, stream)
+        fine = stream.integers(-(2 ** (shift - 1)), 2 ** (shift - 1), setting.size)
+        return [int(z) * 2**shift + int(e) for z, e in zip(coarse, fine, strict=True)]
+
+    def value(self, setting, total: list[int]) -> np.ndarray:
+        return np.array(total, np.float64) / 2**self.weight_bits * self.grid(setting).step
+
+
+@dataclass(frozen=True)
+class PaillierInClear(_Weighted, Paillier):
+    """v_u = C/(N[u]+1) with C = lcm(1..S·n_max+1); noise C·Skellam + centered uniform of width C."""
+
+    def scale(self, setting) -> int:
+        return int(np.lcm.reduce(np.arange(1, setting.population.silos * self.count_cap + 2, dtype=object)))
+
+    def reciprocal(self, setting, total: int) -> int:
+        assert self.scale(setting) % (total + 1) == 0
+        return self.scale(setting) // (total + 1)
+
+    def noise(self, setting, stream) -> list[int]:
+        scale, std = self.scale(setting), setting.bounds.noise_multiplier * self.grid(setting).units
+        coarse = skellam(setting.size, std**2, stream)
+        width = (scale.bit_length() + 128 + 7) // 8
+        drawn = stream.bytes(width * setting.size)
+        fine = [int.from_bytes(drawn[i : i + width], "little") for i in range(0, len(drawn), width)]
+        return [int(z) * scale + e % scale - scale // 2 for z, e in zip(coarse, fine, strict=True)]
+
+    def value(self, setting, total: list[int]) -> np.ndarray:
+        scale = self.scale(setting)
+        return np.array([(2 * x + scale) // (2 * scale) for x in total]) * self.grid(setting).step
+
+
+@dataclass(frozen=True)
+class _WeightedServer:
+    aggregator: LatticeInClear | PaillierInClear
+    setting: Setting
+
+    def set_up(self, desk):
+        pass
+
+    def total(self, desk, round_, arrays):
+        """Asks again without who fails; once anyone was asked to open, the next try has fresh noise and is charged."""
+        run, roster, attempt, release = self.setting.run, self.setting.names, 0, 0
+        counts = desk.ask_all({name: Message("counts", run) for name in roster})
+        capped = sum(np.minimum(c.arrays["counts"], self.aggregator.count_cap) for c in counts.values())
+        sample = arrays.get("sample", np.ones(len(capped)))
+        v = [
+            self.aggregator.reciprocal(self.setting, int(n)) * int(b)
+            for n, b in zip(capped, sample, strict=True)
+        ]
+        fields = {"v": [str(x) for x in v]}
+        while True:
+            fields["release"] = release
+            update = Message("update", run, round_, attempt, fields, {"params": arrays["params"]})
+            answers, failures = desk.ask({name: update for name in roster})
+            if not failures:
+                if not desk.charge(round_, release, len(roster)):
+                    return None
+                opening = Message("open", run, round_, attempt)
+                _, failures = desk.ask({name: opening for name in roster})
+                release += 1
+            if not failures:
+                parts = [[int(x) for x in answers[name].fields["integers"]] for name in roster]
+                total = [sum(of_coordinate) for of_coordinate in zip(*parts, strict=True)]
+                return torch.from_numpy(self.aggregator.value(self.setting, total))
+            roster, attempt = tuple(name for name in roster if name not in failures), attempt + 1
+
+
+class _WeightedSilo:
+    def __init__(self, aggregator, setting: Setting, counts: np.ndarray) -> None:
+        self.aggregator, self.setting = aggregator, setting
+        self.counts = np.minimum(counts, aggregator.count_cap)
+        self.handlers = {"open": lambda request: request.answer()}
+
+    def update(self, request: Message, work: Work):
+        update, _, stream = work(request.fields["release"])
+        v, grid = [int(x) for x in request.fields["v"]], self.aggregator.grid(self.setting)
+        total = np.array(self.aggregator.noise(self.setting, stream), dtype=object)
+        refused = 0
+        for chunk in update.chunks:
+            refused += chunk.refused
+            for u, row in zip(chunk.owners.tolist(), grid.truncated(chunk), strict=True):
+                total += v[u] * int(self.counts[u]) * row.astype(object)
+        answer = Message(request.kind, request.run, request.round, request.attempt)
+        answer.fields["integers"] = [str(x) for x in total]
+        return answer, refused
+
+
+@contextmanager
+def released() -> Iterator[list[np.ndarray]]:
+    """What the server releases inside, round by round."""
+    totals: list[np.ndarray] = []
+    play = Server.play
+
+    def watched(self, round_, params):
+        total = play(self, round_, params)
+        totals.append(total.numpy().copy())
+        return total
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "play", watched)
+        yield totals
 
 
 def described(result) -> str:

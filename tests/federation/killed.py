@@ -1,5 +1,6 @@
-"""A program for test_run: runs of training that kill themselves, -9, at each durable operation in turn.
+"""A program: runs of training that kill themselves, -9, at each durable operation in turn, or at every n-th.
 
+`killed.py [aggregator [n]]`; without them sums are in clear, and every operation's turn comes.
 Prints one JSON line per kill point: how often the process died, ε, rounds charged, and the final parameters.
 """
 
@@ -8,11 +9,15 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from federation.private import LATTICE, PAILLIER
 from oracles import logistic_task, small_federation
+from silodp.federation.aggregation import Plain
+from silodp.federation.masked import Masked
 from silodp.federation.run import train
 from silodp.methods import UldpAvg
 from silodp.training.local import LocalTraining
@@ -20,12 +25,27 @@ from silodp.training.local import LocalTraining
 METHOD = UldpAvg(
     5.0, 0.5, LocalTraining(learning_rate=0.1, epochs=2, batch_size=4), user_sampling=0.5, server_momentum=0.3
 )
-ROUNDS = 3
+BY_RECORDS = replace(METHOD, weighting="records")
+RUNS = {
+    "plain": (Plain(), METHOD, 12, 3),
+    "masked": (Masked(), METHOD, 12, 3),
+    "lattice": (LATTICE, BY_RECORDS, 4, 2),
+    "paillier": (PAILLIER, BY_RECORDS, 4, 2),
+}
+NAME, STRIDE = [*sys.argv[1:], *("plain", "1")[len(sys.argv) - 1 :]]
+AGGREGATOR, METHOD, USERS, ROUNDS = RUNS[NAME]
 
 
 def run(out: Path | None, resume: bool) -> torch.Tensor:
     return train(
-        small_federation(), logistic_task(), METHOD, rounds=ROUNDS, seed=0, out=out, resume=resume
+        small_federation(users=USERS),
+        logistic_task(),
+        METHOD,
+        rounds=ROUNDS,
+        aggregator=AGGREGATOR,
+        seed=0,
+        out=out,
+        resume=resume,
     ).params
 
 
@@ -67,9 +87,9 @@ def child(out: Path, operation: int | None) -> bool:
 def main() -> None:
     torch.set_num_threads(1)
     run(None, False)  # what is imported and cached once is inherited by the forks
-    operation = 0
+    operation = 1 - int(STRIDE)
     while True:
-        operation += 1
+        operation += int(STRIDE)
         with tempfile.TemporaryDirectory() as directory:
             out = Path(directory) / "run"
             died = not child(out, operation)

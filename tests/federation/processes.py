@@ -39,7 +39,10 @@ class Processes:
     """A transport to silos started here; `pins` are their public keys."""
 
     def __init__(self, aggregator: Aggregator, setting: Setting, server: bytes, seed: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["silodp.federation.run", "scipy.stats"]
+        )  # slow to import: once for all
         self._pipes: dict[str, Connection] = {}
         self.pins: dict[str, bytes] = {}
         self.traffic = Traffic()

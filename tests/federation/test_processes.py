@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from federation.private import LATTICE, PAILLIER, RECORDS, SAMPLED
 from federation.processes import Processes
 from federation.test_masked import AVG, run
 from oracles import logistic_task, small_federation
@@ -16,7 +17,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population
 from silodp.privacy.ledger import Ledger
 
-AGGREGATORS = [(Plain(), AVG), (Masked(), AVG)]
+AGGREGATORS = [(Plain(), AVG), (Masked(), AVG), (LATTICE, SAMPLED), (PAILLIER, RECORDS)]
 
 
 @pytest.mark.parametrize(("aggregator", "method"), AGGREGATORS, ids=lambda value: value.name)

@@ -1,0 +1,124 @@
+"""Private weighting for tests: settings small enough to be quick, and parties driven by hand."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
+
+from federation.clear import LatticeInClear, PaillierInClear
+from federation.test_masked import AVG
+from oracles import logistic_task, small_federation
+from silodp.crypto.keys import Identity
+from silodp.data.silo import Federation
+from silodp.federation.aggregation import Aggregator, Setting
+from silodp.federation.lattice import Lattice
+from silodp.federation.messages import Message
+from silodp.federation.paillier import Paillier
+from silodp.federation.rounds import Server
+from silodp.federation.run import Result, train
+from silodp.federation.sessions import current
+from silodp.federation.silo import Silo
+from silodp.federation.store import MemoryStore
+from silodp.federation.transport import Failure, InProcess
+from silodp.mechanisms.noise import Randomness
+from silodp.methods import Population
+from silodp.privacy.ledger import Ledger
+
+RECORDS = replace(AVG, weighting="records")
+SAMPLED = replace(RECORDS, user_sampling=0.5)
+LATTICE = Lattice(count_cap=3, attempts=20)
+PAILLIER = Paillier(count_cap=3, key_bits=512, insecure_for_tests=True)
+
+
+def run(
+    aggregator, method=RECORDS, rounds=2, seed: int | None = 1, federation: Federation | None = None, **more
+) -> Result:
+    federation = federation or small_federation()
+    task = logistic_task(federation.silos[0].x.shape[1])
+    return train(federation, task, method, rounds=rounds, seed=seed, aggregator=aggregator, **more)
+
+
+def in_clear(aggregator: Lattice | Paillier) -> LatticeInClear | PaillierInClear:
+    """The twin with the same settings."""
+    twin = LatticeInClear if isinstance(aggregator, Lattice) else PaillierInClear
+    return twin(**{field.name: getattr(aggregator, field.name) for field in fields(aggregator) if field.init})
+
+
+def setting(method=RECORDS, silos=3, shares_for=None, size=5) -> Setting:
+    """As every party of a small run knows it."""
+    names = tuple(f"silo{s}" for s in range(silos))
+    return Setting("", names, method, Population(silos, 12, shares_for), size)
+
+
+def counts_of(federation: Federation, cap: int | None = None) -> np.ndarray:
+    """min(n[s,u], cap), (S, U)."""
+    counts = np.stack([np.bincount(silo.user, minlength=federation.users) for silo in federation.silos])
+    return counts if cap is None else np.minimum(counts, cap)
+
+
+class Recording(InProcess):
+    """Keeps every message; `lost(name, request)` says who does not hear it."""
+
+    def __init__(self, parties) -> None:
+        super().__init__(parties, wire=True)
+        self.asked: list[tuple[str, Message]] = []
+        self.answered: list[tuple[str, Message]] = []
+        self.lost = lambda name, request: False
+
+    def ask(self, requests, timeout=None):
+        self.asked += requests.items()
+        heard = {name: request for name, request in requests.items() if not self.lost(name, request)}
+        answers, failures = super().ask(heard, timeout)
+        self.answered += answers.items()
+        return answers, failures | {
+            name: Failure("offline", "pulled out") for name in set(requests) - set(heard)
+        }
+
+
+class Parties:
+    """A server and silos that are set up; what a dishonest server would send can be sent to `silos` by hand."""
+
+    def __init__(
+        self, aggregator: Aggregator, method=SAMPLED, silos: int = 3, federation: Federation | None = None
+    ) -> None:
+        federation = federation or small_federation(silos=silos)
+        task = logistic_task(federation.silos[0].x.shape[1])
+        self.names = tuple(silo.name for silo in federation.silos)
+        population = Population(len(self.names), federation.users, aggregator.shares_for(len(self.names)))
+        self.setting = Setting("run", self.names, method, population, task.size)
+        identities = {name: Identity.fresh(name) for name in self.names}
+        pins = {name: identity.public for name, identity in identities.items()}
+        self.silos = {
+            data.name: Silo(
+                data, task, aggregator, self.setting, Randomness.secret(), MemoryStore(),
+                identities[data.name], pins,
+            )
+            for data in federation.silos
+        }  # fmt: skip
+        self.transport = Recording(self.silos)
+        ledger = Ledger(None, 1e-5, "rdp", run="run")
+        self.server = Server(
+            self.setting, self.transport, aggregator, ledger, MemoryStore(), Randomness.secret()
+        )
+        self.server.set_up()
+        self.params = task.initial(1)
+
+    def play(self, round_: int) -> torch.Tensor:
+        total = self.server.play(round_, self.params)
+        assert total is not None
+        return total
+
+    @property
+    def session(self) -> str:
+        return current(self.server.store).session
+
+    def last(self, kind: str, name: str = "silo0", round_: int | None = None) -> Message:
+        """The request of this kind that this silo was asked last (in this round)."""
+        asked = (m for n, m in reversed(self.transport.asked) if (n, m.kind) == (name, kind))
+        return next(m for m in asked if round_ in (None, m.round))
+
+    def kept(self, what: str) -> Message:
+        """From the server's store."""
+        return Message.decode(self.server.store.get(what) or b"")
