@@ -134,7 +134,7 @@ def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[st
     }  # fmt: skip
 
 
-def measure(names: tuple[str, ...] = BY_DEFAULT, workers: int = 1) -> list[dict[str, Any]]:
+def measure(names: tuple[str, ...] = BY_DEFAULT, workers: int = 2) -> list[dict[str, Any]]:
     """A row for every case named."""
     return [{"case": name} | round_of(workers=workers, **CASES[name]) for name in names]
 
