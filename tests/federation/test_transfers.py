@@ -17,6 +17,7 @@ from silodp.federation.silo import Silo
 from silodp.federation.store import MemoryStore
 from silodp.federation.weight_shares import ServerShares
 from silodp.mechanisms.noise import Randomness
+from silodp.privacy.accounting import epsilon
 
 METHOD = replace(AVG, weighting="records", user_sampling=0.5)
 
@@ -109,3 +110,15 @@ def test_what_a_silo_cannot_draw_is_refused_before_anything_runs():
     with pytest.raises(SilodpError, match=r"share of the noise is 11\.5 clips"):
         Lattice(count_cap=50).check(setting(loud))
     Lattice(count_cap=50).check(setting(replace(METHOD, noise_multiplier=13.0)))
+
+
+def test_flooding_is_weighed_against_the_servers_epsilon():
+    """The server decrypts and knows the sample: by the released ε, amplified, it would be promised too much."""
+    rare = setting(replace(METHOD, user_sampling=0.1))
+    lattice = Lattice(count_cap=50)
+    delta = rare.delta * lattice.delta_share
+    spent = {
+        name: epsilon([(lattice.event(rare, view), lattice.attempts)], delta, "rdp")
+        for name, view in lattice.views(rare.method, 3).items()
+    }
+    assert lattice.parameters(rare).epsilon >= spent["server"] > 2 * spent["released"]
