@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -29,16 +29,16 @@ from silodp.federation.attempts import Attempts, Seals
 from silodp.federation.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.federation.masked import check_survivors
 from silodp.federation.messages import Message
+from silodp.federation.private_weights import HiddenWeights, check_private_weights, integer_rows
 from silodp.federation.sessions import Member, current, set_up
 from silodp.federation.store import claim
 from silodp.federation.weight_shares import Constants, ServerShares, SiloWeights
 from silodp.mechanisms.clipping import Bounds, ClippedStream
 from silodp.mechanisms.grid import Grid
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
-from silodp.methods.method import Method
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Event, NoGuarantee, discrete
-from silodp.privacy.guarantee import Adversary, View
+from silodp.privacy.guarantee import View
 
 ASSUMPTIONS = (
     *SECURE_AGGREGATION,
@@ -51,19 +51,8 @@ _NOISE_STEPS = 1 << 17  # of integer noise to the clip (PROTOCOLS 2b.3)
 PARTS = ("nonce", "public key", "ciphertexts")
 
 
-def check_private_weights(setting: Setting, name: str) -> Bounds:
-    """Refuse methods that have no weights to hide."""
-    bounds = setting.bounds
-    if bounds is None or not setting.method.needs_counts:
-        raise SilodpError(
-            f"aggregator = '{name}' hides weights by records, and {setting.method.name} as it is set uses none: set "
-            "weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'."
-        )
-    return bounds
-
-
 @dataclass(frozen=True)
-class Lattice:
+class Lattice(HiddenWeights):
     """Private weighting for models of any size.
 
     `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `attempts`: most
@@ -103,19 +92,6 @@ class Lattice:
     def parameters(self, setting: Setting) -> LatticeParameters:
         """The encryption that this run uses: a function of public constants alone."""
         return _parameters(self, setting)
-
-    def shares_for(self, silos: int) -> int:
-        """`min_silos`."""
-        return silos if self.min_silos is None else self.min_silos
-
-    def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """Everyone sees the sum; only the server, which draws it, knows the sample; nobody knows counts."""
-        m = self.shares_for(silos)
-        return {
-            "released": View("released", silos, shares_for=m, survivors=survivors),
-            "server": View("server", silos, knows_sample=True, shares_for=m, survivors=survivors),
-            "silo": View("silo", silos, shares_for=m, survivors=survivors),
-        }
 
     def event(self, setting: Setting, view: View) -> Event:
         """The method's, with Skellam noise at the scale of 2^r, and the shift of the uniform part charged."""
@@ -295,12 +271,3 @@ class _Silo:
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""
         return claim(self._own.store, f"{request.run}/seeds/{seed.hex()}", request.digest().encode())
-
-
-def integer_rows(
-    update: ClippedStream, grid: Grid, refused: list[int]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(owners, rows in grid steps), chunk by chunk; counts the rows that were not finite."""
-    for chunk in update.chunks:
-        refused[0] += chunk.refused
-        yield chunk.owners.cpu().numpy(), grid.truncated(chunk)

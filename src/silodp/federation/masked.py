@@ -41,8 +41,18 @@ ASSUMPTIONS = (
 )
 
 
+class FewestSilos:
+    """Aggregators that some silos may drop out of; `min_silos` is a field of theirs."""
+
+    min_silos: int | None
+
+    def shares_for(self, silos: int) -> int:
+        """`min_silos`."""
+        return silos if self.min_silos is None else self.min_silos
+
+
 @dataclass(frozen=True)
-class Masked:
+class Masked(FewestSilos):
     """Secure aggregation.
 
     `min_silos` m: the fewest whose answers are added up; noise is sized for them (None: all silos must answer).
@@ -64,10 +74,6 @@ class Masked:
         """A grid and a ring must exist."""
         check_survivors(setting)
         self.ring(setting)
-
-    def shares_for(self, silos: int) -> int:
-        """`min_silos`."""
-        return silos if self.min_silos is None else self.min_silos
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """SPEC section 2, first column: everyone sees the sum."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,11 @@ class Message:
             ) from None
 
     def digest(self) -> str:
-        """SHA-256 of everything in it; the same request has the same digest."""
+        """SHA-256 of everything in it; the same request has the same digest. Nothing in a message changes."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         state = hashlib.sha256(
             json.dumps([self.kind, self.run, self.round, self.attempt, self.fields], sort_keys=True).encode()
         )

@@ -24,17 +24,16 @@ from silodp.crypto.secure_aggregation import Attempt, masked, pair_masked
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
 from silodp.federation.attempts import Attempts, Seals
-from silodp.federation.lattice import check_private_weights, integer_rows
 from silodp.federation.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.federation.masked import check_survivors
 from silodp.federation.messages import Message
+from silodp.federation.private_weights import HiddenWeights, check_private_weights, integer_rows
 from silodp.federation.sessions import Member, Met, set_up
 from silodp.mechanisms.clipping import ClippedStream
 from silodp.mechanisms.grid import Grid, noise_variance
 from silodp.mechanisms.noise import skellam
-from silodp.methods.method import Method
 from silodp.privacy.events import Event, discrete
-from silodp.privacy.guarantee import Adversary, View
+from silodp.privacy.guarantee import View
 
 ASSUMPTIONS = (
     *SECURE_AGGREGATION,
@@ -66,7 +65,7 @@ class Residues:
 
 
 @dataclass(frozen=True)
-class Paillier:
+class Paillier(HiddenWeights):
     """Private weighting for small models.
 
     `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `min_silos` as for
@@ -116,19 +115,6 @@ class Paillier:
             key_bits=self.key_bits,
             insecure_for_tests=self.insecure_for_tests,
         )
-
-    def shares_for(self, silos: int) -> int:
-        """`min_silos`."""
-        return silos if self.min_silos is None else self.min_silos
-
-    def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """Everyone sees the sum; only the server, which draws it, knows the sample; nobody knows counts."""
-        m = self.shares_for(silos)
-        return {
-            "released": View("released", silos, shares_for=m, survivors=survivors),
-            "server": View("server", silos, knows_sample=True, shares_for=m, survivors=survivors),
-            "silo": View("silo", silos, shares_for=m, survivors=survivors),
-        }
 
     def event(self, setting: Setting, view: View) -> Event:
         """The method's, with Skellam noise at the scale C_LCM, and the shift of the uniform part charged."""
