@@ -10,14 +10,14 @@ from silodp.errors import SilodpError
 from silodp.privacy import calibration
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.calibration import noise_multiplier_for, rounds_for, sampling_probability_for
-from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, NoGuarantee, PoissonSampled
+from silodp.privacy.events import Gaussian, Group, KnownSample, NoGuarantee, PoissonSampled
 
 DELTA = 1e-5
 MAKERS = {
     "gaussian": lambda q, s: Gaussian(s),
     "sampled": lambda q, s: PoissonSampled(q, Gaussian(s)),
     "known": lambda q, s: KnownSample(q, Gaussian(s)),
-    "group": lambda q, s: GroupSampled(3, q, s),
+    "group": lambda q, s: Group(3, PoissonSampled(q, Gaussian(s))),
 }
 
 

@@ -19,7 +19,7 @@ from silodp.privacy import journal
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import (
     Gaussian,
-    GroupSampled,
+    Group,
     KnownSample,
     NoGuarantee,
     PoissonSampled,
@@ -439,7 +439,7 @@ mechanisms = st.one_of(
     gaussians,
     st.builds(PoissonSampled, st.floats(0, 1), gaussians),
     st.builds(KnownSample, st.floats(0, 1), gaussians),
-    st.builds(GroupSampled, st.integers(0, 100), st.floats(0, 1), multipliers),
+    st.builds(Group, st.integers(0, 100), st.builds(PoissonSampled, st.floats(0, 1), gaussians)),
 )
 any_event = st.one_of(
     mechanisms, st.builds(Repeated, mechanisms, st.integers(0, 10**6)), st.builds(NoGuarantee, st.text())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from silodp.errors import SilodpError
 from silodp.privacy.accounting import Accountant, check_delta, epsilon
-from silodp.privacy.events import Event, NoGuarantee
+from silodp.privacy.events import Event, reason
 
 _TOLERANCE = 0.9e-4  # of ln(parameter)
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
@@ -98,8 +98,8 @@ def _excess(
 
     def excess(log: float) -> float:
         event, count = charge(log)
-        if isinstance(event, NoGuarantee):
-            raise SilodpError(f"no epsilon can be met against this adversary, because {event.reason}.")
+        if (why := reason(event)) is not None:
+            raise SilodpError(f"no epsilon can be met against this adversary, because {why}.")
         cost = epsilon([(event, count)], delta, accountant)
         if cost > target:  # even where the quotient rounds to 1
             return min(max(math.log(cost / target), 1e-300), 3.0)

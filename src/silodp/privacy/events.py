@@ -6,8 +6,8 @@ A noise multiplier is a standard deviation in units of the sensitivity of what i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from silodp.errors import SilodpError
@@ -33,7 +33,18 @@ class Skellam:
     dimension: int
 
 
-Additive = Gaussian | Skellam
+@dataclass(frozen=True)
+class TwoLooks:
+    """Two releases of the same sum of the same batch, with independent noise (SPEC section 3, decoupled trajectories).
+
+    Two Gaussian looks are the one of multiplier 1/√(1/a² + 1/b²).
+    """
+
+    first: Gaussian
+    second: Gaussian | Skellam
+
+
+Additive = Gaussian | Skellam | TwoLooks
 
 
 @dataclass(frozen=True)
@@ -46,30 +57,52 @@ class PoissonSampled:
 
 @dataclass(frozen=True)
 class KnownSample:
-    """The same release towards one who knows who was sampled (SPEC section 2).
+    """One coin for all of the inner event, towards one who knows how it fell (SPEC sections 2 and 4).
 
-    With probability 1 - q the unit is not in the sample and the release says nothing about it.
+    With probability 1 - q the unit is not in the sample and nothing is said about it. The two stages of rPDP-FL are
+    KnownSample(λ, Repeated(PoissonSampled(q, Gaussian(σ)), τ)).
     """
 
     sampling_probability: float
-    event: Additive
+    event: Additive | PoissonSampled | Group | KnownSample | Repeated | Composed
 
 
 @dataclass(frozen=True)
-class GroupSampled:
-    """One step of Poisson-sampled DP-SGD, a person having at most `group_size` records (SPEC 1, G)."""
+class Group:
+    """The same event for a person with at most `size` records, each of them sampled on its own (SPEC 1, G).
 
-    group_size: int
-    sampling_probability: float
-    noise_multiplier: float
+    Of a release, or of a release on a Poisson sample, this is the worst of all ways in which her records may lie in the
+    silos that run it. Of anything else only the Rényi accountant knows the cost: group privacy, whatever the event.
+    """
+
+    size: int
+    event: Additive | PoissonSampled | KnownSample | Repeated | Composed
 
 
 @dataclass(frozen=True)
 class Repeated:
     """The same event `count` times, adaptively."""
 
-    event: Gaussian | Skellam | PoissonSampled | KnownSample | GroupSampled
+    event: Additive | PoissonSampled | KnownSample | Group | Repeated | Composed
     count: int
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Several events, all of them, adaptively."""
+
+    parts: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class Each:
+    """What a charge costs each of several kinds of units, of which one unit is only one (clients with own settings).
+
+    ε of a book is the largest over the alternatives, each composed over all charges: the i-th of this charge with the
+    i-th of that one. A charge without alternatives counts for every kind.
+    """
+
+    alternatives: tuple[Event, ...]
 
 
 @dataclass(frozen=True)
@@ -79,36 +112,113 @@ class NoGuarantee:
     reason: str
 
 
-Mechanism = Gaussian | Skellam | PoissonSampled | KnownSample | GroupSampled
-Event = Mechanism | Repeated | NoGuarantee
+Mechanism = Additive | PoissonSampled | KnownSample | Group
+Event = Mechanism | Repeated | Composed | Each | NoGuarantee
 
 _KINDS: dict[str, Callable[..., Event]] = {
     kind.__name__: kind
-    for kind in (Gaussian, Skellam, PoissonSampled, KnownSample, GroupSampled, Repeated, NoGuarantee)
+    for kind in (
+        Gaussian,
+        Skellam,
+        TwoLooks,
+        PoissonSampled,
+        KnownSample,
+        Group,
+        Repeated,
+        Composed,
+        Each,
+        NoGuarantee,
+    )
 }
 
 
-def discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Event:
-    """The same release with Skellam noise of the same standard deviation in place of Gaussian noise.
+def nested(event: Event) -> Iterator[Event]:
+    """The event, and every event inside it."""
+    yield event
+    for inner in _inside(event):
+        yield from nested(inner)
 
+
+def reason(event: Event) -> str | None:
+    """Why nothing is promised, if somewhere in the event nothing is."""
+    return next((inner.reason for inner in nested(event) if isinstance(inner, NoGuarantee)), None)
+
+
+def alternatives(event: Event) -> int | None:
+    """How many kinds of units the event tells apart; None: it costs every unit the same.
+
+    Raises:
+        SilodpError: two parts of it tell different numbers apart, or none at all.
+    """
+    sizes = {len(inner.alternatives) for inner in nested(event) if isinstance(inner, Each)}
+    if len(sizes) > 1 or 0 in sizes:
+        raise SilodpError(
+            f"an event names {' and '.join(map(str, sorted(sizes)))} alternatives: name each kind of unit everywhere."
+        )
+    return sizes.pop() if sizes else None
+
+
+def alternative(event: Event, index: int) -> Event:
+    """What the event costs the units of one kind."""
+    if isinstance(event, Each):
+        return alternative(event.alternatives[index], index)
+    return _rebuilt(event, lambda inner: alternative(inner, index))
+
+
+def discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Event:
+    """The same releases with Skellam noise of the same standard deviation in place of Gaussian noise.
+
+    Of two looks only the second is released, so only its noise is drawn in integers.
     `reach`: how much further than in real numbers the unit can move the integers.
     """
+
+    def integer(look: Gaussian | Skellam) -> Gaussian | Skellam:
+        return (
+            Skellam(look.noise_multiplier / reach, units, dimension) if isinstance(look, Gaussian) else look
+        )
+
     match event:
-        case Gaussian(sigma):
-            return Skellam(sigma / reach, units, dimension)
-        case PoissonSampled(q, Gaussian(sigma)):
-            return PoissonSampled(q, Skellam(sigma / reach, units, dimension))
-        case KnownSample(q, Gaussian(sigma)):
-            return KnownSample(q, Skellam(sigma / reach, units, dimension))
-    return event
+        case Gaussian():
+            return integer(event)
+        case TwoLooks(first, second):
+            return TwoLooks(first, integer(second))
+    return _rebuilt(event, lambda inner: discrete(inner, units, dimension, reach))
 
 
 def unsampled(event: Event) -> Event:
-    """The same release towards one who knows the sample and has seen a release of it before.
+    """The same release, with fresh noise, towards one who has seen a release of the same samples before.
 
-    Two releases of one sample are no two independent ones; charged without amplification, the second is covered.
+    Two releases of one sample are no two independent ones, whether the sample is known or not; charged without
+    amplification, the second is covered: given all that was seen, it is a release on the sample or nothing.
     """
-    return event.event if isinstance(event, KnownSample) else event
+    if isinstance(event, KnownSample | PoissonSampled):
+        return unsampled(event.event)
+    return _rebuilt(event, unsampled)
+
+
+def _inside(event: Event) -> tuple[Event, ...]:
+    match event:
+        case TwoLooks(first, second):
+            return first, second
+        case PoissonSampled() | KnownSample() | Group() | Repeated():
+            return (event.event,)
+        case Composed(parts):
+            return parts
+        case Each(parts):
+            return parts
+    return ()
+
+
+def _rebuilt(event: Event, change: Callable[[Any], Any]) -> Event:
+    """The same event around changed inner ones; the looks of `TwoLooks` belong together and are left alone."""
+    match event:
+        case PoissonSampled() | KnownSample() | Group() | Repeated():
+            return replace(event, event=change(event.event))
+        case Composed(parts):
+            return Composed(tuple(change(part) for part in parts))
+        case Each(parts):
+            return Each(tuple(change(part) for part in parts))
+    return event
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
@@ -117,7 +227,9 @@ def event_to_dict(event: Event) -> dict[str, Any]:
     for name, value in vars(event).items():
         if type(value).__name__ in _KINDS:
             fields[name] = event_to_dict(value)
-        elif name in ("count", "group_size", "units", "dimension"):
+        elif name in ("parts", "alternatives"):
+            fields[name] = [event_to_dict(part) for part in value]
+        elif name in ("count", "size", "units", "dimension"):
             fields[name] = int(value)
         elif name == "reason":
             fields[name] = str(value)
@@ -133,10 +245,16 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
         SilodpError: the fields are not an event's.
     """
     try:
-        values = {name: event_from_dict(v) if isinstance(v, dict) else v for name, v in fields.items()}
+        values = {name: _value(value) for name, value in fields.items()}
         if values.get("noise_multiplier") == "inf":
             values["noise_multiplier"] = math.inf
         kind = values.pop("kind")
         return _KINDS[str(kind)](**values)
     except (KeyError, TypeError, AttributeError):
         raise SilodpError(f"{fields!r} is not an event: it was written by another version.") from None
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(event_from_dict(part) for part in value)
+    return event_from_dict(value) if isinstance(value, dict) else value

@@ -15,7 +15,8 @@ class View:
     """What one adversary sees of a round (SPEC section 2); built by the aggregator, read by the method.
 
     `shares_for` (m) is the number of survivors the noise shares were sized for, `survivors` (n) how many
-    noise shares are in the sum, `colluding` (t) how many silos subtract their own.
+    noise shares are in the sum, `colluding` (t) how many silos subtract their own. `round` is counted from 0: units
+    with budgets of their own retire after publicly known rounds, and cost nothing from then on.
     """
 
     adversary: Adversary
@@ -26,6 +27,7 @@ class View:
     shares_for: int | None = None
     survivors: int | None = None
     colluding: int = 1
+    round: int = 0
 
     @property
     def m(self) -> int:
@@ -44,6 +46,9 @@ class Guarantee:
 
     `epsilon` is None where nothing is promised (`private` is then False and `reason` says why).
     `releasable` is False when the noise came from a fixed seed.
+    `persons`: where the unit is a record, (k, ε or None): what a person with k records gets.
+    `groups`: where units have budgets of their own, one entry for each budget: what was asked, and what was spent.
+    `claims`: what a paper claims for this run and nobody has proven, {"epsilon", "why"}; never the guarantee.
     """
 
     adversary: Adversary
@@ -58,6 +63,9 @@ class Guarantee:
     reason: str | None = None
     assumptions: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    persons: tuple[tuple[int, float | None], ...] = ()
+    groups: tuple[dict[str, Any], ...] = ()
+    claims: tuple[dict[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -66,7 +74,11 @@ class Guarantee:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Guarantee:
         """Inverse of `to_dict`."""
-        lists = {name: tuple(fields[name]) for name in ("assumptions", "not_covered")}
+        lists = {
+            name: tuple(fields.get(name, ()))
+            for name in ("assumptions", "not_covered", "persons", "groups", "claims")
+        }
+        lists["persons"] = tuple((records, epsilon) for records, epsilon in lists["persons"])
         return cls(**{**fields, **lists})
 
 
@@ -77,6 +89,7 @@ NOT_COVERED: tuple[str, ...] = (
     "metrics computed on private records, held-out ones included, and everything chosen by looking at them: the best "
     "round, early stopping, tuning",
     "further runs on the same people: each adds its own ε",
+    "how long rounds took and how many updates were not finite, which metrics.jsonl and the report tell",
     "that a person's id is on the public list of ids",
     HELD_OUT,
 )

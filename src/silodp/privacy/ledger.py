@@ -16,7 +16,8 @@ from typing import Any, Self
 
 from silodp.errors import SilodpError, check_real
 from silodp.privacy.accounting import Accountant, Spent, check_accountant, check_delta
-from silodp.privacy.events import Event, NoGuarantee, event_from_dict, event_to_dict
+from silodp.privacy.events import Event, event_from_dict, event_to_dict
+from silodp.privacy.events import reason as reason_of
 from silodp.privacy.guarantee import ADVERSARIES, Adversary
 from silodp.privacy.journal import Journal
 
@@ -134,7 +135,7 @@ class Ledger:
         if adversary not in events:
             raise SilodpError(f"the budget is for {adversary!r}, and no event says what that adversary sees.")
         event = events[adversary]
-        reason = event.reason if isinstance(event, NoGuarantee) else self._reasons.get(adversary)
+        reason = reason_of(event) or self._reasons.get(adversary)
         if reason is not None:
             raise SilodpError(
                 f"the budget cannot be kept against {adversary!r}, as nothing is promised there ({reason}): "
@@ -205,6 +206,6 @@ class Ledger:
     def _count(self, charge: Charge) -> None:
         self._charges[charge.round, charge.attempt] = charge
         for adversary, event in charge.events.items():
-            if isinstance(event, NoGuarantee):
-                self._reasons.setdefault(adversary, event.reason)
+            if (reason := reason_of(event)) is not None:
+                self._reasons.setdefault(adversary, reason)
             self._spent[adversary].add(event)

@@ -19,7 +19,8 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from numpy.typing import NDArray
 from scipy import fft, signal, special, stats
 
-from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, Mechanism, PoissonSampled, Skellam
+from silodp.privacy.events import Gaussian, Group, KnownSample, Mechanism, PoissonSampled
+from silodp.privacy.steps import parts
 
 FINEST_GRID = 1e-4
 """The interval of SPEC's golden values; no grid is finer."""
@@ -84,20 +85,24 @@ def of_step(event: Mechanism, grid: float) -> tuple[Losses, ...]:
     """Both directions of one step, or a single one where they are equal.
 
     A group's step is the mixture Σ_i Binom(k, γ)(i)·N(i, σ²) against N(0, σ²) (SPEC section 1, G). A known
-    sample is the unsampled step with all its mass, infinity included, times q, and an atom 1 − q at loss 0
-    (SPEC section 2).
+    sample is all that is inside, composed, with all its mass, infinity included, times q, and an atom 1 − q at
+    loss 0 (SPEC sections 2 and 4).
     """
     match event:
         case KnownSample(q, inner):
-            return tuple(_with_atom_at_zero(losses, q) for losses in of_step(inner, grid))
-        case GroupSampled():
-            return _mixture(event, grid, AdjacencyType.REMOVE), _mixture(event, grid, AdjacencyType.ADD)
+            return tuple(_with_atom_at_zero(losses, q) for losses in composed(parts(inner), grid))
+        case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
+            return tuple(
+                _mixture(k, gamma, sigma, grid, way) for way in (AdjacencyType.REMOVE, AdjacencyType.ADD)
+            )
         case Gaussian(sigma):
             built = library.from_gaussian_mechanism(sigma, value_discretization_interval=grid)
-        case PoissonSampled(q, inner):
+        case PoissonSampled(q, Gaussian(sigma)):
             built = library.from_gaussian_mechanism(
-                inner.noise_multiplier, value_discretization_interval=grid, sampling_prob=q
+                sigma, value_discretization_interval=grid, sampling_prob=q
             )
+        case _:
+            raise _unknown(event)
     remove, add = built._pmf_remove, built._pmf_add
     return tuple(_read(pmf, grid) for pmf in ((remove,) if add is remove else (remove, add)))
 
@@ -135,10 +140,10 @@ class _Mixture(privacy_loss_mechanism.MixtureGaussianPrivacyLoss):  # type: igno
         return high
 
 
-def _mixture(event: GroupSampled, grid: float, direction: AdjacencyType) -> Losses:
-    records = np.arange(event.group_size + 1)
-    weights = stats.binom.pmf(records, event.group_size, event.sampling_probability)
-    mixture = _Mixture(event.noise_multiplier, records, weights, adjacency_type=direction)
+def _mixture(k: int, gamma: float, sigma: float, grid: float, direction: AdjacencyType) -> Losses:
+    records = np.arange(k + 1)
+    weights = stats.binom.pmf(records, k, gamma)
+    mixture = _Mixture(sigma, records, weights, adjacency_type=direction)
     bounds = mixture.connect_dots_bounds()
     lowest, highest = math.floor(bounds.epsilon_lower / grid), math.ceil(bounds.epsilon_upper / grid)
     deltas = mixture.get_delta_for_epsilon(np.arange(lowest, highest + 1) * grid)
@@ -200,11 +205,11 @@ def spread(event: Mechanism) -> float:
         case Gaussian(sigma):
             return 1 / sigma
         case KnownSample(q, inner):
-            mu = 1 / inner.noise_multiplier
+            mu = _spread_of(parts(inner))
             return math.sqrt(q * (mu**2 + mu**4 / 4))
-        case PoissonSampled(q, inner):
-            return spread(GroupSampled(1, q, inner.noise_multiplier))
-        case GroupSampled(k, gamma, sigma):
+        case PoissonSampled(q, Gaussian()):
+            return spread(Group(1, event))
+        case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
             mu = k / sigma
             bound = math.sqrt(mu**2 + mu**4 / 4)
             records = np.arange(k + 1)
@@ -213,8 +218,11 @@ def spread(event: Mechanism) -> float:
             if exponents.max() > 700:  # e^x overflows; far from losing little
                 return bound
             return min(bound, math.sqrt(float(weights @ np.expm1(exponents) @ weights)))
-        case Skellam():
-            raise TypeError("Skellam noise has no loss distribution here: accounting refuses it")
+    raise _unknown(event)
+
+
+def _spread_of(steps: Sequence[tuple[Mechanism, int]]) -> float:
+    return math.sqrt(sum(count * spread(event) ** 2 for event, count in steps))
 
 
 def grid_of(steps: Sequence[tuple[Mechanism, int]]) -> float:
@@ -223,23 +231,36 @@ def grid_of(steps: Sequence[tuple[Mechanism, int]]) -> float:
     As coarse as a 128th of the smallest step's spread, and as coarse as keeps every array below some 2·10⁶
     buckets. Grids are nested, so the coarser one always gives the larger ε.
     """
-    spreads = [(spread(event), count) for event, count in steps]
-    window = 17 * math.sqrt(sum(count * s**2 for s, count in spreads))
+    window = 17 * _spread_of(steps)
     widest = max(_range(event) for event, _ in steps)
-    grid = max(min(s for s, _ in spreads) / _BUCKETS_PER_SPREAD, FINEST_GRID)
+    grid = max(min(_finest(event) for event, _ in steps) / _BUCKETS_PER_SPREAD, FINEST_GRID)
     grid = FINEST_GRID * 2.0 ** math.floor(math.log2(grid / FINEST_GRID))
     while max(window, widest) > grid * _MOST_BUCKETS:
         grid *= 2
     return grid
 
 
+def _finest(event: Mechanism) -> float:
+    """The smallest spread of a step, or of a step inside it: every one of them is put on the grid."""
+    inside = parts(event.event) if isinstance(event, KnownSample) else ()
+    return min(spread(event), *(_finest(inner) for inner, _ in inside), math.inf)
+
+
 def _range(event: Mechanism) -> float:
     """Above the width of one step's distribution: 10 standard deviations each way, and the mean."""
     match event:
-        case Gaussian(sigma):
+        case Gaussian(sigma) | PoissonSampled(_, Gaussian(sigma)):
             mu = 1 / sigma
-        case GroupSampled(k, _, sigma):
+        case Group(k, PoissonSampled(_, Gaussian(sigma))):
             mu = k / sigma
-        case PoissonSampled(_, inner) | KnownSample(_, inner):
-            mu = 1 / inner.noise_multiplier
+        case KnownSample(_, inner):
+            inside = parts(inner)
+            mu = _spread_of(inside)
+            return max(20 * mu + mu**2, *(_range(step) for step, _ in inside), 0.0)
+        case _:
+            raise _unknown(event)
     return 20 * mu + mu**2
+
+
+def _unknown(event: Mechanism) -> TypeError:
+    return TypeError(f"{event!r} has no loss distribution here: `steps` refuses it")

@@ -12,9 +12,20 @@ import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as library
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln
 
-from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, Mechanism, PoissonSampled, Skellam
+from silodp.privacy.events import (
+    Additive,
+    Gaussian,
+    Group,
+    KnownSample,
+    Mechanism,
+    PoissonSampled,
+    Skellam,
+    TwoLooks,
+    nested,
+)
+from silodp.privacy.steps import parts
 
 ORDERS: tuple[float, ...] = tuple(
     float(order) for order in sorted({*library.DEFAULT_RDP_ORDERS, *range(2, 257), 512, 1024, 2048, 4096})
@@ -33,7 +44,12 @@ def orders_for(steps: Sequence[tuple[Mechanism, int]]) -> tuple[float, ...]:
     A group of 2^c records turns the order α into α/2^c, and only α ≥ 2^(c+1) is valid, so with groups the
     orders are α/2^c ≥ 2 for the α of ORDERS and the largest c.
     """
-    groups = [group_exponent(event.group_size) for event, _ in steps if isinstance(event, GroupSampled)]
+    groups = [
+        group_exponent(inner.size)
+        for event, _ in steps
+        for inner in nested(event)
+        if isinstance(inner, Group)
+    ]
     factor = 2.0 ** max(groups, default=0)
     return ORDERS if not groups else tuple(a / factor for a in ORDERS if a >= 2 * factor)
 
@@ -42,36 +58,62 @@ def orders_for(steps: Sequence[tuple[Mechanism, int]]) -> tuple[float, ...]:
 def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """ρ(α) of one step at each order; infinity where no bound is known.
 
-    Gaussian α/(2σ²). Known sample ln(1 − q + q e^((α−1)ρ(α)))/(α−1) (SPEC section 2). A group of 2^c records:
-    3^c ρ(2^c α), for α ≥ 2 (SPEC section 1, G).
+    Gaussian α/(2σ²). Known sample ln(1 − q + q e^((α−1)ρ(α)))/(α−1) (SPEC section 2), ρ of all that is inside. A group
+    of 2^c records: 3^c ρ(2^c α), for α ≥ 2 (SPEC section 1, G).
     """
     alpha = np.array(orders)
     match event:
         case Gaussian(sigma):
             return alpha / (2 * sigma**2)
-        case Skellam():
-            return _between_integers(lambda order: float(skellam(event, np.array(order))), orders)
+        case Skellam() | TwoLooks():
+            return _between_integers(lambda whole: (whole - 1) * release(event, whole), orders)
+        case PoissonSampled(q, Gaussian(sigma)):
+            return _sampled_gaussian(q, sigma, orders)
         case PoissonSampled(q, inner):
-            if isinstance(inner, Skellam):
-                return _sampled_skellam(q, inner, orders)
-            return _sampled_gaussian(q, inner.noise_multiplier, orders)
+            return _sampled_symmetric(q, inner, orders)
         case KnownSample(q, inner):
-            exponent = (alpha - 1) * of_step(inner, orders)
-            mixed: NDArray[np.float64] = np.logaddexp(math.log1p(-q), math.log(q) + exponent) / (alpha - 1)
+            mixed: NDArray[np.float64] = coin(q, (alpha - 1) * _summed(parts(inner), orders)) / (alpha - 1)
             return mixed
-        case GroupSampled(k, gamma, sigma):
-            c = group_exponent(k)
-            rho = 3.0**c * _sampled_gaussian(gamma, sigma, tuple(2.0**c * alpha))
-            return rho if c == 0 else np.where(alpha >= 2, rho, np.inf)
+        case Group(k, inner):
+            factor = group_exponent(k)
+            rho = 3.0**factor * _summed(parts(inner), tuple(2.0**factor * alpha))
+            return rho if factor == 0 else np.where(alpha >= 2, rho, np.inf)
+
+
+def coin(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not."""
+    small = np.log1p(q * np.expm1(np.minimum(exponents, 1.0)))
+    mixed: NDArray[np.float64] = np.where(
+        exponents < 1.0, small, np.logaddexp(math.log1p(-q), math.log(q) + exponents)
+    )
+    return mixed
 
 
 @lru_cache(maxsize=256)
 def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """ρ(α) of the Poisson-sampled Gaussian mechanism."""
-    accountant = library.RdpAccountant(orders)
-    with _quiet():
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)))
-    return np.asarray(accountant.rdp, float)
+    """ρ(α) of the Poisson-sampled Gaussian mechanism: a sum at integer orders, dp_accounting's series between them."""
+    alpha = np.array(orders)
+    whole = (alpha == np.floor(alpha)) & (alpha >= 2)
+    rho = np.empty(len(orders))
+    if whole.any():
+        rho[whole] = sampled_moments(np.array([q]), Gaussian(sigma), alpha[whole])[:, 0] / (alpha[whole] - 1)
+    if not whole.all():
+        accountant = library.RdpAccountant([float(order) for order in alpha[~whole]])
+        with _quiet():
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)))
+        rho[~whole] = accountant.rdp
+    return rho
+
+
+def release(event: Additive, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ρ(α) of a noisy sum; with integer noise for integer α ≥ 2 only. Two looks add up: their noise is independent."""
+    match event:
+        case Gaussian(sigma):
+            return alpha / (2 * sigma**2)
+        case TwoLooks(first, second):
+            return release(first, alpha) + release(second, alpha)
+        case Skellam():
+            return skellam(event, alpha)
 
 
 def skellam(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -87,30 +129,50 @@ def skellam(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=256)
-def _sampled_skellam(q: float, event: Skellam, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """ρ(α) of the Poisson-sampled mechanism at integer orders (SPEC section 4, ρ_PoiSG with Skellam's own ρ(l)):
+def _sampled_symmetric(q: float, event: Additive, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """ρ(α) of the Poisson-sampled mechanism with noise that is known at integer orders only."""
 
-    ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))]/(α−1). Holds for Skellam noise because
-    it is symmetric (Zhu and Wang 2019).
+    def moments(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+        return sampled_moments(np.array([q]), event, alpha)[:, 0]
+
+    return _between_integers(moments, orders)
+
+
+def sampled_moments(
+    q: NDArray[np.float64], event: Additive, orders: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(α−1)ρ(α) of a Poisson-sampled release, (orders, n), for 0 < q < 1 (n,) and integer α ≥ 2 (SPEC section 4):
+
+    ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))]. Holds for Gaussian and Skellam noise,
+    and for two looks at one sample, because they are symmetric (Zhu and Wang 2019). Without the last factor the sum
+    is 1; what it adds is Σ_{l≥2} … (e^((l−1)ρ(l)) − 1), in which all terms are positive: nothing cancels, however
+    small q is.
     """
-    log_q, log_rest = math.log(q), math.log1p(-q)
+    l = np.arange(2, orders.max() + 1)  # noqa: E741
+    growth = (l - 1) * release(event, l)
+    beyond = np.where(growth < 30, np.log(np.expm1(np.minimum(growth, 30.0))), growth) - gammaln(l + 1)
+    odds, log_rest = np.log(q) - np.log1p(-q), np.log1p(-q)
+    moments = np.empty((len(orders), len(q)))
+    for i, alpha in enumerate(orders):
+        upto = l[: int(alpha) - 1]
+        terms = np.multiply.outer(upto, odds)
+        terms += (beyond[: len(upto)] + gammaln(alpha + 1) - gammaln(alpha - upto + 1))[:, None]
+        top = terms.max(axis=0)
+        terms -= top
+        np.exp(terms, out=terms)
+        moments[i] = np.logaddexp(0.0, alpha * log_rest + top + np.log(terms.sum(axis=0)))
+    return moments
 
-    def rho(alpha: int) -> float:
-        l = np.arange(2, alpha + 1, dtype=float)  # noqa: E741
-        binomial = gammaln(alpha + 1) - gammaln(l + 1) - gammaln(alpha - l + 1)
-        terms = binomial + (alpha - l) * log_rest + l * log_q + (l - 1) * skellam(event, l)
-        first = (alpha - 1) * log_rest + math.log(alpha * q - q + 1)
-        return float(logsumexp([first, *terms])) / (alpha - 1)
 
-    return _between_integers(rho, orders)
-
-
-def _between_integers(rho: Callable[[int], float], orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """A bound at any order > 1 from ρ at integer orders: (α−1)ρ(α) is convex, and 0 at α = 1."""
-    known = sorted({bound for order in orders for bound in (math.floor(order), math.ceil(order))} - {1})
-    moments = [0.0, *((alpha - 1) * rho(alpha) for alpha in known)]
+def _between_integers(
+    moments: Callable[[NDArray[np.float64]], NDArray[np.float64]], orders: tuple[float, ...]
+) -> NDArray[np.float64]:
+    """A bound of ρ at any order > 1 from (α−1)ρ(α) at integer orders: it is convex, and 0 at α = 1."""
     alpha = np.array(orders)
-    bounds: NDArray[np.float64] = np.interp(alpha, [1, *known], moments) / (alpha - 1)
+    known = np.unique(np.concatenate([np.floor(alpha), np.ceil(alpha)]))
+    known = known[known > 1]
+    between = np.interp(alpha, [1, *known], [0.0, *moments(known)])
+    bounds: NDArray[np.float64] = between / (alpha - 1)
     return bounds
 
 
@@ -136,7 +198,12 @@ def _nothing(record: logging.LogRecord) -> bool:
 def composed(steps: Sequence[tuple[Mechanism, int]]) -> tuple[tuple[float, ...], NDArray[np.float64]]:
     """The orders and the sum of ρ over all steps."""
     orders = orders_for(steps)
-    return orders, np.sum([count * of_step(event, orders) for event, count in steps], axis=0)
+    return orders, _summed(steps, orders)
+
+
+def _summed(steps: Sequence[tuple[Mechanism, int]], orders: tuple[float, ...]) -> NDArray[np.float64]:
+    total: NDArray[np.float64] = np.sum([count * of_step(event, orders) for event, count in steps], axis=0)
+    return total
 
 
 def epsilon(steps: Sequence[tuple[Mechanism, int]], delta: float) -> float:

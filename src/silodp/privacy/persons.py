@@ -1,0 +1,40 @@
+"""What a guarantee about single records is worth to a person with several of them (group privacy; SPEC 1, G)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from silodp.privacy.events import (
+    Composed,
+    Each,
+    Event,
+    Group,
+    KnownSample,
+    NoGuarantee,
+    Repeated,
+)
+
+
+def for_person(event: Event, records: int) -> Event:
+    """What an event charged for one record costs a person with at most `records` of them, in whatever silos.
+
+    Every release becomes that of a group, whose records are drawn each on its own. A coin that is tossed for a whole
+    silo (`KnownSample`) is left out for more than one record: whether all of a person's records share it depends on
+    where they are, and of several coins one falls more often than a single one does.
+    """
+    if records == 1:
+        return event
+    match event:
+        case NoGuarantee():
+            return event
+        case KnownSample(_, inner):
+            return for_person(inner, records)
+        case Repeated(inner, count):
+            return Repeated(cast(Group, for_person(inner, records)), count)
+        case Composed(parts):
+            return Composed(tuple(for_person(part, records) for part in parts))
+        case Each():
+            return NoGuarantee("silos have settings of their own, and records may lie in several of them")
+        case Group(size, inner):
+            return Group(size * records, inner)
+    return Group(records, event)

@@ -1,0 +1,326 @@
+"""No record spends more than its budget, by an accountant that knows nothing of the calibration."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as library
+from dp_accounting.rdp import rdp_privacy_accountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from silodp.errors import SilodpError
+from silodp.privacy.accounting import epsilon
+from silodp.privacy.events import Gaussian, KnownSample, PoissonSampled
+from silodp.privacy.personal import (
+    Curve,
+    binary_search,
+    filter_budget,
+    rounds_within,
+    scf,
+    two_stage_curve,
+)
+from silodp.privacy.two_stage import ORDERS, TwoStage, conversion
+
+HEART = {"noise_multiplier": 12.25, "local_steps": 50, "client_sampling": 1.0, "rounds": 15, "delta": 1e-3}
+LEVELS = np.array([0.1, 1.0, 5.0])
+GRID = 1e-4
+
+
+def renyi_cost(q, noise_multiplier, local_steps, client_sampling, rounds, delta, joined=False):
+    """ε by dp_accounting's accountant and conversion, the coin put in by hand; `joined`: every round, no coin."""
+    accountant = dp_accounting.rdp.RdpAccountant(
+        sorted({*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, *ORDERS[ORDERS <= 1024]})
+    )
+    event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise_multiplier))
+    accountant.compose(event, local_steps)
+    alpha, rho = np.array(accountant.orders), accountant.rdp
+    if not joined and client_sampling < 1:
+        exponent = np.log(client_sampling) + (alpha - 1) * rho
+        rho = np.logaddexp(math.log1p(-client_sampling), exponent) / (alpha - 1)
+    return float(rdp_privacy_accountant.compute_epsilon(alpha, rounds * rho, delta)[0])
+
+
+def loss_cost(q, noise_multiplier, local_steps, client_sampling, rounds, delta):
+    step = library.from_gaussian_mechanism(
+        noise_multiplier, sampling_prob=q, value_discretization_interval=GRID
+    )
+    joined = step.self_compose(local_steps).compute_mixture(library.identity(GRID), client_sampling)
+    return joined.self_compose(rounds).get_epsilon_for_delta(delta)
+
+
+runs = st.fixed_dictionaries(
+    {
+        "noise_multiplier": st.floats(0.8, 20),
+        "local_steps": st.integers(1, 60),
+        "client_sampling": st.floats(0.05, 1),
+        "rounds": st.integers(1, 40),
+        "delta": st.floats(1e-6, 1e-3),
+    }
+)
+some_budgets = st.lists(st.floats(0.05, 15), min_size=1, max_size=3)
+
+
+@settings(max_examples=15)
+@given(run=runs, budgets=some_budgets)
+def test_no_record_overspends_and_none_could_get_the_next_grid_point(run, budgets):
+    budgets = np.array(budgets)
+    curve = two_stage_curve(**run)
+    met = curve.met_by(budgets)
+    assert (curve.spent(met) <= budgets).all()
+    for q, budget in zip(met, budgets, strict=True):
+        if q == 0:
+            assert curve.epsilons[0] > budget
+            continue
+        assert renyi_cost(q, **run) <= budget * (1 + 1e-9)
+        if q < 1:
+            above = curve.parameters[np.searchsorted(curve.parameters, q) + 1]
+            assert 1 < above / q < 1.01
+            assert curve.spent(np.array([above]))[0] > budget
+
+
+@settings(max_examples=4)
+@given(run=runs, budget=st.floats(0.1, 8))
+def test_the_true_cost_lies_below_the_renyi_cost(run, budget):
+    q = two_stage_curve(**run).met_by(np.array([budget]))[0]
+    if q > 0:
+        assert loss_cost(q, **run) <= budget * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("client_sampling", [0.3, 1.0])
+def test_few_budgets_are_met_by_pld_to_a_thousandth(client_sampling):
+    run = {**HEART, "client_sampling": client_sampling}
+    curve = two_stage_curve(**run, accountant="pld", budgets=np.tile(LEVELS, 40))
+    met = curve.met_by(LEVELS)
+    assert (met > two_stage_curve(**run).met_by(LEVELS)).all()
+    for q, budget in zip(met, LEVELS, strict=True):
+        true = loss_cost(q, **run)
+        assert true <= budget * (1 + 2e-4)
+        assert q == 1 or budget * (1 - 2e-3) <= true
+    assert ((met == 1) | (curve.spent(met) >= LEVELS * (1 - 1e-3))).all()
+
+
+def test_many_budgets_share_a_coarser_curve_by_pld():
+    run = {**HEART, "client_sampling": 0.5}
+    budgets = np.linspace(0.5, 4, 100)
+    curve = two_stage_curve(**run, accountant="pld", points=12, budgets=budgets)
+    assert len(curve.parameters) == 12
+    met = curve.met_by(budgets)
+    assert (curve.spent(met) <= budgets).all()
+    assert met[-1] > 0
+    assert set(met) <= {0.0, *curve.parameters}
+
+
+def test_the_curve_is_the_accountants_epsilon_up_to_its_orders():
+    curve = two_stage_curve(**HEART)
+    for i in (900, 1500, 1900):
+        q = float(curve.parameters[i])
+        steps = KnownSample(1.0, PoissonSampled(q, Gaussian(12.25)))
+        ours = epsilon([(steps, 15 * 50)], 1e-3, "rdp")
+        assert ours * (1 - 1e-9) <= curve.epsilons[i] <= ours * 1.005
+    assert round(curve.epsilons[-1]) == 10  # SPEC section 5: σ is taken so that q = 1 costs 10
+
+
+def test_curves_are_read_from_below_and_charged_from_above():
+    curve = Curve(np.array([0.1, 0.2, 1.0]), np.array([1.0, 2.0, math.inf]))
+    np.testing.assert_array_equal(
+        curve.met_by(np.array([0.9, 1.0, 1.9, 2.0, 1e9, math.inf])), [0, 0.1, 0.1, 0.2, 0.2, 1]
+    )
+    np.testing.assert_array_equal(
+        curve.spent(np.array([0.0, 0.05, 0.1, 0.10001, 0.3, 1.5])), [0, 1, 1, 2, math.inf, math.inf]
+    )
+    for parameters, epsilons in (
+        ([0.2, 0.1], [1, 2]),
+        ([0.1, 0.2], [2, 1]),
+        ([0.0, 0.2], [1, 2]),
+        ([0.1], [math.nan]),
+        ([], []),
+    ):
+        with pytest.raises(SilodpError, match="curve"):
+            Curve(np.array(parameters, float), np.array(epsilons, float))
+
+
+@settings(max_examples=6)
+@given(sigma=st.floats(2, 10), rounds=st.integers(1, 100), budgets=some_budgets)
+@pytest.mark.parametrize("by", ["known sample", "hidden sample", "clip"])
+def test_no_user_overspends(by, sigma, rounds, budgets):
+    """By dp_accounting's own loss distributions."""
+    makers = {
+        "known sample": lambda x: KnownSample(x, Gaussian(sigma)),
+        "hidden sample": lambda x: PoissonSampled(x, Gaussian(sigma)),
+        "clip": lambda x: Gaussian(sigma / x),
+    }
+    budgets = np.array(budgets)
+    curve = Curve.of(makers[by], rounds, 1e-5, budgets=budgets)
+    for x, budget in zip(curve.met_by(budgets), budgets, strict=True):
+        if x == 0:
+            assert curve.epsilons[0] > budget
+            continue
+        gaussian = library.from_gaussian_mechanism(sigma, value_discretization_interval=GRID)
+        step = {
+            "known sample": lambda x=x, g=gaussian: g.compute_mixture(library.identity(GRID), x),
+            "hidden sample": lambda x=x: library.from_gaussian_mechanism(
+                sigma, sampling_prob=x, value_discretization_interval=GRID
+            ),
+            "clip": lambda x=x: library.from_gaussian_mechanism(
+                sigma / x, value_discretization_interval=GRID
+            ),
+        }[by]()
+        true = step.self_compose(rounds).get_epsilon_for_delta(1e-5)
+        assert true <= budget * (1 + 1e-3)
+        assert x == 1 or true >= budget * (1 - 3e-3)
+
+
+# The book
+
+
+@settings(max_examples=25)
+@given(run=runs, q=st.floats(0.001, 1), budget=st.floats(0.05, 15))
+@pytest.mark.parametrize("book", ["planned", "realized"])
+def test_a_record_stays_as_long_as_its_budget_lasts(book, run, q, budget):
+    most = 60
+    sizes = {name: run[name] for name in ("noise_multiplier", "local_steps", "client_sampling", "delta")}
+    rounds = int(rounds_within(np.array([q]), np.array([budget]), **sizes, most=most, book=book)[0])
+
+    def cost(rounds):
+        return renyi_cost(q, **{**run, "rounds": rounds}, joined=book == "realized")
+
+    if rounds > 0:
+        assert cost(rounds) <= budget * (1 + 1e-9)
+    if rounds < most:
+        step = TwoStage(**sizes)
+        rho = step.joined(np.array([q])) if book == "realized" else step.planned(np.array([q]))
+        assert step.epsilon((rounds + 1) * rho)[0] > budget * (1 - 1e-9)
+
+
+def test_a_record_calibrated_for_all_rounds_stays_in_all_of_them():
+    run = {**HEART, "client_sampling": 0.6}
+    sizes = {name: run[name] for name in ("noise_multiplier", "local_steps", "client_sampling", "delta")}
+    budgets = np.concatenate([np.linspace(0.1, 9, 500), two_stage_curve(**run).epsilons[1200::40]])
+    q = two_stage_curve(**run).met_by(budgets)
+    planned = rounds_within(q, budgets, **sizes, most=40)
+    realized = rounds_within(q, budgets, **sizes, most=40, book="realized")
+    kept = (q > 0) & (q < 1)
+    assert (planned[kept] == 15).all()
+    assert (planned[q == 1] >= 15).all()
+    assert (realized <= planned).all()  # fewer, but only rounds that were joined count
+    assert (realized[kept] >= 5).all()
+    assert (realized[kept] < 15).any()
+    assert (
+        rounds_within(np.array([0.0]), np.array([0.1]), **sizes, most=40)[0] == 40
+    )  # never drawn, never spent
+
+
+# Individual filters
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5])
+def test_a_filters_budget_is_what_gaussian_steps_of_full_norm_may_spend(delta):
+    budgets = np.array([0.05, 0.5, 2.0, 9.0])
+    for budget, most in zip(budgets, filter_budget(budgets, delta), strict=True):
+        # Steps of norm C at multiplier σ add 1/(2σ²) to R each.
+        accountant = dp_accounting.rdp.RdpAccountant([1 + x for x in np.geomspace(0.01, 3000, 1500)])
+        accountant.compose(dp_accounting.GaussianDpEvent(math.sqrt(1 / (2 * most))))
+        assert budget * (1 - 1e-3) <= accountant.get_epsilon(delta) <= budget * (1 + 1e-4)
+
+
+def test_a_filters_order_is_proven_by_the_conversion():
+    """Some order α has α·R + ln(1 − 1/α) − ln(δα)/(α − 1) ≤ ε: the claim itself, whatever the search did."""
+    budgets = np.geomspace(0.01, 50, 60)
+    orders = 1 + np.geomspace(1e-3, 1e5, 4000)
+    found = filter_budget(budgets, 1e-4)
+    best = (orders[:, None] * found + conversion(orders, 1e-4)[:, None]).min(axis=0)
+    assert (best <= budgets * (1 + 1e-4)).all()
+
+
+# The papers' calibrations
+
+
+def test_scf_overspends_and_says_so():
+    run = {"noise_multiplier": 1.0, "local_steps": 5, "client_sampling": 0.5, "rounds": 20, "delta": 1e-3}
+    budgets = np.linspace(0.5, 5, 300)
+    fitted = scf(budgets, **run)
+    true = np.array([renyi_cost(q, **run) for q in fitted.sampling_probabilities[::60] if q > 0])
+    asked = budgets[::60][fitted.sampling_probabilities[::60] > 0]
+    assert fitted.r_squared > 0.99
+    assert fitted.violations > 0.7 * len(budgets)
+    assert fitted.worst > 2
+    assert (true > asked).mean() > 0.5
+    exact = two_stage_curve(**run)
+    assert (fitted.costs <= exact.spent(fitted.sampling_probabilities) * (1 + 1e-9)).all()
+    assert (exact.spent(exact.met_by(budgets)) <= budgets).all()
+
+
+def test_scf_is_what_the_paper_fits():
+    """Where the curve goes through the points the inverse gives the q back, and costs beyond ε(1) give 1."""
+    fitted = scf(np.array([0.5, 3.0, 9.0, 50.0]), **HEART)
+    a, b, c = fitted.coefficients
+    q = fitted.sampling_probabilities
+    np.testing.assert_allclose(np.exp(a * q[:3] + b) + c, [0.5, 3.0, 9.0], rtol=1e-9)
+    assert q[3] == 1.0
+    assert scf(LEVELS, **HEART, conversion="tight").violations > scf(LEVELS, **HEART).violations == 0
+
+
+def test_scf_says_that_its_fit_fails():
+    with pytest.raises(SilodpError, match="use calibration 'exact'"):
+        scf(LEVELS, 0.3, 50, 1.0, 200, 1e-5)
+
+
+def test_binary_search_is_the_exact_calibration_with_a_tolerance():
+    found = binary_search(LEVELS, **HEART)
+    exact = two_stage_curve(**HEART).met_by(LEVELS)
+    np.testing.assert_allclose(found, exact, rtol=0.02)
+    for q, budget in zip(found, LEVELS, strict=True):
+        assert budget * 0.985 <= renyi_cost(q, **HEART) <= budget * (1 + 1e-9)
+    assert binary_search(np.array([50.0]), **HEART)[0] == 1.0
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"local_steps": 0}, "local_steps"),
+        ({"local_steps": 1.5}, "local_steps"),
+        ({"client_sampling": 0.0}, "client_sampling"),
+        ({"client_sampling": 1.2}, "client_sampling"),
+        ({"rounds": 0}, "rounds"),
+        ({"delta": 1.0}, "delta"),
+        ({"points": 1}, "points"),
+        ({"least": 0.0}, "least"),
+        ({"accountant": "moments"}, "accountant"),
+    ],
+)
+def test_what_is_out_of_range_is_named(change, field):
+    with pytest.raises(SilodpError, match=field):
+        two_stage_curve(**{**HEART, **change})
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan])
+def test_budgets_are_numbers_above_zero(wrong):
+    budgets = np.array([1.0, wrong])
+    for use in (
+        two_stage_curve(**HEART, points=10).met_by,
+        lambda b: filter_budget(b, 1e-5),
+        lambda b: scf(b, **HEART),
+        lambda b: rounds_within(np.array([0.1, 0.1]), b, 1.0, 1, 1.0, 1e-5, 9),
+    ):
+        with pytest.raises(SilodpError, match="budget"):
+            use(budgets)
+
+
+def test_books_are_planned_or_realized():
+    with pytest.raises(SilodpError, match="'planned' or 'realized'"):
+        rounds_within(np.array([0.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9, "both")
+    with pytest.raises(SilodpError, match="between 0 and 1"):
+        rounds_within(np.array([1.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9)
+
+
+def test_orders_go_to_1024_and_beyond():
+    assert ORDERS.max() >= 1024
+    assert (np.floor(ORDERS) == ORDERS).all()
+    assert ORDERS.min() == 2
