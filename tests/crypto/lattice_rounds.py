@@ -87,6 +87,8 @@ def rows_like(kind, parameters, rng):
             rows[:, :, -1] = -norm
         case "spread":
             rows[:] = int(norm / parameters.dimension**0.5)
+        case "spread, minus":
+            rows[:] = -int(norm / parameters.dimension**0.5)
     return rows
 
 

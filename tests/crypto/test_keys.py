@@ -180,3 +180,10 @@ def test_derived_keys_follow_rfc_5869_and_differ_by_purpose():
     assert secret_of(b"material", b"salt", "a", 1) == expected
     assert subkey(pseudorandom, "a", 1) == expected
     assert len({subkey(bytes(32), *use) for use in (("a", 1), ("a", "1"), ("a1",), ("a", 1, ""))}) == 4
+
+
+def test_secrets_do_not_show_when_printed():
+    identity = Identity.fresh("a")
+    opening = Opening.fresh(identity, "run")
+    for secret in (identity.seed, opening.ephemeral, opening.seal, opening.contribution):
+        assert repr(secret)[2:-1] not in repr(opening) + repr(identity)

@@ -43,16 +43,41 @@ def test_everyone_gets_the_entry_asked_for(size: int, data: st.DataObject) -> No
     assert (asked.open(answer) == tables[np.arange(len(indices)), indices]).all()
 
 
-def test_the_keys_open_no_other_entry() -> None:
-    users, size = 20, 32
+@pytest.mark.parametrize(("size", "width"), [(32, 1), (10, 1), (10, 5), (2, 16)])
+def test_the_keys_open_no_other_entry(size: int, width: int) -> None:
+    """And of the one, every word; also where tables do not fill all the places that so many transfers have."""
+    users = 20
     receiver, sender = pair()
-    tables, indices = tables_of(users, size), np.arange(users)
+    tables = np.random.default_rng(1).integers(0, 2**64, (users, size, width), np.uint64)
+    everyone, indices = np.arange(users), np.arange(users) % size
     asked = Lookup.ask(receiver, 0, indices, size)
     answer = lookup.answer(sender, 0, asked.message, tables)
-    for shift in range(1, size):
-        others = (indices + shift) % size
-        assert (replace(asked, indices=others).open(answer) != tables[np.arange(users), others]).all()
-    assert (hidden(answer, users) != tables).all()
+    assert len(answer) == 32 + 8 * tables.size
+    for part in (asked, Lookup.unpack(asked.pack())):
+        assert (part.entries(answer, width) == tables[everyone, indices]).all()
+        for shift in range(1, size):
+            others = (indices + shift) % size
+            assert (replace(part, indices=others).entries(answer, width) != tables[everyone, others]).all()
+    assert (hidden(answer, users) != tables.reshape(users, -1)).all()
+    with pytest.raises(SilodpError, match="does not belong"):
+        asked.entries(answer, width + 1)
+
+
+def test_equal_entries_of_one_table_do_not_look_equal() -> None:
+    """Of two ciphertexts a person, one stands in several places; nor where the receiver takes off the pads it has."""
+    receiver, sender = pair()
+    asked = Lookup.ask(receiver, 0, np.zeros(1, int), 8)
+    left = (
+        hidden(lookup.answer(sender, 0, asked.message, np.zeros((1, 8, 4), np.uint64)), 1)
+        .reshape(8, 4)
+        .copy()
+    )
+    assert np.unique(left).size == 8 * 4
+    for i, pad in enumerate(lookup._pads(asked.keys[0], 4)):
+        for entry in (entry for entry in range(8) if not entry >> i & 1):
+            left[entry] ^= pad[lookup._without_bit(entry, i)]
+    assert not left[0].any()
+    assert np.unique(left[1:]).size == 7 * 4
 
 
 def test_entries_cannot_be_combined() -> None:

@@ -112,8 +112,20 @@ def test_base_transfers_are_answered_once() -> None:
     base.receiver(reply)
     with pytest.raises(SilodpError, match="answered twice"):
         base.receiver(reply)
+    with pytest.raises(SilodpError, match="answered before"):
+        base.pack()
     with pytest.raises(SilodpError, match="32 bytes of the session"):
         BaseTransfers(b"short", "test")
+
+
+def test_base_transfers_that_were_stored_take_the_reply() -> None:
+    base = BaseTransfers(SESSION, "test")
+    sender, reply = TransferSender.accept(SESSION, "test", base.offer)
+    again = BaseTransfers.unpack(base.pack())
+    assert again.offer == base.offer
+    choices = bits(16)
+    message, keys = again.receiver(reply).choose(0, choices)
+    assert (keys == sender.keys(0, 16, message)[choices, np.arange(16)]).all()
 
 
 def test_the_reply_shows_no_choice() -> None:
@@ -213,8 +225,12 @@ def test_a_cheating_receiver_is_caught_and_the_base_transfers_end() -> None:
     sender.keys(
         0, 16, cheating(receiver, 0, 16, [])
     )  # the honest case, so that the next refusal is for the columns
+    with pytest.raises(SilodpError, match="not 16 transfers"):
+        sender.keys(1, 16, b"cut")
+    assert not sender.ended
     with pytest.raises(SilodpError, match="columns disagree"):
         sender.keys(1, 16, cheating(receiver, 1, 16, list(range(64))))
+    assert sender.ended
     with pytest.raises(SilodpError, match="has ended"):
         sender.keys(2, 16, receiver.choose(2, bits(16))[0])
     with pytest.raises(SilodpError, match="used past 2"):

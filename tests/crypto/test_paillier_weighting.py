@@ -4,9 +4,10 @@ from gmpy2 import mpz
 from scipy import stats
 from toys import Parties, cancelling_masks, small_rows
 
-from silodp.crypto import paillier_weighting
+from silodp.crypto import hidden_sample, paillier_weighting
+from silodp.crypto.hidden_sample import OneOf
 from silodp.crypto.paillier_parameters import PaillierParameters
-from silodp.crypto.paillier_weighting import PaillierServer
+from silodp.crypto.paillier_weighting import PaillierServer, chosen_ciphertexts
 from silodp.crypto.power_products import PowerProducts
 
 SMALL = {"silos": 2, "users": 3, "dimension": 4, "count_cap": 2, "row_bound": 100, "noise_std": 1.0}
@@ -126,6 +127,40 @@ def test_requests_are_fresh_and_unsampled_users_look_like_the_others():
         seen |= set(request)
         assert all(c % parties.n != 1 for c in request)  # the randomness is not 1
     assert len(seen) == 18
+
+
+@pytest.mark.parametrize("key_bits", [272, 512], ids=["entries that are no whole words", "whole words"])
+def test_what_silo_0_chooses_is_a_request_with_a_sample_that_nobody_knows(key_bits):
+    """Every entry decrypts to β(i, κ)·inverse; the chosen ones make the sum of the sample that i and κ decide."""
+    rng, law = np.random.default_rng(3), OneOf(3, 10)
+    counts = rng.integers(0, 3, (3, 8))
+    parties = Parties(counts, dimension=3, key_bits=key_bits, row_bound=100, noise_std=1.0)
+    p, server = parties.parameters, parties.server
+    places, shifts = hidden_sample.places(8, law), rng.integers(0, 10, 8)
+    tables = server.tables(law, places, server.encrypted_pairs())
+    assert tables.shape == (8, 10, p.entry_words)
+    for u, i in enumerate(places.tolist()):
+        for shift in range(10):
+            entry = chosen_ciphertexts(p, tables[u, [shift]])
+            plain = server._key.decrypt(mpz(int.from_bytes(entry, "big"))) % parties.n
+            assert plain == ((i - shift) % 10 < 3) * server._inverses[u]
+    sampled = law.sampled(places, shifts).astype(bool)
+    request = chosen_ciphertexts(p, tables[np.arange(8), shifts])
+    rows, noise, uniform = a_round(parties, rng)
+    answers = [
+        silo.answer(request, [(np.arange(8), rows[s])], noise[s], masks, uniform[s])
+        for s, (silo, masks) in enumerate(zip(parties.silos, parties.masks(), strict=True))
+    ]
+    assert server.scaled_sum(answers) == plainly(parties, counts, rows, noise, uniform, sampled)
+
+
+def test_pairs_are_fresh_and_say_nothing_of_who_is_sampled():
+    """No ciphertext comes twice, in a round or over rounds; nor do they differ in size or form."""
+    parties = Parties(np.ones((2, 6), np.int64), dimension=2)
+    public = parties.silos[0]._public
+    seen = [public.ciphertexts_from_bytes(parties.server.encrypted_pairs(), 12, "server") for _ in range(3)]
+    assert len({c for pairs in seen for c in pairs}) == 36
+    assert all(c % parties.n != 1 for pairs in seen for c in pairs)
 
 
 def test_answers_are_fresh_also_from_a_pool():

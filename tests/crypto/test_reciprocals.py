@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from silodp.crypto import hidden_sample, lookup
+from silodp.crypto.hidden_sample import SILO_CHOOSES, OneOf
+from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
 from silodp.crypto.reciprocals import (
     SERVER_CHOOSES,
-    SILO_CHOOSES,
-    OneOf,
     Plan,
     Server,
     SiloShares,
     SiloZero,
+    answer_unknown,
     modulus_for,
     reciprocals,
 )
@@ -41,9 +43,14 @@ SILO_RECEIVER, SERVER_SENDER = base_transfers(SILO_CHOOSES)
 
 def parties(plan: Plan, secret: bytes = SECRET) -> tuple[Server, SiloZero]:
     """Both parties, on base transfers as if never used."""
-    server = Server(plan, copy.copy(SERVER_RECEIVER), copy.copy(SERVER_SENDER))
-    silo = SiloZero(SiloShares(plan, secret), copy.copy(SILO_SENDER), copy.copy(SILO_RECEIVER))
-    return server, silo
+    return Server(plan, copy.copy(SERVER_RECEIVER)), SiloZero(
+        SiloShares(plan, secret), copy.copy(SILO_SENDER)
+    )
+
+
+def choices(plan: Plan, law: OneOf, round: int) -> Lookup:
+    """Silo 0's request for entries κ, on base transfers as if never used."""
+    return hidden_sample.ask(copy.copy(SILO_RECEIVER), SECRET, plan.session, plan.users, law, round)
 
 
 def plan_for(users: int, cap: int = 20, weight_bits: int = 20, word_bits: int = 49) -> Plan:
@@ -112,9 +119,10 @@ def unknown(
 ) -> tuple[NDArray[np.uint64], ...]:
     """One draw that nobody knows: β, both parties' shares, and the entry that each of them opened."""
     asked = server.sample_unknown(round, law)
-    answer, waiting = silo.sample_unknown(round, "users", law, asked.message)
-    back = server.answer_unknown(asked, law, shares, waiting.message)
-    drawn = law.sampled(asked.part.indices, silo.silo.shifts(round, "users", law))
+    answer = silo.sample_unknown(round, "users", law, asked.message)
+    waiting = silo.silo.hidden(round, "users", choices(server.plan, law, round))
+    back = answer_unknown(copy.copy(SERVER_SENDER), asked, law, shares, waiting.message)
+    drawn = law.sampled(asked.part.indices, silo.silo.shifts(round, law))
     return drawn, asked.finish(answer), waiting.finish(back), asked.part.open(answer), waiting.part.open(back)
 
 
@@ -193,7 +201,10 @@ def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() ->
         *(one.masks(round, use) for round in (0, 1) for use in ("users", "records")),
     ]
     assert np.unique(np.concatenate(streams)).size == 1000 * len(streams)
-    shifts = [one.shifts(0, "users", law), one.shifts(1, "users", law), one.shifts(0, "records", law)]
+    shifts = [one.shifts(round, law) for round in (0, 1)]
+    shifts += [
+        hidden_sample.shifts(*other, 1000, law, 0) for other in ((SECRET, bytes(32)), (bytes(32), SESSION))
+    ]
     masks = [
         SiloShares(replace(plan, session=session), SECRET).count_masks() for session in (SESSION, bytes(32))
     ]
@@ -204,7 +215,7 @@ def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() ->
 def test_count_masks_and_shifts_are_uniform() -> None:
     silo = SiloShares(plan_for(40_000, cap=20), secrets.token_bytes(32))
     assert stats.chisquare(np.bincount(silo.count_masks().astype(int), minlength=32)).pvalue > 1e-6
-    shifts = silo.shifts(0, "users", OneOf(1, 10))
+    shifts = silo.shifts(0, OneOf(1, 10))
     assert stats.chisquare(np.bincount(shifts, minlength=10)).pvalue > 1e-6
 
 
@@ -229,34 +240,38 @@ def test_a_draw_that_nobody_knows_is_answered_once_in_its_own_round() -> None:
     plan, law = plan_for(5), OneOf(1, 4)
     server, silo = parties(plan)
     shares = set_up(server, silo, np.arange(5))
-    first = server.sample_unknown(0, law)
-    waiting = silo.sample_unknown(0, "users", law, first.message)[1]
-    server.answer_unknown(first, law, shares, waiting.message)
+    first, sender = server.sample_unknown(0, law), copy.copy(SERVER_SENDER)
+    silo.sample_unknown(0, "users", law, first.message)
+    waiting = choices(plan, law, 0)
+    answer_unknown(sender, first, law, shares, waiting.message)
     with pytest.raises(SilodpError, match="was used"):
         silo.sample_unknown(0, "users", law, first.message)
-    later = parties(plan)[1].receiver
-    assert later is not None
-    cheat = replace(waiting.part, message=later.choose(1, np.ones(10, int))[0])
-    for message in (waiting.message, cheat.message):  # y_u is used for one table
+    cheat = copy.copy(SILO_RECEIVER).choose(1, np.ones(10, int))[0]
+    for message in (waiting.message, cheat):  # y_u is used for one table
         with pytest.raises(SilodpError, match="was used"):
-            server.answer_unknown(first, law, shares, message)
+            answer_unknown(sender, first, law, shares, message)
     second = server.sample_unknown(1, law)
     assert (second.own != first.own).all()
     assert "own" not in repr(second)
 
 
-def test_both_directions_need_their_base_transfers() -> None:
-    plan, law = plan_for(5), OneOf(1, 4)
-    server, silo = (
-        Server(plan, copy.copy(SERVER_RECEIVER)),
-        SiloZero(SiloShares(plan, SECRET), copy.copy(SILO_SENDER)),
+def test_the_servers_cells_are_uniform_and_its_own() -> None:
+    drawn = [hidden_sample.places(40_000, OneOf(1, 10)) for _ in range(2)]
+    assert all(stats.chisquare(np.bincount(i, minlength=10)).pvalue > 1e-6 for i in drawn)
+    assert stats.chisquare(np.bincount((drawn[0] - drawn[1]) % 10, minlength=10)).pvalue > 1e-6
+
+
+def test_what_silo_0_asks_for_is_kept_and_opened_as_stored() -> None:
+    plan, law = plan_for(30), OneOf(2, 10)
+    part = choices(plan, law, 3)
+    again = Lookup.unpack(part.pack())
+    assert again.message == part.message
+    sent = lookup.answer(
+        copy.copy(SERVER_SENDER), 4, part.message, np.arange(300, dtype=np.uint64).reshape(30, 10)
     )
-    asked = server.sample_unknown(0, law)
-    with pytest.raises(SilodpError, match="both ways"):
-        silo.sample_unknown(0, "users", law, asked.message)
-    assert silo.sender.counter == 0  # refused before anything was used up
-    with pytest.raises(SilodpError, match="both ways"):
-        server.answer_unknown(asked, law, np.zeros(5, np.uint64), b"")
+    shifts = SiloShares(plan, SECRET).shifts(3, law)
+    assert again.open(sent).tolist() == (10 * np.arange(30) + shifts).tolist()
+    assert part.message != choices(plan, law, 3).message, "every request has a filling of its own"
 
 
 def test_impossible_plans_are_refused() -> None:
@@ -271,7 +286,7 @@ def test_impossible_plans_are_refused() -> None:
         with pytest.raises(SilodpError, match=message):
             replace(plan_for(3), **wrong)
     for drawn, places in ((0, 4), (5, 4), (1, 1), (1, 1 << 17)):
-        with pytest.raises(SilodpError, match="sampling rate"):
+        with pytest.raises(SilodpError, match=rf"a rate of {drawn}/{places}; set"):
             OneOf(drawn, places)
     with pytest.raises(SilodpError, match="cap < M"):
         reciprocals(20, 16, 16)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ class _Silo:
             return request.answer(
                 integers=fixed_point(update.value, self.setting.population.silos)
             ), update.refused
-        share = Grid.for_(update.bounds, self.aggregator.units).fold(update, weights).release(noise)
+        share = Grid.for_(self.setting.bounds, self.aggregator.units).release(update, weights, noise)
         return request.answer(integers=share.value), share.refused
 
 
@@ -68,6 +69,9 @@ class _Silo:
 
 
 class _Weighted:
+    drawn: Mapping[int, np.ndarray] = MappingProxyType({})
+    """By round, the sample β (U,) that nobody knew; see `federation.private.hidden_samples`."""
+
     def server(self, setting: Setting):
         return _WeightedServer(self, setting)
 
@@ -134,6 +138,8 @@ class _WeightedServer:
         counts = desk.ask_all({name: Message("counts", run) for name in roster})
         capped = sum(np.minimum(c.arrays["counts"], self.aggregator.count_cap) for c in counts.values())
         sample = arrays.get("sample", np.ones(len(capped)))
+        if self.aggregator.samples_privately:
+            sample = self.aggregator.drawn[round_]
         v = [
             self.aggregator.reciprocal(self.setting, int(n)) * int(b)
             for n, b in zip(capped, sample, strict=True)

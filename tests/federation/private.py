@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import pytest
 import torch
 
 from federation.clear import LatticeInClear, PaillierInClear
 from federation.test_masked import AVG
 from oracles import logistic_task, small_federation
+from silodp.crypto import hidden_sample
+from silodp.crypto.hidden_sample import OneOf
 from silodp.crypto.keys import Identity
 from silodp.data.silo import Federation
 from silodp.federation.aggregation import Aggregator, Setting
@@ -40,10 +45,52 @@ def run(
     return train(federation, task, method, rounds=rounds, seed=seed, aggregator=aggregator, **more)
 
 
-def in_clear(aggregator: Lattice | Paillier) -> LatticeInClear | PaillierInClear:
-    """The twin with the same settings."""
+def in_clear(
+    aggregator: Lattice | Paillier, drawn: dict[int, np.ndarray] | None = None
+) -> LatticeInClear | PaillierInClear:
+    """The twin with the same settings; `drawn`: what was sampled, by round, where nobody knew it."""
     twin = LatticeInClear if isinstance(aggregator, Lattice) else PaillierInClear
-    return twin(**{field.name: getattr(aggregator, field.name) for field in fields(aggregator) if field.init})
+    made = twin(**{field.name: getattr(aggregator, field.name) for field in fields(aggregator) if field.init})
+    object.__setattr__(made, "drawn", drawn)
+    return made
+
+
+@dataclass
+class Hidden:
+    """Both secrets behind every round's sample: i from the server, κ from the silos; as they were drawn."""
+
+    law: OneOf
+    cells: dict[int, np.ndarray]
+    shifts: dict[int, np.ndarray]
+
+    @property
+    def drawn(self) -> dict[int, np.ndarray]:
+        """β (U,) by round, worked out in Python's integers."""
+        return {
+            round_: np.array(
+                [int((i - shift) % self.law.places < self.law.drawn) for i, shift in zip(*both, strict=True)]
+            )
+            for round_, both in ((r, (self.cells[r].tolist(), self.shifts[r].tolist())) for r in self.cells)
+        }
+
+
+@contextmanager
+def hidden_samples(law: OneOf) -> Iterator[Hidden]:
+    """Looks over both parties' shoulders, one round after the other."""
+    seen, places, shifts = Hidden(law, {}, {}), hidden_sample.places, hidden_sample.shifts
+
+    def cells(users, law):
+        seen.cells[len(seen.cells)] = places(users, law)
+        return seen.cells[len(seen.cells) - 1]
+
+    def shifted(secret, session, users, law, round):
+        seen.shifts[round] = shifts(secret, session, users, law, round)
+        return seen.shifts[round]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hidden_sample, "places", cells)
+        patch.setattr(hidden_sample, "shifts", shifted)
+        yield seen
 
 
 def setting(method=RECORDS, silos=3, shares_for=None, size=5) -> Setting:

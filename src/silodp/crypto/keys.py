@@ -12,7 +12,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -31,7 +31,7 @@ class Identity:
     """A silo's long-term key pair; `seed` is the secret."""
 
     name: str
-    seed: bytes
+    seed: bytes = field(repr=False)
 
     @classmethod
     def fresh(cls, name: str) -> Identity:
@@ -97,10 +97,10 @@ class Opening:
 
     identity: Identity
     run: str
-    ephemeral: bytes
+    ephemeral: bytes = field(repr=False)
     nonce: bytes
-    seal: bytes
-    contribution: bytes
+    seal: bytes = field(repr=False)
+    contribution: bytes = field(repr=False)
 
     @classmethod
     def fresh(cls, identity: Identity, run: str) -> Opening:

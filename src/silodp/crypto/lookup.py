@@ -2,8 +2,8 @@
 
 A table of M entries takes L = ⌈log₂ M⌉ transfers (Naor and Pinkas 1999). Entry x is sent under the exclusive or of L
 pads, the i-th drawn from key x_i of transfer i at the place that the other bits of x name; so every entry but one
-lies under a pad that the receiver cannot know, and no two entries share one. Tables are padded with zeros to 2ᴸ
-entries. The work is the same whatever the index. Source: PROTOCOLS 2b.1.
+lies under a pad that the receiver cannot know, and no two entries share one. Entries are 64-bit words, or several of
+them. The work is the same whatever the index. Source: PROTOCOLS 2b.1.
 
 The answer carries a fingerprint, which finds accidents and mixed-up sessions, not forgery: the channel authenticates.
 """
@@ -19,23 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.oblivious_transfer import Bytes, TransferReceiver, TransferSender
-from silodp.crypto.streams import words
+from silodp.crypto.streams import KEY_BYTES, words
 from silodp.errors import SilodpError
 
 Words = NDArray[np.uint64]
 _FINGERPRINT = 32
+_DOMAIN = 32
 
 
 @dataclass(frozen=True)
 class Lookup:
     """The receiver's side of one lookup for U users: send `message`, open the answer.
 
-    `counter` is the transfer counter used; `indices` has shape (U,); `keys` has shape (U, L, 32).
+    `counter` is the transfer counter used; `size` is M; `indices` has shape (U,); `keys` has shape (U, L, 32).
     """
 
     message: bytes
     domain: bytes
     counter: int
+    size: int
     indices: NDArray[np.int64] = field(repr=False)
     keys: Bytes = field(repr=False)
 
@@ -48,42 +50,68 @@ class Lookup:
         places: NDArray[np.int64] = indices.astype(np.int64)
         bits = (places[:, None] >> np.arange(levels)) & 1
         message, keys = receiver.choose(counter, bits.ravel())
-        return cls(message, receiver.domain, counter, places, keys.reshape(len(places), levels, -1))
+        return cls(message, receiver.domain, counter, size, places, keys.reshape(len(places), levels, -1))
 
     def open(self, answer: bytes) -> Words:
-        """The entries asked for, shape (U,)."""
-        users, levels, _ = self.keys.shape
+        """The entries asked for, of one word each: shape (U,)."""
+        return self.entries(answer, 1)[:, 0]
+
+    def entries(self, answer: bytes, width: int) -> Words:
+        """The entries asked for, of `width` words each: shape (U, width)."""
+        users = len(self.indices)
         fingerprint, hidden = answer[:_FINGERPRINT], answer[_FINGERPRINT:]
         expected = _fingerprint(self.domain, self.message, hidden)
-        if len(hidden) != users * 8 << levels or fingerprint != expected:
+        if len(hidden) != users * self.size * width * 8 or fingerprint != expected:
             _refuse("the answer does not belong to this request, or was altered", "ask for it again")
-        entries = np.frombuffer(hidden, "<u8").reshape(users, -1)[np.arange(users), self.indices]
+        table = np.frombuffer(hidden, "<u8").reshape(users, self.size, width)
+        entries = table[np.arange(users), self.indices]
         for u, index in enumerate(self.indices):
-            for i, pad in enumerate(_pads(self.keys[u])):
+            for i, pad in enumerate(_pads(self.keys[u], width)):
                 entries[u] ^= pad[_without_bit(int(index), i)]
         return entries.astype(np.uint64)
 
+    def pack(self) -> bytes:
+        """Everything, secrets included, for this party's own durable store."""
+        numbers = np.array([self.counter, self.size, *self.keys.shape[:2]], "<u8")
+        parts = (self.domain, numbers, self.indices.astype("<i8"), self.keys)
+        return b"".join(part if isinstance(part, bytes) else part.tobytes() for part in parts) + self.message
+
+    @classmethod
+    def unpack(cls, stored: bytes) -> Lookup:
+        """The lookup that was stored."""
+        counter, size, users, levels = (int(x) for x in np.frombuffer(stored, "<u8", 4, _DOMAIN))
+        rest = stored[_DOMAIN + 32 :]
+        indices, keys = rest[: 8 * users], rest[8 * users :][: users * levels * KEY_BYTES]
+        return cls(
+            rest[len(indices) + len(keys) :],
+            stored[:_DOMAIN],
+            counter,
+            size,
+            np.frombuffer(indices, "<i8").astype(np.int64),
+            np.frombuffer(keys, np.uint8).reshape(users, levels, KEY_BYTES),
+        )
+
 
 def answer(sender: TransferSender, counter: int, message: bytes, tables: Words) -> bytes:
-    """The sender's answer to `message`: `tables` has shape (U, M), one for each user, M ≥ 2."""
-    users, size = tables.shape
-    levels = _levels(size)
+    """The sender's answer to `message`: `tables` has shape (U, M), or (U, M, width): one for each user, M ≥ 2."""
+    users, size, *wide = tables.shape
+    levels, width = _levels(size), wide[0] if wide else 1
     pairs = sender.keys(counter, users * levels, message).reshape(2, users, levels, -1)
-    hidden = np.zeros((users, 1 << levels), "<u8")
-    hidden[:, :size] = tables
+    hidden = np.zeros((users, 1 << levels, width), "<u8")
+    hidden[:, :size] = tables.reshape(users, size, width)
     for u in range(users):
         for choice in (0, 1):
-            for i, pad in enumerate(_pads(pairs[choice, u])):
+            for i, pad in enumerate(_pads(pairs[choice, u], width)):
                 # The entries whose i-th bit is `choice`, in the order of their other bits.
-                hidden[u].reshape(-1, 2, 1 << i)[:, choice] ^= pad.reshape(-1, 1 << i)
-    data = hidden.tobytes()
+                hidden[u].reshape(-1, 2, 1 << i, width)[:, choice] ^= pad.reshape(-1, 1 << i, width)
+    data = hidden[:, :size].tobytes()
     return _fingerprint(sender.domain, message, data) + data
 
 
-def _pads(keys: Bytes) -> Iterator[Words]:
-    """The stream of each of one user's L keys: half as many words as the table has entries."""
+def _pads(keys: Bytes, width: int) -> Iterator[Words]:
+    """The stream of each of one user's L keys, as wide as entries, for half as many as the table may have."""
     for key in keys:
-        yield words(key.tobytes(), 1 << (len(keys) - 1), np.uint64)
+        yield words(key.tobytes(), width << (len(keys) - 1), np.uint64).reshape(-1, width)
 
 
 def _without_bit(index: int, i: int) -> int:

@@ -40,9 +40,25 @@ class BaseTransfers:
     """
 
     def __init__(self, session: bytes, purpose: str) -> None:
-        self._domain = _domain(session, purpose)
-        self._scalar: bytes | None = rbcl.crypto_core_ristretto255_scalar_random()
-        self.offer: bytes = rbcl.crypto_scalarmult_ristretto255_base(self._scalar)
+        self._begin(_domain(session, purpose), rbcl.crypto_core_ristretto255_scalar_random())
+
+    def _begin(self, domain: bytes, scalar: bytes) -> None:
+        self._domain = domain
+        self._scalar: bytes | None = scalar
+        self.offer: bytes = rbcl.crypto_scalarmult_ristretto255_base(scalar)
+
+    def pack(self) -> bytes:
+        """Everything, the secret included, for this party's own durable store, until the reply is there."""
+        if self._scalar is None:
+            _refuse("a base transfer was answered before", "begin new base transfers")
+        return self._domain + self._scalar
+
+    @classmethod
+    def unpack(cls, stored: bytes) -> BaseTransfers:
+        """The base transfers that were stored; the caller sees to it that one reply alone is taken."""
+        base = cls.__new__(cls)
+        base._begin(stored[:32], stored[32:])
+        return base
 
     def receiver(self, reply: bytes) -> TransferReceiver:
         """The receiver that these base transfers make, once: a second reply is refused."""
@@ -132,6 +148,11 @@ class TransferSender:
             shared = rbcl.crypto_scalarmult_ristretto255(scalar, offer)
             keys.append(_base_key(domain, i, offer, reply[-1], shared))
         return cls(domain, delta, _matrix(b"".join(keys), SECURITY, KEY_BYTES)), b"".join(reply)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a check failed, after which these base transfers are never used again."""
+        return self.counter == _ENDED
 
     def keys(self, counter: int, count: int, message: bytes) -> Bytes:
         """Both keys of each transfer, shape (2, count, 32), from the receiver's message for this counter.

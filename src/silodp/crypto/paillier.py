@@ -148,6 +148,27 @@ def uniform_residues(key: bytes, count: int, modulus: int) -> list[int]:
     return [int.from_bytes(stream[i : i + width], "big") % int(modulus) for i in range(0, len(stream), width)]
 
 
+@dataclass(frozen=True)
+class Residues:
+    """Lists of `count` integers modulo n: the group that masks Paillier plaintexts."""
+
+    count: int
+    modulus: int
+
+    def zero(self) -> list[int]:
+        """All zeros."""
+        return [0] * self.count
+
+    def add(self, value: list[int], other: list[int]) -> list[int]:
+        """Modulo n."""
+        return [(a + b) % self.modulus for a, b in zip(value, other, strict=True)]
+
+    def mask(self, value: list[int], key: bytes, sign: int) -> list[int]:
+        """value ± residues drawn with 128 bits to spare."""
+        drawn = uniform_residues(key, self.count, self.modulus)
+        return [(a + sign * b) % self.modulus for a, b in zip(value, drawn, strict=True)]
+
+
 def residues_to_bytes(residues: Sequence[int], width: int) -> bytes:
     """Each number in `width` bytes, big-endian."""
     return b"".join(int(x).to_bytes(width, "big") for x in residues)

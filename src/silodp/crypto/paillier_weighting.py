@@ -5,7 +5,8 @@ else; silos learn nothing of each other's counts, nor who was sampled. z_s is th
 of width C, without which the sum mod C would be free of noise. With `dummy`, N[u] is one more than the true count.
 
     setup    server ─ n ─► silos;  silo ─ r_u·n[s,u] + mask ─► server, which inverts r_u·N[u] mod n
-    round    server ─ Enc((r_u·N[u])⁻¹), or Enc(0) where u is not sampled ─► silos;
+    round    server ─ Enc((r_u·N[u])⁻¹), or Enc(0) where u is not sampled ─► silos; where nobody is to know who is
+             sampled, silo 0 chooses among such ciphertexts instead, and passes what it chose to the others;
              silo ─ ∏_u (…)^(C·n[s,u]·r_u·Δ[s,u]) · Enc(C·z_s + e_s + mask) ─► server, which multiplies and decrypts
 
 The masks come from the caller's secure aggregation: they add to 0 mod n over the silos that answer.
@@ -21,6 +22,8 @@ import numpy as np
 from gmpy2 import invert, mpz, powmod
 from numpy.typing import NDArray
 
+from silodp.crypto.hidden_sample import OneOf
+from silodp.crypto.lookup import Words
 from silodp.crypto.paillier import (
     PrivateKey,
     PublicKey,
@@ -90,6 +93,24 @@ class PaillierServer:
         chosen = [inverse if taken else 0 for inverse, taken in zip(self._inverses, sampled, strict=True)]
         return self._key.public.ciphertexts_to_bytes([self._key.encrypt(m) for m in chosen])
 
+    def encrypted_pairs(self) -> bytes:
+        """For a round whose sample nobody knows: of each user a fresh ciphertext of zero, and one of the inverse."""
+        everyone = np.ones(self.parameters.users, bool)
+        return self.encrypted_inverses(~everyone) + self.encrypted_inverses(everyone)
+
+    def tables(self, law: OneOf, places: NDArray[np.int64], pairs: bytes) -> Words:
+        """κ ↦ a ciphertext of (r_u·N[u])⁻¹ where β(i_u, κ), else of zero: shape (U, P, `entry_words`).
+
+        One pair serves all P entries of a user, because only one of them can be opened: what opens it sees one fresh
+        ciphertext, whose plaintext is hidden from all but the server, and the server does not see which it is.
+        """
+        p = self.parameters
+        width = p.key_bits // 4
+        words = [pairs[i : i + width].ljust(8 * p.entry_words, b"\0") for i in range(0, len(pairs), width)]
+        entries = np.frombuffer(b"".join(words), "<u8").reshape(2, p.users, p.entry_words)
+        sampled = law.sampled(places[:, None], np.arange(law.places)).astype(np.int64)
+        return entries[sampled, np.arange(p.users)[:, None]].astype(np.uint64)
+
     def scaled_sum(self, answers: Sequence[bytes], seals: Sequence[int] | None = None) -> list[int]:
         """The answers of one attempt, multiplied, decrypted once: C·(weighted sum + noise) + uniform, d integers.
 
@@ -115,6 +136,12 @@ class PaillierServer:
         """
         scale = self.parameters.scale
         return np.array([(2 * x + scale) // (2 * scale) for x in scaled], np.int64)
+
+
+def chosen_ciphertexts(parameters: PaillierParameters, entries: Words) -> bytes:
+    """What silo 0 opened of `PaillierServer.tables`, (U, `entry_words`), in the form of `encrypted_inverses`."""
+    width = parameters.key_bits // 4
+    return b"".join(entry.astype("<u8").tobytes()[:width] for entry in entries)
 
 
 class PaillierSilo:

@@ -19,14 +19,14 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto import lookup
+from silodp.crypto import hidden_sample, lookup
+from silodp.crypto.hidden_sample import OneOf, transfer_counter
 from silodp.crypto.lookup import Lookup, Words
 from silodp.crypto.oblivious_transfer import TransferReceiver, TransferSender
 from silodp.crypto.streams import KEY_BYTES, subkey, words
 from silodp.errors import SilodpError
 
-SERVER_CHOOSES = "server chooses among silo 0's entries"  # purposes of base transfers, one for each direction
-SILO_CHOOSES = "silo 0 chooses among the server's entries"
+SERVER_CHOOSES = "server chooses among silo 0's entries"  # purpose of the base transfers
 _SET_UP = 0  # the transfer counter before the first round
 
 
@@ -82,30 +82,6 @@ class Plan:
         return values.astype(np.uint64)
 
 
-@dataclass(frozen=True)
-class OneOf:
-    """Sampling that nobody knows: a user is drawn when a number uniform below `places` is below `drawn` (2c)."""
-
-    drawn: int
-    places: int
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.drawn <= self.places and 2 <= self.places <= 1 << 16):
-            _refuse(
-                f"a sampling rate of {self.drawn}/{self.places}",
-                "set 1 ≤ drawn ≤ places, 2 ≤ places ≤ 65,536",
-            )
-
-    @property
-    def rate(self) -> float:
-        """The sampling probability."""
-        return self.drawn / self.places
-
-    def sampled(self, places: NDArray[np.int64], shifts: NDArray[np.int64]) -> Words:
-        """β = [(i − κ) mod P < drawn], as 0 or 1, from i and κ."""
-        return ((places - shifts) % self.places < self.drawn).astype(np.uint64)
-
-
 class SiloShares:
     """What every silo derives from R: shapes (U,). Each stream has its own key, which names session, use and round."""
 
@@ -125,11 +101,15 @@ class SiloShares:
 
     def masks(self, round: int, use: str) -> Words:
         """x_u of this round: the silos' shares of β_u·v_u after `SiloZero.sample`."""
-        return self.plan.reduced(self._words("masks", _counter(round), use))
+        return self.plan.reduced(self._words("masks", transfer_counter(round), use))
 
-    def shifts(self, round: int, use: str, law: OneOf) -> NDArray[np.int64]:
-        """κ_u of this round: within P·2⁻⁶⁴ of uniform below P (total variation, each user)."""
-        return (self._words("shifts", _counter(round), use) % np.uint64(law.places)).astype(np.int64)
+    def shifts(self, round: int, law: OneOf) -> NDArray[np.int64]:
+        """κ_u of this round."""
+        return hidden_sample.shifts(self._secret, self.plan.session, self.plan.users, law, round)
+
+    def hidden(self, round: int, use: str, part: Lookup) -> Awaited:
+        """What silo 0 awaits of its choices `part`: c'_u. No other silo can derive it; silo 0 passes it on, sealed."""
+        return Awaited(self.plan, part, self.masks(round, use))
 
     def _words(self, *purpose: str | int) -> Words:
         key = subkey(self._secret, "reciprocals", self.plan.session.hex(), *purpose)
@@ -155,13 +135,10 @@ class Awaited:
 
 
 class SiloZero:
-    """The silo that offers the tables. `receiver` is needed only for sampling that nobody knows."""
+    """The silo that offers the tables."""
 
-    def __init__(
-        self, silo: SiloShares, sender: TransferSender, receiver: TransferReceiver | None = None
-    ) -> None:
-        self.plan, self.silo = silo.plan, silo
-        self.sender, self.receiver = sender, receiver
+    def __init__(self, silo: SiloShares, sender: TransferSender) -> None:
+        self.plan, self.silo, self.sender = silo.plan, silo, sender
 
     def set_up(self, request: bytes) -> bytes:
         """Offers x ↦ ⌊2ᵏ/(x − ρ_u)⌋ − c_u, once in a session: a second entry of one user would give away N[u]."""
@@ -172,20 +149,13 @@ class SiloZero:
 
     def sample(self, round: int, use: str, request: bytes) -> bytes:
         """Offers β ↦ β·c_u − x_u; the silos' shares of β_u·v_u are `SiloShares.masks`."""
-        return self._offer(_counter(round), request, self._sampled(round, use, np.arange(2, dtype=np.uint64)))
+        both = np.arange(2, dtype=np.uint64)
+        return self._offer(transfer_counter(round), request, self._sampled(round, use, both))
 
-    def sample_unknown(self, round: int, use: str, law: OneOf, request: bytes) -> tuple[bytes, Awaited]:
-        """Offers i ↦ β(i, κ_u)·c_u − x_u and asks at κ_u for the rest: answer and message go to the server together.
-
-        What is awaited is c'_u. No other silo can derive it: silo 0 sends it to them under authenticated encryption.
-        """
-        if self.receiver is None:
-            _refuse("sampling that nobody knows lacks silo 0's own choices", "make base transfers both ways")
-        shifts = self.silo.shifts(round, use, law)
-        sampled = law.sampled(np.arange(law.places), shifts[:, None])
-        answer = self._offer(_counter(round), request, self._sampled(round, use, sampled))
-        part = Lookup.ask(self.receiver, _counter(round), shifts, law.places)
-        return answer, Awaited(self.plan, part, self.silo.masks(round, use))
+    def sample_unknown(self, round: int, use: str, law: OneOf, request: bytes) -> bytes:
+        """Offers i ↦ β(i, κ_u)·c_u − x_u; the silos' shares of β_u·v_u come from silo 0's own choices."""
+        sampled = law.sampled(np.arange(law.places), self.silo.shifts(round, law)[:, None])
+        return self._offer(transfer_counter(round), request, self._sampled(round, use, sampled))
 
     def _sampled(self, round: int, use: str, sampled: Words) -> Words:
         return sampled * self.silo.shares()[:, None] - self.silo.masks(round, use)[:, None]
@@ -195,10 +165,10 @@ class SiloZero:
 
 
 class Server:
-    """The party that chooses. `sender` is needed only for sampling that nobody knows."""
+    """The party that chooses."""
 
-    def __init__(self, plan: Plan, receiver: TransferReceiver, sender: TransferSender | None = None) -> None:
-        self.plan, self.receiver, self.sender = plan, receiver, sender
+    def __init__(self, plan: Plan, receiver: TransferReceiver) -> None:
+        self.plan, self.receiver = plan, receiver
 
     def set_up(self, masked_counts: NDArray[np.integer]) -> Awaited:
         """Asks at m_u = N[u] + ρ_u mod M; what is awaited is a_u."""
@@ -209,29 +179,23 @@ class Server:
     def sample(self, round: int, shares: Words, sampled: NDArray[np.integer]) -> Awaited:
         """Asks at β_u, which is 0 or 1; what is awaited is a'_u, a share of β_u·v_u."""
         chosen = self.plan.checked(sampled, 2, "sampled bits")
-        return Awaited(self.plan, Lookup.ask(self.receiver, _counter(round), chosen, 2), chosen * shares)
+        part = Lookup.ask(self.receiver, transfer_counter(round), chosen, 2)
+        return Awaited(self.plan, part, chosen * shares)
 
     def sample_unknown(self, round: int, law: OneOf) -> Awaited:
         """Asks at a uniform i_u; what is awaited is a'_u, masked by a fresh y_u that no one else knows."""
-        places = np.array([secrets.randbelow(law.places) for _ in range(self.plan.users)])
-        part = Lookup.ask(self.receiver, _counter(round), places, law.places)
+        places = hidden_sample.places(self.plan.users, law)
+        part = Lookup.ask(self.receiver, transfer_counter(round), places, law.places)
         return Awaited(self.plan, part, words(secrets.token_bytes(KEY_BYTES), self.plan.users, np.uint64))
 
-    def answer_unknown(self, awaited: Awaited, law: OneOf, shares: Words, request: bytes) -> bytes:
-        """Offers κ ↦ β(i_u, κ)·a_u − y_u in the round of `awaited`."""
-        if self.sender is None:
-            _refuse(
-                "sampling that nobody knows lacks the server's own tables", "make base transfers both ways"
-            )
-        sampled = law.sampled(awaited.part.indices[:, None], np.arange(law.places))
-        tables = self.plan.reduced(sampled * shares[:, None] - awaited.own[:, None])
-        return lookup.answer(self.sender, awaited.part.counter, request, tables)
 
-
-def _counter(round: int) -> int:
-    if round < 0:
-        _refuse(f"round {round}", "number the rounds from 0")
-    return round + 1
+def answer_unknown(
+    sender: TransferSender, awaited: Awaited, law: OneOf, shares: Words, request: bytes
+) -> bytes:
+    """The server's offer to silo 0's choices: κ ↦ β(i_u, κ)·a_u − y_u in the round of `awaited`."""
+    sampled = law.sampled(awaited.part.indices[:, None], np.arange(law.places))
+    tables = awaited.plan.reduced(sampled * shares[:, None] - awaited.own[:, None])
+    return lookup.answer(sender, awaited.part.counter, request, tables)
 
 
 def _refuse(what: str, remedy: str) -> NoReturn:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import Attempt
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Desk, Setting
+from silodp.federation.aggregation import Aggregator, Desk, Handler, Own, Setting
+from silodp.federation.hidden_sample import BOX
 from silodp.federation.messages import Message
 from silodp.federation.sessions import Member, current
 from silodp.federation.store import Store
@@ -33,8 +34,11 @@ class Attempts:
         round_: int,
         arrays: Mapping[str, np.ndarray],
         blobs: Callable[[Attempt], Mapping[str, bytes]] = lambda attempt: {},
+        boxes: Mapping[str, bytes] | None = None,
     ) -> tuple[dict[str, Message], dict[str, bytes]] | None:
         """(answers, seals) of everyone on the roster of the first attempt that succeeds; None: budget spent.
+
+        `boxes`: what goes to one silo alone, in every attempt, as the blob `BOX`.
 
         Raises:
             SilodpError: a silo refuses, or too few are left; resuming goes on with the round.
@@ -45,7 +49,10 @@ class Attempts:
             request = Message(
                 "update", self.setting.run, round_, now.attempt, fields, dict(arrays), dict(blobs(now))
             )
-            answers, failures = self.desk.ask({name: request for name in now.roster})
+            requests = {name: request for name in now.roster}
+            for name in requests.keys() & (boxes or {}).keys():
+                requests[name] = replace(request, blobs={**request.blobs, BOX: (boxes or {})[name]})
+            answers, failures = self.desk.ask(requests)
             if failures:  # a release that was charged may have been opened before this process began
                 now = self._without(now, failures, now.release + self.desk.charged(round_, now.release))
                 continue
@@ -99,6 +106,17 @@ class Seals:
     store: Store
     fewest: int
 
+    @classmethod
+    def of(cls, aggregator: Aggregator, setting: Setting, own: Own) -> Seals:
+        """Of one silo in a run."""
+        member = Member(own.identity, own.pins, setting.constants(aggregator), own.store)
+        return cls(member, own.store, setting.population.m)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """By kind of request: to meet, and to open."""
+        return {**self.member.handlers, "open": self.open}
+
     def admitted(self, request: Message) -> tuple[Session, Attempt]:
         """The session and attempt a request is about, if this silo may take part in it.
 
@@ -123,6 +141,13 @@ class Seals:
     def session(self, request: Message) -> Session:
         """The session a request names."""
         return self.member.session(request.run, str(request.fields.get("session")))
+
+    def drawn(
+        self, request: Message, attempt: Attempt, draw: Callable[[], dict[str, np.ndarray]]
+    ) -> dict[str, np.ndarray]:
+        """What this silo drew for this release: once, and kept before it is used."""
+        kept = self.kept(request, attempt)
+        return self.keep(request, attempt, draw()) if kept is None else kept
 
     def kept(self, request: Message, attempt: Attempt) -> dict[str, np.ndarray] | None:
         """What this silo drew for this release, if it has.

@@ -21,23 +21,31 @@ from silodp.crypto.lattice import LatticeServer, LatticeSilo
 from silodp.crypto.lattice_choice import choose
 from silodp.crypto.lattice_noise import scaled_noise
 from silodp.crypto.lattice_parameters import LatticeParameters
+from silodp.crypto.ring import Transform
 from silodp.crypto.secure_aggregation import Attempt, masked, opened
 from silodp.crypto.streams import KEY_BYTES
+from silodp.crypto.torch_transform import Device, transform_on
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
 from silodp.federation.attempts import Attempts, Seals
+from silodp.federation.hidden_sample import ASSUMPTION as HIDDEN_SAMPLE
 from silodp.federation.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.federation.masked import check_survivors
 from silodp.federation.messages import Message
-from silodp.federation.private_weights import HiddenWeights, check_private_weights, integer_rows
-from silodp.federation.sessions import Member, current, set_up
+from silodp.federation.private_weights import (
+    HiddenWeights,
+    check_private_weights,
+    described_sampling,
+    integer_rows,
+)
+from silodp.federation.sessions import current, set_up
 from silodp.federation.store import claim
 from silodp.federation.weight_shares import Constants, ServerShares, SiloWeights
 from silodp.mechanisms.clipping import Bounds, ClippedStream
 from silodp.mechanisms.grid import Grid
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
 from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Event, NoGuarantee, discrete
+from silodp.privacy.events import Event, NoGuarantee, discrete, unsampled
 from silodp.privacy.guarantee import View
 
 ASSUMPTIONS = (
@@ -58,6 +66,9 @@ class Lattice(HiddenWeights):
     `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `attempts`: most
     rounds of the run, repeated ones included. `min_silos` as for `masked`. `weight_bits` k: weights are multiples of
     2^-k. `units`: grid steps to the clip, a power of two (None: the finest for which there is an encryption).
+    `hidden_sample` P: nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows it);
+    silo 0 must answer in every round, and no seed fixes whom it draws.
+    `device`: where this party computes its products, "cpu" or "cuda"; the sums are the same, and parties may differ.
     """
 
     count_cap: int = 100
@@ -65,12 +76,18 @@ class Lattice(HiddenWeights):
     min_silos: int | None = None
     weight_bits: int = 20
     units: int | None = None
+    hidden_sample: int | None = None
+    device: Device = field(default="cpu", compare=False, repr=False)  # a party's own affair
 
     name: str = field(default="lattice", init=False)
     exact: bool = field(default=True, init=False)
     weights_privately: bool = field(default=True, init=False)
     delta_share: float = field(default=0.99, init=False, repr=False)
-    assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What hiding the parts of the sum rests on."""
+        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_privately else ASSUMPTIONS
 
     @property
     def most_rounds(self) -> int:
@@ -81,6 +98,9 @@ class Lattice(HiddenWeights):
         """Weights by records, enough silos, and an encryption that meets every rule."""
         bounds = check_private_weights(setting, self.name)
         check_survivors(setting)
+        self.law(setting.method)
+        if self.units is not None and (self.units < 1 or self.units & (self.units - 1)):
+            raise SilodpError(f"units = {self.units}: set a power of two, of grid steps to the clip.")
         most = math.sqrt(MOST_SKELLAM_VARIANCE) / _NOISE_STEPS
         if bounds.noise_multiplier > most:
             raise SilodpError(
@@ -110,6 +130,9 @@ class Lattice(HiddenWeights):
             "ring": f"N = {p.ring_size}, Q = 2^{p.modulus_bits} in limbs of {p.limb_bits} bits, T = {p.plaintext_bits}",
             "bytes up, per silo and round": round(p.bytes_up * setting.size),
             "bytes down, per silo and round": p.bytes_down,
+            **described_sampling(
+                self.law(setting.method), setting.population.silos, setting.population.users, 8, 2
+            ),
             "exactness": "integers, every block verified",
             "most attempts": self.attempts,
             "δ kept for what ciphertexts disclose": (1 - self.delta_share) * setting.delta,
@@ -118,11 +141,16 @@ class Lattice(HiddenWeights):
 
     def constants(self, setting: Setting) -> Constants:
         """Of the shares of weights."""
-        return Constants(self.count_cap, self.weight_bits, self.parameters(setting).plaintext_bits)
+        bits = self.parameters(setting).plaintext_bits
+        return Constants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
+
+    def transform(self, setting: Setting) -> Transform:
+        """What a party multiplies with, on its device; refuses a device that is not there."""
+        return transform_on(self.device, self.parameters(setting).ring_size)
 
     def server(self, setting: Setting) -> ServerSide:
         """Holds shares and the secret key."""
-        return _Server(self, setting)
+        return _Server(self, setting, self.transform(setting))
 
     def silo(self, setting: Setting, own: Own) -> SiloSide:
         """Multiplies encrypted shares."""
@@ -140,7 +168,11 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
         reach = 1 + math.sqrt(setting.size) / _NOISE_STEPS
         release = discrete(event, _FEWEST_UNITS, setting.size, reach)
         delta = setting.delta * aggregator.delta_share
-        spent = epsilon([(release, aggregator.attempts)], delta, "rdp")
+        # Every further release of a round has lost a silo, and is charged as of a sample that is known.
+        most_in_a_round = 1 + silos - setting.population.m
+        rounds = math.ceil(aggregator.attempts / most_in_a_round)
+        further = aggregator.attempts - rounds
+        spent = epsilon([(release, rounds), *[(unsampled(release), further)] * (further > 0)], delta, "rdp")
     return choose(
         dimension=setting.size,
         users=setting.population.users,
@@ -165,6 +197,7 @@ def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
 class _Server:
     aggregator: Lattice
     setting: Setting
+    transform: Transform
 
     def set_up(self, desk: Desk) -> None:
         """Sessions, then shares of the weights, then the key."""
@@ -178,17 +211,21 @@ class _Server:
         """Encrypt shares, collect, open, decrypt once."""
         p, names = self.aggregator.parameters(self.setting), self.setting.names
         constants = self.aggregator.constants(self.setting)
-        sample = arrays.get("sample")
-        shares = ServerShares(self.setting, constants, desk).of_round(round_, sample)
-        server = LatticeServer(p, desk.store.get("lattice key"))
+        sample, law = arrays.get("sample"), self.aggregator.law(self.setting.method)
+        held = ServerShares(self.setting, constants, desk)
+        shares, boxes = (
+            (held.of_round(round_, sample), None) if law is None else held.of_hidden_round(round_, law)
+        )
+        server = LatticeServer(p, desk.store.get("lattice key"), self.transform)
         session = current(desk.store).session
 
         def request(attempt: Attempt) -> Mapping[str, bytes]:
             key = self._key(desk, attempt)
             return server.request(shares, context(session, attempt), key)
 
-        sent = {"params": arrays["params"], "sampled": np.array([sample is not None])}
-        result = Attempts(self.setting, desk, self.setting.population.m).collect(round_, sent, request)
+        sent = {"params": arrays["params"], "sampled": np.array([law is not None or sample is not None])}
+        attempts = Attempts(self.setting, desk, self.setting.population.m)
+        result = attempts.collect(round_, sent, request, boxes)
         if result is None:
             return None
         answers, seals = result
@@ -227,15 +264,12 @@ def context(session: str, attempt: Attempt) -> bytes:
 class _Silo:
     def __init__(self, aggregator: Lattice, setting: Setting, own: Own) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
-        self._member = Member(own.identity, own.pins, setting.constants(aggregator), own.store)
-        self._seals = Seals(self._member, own.store, setting.population.m)
+        self._transform = aggregator.transform(setting)
+        self._seals = Seals.of(aggregator, setting, own)
+        self._member = self._seals.member
         constants = aggregator.constants(setting)
         self._weights = SiloWeights(setting, constants, self._member, own.store, own.counts)
-        self.handlers: Mapping[str, Handler] = {
-            **self._member.handlers,
-            **self._weights.handlers,
-            "open": self._seals.open,
-        }
+        self.handlers: Mapping[str, Handler] = {**self._seals.handlers, **self._weights.handlers}
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
         """Encrypted shares times this silo's vectors, its noise, masks and seal."""
@@ -245,28 +279,23 @@ class _Silo:
         update, _, stream = work(attempt.release)
         if not isinstance(update, ClippedStream):
             raise SilodpError("private weighting needs the clipped rows of every person.")
-        noise = self._noise(request, attempt, update.bounds, stream)
+        drawn = self._seals.drawn(request, attempt, lambda: self._noise(update.bounds, stream))
         refused = [0]
-        digits = LatticeSilo(p, lambda seed: self._claim(request, seed)).answer(
+        digits = LatticeSilo(p, lambda seed: self._claim(request, seed), transform=self._transform).answer(
             {part: request.blobs.get(part, b"") for part in PARTS},
             context(session.transcript.hex(), attempt),
             self._weights.capped,
             integer_rows(update, Grid(update.bounds.clip, p.clip_units), refused),
-            self._weights.of_round(request.run, request.round, sampled),
-            noise,
+            self._weights.of_round(request, sampled),
+            drawn["noise"],
         )
         self._seals.record(request, attempt)
         return request.reply(masked=p.digits.to_bytes(masked(digits, p.digits, session, attempt))), refused[0]
 
-    def _noise(
-        self, request: Message, attempt: Attempt, bounds: Bounds, stream: np.random.Generator
-    ) -> np.ndarray:
-        kept = self._seals.kept(request, attempt)
-        if kept is None:
-            p = self._aggregator.parameters(self._setting)
-            share = skellam(self._setting.size, noise_std(bounds, p) ** 2, stream)
-            kept = self._seals.keep(request, attempt, {"noise": scaled_noise(share, p.noise_shift, stream)})
-        return kept["noise"]
+    def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
+        p = self._aggregator.parameters(self._setting)
+        share = skellam(self._setting.size, noise_std(bounds, p) ** 2, stream)
+        return {"noise": scaled_noise(share, p.noise_shift, stream)}
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""

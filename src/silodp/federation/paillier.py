@@ -16,19 +16,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.crypto import hidden_sample, lookup
+from silodp.crypto.hidden_sample import OneOf, transfer_counter
 from silodp.crypto.keys import Session
-from silodp.crypto.paillier import SECURE_BITS, PublicKey, uniform_residues
+from silodp.crypto.lookup import Lookup
+from silodp.crypto.paillier import SECURE_BITS, PublicKey, Residues
 from silodp.crypto.paillier_parameters import PaillierParameters
-from silodp.crypto.paillier_weighting import PaillierServer, PaillierSilo
+from silodp.crypto.paillier_weighting import PaillierServer, PaillierSilo, chosen_ciphertexts
 from silodp.crypto.secure_aggregation import Attempt, masked, pair_masked
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
 from silodp.federation.attempts import Attempts, Seals
+from silodp.federation.hidden_sample import ASSUMPTION as HIDDEN_SAMPLE
+from silodp.federation.hidden_sample import Choices, Offers
 from silodp.federation.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.federation.masked import check_survivors
 from silodp.federation.messages import Message
-from silodp.federation.private_weights import HiddenWeights, check_private_weights, integer_rows
-from silodp.federation.sessions import Member, Met, set_up
+from silodp.federation.private_weights import (
+    HiddenWeights,
+    check_private_weights,
+    described_sampling,
+    integer_rows,
+)
+from silodp.federation.sessions import Met, set_up
 from silodp.mechanisms.clipping import ClippedStream
 from silodp.mechanisms.grid import Grid, noise_variance
 from silodp.mechanisms.noise import skellam
@@ -44,32 +54,13 @@ _MOST_UNITS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Residues:
-    """Lists of `count` integers modulo n: the group that masks Paillier plaintexts."""
-
-    count: int
-    modulus: int
-
-    def zero(self) -> list[int]:
-        """All zeros."""
-        return [0] * self.count
-
-    def add(self, value: list[int], other: list[int]) -> list[int]:
-        """Modulo n."""
-        return [(a + b) % self.modulus for a, b in zip(value, other, strict=True)]
-
-    def mask(self, value: list[int], key: bytes, sign: int) -> list[int]:
-        """value ± residues drawn with 128 bits to spare."""
-        drawn = uniform_residues(key, self.count, self.modulus)
-        return [(a + sign * b) % self.modulus for a, b in zip(value, drawn, strict=True)]
-
-
-@dataclass(frozen=True)
 class Paillier(HiddenWeights):
     """Private weighting for small models.
 
     `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `min_silos` as for
     `masked`. `units`: grid steps to the clip (None: 2^16). `key_bits` below 3072 need `insecure_for_tests`.
+    `hidden_sample` P: nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows it);
+    silo 0 must answer in every round, and no seed fixes whom it draws.
     """
 
     count_cap: int = 100
@@ -77,17 +68,23 @@ class Paillier(HiddenWeights):
     units: int | None = None
     key_bits: int = SECURE_BITS
     insecure_for_tests: bool = False
+    hidden_sample: int | None = None
 
     name: str = field(default="paillier", init=False)
     exact: bool = field(default=True, init=False)
     weights_privately: bool = field(default=True, init=False)
     most_rounds: None = field(default=None, init=False, repr=False)
     delta_share: float = field(default=1.0, init=False, repr=False)
-    assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What hiding the parts of the sum rests on."""
+        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_privately else ASSUMPTIONS
 
     def check(self, setting: Setting) -> None:
         """Weights by records, enough silos, a grid, and room in a plaintext."""
         check_survivors(setting)
+        self.law(setting.method)
         self.parameters(setting)
 
     def grid(self, setting: Setting) -> Grid:
@@ -125,7 +122,10 @@ class Paillier(HiddenWeights):
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """What it costs."""
-        p = self.parameters(setting)
+        p, law = self.parameters(setting), self.law(setting.method)
+        sampling = described_sampling(law, p.silos, p.users, 8 * p.entry_words, 1)
+        if sampling:  # one of zero and one of the inverse, whatever P
+            sampling["encryptions by the server, per round"] = 2 * p.users
         return {
             "silos needed in a sum": setting.population.m,
             "count cap per person and silo": self.count_cap,
@@ -134,6 +134,7 @@ class Paillier(HiddenWeights):
             "parameters in one ciphertext": p.slots,
             "bytes up, per silo and round": p.ciphertexts * p.key_bits // 4,
             "bytes down, per silo and round": p.users * p.key_bits // 4,
+            **sampling,
             "exactness": "integers, exact; rounded to a grid step after decryption",
             "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
         }
@@ -163,13 +164,15 @@ class _Server:
             answers = desk.ask_all({name: request for name in self.setting.names})
             size = self.setting.population.users * self.aggregator.key_bits // 8
             server.receive_counts(_sized(answers, "counts", size))
+            if self.aggregator.samples_privately:
+                Offers(self.setting, desk).set_up(met)
             desk.store.put("paillier", server.pack())
 
         set_up(self.setting.run, self.setting.names, desk.store, desk.ask_all, prepare)
 
     def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Encrypt inverses, collect, open, multiply, decrypt once."""
-        p = self.aggregator.parameters(self.setting)
+        p, law = self.aggregator.parameters(self.setting), self.aggregator.law(self.setting.method)
         server = PaillierServer.unpack(p, desk.store.get("paillier") or b"")
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
 
@@ -182,8 +185,11 @@ class _Server:
                 desk.store.put(name, stored)
             return {"inverses": stored}
 
-        attempts = Attempts(self.setting, desk, self.setting.population.m)
-        result = attempts.collect(round_, {"params": arrays["params"]}, request)
+        attempts, sent = Attempts(self.setting, desk, self.setting.population.m), {"params": arrays["params"]}
+        if law is None:
+            result = attempts.collect(round_, sent, request)
+        else:
+            result = attempts.collect(round_, sent, boxes=self._boxes(desk, round_, server, law))
         if result is None:
             return None
         answers, seals = result
@@ -193,6 +199,37 @@ class _Server:
             sealed = group.mask(sealed, key, 1)
         scaled = server.scaled_sum(_sized(answers, "answer", p.ciphertexts * p.key_bits // 4), sealed)
         return torch.from_numpy(server.rounded(scaled) * self.aggregator.grid(self.setting).step)
+
+    def _boxes(self, desk: Desk, round_: int, server: PaillierServer, law: OneOf) -> dict[str, bytes]:
+        """What silo 0 chose among this round's ciphertexts, sealed for each other silo."""
+        done = desk.store.get(f"hidden/{round_}")
+        if done is not None:
+            return Message.decode(done).blobs
+        for what in (f"drawn {round_ - 1}", f"{round_ - 1}"):  # i_u: nobody needs it any more
+            desk.store.drop(f"hidden/{what}")
+        drawn, offers = self._drawn(desk, round_, server, law), Offers(self.setting, desk)
+        places = drawn.arrays["places"]
+        tables = server.tables(law, places, drawn.blobs["pairs"])
+        boxes = offers.passed_on(
+            round_,
+            offers.asked(round_),
+            len(places) * self.aggregator.key_bits // 4,
+            lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
+        )
+        desk.store.put(f"hidden/{round_}", Message("kept", self.setting.run, blobs=boxes).encode())
+        return boxes
+
+    def _drawn(self, desk: Desk, round_: int, server: PaillierServer, law: OneOf) -> Message:
+        """i_u and the ciphertexts of a round: kept before they are used, since two tables would show two entries."""
+        stored = desk.store.get(f"hidden/drawn {round_}")
+        if stored is None:
+            places = hidden_sample.places(self.setting.population.users, law)
+            kept = Message(
+                "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypted_pairs()}
+            )
+            stored = kept.encode()
+            desk.store.put(f"hidden/drawn {round_}", stored)
+        return Message.decode(stored)
 
 
 def _sized(answers: Mapping[str, Message], blob: str, size: int) -> list[bytes]:
@@ -209,12 +246,15 @@ def _sized(answers: Mapping[str, Message], blob: str, size: int) -> list[bytes]:
 class _Silo:
     def __init__(self, aggregator: Paillier, setting: Setting, own: Own) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
-        self._member = Member(own.identity, own.pins, setting.constants(aggregator), own.store)
-        self._seals = Seals(self._member, own.store, setting.population.m)
+        self._seals = Seals.of(aggregator, setting, own)
+        self._member = self._seals.member
+        law = aggregator.law(setting.method)
+        self._choices = None if law is None else Choices(setting, law, self._member, own.store, self._chosen)
+        hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
         self.handlers: Mapping[str, Handler] = {
-            **self._member.handlers,
+            **self._seals.handlers,
             "blinded counts": self._counts,
-            "open": self._seals.open,
+            **hidden,
         }
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
@@ -225,23 +265,31 @@ class _Silo:
             raise SilodpError("private weighting needs the clipped rows of every person.")
         silo, public = self._party(request.run, session)
         p, grid = silo.parameters, self._aggregator.grid(self._setting)
-        kept = self._seals.kept(request, attempt)
-        if kept is None:
+
+        def draw() -> dict[str, np.ndarray]:
             noise = skellam(p.dimension, noise_variance(update.bounds, grid), stream)
-            drawn = np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)
-            kept = self._seals.keep(request, attempt, {"noise": noise, "uniform": drawn})
+            return {
+                "noise": noise,
+                "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8),
+            }
+
+        drawn = self._seals.drawn(request, attempt, draw)
         group = Residues(p.ciphertexts, int(public.n))
         masks: list[int] = masked(group.zero(), group, session, attempt)
         refused = [0]
         answer = silo.answer(
-            request.blobs.get("inverses", b""),
+            request.blobs.get("inverses", b"") if self._choices is None else self._choices.of_round(request),
             integer_rows(update, grid, refused),
-            kept["noise"],
+            drawn["noise"],
             masks,
-            uniform_parts(kept["uniform"].tobytes(), p),
+            uniform_parts(drawn["uniform"].tobytes(), p),
         )
         self._seals.record(request, attempt)
         return request.reply(answer=answer), refused[0]
+
+    def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+        p = self._aggregator.parameters(self._setting)
+        return chosen_ciphertexts(p, part.entries(answer, p.entry_words))
 
     def _counts(self, request: Message) -> Message:
         session = self._member.once(request)  # two keys under one mask would show who has records here

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from silodp.crypto.hidden_sample import OneOf
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Setting
+from silodp.federation.hidden_sample import law_of
 from silodp.federation.masked import FewestSilos
 from silodp.mechanisms.clipping import Bounds, ClippedStream
 from silodp.mechanisms.grid import Grid
@@ -16,14 +19,29 @@ from silodp.privacy.guarantee import Adversary, View
 
 
 class HiddenWeights(FewestSilos):
-    """Aggregators under which nobody learns a count."""
+    """Aggregators under which nobody learns a count; `hidden_sample` P is a field of theirs.
+
+    With P cells, nobody learns who is sampled either: the server draws one cell for each person, the silos another
+    one, and a person takes part where the one is within k cells of the other; the sampling rate must be k/P.
+    """
+
+    hidden_sample: int | None
+
+    @property
+    def samples_privately(self) -> bool:
+        """Whether nobody, the server included, knows who is sampled."""
+        return self.hidden_sample is not None
+
+    def law(self, method: Method) -> OneOf | None:
+        """How persons are drawn, where nobody is to know whom."""
+        return law_of(method, self.hidden_sample)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """Everyone sees the sum; only the server, which draws it, knows the sample; nobody knows counts."""
-        m = self.shares_for(silos)
+        """Everyone sees the sum; the server alone, if it draws the sample, knows it; nobody knows counts."""
+        m, known = self.shares_for(silos), self.law(method) is None
         return {
             "released": View("released", silos, shares_for=m, survivors=survivors),
-            "server": View("server", silos, knows_sample=True, shares_for=m, survivors=survivors),
+            "server": View("server", silos, knows_sample=known, shares_for=m, survivors=survivors),
             "silo": View("silo", silos, shares_for=m, survivors=survivors),
         }
 
@@ -37,6 +55,17 @@ def check_private_weights(setting: Setting, name: str) -> Bounds:
             "weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'."
         )
     return bounds
+
+
+def described_sampling(law: OneOf | None, silos: int, users: int, entry: int, lookups: int) -> dict[str, Any]:
+    """What it costs that nobody knows the sample, for people; `entry`: bytes that silo 0 chooses for one person."""
+    if law is None:
+        return {}
+    table = law.places * entry + 16 * (law.places - 1).bit_length()  # entries, and transfers to choose one
+    return {
+        "sampling": f"{law.drawn} of {law.places} cells for every person; nobody knows who is sampled",
+        "bytes between server and silo 0 for it, per round": users * (lookups * table + (silos - 1) * entry),
+    }
 
 
 def integer_rows(

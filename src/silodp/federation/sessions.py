@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from silodp.crypto.keys import Hello, Identity, Opening, Session
 from silodp.errors import SilodpError
@@ -85,6 +85,9 @@ class Member:
     pins: Mapping[str, bytes]
     constants: str
     store: Store
+    _met_last: dict[tuple[object, ...], Session] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def handlers(self) -> dict[str, Callable[[Message], Message]]:
@@ -168,12 +171,22 @@ class Member:
         return replace(answer, fields={"session": session.transcript.hex()})
 
     def _met(self, run: str, number: int) -> Session:
-        secret = Message.decode(self._kept(run, f"opening/{number}")).blobs
-        roster = Message.decode(self._kept(run, f"roster/{number}"))
+        """A session from the store. Its signatures are verified and its keys derived once in a process, and again when
+        anything that this rests on is not, to the byte, what it was then: the stored secrets and roster, or a pin."""
+        opening, roster = self._kept(run, f"opening/{number}"), self._kept(run, f"roster/{number}")
+        read = (run, number, opening, roster, tuple(sorted(self.pins.items())))
+        session = self._met_last.get(read)
+        if session is None:
+            session = self._meet(run, Message.decode(opening), Message.decode(roster))
+            self._met_last.clear()  # secrets of sessions that are over need not stay in memory
+            self._met_last[read] = session
+        return session
+
+    def _meet(self, run: str, opening: Message, roster: Message) -> Session:
         hellos = [
             Hello.from_bytes(roster.blobs.get(name, b""), name) for name in roster.fields.get("order", [])
         ]
-        return Opening(self.identity, run, **secret).meet(hellos, self.pins, self.constants)
+        return Opening(self.identity, run, **opening.blobs).meet(hellos, self.pins, self.constants)
 
     def _kept(self, run: str, what: str) -> bytes:
         kept = self.store.get(_key(run, what))

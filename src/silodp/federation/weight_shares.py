@@ -1,47 +1,61 @@
 """Shares of the weights 1/N[u], between the server and the silos, without anyone learning a count (PROTOCOLS 2b.1-2).
 
 Set-up, once in a session: masked counts to the server, base transfers with silo 0, one lookup per person. With user
-sampling, one transfer per person and round. Silo 0 is the first on the roster; it must answer where persons are
-sampled.
+sampling, one transfer per person and round; where nobody is to know the sample, two lookups. Silo 0 is the first on the
+roster; it must answer where persons are sampled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.crypto.hidden_sample import OneOf
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
-from silodp.crypto.reciprocals import SERVER_CHOOSES, Awaited, Plan, Server, SiloShares, SiloZero
+from silodp.crypto.reciprocals import (
+    SERVER_CHOOSES,
+    Awaited,
+    Plan,
+    Server,
+    SiloShares,
+    SiloZero,
+    answer_unknown,
+)
 from silodp.crypto.secure_aggregation import Attempt, Unsigned, Words, pair_masked, summed
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Desk, Setting
+from silodp.federation.hidden_sample import Choices, Offers, as_zero, law_of, named
 from silodp.federation.messages import Message
 from silodp.federation.sessions import Member, Met, current
 from silodp.federation.store import Store
 
-V = TypeVar("V")
 Shares = NDArray[np.uint64]
 _USE = "sample of the round"
 
 
 @dataclass(frozen=True)
 class Constants:
-    """n_max, k and T: what a `Plan` needs besides the session."""
+    """n_max, k and T: what a `Plan` needs besides the session; and P, where nobody is to know the sample."""
 
     count_cap: int
     weight_bits: int
     word_bits: int
+    places: int | None = None
 
     def plan(self, setting: Setting, session: str) -> Plan:
         """For one session."""
         cap = setting.population.silos * self.count_cap
         return Plan(bytes.fromhex(session), setting.population.users, cap, self.weight_bits, self.word_bits)
+
+    def law(self, setting: Setting) -> OneOf | None:
+        """How persons are drawn, where nobody is to know whom."""
+        return law_of(setting.method, self.places)
 
 
 def _counted(plan: Plan, roster: tuple[str, ...]) -> tuple[Words, Attempt]:
@@ -62,7 +76,7 @@ class ServerShares:
         zero = self.setting.names[0]
         base = BaseTransfers(plan.session, SERVER_CHOOSES)
         offered = self._ask_zero("base", met, offer=base.offer)
-        receiver = _named(zero, lambda: base.receiver(offered.blobs.get("reply", b"")))
+        receiver = named(zero, lambda: base.receiver(offered.blobs.get("reply", b"")))
         request = Message("masked counts", run, 0, met.number, {"session": met.session})
         counts = self.desk.ask_all({name: request for name in self.setting.names})
         group, _ = _counted(plan, self.setting.names)
@@ -73,7 +87,9 @@ class ServerShares:
         counted: Unsigned = summed(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
         answer = self._ask_zero("reciprocals", met, request=awaited.message)
-        shares = _named(zero, lambda: awaited.finish(answer.blobs.get("answer", b"")))
+        shares = named(zero, lambda: awaited.finish(answer.blobs.get("answer", b"")))
+        if self.constants.law(self.setting) is not None:
+            Offers(self.setting, self.desk).set_up(met)
         self._keep("shares", {"shares": shares}, {"receiver": receiver.pack()}, {"counter": receiver.counter})
 
     def of_round(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
@@ -86,31 +102,47 @@ class ServerShares:
             return Message.decode(done).arrays["shares"]
         awaited = self._awaited(round_, sample, kept)
         answer = self._ask_zero("sample", current(self.desk.store), round_, request=awaited.message)
-        shares = _named(self.setting.names[0], lambda: awaited.finish(answer.blobs.get("answer", b"")))
+        shares = named(self.setting.names[0], lambda: awaited.finish(answer.blobs.get("answer", b"")))
         self._keep(str(round_), {"shares": shares})
         return shares
 
-    def _awaited(self, round_: int, sample: NDArray[np.bool_], kept: Message) -> Awaited:
+    def of_hidden_round(self, round_: int, law: OneOf) -> tuple[Shares, dict[str, bytes]]:
+        """Shares of β_u·v_u for a sample that nobody knows; and silo 0's part, sealed for each other silo."""
+        done = self.desk.store.get(f"weights/{round_}")
+        if done is not None:
+            return Message.decode(done).arrays["shares"], Message.decode(done).blobs
+        for what in (f"asked {round_ - 1}", f"{round_ - 1}"):  # i_u: nobody needs it any more
+            self.desk.store.drop(f"weights/{what}")
+        kept, offers = self._kept("shares"), Offers(self.setting, self.desk)
+        awaited = self._awaited(round_, law, kept)
+        asked = offers.asked(round_, awaited.message)
+        shares = named(self.setting.names[0], lambda: awaited.finish(asked.blobs.get("answer", b"")))
+        own = kept.arrays["shares"]
+        boxes = offers.passed_on(
+            round_,
+            asked,
+            8 * len(own),
+            lambda sender, choice: answer_unknown(sender, awaited, law, own, choice),
+        )
+        self._keep(str(round_), {"shares": shares}, boxes)
+        return shares, boxes
+
+    def _awaited(self, round_: int, drawn: NDArray[np.bool_] | OneOf, kept: Message) -> Awaited:
         """The request of a round, stored before it is sent: a second one would show where the two differ."""
         plan = self.constants.plan(self.setting, current(self.desk.store).session)
-        asked = self.desk.store.get(f"weights/asked {round_}")
-        if asked is None:
+        stored = self.desk.store.get(f"weights/asked {round_}")
+        if stored is None:
             receiver = TransferReceiver.unpack(kept.blobs["receiver"], kept.fields["counter"])
-            drawn = Server(plan, receiver).sample(round_, kept.arrays["shares"], sample.astype(np.int64))
-            part = drawn.part
-            self._keep(
-                f"asked {round_}",
-                {"own": drawn.own, "indices": part.indices, "keys": part.keys},
-                {"message": part.message, "domain": part.domain},
-                {"counter": part.counter},
+            server, shares = Server(plan, receiver), kept.arrays["shares"]
+            awaited = (
+                server.sample_unknown(round_, drawn)
+                if isinstance(drawn, OneOf)
+                else server.sample(round_, shares, drawn.astype(np.int64))
             )
-            return drawn
-        old = Message.decode(asked)
-        part = Lookup(
-            old.blobs["message"], old.blobs["domain"], old.fields["counter"], old.arrays["indices"],
-            old.arrays["keys"],
-        )  # fmt: skip
-        return Awaited(plan, part, old.arrays["own"])
+            self._keep(f"asked {round_}", {"own": awaited.own}, {"part": awaited.part.pack()})
+            return awaited
+        old = Message.decode(stored)
+        return Awaited(plan, Lookup.unpack(old.blobs["part"]), old.arrays["own"])
 
     def _ask_zero(self, kind: str, met: Met, round_: int = 0, **blobs: bytes) -> Message:
         number = 0 if kind == "sample" else met.number
@@ -155,6 +187,7 @@ class SiloWeights:
             "base": self._base,
             "reciprocals": self._reciprocals,
             "sample": self._sample,
+            **({} if self._choices is None else self._choices.handlers),
         }
 
     @property
@@ -162,10 +195,23 @@ class SiloWeights:
         """min(n[s,u], n_max)."""
         return np.minimum(self.counts, self.constants.count_cap)
 
-    def of_round(self, run: str, round_: int, sampled: bool) -> Shares:
-        """This silo's shares of v_u, or of β_u·v_u."""
-        silo = self._shares(run)
-        return silo.masks(round_, _USE) if sampled else silo.shares()
+    def of_round(self, request: Message, sampled: bool) -> Shares:
+        """This silo's shares of v_u, or of β_u·v_u, for the round of a request."""
+        if self._choices is not None:
+            return np.frombuffer(self._choices.of_round(request), "<u8").astype(np.uint64)
+        silo = self._shares(request.run)
+        return silo.masks(request.round, _USE) if sampled else silo.shares()
+
+    @cached_property
+    def _choices(self) -> Choices | None:
+        law = self.constants.law(self.setting)
+        if law is None:
+            return None
+        return Choices(self.setting, law, self.member, self.store, self._chosen)
+
+    def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
+        shares = self._shares(request.run).hidden(request.round, _USE, part).finish(answer)
+        return shares.astype("<u8").tobytes()
 
     def _shares(self, run: str) -> SiloShares:
         session = self.member.session(run)
@@ -193,8 +239,13 @@ class SiloWeights:
         return self._offered(request, self._zero(request).set_up)
 
     def _sample(self, request: Message) -> Message:
-        zero = self._zero(request, request.round)
-        return self._offered(request, lambda asked: zero.sample(request.round, _USE, asked))
+        zero, choices = self._zero(request, request.round), self._choices
+        if choices is None:
+            return self._offered(request, lambda asked: zero.sample(request.round, _USE, asked))
+        answer = self._offered(
+            request, lambda asked: zero.sample_unknown(request.round, _USE, choices.law, asked)
+        )
+        return replace(answer, blobs={**answer.blobs, "choice": choices.choice(request)})
 
     def _offered(self, request: Message, offer: Callable[[bytes], bytes]) -> Message:
         """The answer; a request that fails the consistency check ends the session's transfers, durably.
@@ -226,17 +277,4 @@ class SiloWeights:
         return SiloZero(self._shares(request.run), TransferSender.unpack(packed, 0))
 
     def _as_zero(self, request: Message, *use: int) -> Session:
-        session = self.member.session(request.run)
-        if session.name != session.roster[0]:
-            raise SilodpError(
-                f"silo '{session.name}' was asked to offer tables, which only silo '{session.roster[0]}' does."
-            )
-        return self.member.once(request, *use)
-
-
-def _named(silo: str, finish: Callable[[], V]) -> V:
-    """The result, or an error that names the silo whose answer did not fit."""
-    try:
-        return finish()
-    except SilodpError as error:
-        raise SilodpError(f"silo '{silo}': {error}") from None
+        return as_zero(self.member, request, "offer tables", *use)
