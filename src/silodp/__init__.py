@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from silodp.data.silo import Federation, SiloData
     from silodp.data.tables import Schema
     from silodp.federation.run import Result, train
+    from silodp.methods.averaging import average_models
     from silodp.privacy.ledger import Budget
     from silodp.training.local import LocalTraining
     from silodp.training.losses import Loss
@@ -37,6 +38,7 @@ __all__ = [
     "SiloData",
     "SilodpError",
     "Task",
+    "average_models",
     "data",
     "methods",
     "train",
@@ -51,6 +53,7 @@ _HOMES = {
     "Schema": "silodp.data.tables",
     "SiloData": "silodp.data.silo",
     "Task": "silodp.training.task",
+    "average_models": "silodp.methods.averaging",
     "train": "silodp.federation.run",
 }
 

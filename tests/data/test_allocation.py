@@ -173,3 +173,27 @@ def test_large_allocations_take_seconds():
     allocate("zipf", users=10_000, generator=rng(), records=60_000, silos=5, labels=labels, labels_per_user=2)
     user, _ = allocate("zipf", users=10_000, generator=rng(), sizes=(12_000,) * 5)
     assert len(np.unique(user)) > 9_000
+
+
+def test_own_makes_everyone_a_person_and_silos_equal():
+    user, silo = allocate("own", users=3, generator=rng(), records=103, silos=5)
+    np.testing.assert_array_equal(user, np.arange(103))
+    assert sorted(np.bincount(silo)) == [20, 20, 21, 21, 21]
+    assert not (silo == np.arange(103) % 5).all(), "shares are drawn, not dealt in file order"
+    user, silo = allocate("own", users=1, generator=rng(), sizes=(4, 0, 2))
+    np.testing.assert_array_equal(user, np.arange(6))
+    np.testing.assert_array_equal(silo, [0, 0, 0, 0, 2, 2])
+
+
+def test_own_with_labels_per_silo_deals_shards_of_one_label():
+    labels = rng(1).permutation(np.repeat(np.arange(10), 600))
+    _, silo = allocate(
+        "own", users=1, generator=rng(), records=6000, silos=10, labels=labels, labels_per_silo=5
+    )
+    assert (np.bincount(silo) == 600).all()
+    held = [len(np.unique(labels[silo == s])) for s in range(10)]
+    assert max(held) <= 5 < 10
+    with pytest.raises(SilodpError, match="goes with allocation 'own' only"):
+        allocate("zipf", users=5, generator=rng(), records=9, silos=2, labels_per_silo=1)
+    with pytest.raises(SilodpError, match="labels_per_silo is 0"):
+        allocate("own", users=5, generator=rng(), records=9, silos=2, labels=labels[:9], labels_per_silo=0)

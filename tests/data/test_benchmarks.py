@@ -198,3 +198,29 @@ def test_idx(tmp_path):
     path = tmp_path / "whole.gz"
     path.write_bytes(gzip.compress(b"\0\0\x08\2\0\0\0\2\0\0\0\3abcdef"))
     np.testing.assert_array_equal(read_idx(path), [[97, 98, 99], [100, 101, 102]])
+
+
+def test_pooled_and_tuning_splits_of_images_do_not_overlap(data):
+    pooled = benchmarks.fashion_mnist(data, silos=10, allocation="own", split="pooled")
+    tuning = benchmarks.fashion_mnist(data, silos=10, allocation="own", split="tuning")
+    assert (pooled.users, len(pooled.test)) == (56_000, 14_000)
+    assert (tuning.users, len(tuning.test)) == (39_200, 16_800)
+    assert sizes(tuning) == [3_920] * 10
+    first = {row.tobytes() for row in pooled.test.x[:500]}
+    assert not any(row.tobytes() in first for row in tuning.test.x), "tuning never sees the final test data"
+    with pytest.raises(SilodpError, match="split is 'half'"):
+        benchmarks.fashion_mnist(data, split="half")
+
+
+def test_every_record_of_heart_disease_may_be_a_person(data):
+    built = benchmarks.heart_disease(data, allocation="own")
+    assert built.users == 486
+    assert (built.counts().sum(axis=0) == 1).all()
+
+
+def test_heart_disease_may_be_pooled(data):
+    pooled, apart = benchmarks.heart_disease(data, silos=1, allocation="own"), benchmarks.heart_disease(data)
+    assert sizes(pooled) == [486]
+    np.testing.assert_array_equal(pooled.silos[0].x, np.concatenate([silo.x for silo in apart.silos]))
+    with pytest.raises(SilodpError, match="heart_disease has 4, or 1"):
+        benchmarks.heart_disease(data, silos=3)

@@ -18,11 +18,12 @@ from silodp.federation.run import train
 from silodp.federation.silo import Silo
 from silodp.federation.store import MemoryStore
 from silodp.mechanisms.noise import Randomness, gaussian
-from silodp.methods import Population, UldpAvg, UldpGroup, group
+from silodp.methods import Population, UldpAvg, UldpGroup
 from silodp.methods import weighting as weightings
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.guarantee import View
 from silodp.training.local import LocalTraining
+from silodp.training.records import RecordGradients
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
 AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)
@@ -36,7 +37,7 @@ def quiet_party(method, store=None) -> Silo:
         federation.silos[0],
         logistic_task(),
         Plain(),
-        Setting("run", ("a", "b", "c"), quiet, Population(3, 12), 5),
+        Setting("run", tuple(silo.name for silo in federation.silos), quiet, Population(3, 12), 5),
         Randomness.secret(),
         store or MemoryStore(),
     )
@@ -111,13 +112,13 @@ def test_persons_and_records_are_sampled_at_their_rates(monkeypatch):
     assert abs(np.mean(draws) - 0.3) < 5 * np.sqrt(0.21 / 10_000)
 
     batches: list[torch.Tensor] = []
-    gradients = group.record_gradients
+    gradients = RecordGradients.of
 
-    def recorded(task, params, x, y, **more):
-        batches.append(x)
-        return gradients(task, params, x, y, **more)
+    def recorded(self, params, batch):
+        batches.append(batch)
+        return gradients(self, params, batch)
 
-    monkeypatch.setattr(group, "record_gradients", recorded)
+    monkeypatch.setattr(RecordGradients, "of", recorded)
     federation = small_federation(records=3000)
     train(
         federation, logistic_task(), replace(GROUP, group_size=400, noise_multiplier=50.0), rounds=2, seed=0

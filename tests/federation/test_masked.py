@@ -168,6 +168,20 @@ def test_a_second_release_of_one_sample_is_charged_without_amplification(wire, t
     assert second["kind"] == "Skellam"
 
 
+def test_a_second_release_with_new_draws_of_records_is_charged_as_the_first(wire, tmp_path):  # noqa: F811
+    """Records are drawn, and noise is, inside the silo and anew for every release: two independent ones."""
+    wire.fails = staticmethod(
+        lambda name, request: "after" if (name, request.kind, request.round) == ("silo2", "open", 0) else None
+    )
+    group = UldpGroup(2.0, 0.5, 4, 0.2, local_steps=3, expected_batch_size=4, local_learning_rate=0.5)
+    run(Masked(min_silos=3), group, rounds=1, silos=4, out=tmp_path)
+    first, second = charges(tmp_path)
+    assert first["events"] == second["events"]
+    kept = sorted((tmp_path / "checkpoint" / "silos" / "000").glob("*noisy*"))
+    one, other = (Message.decode(unsealed(path)).arrays["noisy"] for path in kept)
+    assert not np.array_equal(one, other)
+
+
 @pytest.mark.parametrize("died", ["after charging", "after opening"])
 def test_a_run_that_died_goes_on_though_a_silo_is_gone_at_resume(died, wire, tmp_path, monkeypatch):  # noqa: F811
     """Its release was charged, and may have been opened: the others begin a further one."""

@@ -204,7 +204,8 @@ def test_a_model_that_returns_nan_is_refused_before_anything_is_written(tmp_path
 # --- stored answers ---
 
 
-SETTING = Setting("run", ("a", "b", "c"), AVG, Population(3, 12), 5)
+NAMES = tuple(silo.name for silo in small_federation().silos)
+SETTING = Setting("run", NAMES, AVG, Population(3, 12), 5)
 
 
 def party(store: MemoryStore | None = None) -> Silo:

@@ -14,8 +14,10 @@ from silodp.mechanisms.clipping import (
     ClippedRows,
     ClippedStream,
     ClippedSum,
+    Stepwise,
     check_clip,
     clip_rows,
+    release,
 )
 from silodp.mechanisms.clipping import fold as fold_stream
 from silodp.mechanisms.noise import Randomness
@@ -103,6 +105,21 @@ def test_chunks_do_not_matter():
     torch.testing.assert_close(whole, parts.value)
 
 
+def test_rows_of_a_smaller_clip_lie_in_the_ball():
+    rows = torch.ones(1, 2)
+    total = fold([clip_rows(torch.arange(1), rows, 0.5)], 2, 1.0)
+    assert total.value.norm().item() == pytest.approx(0.5)
+    assert total.sensitivity == 1.0
+
+
+@given(st.integers(1, 3000), st.integers(1, 400))
+def test_norms_do_not_depend_on_how_rows_are_cut(rows, size):
+    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(rows))
+    factors = clip_rows(torch.arange(rows), values, 1.0).factors
+    norms = np.linalg.norm(values.double().numpy(), axis=1)
+    np.testing.assert_allclose(factors.numpy(), np.minimum(1.0, 1 / norms), rtol=1e-11)
+
+
 def test_rows_of_another_clip_are_refused():
     with pytest.raises(SilodpError, match="clip"):
         fold([clip_rows(torch.arange(1), torch.ones(1, 2), 2.0)], 2, 1.0)
@@ -137,3 +154,19 @@ def test_a_clip_and_a_probability_are_numbers(wrong):
         check_clip(wrong)
     with pytest.raises(SilodpError, match=r"^user_sampling = .*: set a number\.$"):
         check_probability("user_sampling", wrong)
+
+
+def test_steps_see_what_is_released_of_them():
+    shown = []
+
+    def steps():
+        for length in (0.25, 0.5):
+            rows = clip_rows(torch.arange(1), torch.full((1, 4000), length / math.sqrt(4000)), 1.0)
+            shown.append((yield ClippedStream([rows], 4000, Bounds(1.0, 1.0, 2.0, 9.0), weighted=False)))
+
+    update = Stepwise(steps(), 4000, Bounds(1.0, 1.0, math.sqrt(8), 9.0))
+    share = release(update, torch.ones(1), Randomness.secret().stream())
+    assert share.noise_std == pytest.approx(math.sqrt(8))
+    torch.testing.assert_close(share.value, shown[0] + shown[1])
+    assert judges_std(shown[0].numpy(), 2.0)
+    assert judges_std((share.value - 0.75 / math.sqrt(4000)).numpy(), math.sqrt(8))

@@ -11,7 +11,7 @@ from scipy import stats
 
 from oracles import judges_std
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedStream, clip_rows
+from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream, Stepwise, clip_rows
 from silodp.mechanisms.grid import Grid, fixed_point, noise_variance, ring_bits
 from silodp.mechanisms.noise import Randomness, skellam
 
@@ -40,6 +40,37 @@ def test_truncation_is_toward_zero_per_row_before_anything_is_added():
     rows = torch.tensor([[0.6, -0.6], [0.6, -0.6]]) / 4096
     stream = ClippedStream([clip_rows(torch.tensor([0, 1]), rows, 1.0)], 2, Bounds(1.0, 1.0, 1.0, 2.0), True)
     assert grid.fold(stream, torch.ones(2, dtype=torch.float64)).value.tolist() == [0, 0]
+
+
+def test_a_row_that_left_the_ball_counts_as_zero():
+    """Factors are trusted with nothing: the integers' norm is compared, exactly, with this row's own clip."""
+    rows = torch.eye(3, dtype=torch.float64)[:, :2] + 0.25  # norms 1.27, 1.27, .35
+    loose = ClippedRows(torch.arange(3), rows, torch.tensor([0.79, 0.78, 1.0], dtype=torch.float64), 1.0)
+    whole = Grid(1.0, 1 << 12).truncated(loose)
+    assert (whole[0] == 0).all()
+    assert whole[1:].tolist() == [[798, 3993], [1024, 1024]]
+    own = ClippedRows(loose.owners, rows, loose.factors, 0.5)  # in a silo that clips to half of it
+    assert Grid(1.0, 1 << 12).truncated(own).tolist() == [[0, 0], [0, 0], [1024, 1024]]
+    stream = ClippedStream([own], 2, Bounds(1.0, 1.0, 0.0, 3.0), weighted=False)
+    assert Grid(1.0, 1 << 12).fold(stream, torch.ones(3)).value.tolist() == [1024, 1024]
+
+
+@given(st.integers(0, 2**31), st.integers(1, 40), st.sampled_from([12, 16, 20]), st.booleans())
+def test_sums_are_the_sums_of_the_truncated_rows(seed, rows, bits, weighted):
+    """Exactly, however they are cut into chunks; truncation is Python's own."""
+    rng = np.random.default_rng(seed)
+    values = (rng.normal(size=(rows, 7)) * 10 ** rng.uniform(-3, 1, size=(rows, 1))).astype(np.float32)
+    weights = torch.from_numpy(rng.uniform(size=rows))
+    grid = Grid(0.3, 1 << bits)
+    chunk = clip_rows(torch.arange(rows), torch.from_numpy(values), 0.3)
+    stream = ClippedStream(chunk.split(3), 7, Bounds(0.3, 0.3, 0.0, 99.0), weighted)
+    share = weights if weighted else torch.ones(rows, dtype=torch.float64)
+    by_hand = [
+        [math.trunc(float(v) * (float(f) * float(w) * (grid.units / 0.3))) for v in row]
+        for row, f, w in zip(values, chunk.factors, share, strict=True)
+    ]
+    assert grid.fold(stream, weights).value.tolist() == np.sum(by_hand, axis=0).tolist()
+    assert grid.truncated(chunk, weights if weighted else None).tolist() == by_hand
 
 
 def test_a_row_that_is_not_finite_counts_as_zero():
@@ -120,3 +151,24 @@ def test_a_finished_update_that_is_not_finite_cannot_wrap_the_sum():
     assert sent[2] == 0
     assert abs(5 * int(sent[0])) < 2**63
     assert sent[0] == sent[3] == -sent[1]
+
+
+def test_steps_are_added_up_with_the_noise_that_they_were_shown():
+    """What leaves the silo is, to the unit, the sum of what the steps were given back."""
+    bounds, grid, shown = Bounds(1.0, 1.0, 3.0, 99.0), Grid(1.0, 1 << 12), []
+
+    def steps():
+        for length in (0.25, 0.5, 1.0):
+            rows = clip_rows(torch.arange(1), torch.full((1, 4000), length / math.sqrt(4000)), 1.0)
+            stream = ClippedStream([rows], 4000, Bounds(1.0, 1.0, math.sqrt(3.0), 99.0), weighted=False)
+            shown.append((yield stream))
+
+    stream = Randomness.secret().stream()
+    share = grid.release(Stepwise(steps(), 4000, bounds), torch.ones(1), stream)
+    assert share.noise_std == pytest.approx(3.0 * 4096)
+    np.testing.assert_array_equal(share.value * grid.step, torch.stack(shown).sum(0).numpy())
+    assert judges_std(
+        share.value - sum(int(v * 4096 / math.sqrt(4000)) for v in (0.25, 0.5, 1.0)), 3.0 * 4096
+    )
+    for step in shown:
+        assert judges_std(step.numpy(), math.sqrt(3.0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, weighting
-from silodp.privacy.events import Gaussian, GroupSampled, KnownSample, NoGuarantee, PoissonSampled, Repeated
+from silodp.privacy.events import Gaussian, Group, KnownSample, NoGuarantee, PoissonSampled, Repeated
 from silodp.privacy.guarantee import View
 
 UNIFORM, RECORDS = UldpAvg(5.0, 1.0), UldpAvg(5.0, 1.0, weighting="records")
@@ -92,7 +92,7 @@ def test_counts_in_clear_void_the_guarantee_for_who_receives_them():
 
 def test_group_is_the_same_for_everyone():
     method = UldpGroup(5.0, 1.0, 8, 0.01, 100, 64.0, 0.1)
-    expected = Repeated(GroupSampled(8, 0.01, 5.0), 100)
+    expected = Repeated(Group(8, PoissonSampled(0.01, Gaussian(5.0))), 100)
     for view in (View("released", 5), View("server", 5, sees_shares=True), View("silo", 5)):
         assert method.dp_event(view) == expected
 

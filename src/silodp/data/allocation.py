@@ -7,14 +7,14 @@ rank, user 0 having the most records in expectation under the Zipf laws.
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from silodp.errors import SilodpError, check_real
 
-Scheme = Literal["uniform", "zipf"]
+Scheme = Literal["uniform", "zipf", "own"]
 Indices = NDArray[np.int64]
 
 USER_EXPONENT = 0.5  # records per user ∝ rank^-0.5
@@ -189,6 +189,34 @@ def _spread(
     return result
 
 
+def own(
+    records: int,
+    silos: int,
+    generator: np.random.Generator,
+    labels: ArrayLike | None,
+    labels_per_silo: int | None,
+) -> tuple[Indices, Indices]:
+    """Every record a person of its own; silos get equal shares at random.
+
+    With `labels_per_silo` L: records are sorted by label, cut into S·L shards, and every silo is dealt L of them, so
+    that it holds about L labels (McMahan et al. 2017).
+    """
+    order = generator.permutation(records)
+    silo = np.empty(records, np.int64)
+    if labels_per_silo is None:
+        silo[order] = np.arange(records) % silos
+    else:
+        if labels is None or labels_per_silo < 1:
+            raise SilodpError(
+                f"labels_per_silo is {labels_per_silo}; give a whole number ≥ 1, for records that have classes"
+            )
+        by_label = order[np.argsort(np.asarray(labels)[order], kind="stable")]
+        shards = np.array_split(by_label, silos * labels_per_silo)
+        for place, shard in enumerate(generator.permutation(len(shards))):
+            silo[shards[shard]] = place // labels_per_silo
+    return np.arange(records), silo
+
+
 def allocate(
     scheme: str,
     *,
@@ -200,8 +228,9 @@ def allocate(
     labels: ArrayLike | None = None,
     labels_per_user: int | None = None,
     pairs: bool = False,
+    labels_per_silo: int | None = None,
 ) -> tuple[Indices, Indices]:
-    """User and silo of every record under `scheme` "uniform" or "zipf".
+    """User and silo of every record under `scheme` "uniform", "zipf" or "own" (there, `users` counts for nothing).
 
     Give `records` and `silos` where silos are free, or `sizes` (S,) where they are fixed: then the records
     are taken to be in silo order, and the returned silo repeats 0..S-1 by `sizes`.
@@ -212,8 +241,10 @@ def allocate(
     Raises:
         SilodpError: an unknown scheme, a count below 1, or options that exclude each other.
     """
-    if scheme not in ("uniform", "zipf"):
-        raise SilodpError(f"allocation is {scheme!r}; choose 'uniform' or 'zipf'")
+    if scheme not in get_args(Scheme):
+        raise SilodpError(f"allocation is {scheme!r}; choose one of {', '.join(map(repr, get_args(Scheme)))}")
+    if labels_per_silo is not None and scheme != "own":
+        raise SilodpError("labels_per_silo goes with allocation 'own' only; leave it out")
     check_real("users", users)
     if not (isinstance(users, Integral) and users >= 1):
         raise SilodpError(f"users is {users}; give a whole number, at least 1")
@@ -222,6 +253,8 @@ def allocate(
             raise SilodpError(
                 "sizes is given with records, silos or labels_per_user; fixed silos take sizes only"
             )
+        if scheme == "own":
+            return np.arange(np.sum(sizes)), np.repeat(np.arange(len(np.asarray(sizes))), np.asarray(sizes))
         law = uniform_fixed if scheme == "uniform" else zipf_fixed
         per_silo = law(sizes, users, generator, pairs)
         return np.concatenate(per_silo), np.repeat(np.arange(len(per_silo)), [len(part) for part in per_silo])
@@ -231,6 +264,8 @@ def allocate(
         raise SilodpError(
             "pairs is set with free silos; allocate in pairs only where the silos' sizes are fixed"
         )
+    if scheme == "own":
+        return own(records, silos, generator, labels, labels_per_silo)
     if scheme == "uniform":
         return uniform(records, users, silos, generator, labels, labels_per_user)
     return zipf(records, users, silos, generator, labels, labels_per_user)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ from silodp.data.silo import Federation, SiloData
 from silodp.errors import SilodpError
 
 Normalize = Literal["private", "public"]
+Split = Literal["source", "pooled", "tuning"]
 Floats = NDArray[Any]
 
 SPLIT_SEED = 0  # of the splits that no source pins; separate from the seed of the allocation
@@ -86,6 +88,7 @@ def _free_silos(
     allocation: str,
     seed: int,
     labels_per_user: int | None = None,
+    labels_per_silo: int | None = None,
 ) -> tuple[SiloData, ...]:
     """Silos and users both drawn."""
     user, silo = allocate(
@@ -96,8 +99,14 @@ def _free_silos(
         silos=silos,
         labels=y,
         labels_per_user=labels_per_user,
+        labels_per_silo=labels_per_silo,
     )
     return tuple(SiloData(f"silo-{s + 1}", x[silo == s], y[silo == s], user[silo == s]) for s in range(silos))
+
+
+def _persons(allocation: str, users: int, records: int) -> int:
+    """U: as asked for, or everybody that has a record."""
+    return records if allocation == "own" else users
 
 
 def _pooled_test(x: Floats, y: Floats) -> SiloData:
@@ -115,11 +124,13 @@ def heart_disease(
     allocation: str = "zipf",
     seed: int = 0,
     normalize: Normalize = "private",
+    silos: Literal[1, 4] = 4,
 ) -> Federation:
     """UCI heart disease, four hospitals as silos, by FLamby's rule: x (n, 13), y = disease yes (1) or no (0).
 
-    Train 199/172/30/85 records, test 104/89/16/45 pooled. `normalize="private"` is FLamby's: each center by
-    the mean and standard deviation of its own training rows; "public" maps `HEART_RANGES` to [-1, 1].
+    Train 199/172/30/85 records, test 104/89/16/45 pooled; with `silos` 1 the training records are pooled, too.
+    `normalize="private"` is FLamby's: each center by the mean and standard deviation of its own training rows;
+    "public" maps `HEART_RANGES` to [-1, 1].
     """
     _check_normalize(normalize, "private", "public")
     parts, tests = [], []
@@ -149,6 +160,11 @@ def heart_disease(
         x = x.astype(np.float32)
         parts.append((center, x[train], y[train]))
         tests.append((x[test], y[test]))
+    if silos == 1:
+        _, features, labels = zip(*parts, strict=True)
+        parts = [("pooled", np.concatenate(features), np.concatenate(labels))]
+    elif silos != len(parts):
+        raise SilodpError(f"silos is {silos}; heart_disease has 4, or 1 when they are pooled")
     assumptions: tuple[str, ...] = ()
     if normalize == "private":
         assumptions = (
@@ -157,7 +173,7 @@ def heart_disease(
         )
     return Federation(
         silos=_fixed_silos(parts, users, allocation, seed),
-        users=users,
+        users=_persons(allocation, users, sum(len(y) for _, _, y in parts)),
         test=_pooled_test(np.concatenate([x for x, _ in tests]), np.concatenate([y for _, y in tests])),
         assumptions=assumptions,
         name="heart_disease",
@@ -205,7 +221,7 @@ def tcga_brca(
     pooled = np.concatenate(test)
     return Federation(
         silos=_fixed_silos(parts, users, allocation, seed, pairs=True),
-        users=users,
+        users=_persons(allocation, users, sum(len(y) for _, _, y in parts)),
         test=_pooled_test(x[pooled], y[pooled]),
         name="tcga_brca",
         features=features,
@@ -250,7 +266,7 @@ def creditcard(
     x = x.astype(np.float32)
     return Federation(
         silos=_free_silos(x[train], y[train], users, silos, allocation, seed, labels_per_user),
-        users=users,
+        users=_persons(allocation, users, len(train)),
         test=_pooled_test(x[test], y[test]),
         assumptions=assumptions,
         name="creditcard",
@@ -282,13 +298,18 @@ def mnist(
     seed: int = 0,
     normalize: Normalize = "private",
     labels_per_user: int | None = None,
+    labels_per_silo: int | None = None,
+    split: Split = "source",
 ) -> Federation:
     """MNIST digits: x (n, 1, 28, 28), 60,000 train and 10,000 test, 10 classes.
 
     `normalize="private"` uses the usual mean .1307 and sd .3081, once computed from the training images;
-    "public" maps pixels to [-1, 1].
+    "public" maps pixels to [-1, 1]. `split="pooled"`: all 70,000 together, of which .8 are trained on, drawn with
+    `seed`; "tuning": of these .8, .7 are trained on and the rest are the test data. With `allocation="own"` every
+    record is a person of its own; `labels_per_silo` then gives every silo about so many classes.
     """
-    return _images("mnist", root, users, silos, allocation, seed, normalize, labels_per_user)
+    shares = Shares(users, silos, allocation, seed, labels_per_user, labels_per_silo)
+    return _images("mnist", root, shares, normalize, split)
 
 
 def fashion_mnist(
@@ -299,20 +320,28 @@ def fashion_mnist(
     seed: int = 0,
     normalize: Normalize = "private",
     labels_per_user: int | None = None,
+    labels_per_silo: int | None = None,
+    split: Split = "source",
 ) -> Federation:
     """Fashion-MNIST articles: as `mnist`, with mean .2860 and sd .3530."""
-    return _images("fashion_mnist", root, users, silos, allocation, seed, normalize, labels_per_user)
+    shares = Shares(users, silos, allocation, seed, labels_per_user, labels_per_silo)
+    return _images("fashion_mnist", root, shares, normalize, split)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Who holds what, where silos and users are both simulated: the arguments of `allocation.allocate`."""
+
+    users: int
+    silos: int
+    allocation: str
+    seed: int
+    labels_per_user: int | None = None
+    labels_per_silo: int | None = None
 
 
 def _images(
-    dataset: str,
-    root: str | Path | None,
-    users: int,
-    silos: int,
-    allocation: str,
-    seed: int,
-    normalize: Normalize,
-    labels_per_user: int | None,
+    dataset: str, root: str | Path | None, shares: Shares, normalize: Normalize, split: Split
 ) -> Federation:
     _check_normalize(normalize, "private", "public")
     mean, deviation = PIXELS[dataset] if normalize == "private" else (0.5, 0.5)
@@ -322,6 +351,7 @@ def _images(
         labels = read_idx(_file(root, dataset, f"{part}-labels-idx1-ubyte.gz")).astype(np.int64)
         scale, shift = np.float32(1 / (255 * deviation)), np.float32(mean / deviation)
         parts[part] = (pixels[:, None].astype(np.float32) * scale - shift, labels)
+    train, test = _split(parts["train"], parts["t10k"], split, shares.seed)
     assumptions: tuple[str, ...] = ()
     if normalize == "private":
         assumptions = (
@@ -330,13 +360,29 @@ def _images(
             "from the training images; choose normalize='public' for [-1, 1].",
         )
     return Federation(
-        silos=_free_silos(*parts["train"], users, silos, allocation, seed, labels_per_user),
-        users=users,
-        test=_pooled_test(*parts["t10k"]),
+        silos=_free_silos(*train, **asdict(shares)),
+        users=_persons(shares.allocation, shares.users, len(train[1])),
+        test=_pooled_test(*test),
         assumptions=assumptions,
         name=dataset,
         classes=10,
     )
+
+
+def _split(
+    train: tuple[Floats, Floats], test: tuple[Floats, Floats], split: Split, seed: int
+) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+    """Train and test as they come; or pooled and cut at .8; or the first .8 of that cut at .7."""
+    if split not in get_args(Split):
+        raise SilodpError(f"split is {split!r}; choose one of {', '.join(map(repr, get_args(Split)))}")
+    if split == "source":
+        return train, test
+    x, y = (np.concatenate(both) for both in zip(train, test, strict=True))
+    order = np.random.default_rng(seed).permutation(len(y))
+    kept, held = np.split(order, [round(0.8 * len(y))])
+    if split == "tuning":
+        kept, held = np.split(kept, [round(0.7 * len(kept))])
+    return (x[kept], y[kept]), (x[held], y[held])
 
 
 def read_idx(path: str | Path) -> NDArray[np.uint8]:
@@ -428,7 +474,7 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=SPLIT_SEED, stratify=y)
     return Federation(
         silos=_free_silos(x[train], y[train], users, silos, allocation, seed),
-        users=users,
+        users=_persons(allocation, users, len(train)),
         test=_pooled_test(x[test], y[test]),
         name="embedded",
         classes=2,

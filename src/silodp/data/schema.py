@@ -32,6 +32,7 @@ class Schema:
         users: the public list of user keys, or a text file with one key per line; U is its length. Without it
             U is counted in the tables, and the guarantee says so.
         out_of_range: "refuse" a number outside its range, or "clip" it to the range.
+        budget: optional column of the ε that each training record may be charged, above 0; public like the rest.
 
     Features are the numeric columns, then the categorical ones, in the order given here. Values are compared
     as text after whole floats have become integers ("1.0" is "1").
@@ -48,6 +49,7 @@ class Schema:
     split: str | None = None
     users: Sequence[Any] | str | Path | None = None
     out_of_range: Literal["refuse", "clip"] = "refuse"
+    budget: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("classes", "real", "survival"):
@@ -96,7 +98,7 @@ class Schema:
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column the tables must have."""
-        named = (self.user, self.label, self.event, self.time, self.split)
+        named = (self.user, self.label, self.event, self.time, self.split, self.budget)
         return (*(column for column in named if column is not None), *self.numeric, *self.categorical)
 
     @property

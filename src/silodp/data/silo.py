@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.data.preferences import PREFERENCES, Preference
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class SiloData:
         y: (n,) int64 class numbers, (n,) float32 real targets, or (n, 2) float32 [event 0/1, time ≥ 0].
         user: (n,) int64, the public index of the person each record is about, 0..U-1 (-1, in test data
             only: nobody of the federation).
+        budget: (n,) float64, the ε that each record may be charged, finite and above 0; None where records have none.
+            Budgets are public, as the number of records is where records are the unit.
 
     n may be 0. The arrays are kept, not copied: do not write to them.
 
@@ -38,6 +41,7 @@ class SiloData:
     x: NDArray[np.float32]
     y: NDArray[Any]
     user: NDArray[np.int64]
+    budget: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -68,6 +72,8 @@ class SiloData:
                 f"silo {self.name!r}: x, y and user have {len(self.x)}, {len(self.y)} and {len(self.user)} "
                 "records; give one label and one user number per record"
             )
+        if self.budget is not None:
+            check_budgets(self.budget, len(self.x), f"silo {self.name!r}", "record")
         for field in ("x", "y"):
             finite = np.isfinite(getattr(self, field))
             if not finite.all():
@@ -88,10 +94,21 @@ class SiloData:
     def digest(self) -> str:
         """SHA-256 (hex) over name, shapes, dtypes and bytes. It fingerprints private rows: keep it local."""
         hasher = hashlib.sha256(repr(self.name).encode())
-        for array in (self.x, self.y, self.user):
+        for array in (self.x, self.y, self.user, *(() if self.budget is None else (self.budget,))):
             hasher.update(f"{array.shape}{array.dtype.str}".encode())
             hasher.update(np.ascontiguousarray(array).data)
         return hasher.hexdigest()
+
+
+def check_budgets(budgets: Any, count: int, where: str, unit: str) -> None:
+    """Refuse personal budgets that are not `count` finite numbers above 0; how many are wrong is said, not whose."""
+    if not isinstance(budgets, np.ndarray) or budgets.dtype != np.float64 or budgets.shape != (count,):
+        raise SilodpError(f"{where}: budgets are no array ({count},) of float64; give one ε for every {unit}")
+    wrong = int((~(np.isfinite(budgets) & (budgets > 0))).sum())
+    if wrong:
+        raise SilodpError(
+            f"{where}: {wrong} of {count} budgets are missing, infinite or not above 0; give every {unit} an ε > 0"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +124,7 @@ class Federation:
         classes: public number of classes (y int64 in 0..classes-1), or None for real or survival targets.
         features: names of the features, or () where they have none (images).
         user_keys: the key of every user, in the order of the index, or None.
+        user_budgets: (U,) float64, the ε that each user may be charged, public; None where users have none.
 
     Raises:
         SilodpError: the parts do not fit together.
@@ -120,6 +138,7 @@ class Federation:
     classes: int | None = None
     features: tuple[str, ...] = ()
     user_keys: tuple[str, ...] | None = None
+    user_budgets: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.silos, tuple) or not self.silos:
@@ -135,6 +154,8 @@ class Federation:
                 f"federation {self.name!r}: {len(self.user_keys)} user keys for {self.users} users; give "
                 "one each"
             )
+        if self.user_budgets is not None:
+            check_budgets(self.user_budgets, self.users, f"federation {self.name!r}", "user")
         if self.classes is not None and self.classes < 2:
             raise SilodpError(f"federation {self.name!r}: classes is {self.classes}; give 2 or more, or None")
         first = self.silos[0]
@@ -182,6 +203,47 @@ class Federation:
         """Records of every user in every silo: (S, U) int64, n[s,u] of SPEC. Private."""
         rows = [np.bincount(silo.user, minlength=self.users) for silo in self.silos]
         return np.stack(rows).astype(np.int64)
+
+    def with_budgets(
+        self,
+        budgets: str | Preference | Sequence[NDArray[np.float64]] | NDArray[np.float64],
+        seed: int = 0,
+        unit: Literal["record", "user"] = "record",
+    ) -> Federation:
+        """The same federation with a personal budget for every training record, or for every user.
+
+        Args:
+            budgets: a name in `PREFERENCES` or a function (count, generator) -> (count,), drawn once for everyone; or
+                the budgets themselves: one array (n,) over all records in the order of the silos, one array per silo,
+                or (U,) for users.
+            seed: of the draw.
+            unit: who has them.
+
+        Raises:
+            SilodpError: an unknown name, another number of budgets than units, or budgets that are none, counted.
+        """
+        if unit not in ("record", "user"):
+            raise SilodpError(f"unit is {unit!r}; choose 'record' or 'user'")
+        if isinstance(budgets, str):
+            if budgets not in PREFERENCES:
+                raise SilodpError(f"budgets is {budgets!r}; choose one of {', '.join(PREFERENCES)}")
+            budgets = PREFERENCES[budgets]
+        sizes = [len(silo) for silo in self.silos]
+        count = self.users if unit == "user" else sum(sizes)
+        if callable(budgets):
+            given: Any = budgets(count, np.random.default_rng(seed))
+        elif not isinstance(budgets, np.ndarray) and [len(part) for part in budgets] == sizes:
+            given = np.concatenate([np.asarray(part) for part in budgets])
+        else:
+            given = np.asarray(budgets)
+        if np.issubdtype(given.dtype, np.number):
+            given = given.astype(np.float64)
+        check_budgets(given, count, f"federation {self.name!r}", unit)
+        if unit == "user":
+            return replace(self, user_budgets=given)
+        parts = np.split(given, np.cumsum(sizes)[:-1])
+        silos = tuple(replace(silo, budget=part) for silo, part in zip(self.silos, parts, strict=True))
+        return replace(self, silos=silos)
 
     def digest(self) -> str:
         """SHA-256 (hex) over names, U, classes and every array, to recognize a checkpoint of other data.

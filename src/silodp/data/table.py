@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from silodp.data.public_ranges import scale_to_range
 from silodp.data.schema import Schema, text_of
+from silodp.data.silo import check_budgets
 from silodp.errors import SilodpError
 
 _log = logging.getLogger(__name__)
@@ -127,6 +128,17 @@ class Table:
             "write 'train' or 'test' there",
         )
         return np.asarray(split == "test")
+
+    def budgets(self, train: NDArray[np.bool_]) -> NDArray[np.float64] | None:
+        """(training records,) the ε that each may be charged; None without such a column."""
+        column = self.schema.budget
+        if column is None:
+            return None
+        values = pd.to_numeric(pd.Series(self.columns[column]), errors="coerce").to_numpy(dtype=np.float64)[
+            train
+        ]
+        check_budgets(values, len(values), f"{self.path}: column {column!r}", "training record")
+        return values
 
     def _numbers(self, column: str) -> NDArray[np.float64]:
         values = pd.to_numeric(pd.Series(self.columns[column]), errors="coerce").to_numpy(dtype=float)

@@ -54,7 +54,7 @@ def read_tables(
     for silo, table in tables.items():
         x, y, test = table.features(), table.labels(), table.test_rows()
         user = table.users(known, test)
-        silos.append(SiloData(silo, x[~test], y[~test], user[~test]))
+        silos.append(SiloData(silo, x[~test], y[~test], user[~test], table.budgets(~test)))
         held.append((x[test], y[test], user[test]))
         in_train.update(user[~test].tolist())
         in_test.update(user[test].tolist())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from silodp.errors import SilodpError
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
 from silodp.federation.transport import Failure
-from silodp.mechanisms.clipping import Bounds, Finished, Share, Update, fold
+from silodp.mechanisms.clipping import Bounds, Finished, Share, Update, release
 from silodp.methods.method import Method, Population
 from silodp.privacy.events import Event
 from silodp.privacy.guarantee import Adversary, View
@@ -128,6 +128,10 @@ class Aggregator(Protocol):
         """Whether silos weight by counts that nobody else gets to know."""
 
     @property
+    def samples_privately(self) -> bool:
+        """Whether the parties draw each round's user sample between them, so that nobody knows it."""
+
+    @property
     def most_rounds(self) -> int | None:
         """What a run may not exceed, repeated attempts included; None: no limit."""
 
@@ -161,10 +165,31 @@ class Aggregator(Protocol):
         """A silo's side of a run."""
 
 
-def events(aggregator: Aggregator, setting: Setting, survivors: int | None = None) -> dict[Adversary, Event]:
-    """What one round costs against each adversary, if so many silos answer."""
+def events(
+    aggregator: Aggregator, setting: Setting, survivors: int | None = None, round_: int = 0
+) -> dict[Adversary, Event]:
+    """What one round (counted from 0) costs against each adversary, if so many silos answer."""
     views = aggregator.views(setting.method, setting.population.silos, survivors)
-    return {name: aggregator.event(setting, view) for name, view in views.items()}
+    seen = {name: replace(view, round=round_) for name, view in views.items()}
+    largest = setting.method.of_largest
+    return {name: largest(aggregator.event(setting, view), view) for name, view in seen.items()}
+
+
+def calibrated(aggregator: Aggregator, setting: Setting) -> Setting:
+    """The same setting, its method knowing what persons' own budgets allow; every party makes the same.
+
+    Raises:
+        SilodpError: budgets cannot be met against the adversary they are for.
+    """
+    if setting.method.most_rounds is None:
+        return setting
+    costs: dict[Adversary, list[tuple[View, Event]]] = {}
+    for survivors in range(setting.population.m, setting.population.silos + 1):
+        views = aggregator.views(setting.method, setting.population.silos, survivors)
+        for name, view in views.items():
+            costs.setdefault(name, []).append((view, aggregator.event(setting, view)))
+    delta = setting.delta * aggregator.delta_share
+    return replace(setting, method=setting.method.calibrated(costs, setting.population, delta))
 
 
 @dataclass(frozen=True)
@@ -178,6 +203,7 @@ class Plain:
     name: str = field(default="plain", init=False)
     exact: bool = field(default=False, init=False)
     weights_privately: bool = field(default=False, init=False)
+    samples_privately: bool = field(default=False, init=False, repr=False)
     most_rounds: None = field(default=None, init=False, repr=False)
     delta_share: float = field(default=1.0, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=(), init=False, repr=False)
@@ -251,7 +277,7 @@ def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) 
     """Σ weight·clipped row + Gaussian noise, in floating point."""
     if isinstance(update, Finished):
         return Share(update.value, 0.0, update.refused)
-    return fold(update, weights).release(update.bounds.noise_multiplier, noise)
+    return release(update, weights, noise)
 
 
 def checked_share(sender: str, answer: Message, size: int) -> Tensor:

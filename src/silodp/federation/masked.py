@@ -9,6 +9,7 @@ own charge (PROTOCOLS 1).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.crypto.secure_aggregation import Attempt, Words, masked, opened
+from silodp.crypto.secure_aggregation import Words, masked, opened
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
 from silodp.federation.attempts import Attempts, Seals
 from silodp.federation.messages import Message
-from silodp.federation.sessions import Member, set_up
+from silodp.federation.sessions import set_up
 from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.grid import FIXED_POINT_STEP, Grid, fixed_point, ring_bits
 from silodp.methods.method import Method
@@ -66,6 +67,7 @@ class Masked(FewestSilos):
     name: str = field(default="masked", init=False)
     exact: bool = field(default=True, init=False)
     weights_privately: bool = field(default=False, init=False)
+    samples_privately: bool = field(default=False, init=False, repr=False)
     most_rounds: None = field(default=None, init=False, repr=False)
     delta_share: float = field(default=1.0, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
@@ -94,9 +96,12 @@ class Masked(FewestSilos):
         event = setting.method.dp_event(view)
         if setting.bounds is None:
             return event
-        units = Grid.for_(setting.bounds, self.units).units
+        # Where silos clip differently, the smallest clip's steps: with the same noise, fewer steps cost more.
+        units = math.floor(Grid.for_(setting.bounds, self.units).units * setting.bounds.least)
         silos = setting.population.silos
-        return discrete(event, units // silos if view.adversary == "silo" else units, setting.size)
+        if view.adversary == "silo" and setting.method.unit != "record":
+            units //= silos
+        return discrete(event, max(1, units), setting.size)
 
     def ring(self, setting: Setting) -> tuple[Words, float]:
         """The ring that sums live in, and the size of a grid step."""
@@ -164,27 +169,26 @@ def _of(answer: Message) -> np.ndarray:
 
 class _Silo:
     def __init__(self, aggregator: Masked, setting: Setting, own: Own) -> None:
-        self._aggregator, self._setting, self._own = aggregator, setting, own
-        self._member = Member(own.identity, own.pins, setting.constants(aggregator), own.store)
-        self._seals = Seals(self._member, own.store, setting.population.m)
-        self.handlers: Mapping[str, Handler] = {**self._member.handlers, "open": self._seals.open}
+        self._aggregator, self._setting = aggregator, setting
+        self._seals = Seals.of(aggregator, setting, own)
+        self._member = self._seals.member
+        self.handlers: Mapping[str, Handler] = self._seals.handlers
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
         """The round's noisy integers, drawn once, under this attempt's masks and seal."""
         session, attempt = self._seals.admitted(request)
-        noisy, refused = self._noisy(request, attempt, work)
+        drawn = self._seals.drawn(request, attempt, lambda: self._noisy(work, attempt.release))
         self._seals.record(request, attempt)
         ring, _ = self._aggregator.ring(self._setting)
-        return request.answer(masked=masked(ring.of(noisy), ring, session, attempt)), refused
+        answer = request.answer(masked=masked(ring.of(drawn["noisy"]), ring, session, attempt))
+        return answer, int(drawn["refused"][0])
 
-    def _noisy(self, request: Message, attempt: Attempt, work: Work) -> tuple[np.ndarray, int]:
-        kept = self._seals.kept(request, attempt)
-        if kept is None:
-            update, weights, noise = work(attempt.release)
-            if isinstance(update, Finished):
-                value, refused = fixed_point(update.value, self._setting.population.silos), update.refused
-            else:
-                share = Grid.for_(update.bounds, self._aggregator.units).fold(update, weights).release(noise)
-                value, refused = share.value, share.refused
-            kept = self._seals.keep(request, attempt, {"noisy": value, "refused": np.array([refused])})
-        return kept["noisy"], int(kept["refused"][0])
+    def _noisy(self, work: Work, release: int) -> dict[str, np.ndarray]:
+        update, weights, noise = work(release)
+        if isinstance(update, Finished):
+            value, refused = fixed_point(update.value, self._setting.population.silos), update.refused
+        else:  # the grid of all silos, whatever this one's own share of noise
+            grid = Grid.for_(self._setting.bounds or update.bounds, self._aggregator.units)
+            share = grid.release(update, weights, noise)
+            value, refused = share.value, share.refused
+        return {"noisy": value, "refused": np.array([refused])}

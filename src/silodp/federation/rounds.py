@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,8 +42,8 @@ class Server:
         """The aggregator's part in the server."""
         return self.aggregator.server(self.setting)
 
-    def _events(self, survivors: int | None) -> dict[Adversary, Event]:
-        return events(self.aggregator, self.setting, survivors)
+    def _events(self, survivors: int | None, round_: int = 0) -> dict[Adversary, Event]:
+        return events(self.aggregator, self.setting, survivors, round_)
 
     def reason(self, adversary: Adversary) -> str | None:
         """Why nothing is promised against an adversary; None where something is."""
@@ -74,20 +75,37 @@ class Server:
         Raises:
             SilodpError: when too few silos answer; resuming repeats the round, the same bytes, charged once.
         """
-        if not self.ledger.charged(round_, 0) and not self.ledger.affords(self.events):
+        if not self.ledger.charged(round_, 0) and not self.ledger.affords(self._events(None, round_)):
             return None
         sample = self._once(f"sample/{round_}", lambda: self._sample(round_))
-        arrays = {"params": params.cpu().numpy(), **({"sample": sample} if sample.size else {})}
+        clients = self._once(f"clients/{round_}", partial(self._clients, round_))
+        drawn = {"sample": sample, "clients": clients}
+        arrays = {"params": params.cpu().numpy(), **{name: draw for name, draw in drawn.items() if draw.size}}
         return self.side.total(self, round_, arrays)
+
+    def joined(self, rounds: int) -> np.ndarray:
+        """(S,) how many of the first rounds each silo took part in."""
+        joined = np.zeros(self.setting.population.silos, np.int64)
+        for round_ in range(rounds):
+            clients = self._once(f"clients/{round_}", partial(self._clients, round_))
+            joined += clients if clients.size else 1
+        return joined
 
     def charged(self, round_: int, release: int) -> bool:
         """Whether this release was charged, so that some of it may have been seen."""
         return self.ledger.charged(round_, release)
 
     def charge(self, round_: int, release: int, survivors: int) -> bool:
-        """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget."""
-        cost = self._events(survivors)
-        if release > 0:  # of the same sample as the release before
+        """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget.
+
+        Budgets that units have of their own were met for so many rounds, each released once.
+        """
+        most = self.setting.method.most_rounds
+        if most is not None and (release > 0 or round_ >= most):
+            return False
+        cost = self._events(survivors, round_)
+        # Persons are drawn once in a round; records, inside a silo, anew for every release.
+        if release > 0 and not self.setting.method.clips_records:
             cost = {adversary: unsampled(event) for adversary, event in cost.items()}
         if not self.ledger.charged(round_, release) and not self.ledger.affords(cost):
             return False
@@ -140,8 +158,16 @@ class Server:
         return np.empty(0) if allotments is None else allotments
 
     def _sample(self, round_: int) -> np.ndarray:
+        if self.aggregator.samples_privately:  # drawn between the parties: the server is not to know it
+            return np.empty(0, dtype=bool)
         sample = self.setting.method.sample(self.setting.population, self.randomness.stream("sample", round_))
         return np.empty(0, dtype=bool) if sample is None else sample
+
+    def _clients(self, round_: int) -> np.ndarray:
+        clients = self.setting.method.clients(
+            self.setting.population, self.randomness.stream("clients", round_)
+        )
+        return np.empty(0, dtype=bool) if clients is None else clients
 
     def _once(self, key: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
         """What was drawn under this key before, or a draw that is stored durably before it is used."""

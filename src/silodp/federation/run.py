@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import numbers
 import secrets
 import time
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from silodp.crypto.keys import Identity
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Aggregator, Setting, events
+from silodp.federation.aggregation import Aggregator, Setting, calibrated, events
 from silodp.federation.aggregators import AGGREGATORS
 from silodp.federation.checkpoint import Checkpoint, empty_velocity, load_checkpoint, save_checkpoint
 from silodp.federation.rounds import Server, is_finite
@@ -31,9 +32,18 @@ from silodp.federation.transport import InProcess, Party
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.method import Method, Population
 from silodp.privacy.accounting import Accountant, epsilon, usual_accountant
-from silodp.privacy.events import Event
-from silodp.privacy.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee, assumptions_of
+from silodp.privacy.events import Event, NoGuarantee
+from silodp.privacy.guarantee import (
+    ADVERSARIES,
+    HELD_OUT,
+    NOT_COVERED,
+    Adversary,
+    Guarantee,
+    View,
+    assumptions_of,
+)
 from silodp.privacy.ledger import Budget, Ledger
+from silodp.privacy.persons import for_person
 from silodp.training.task import Task
 
 Row = dict[str, Any]
@@ -141,9 +151,13 @@ def train(
             "over records: use a loss made by Loss.per_record, or a method that clips per person (uldp-avg)."
         )
     names = tuple(silo.name for silo in federation.silos)
-    population = Population(len(names), federation.users, aggregator.shares_for(len(names)))
+    own = None if federation.user_budgets is None else tuple(federation.user_budgets.tolist())
+    population = Population(len(names), federation.users, aggregator.shares_for(len(names)), own)
     setting = Setting("", names, method, population, task.size, _index(federation), delta)
+    method.check(federation, rounds, delta)
     aggregator.check(setting)
+    setting = calibrated(aggregator, setting)
+    method = setting.method
     cost = events(aggregator, setting)
     if aggregator.most_rounds is not None and rounds > aggregator.most_rounds:
         raise SilodpError(
@@ -327,8 +341,9 @@ def _identity(name: str, store: Store) -> Identity:
 
 
 def _index(federation: Federation) -> str:
-    """Of the public list of persons, in order."""
-    return hashlib.sha256(json.dumps([federation.users, federation.user_keys]).encode()).hexdigest()
+    """Of the public list of persons, in order, and of their budgets."""
+    own = None if federation.user_budgets is None else federation.user_budgets.tolist()
+    return hashlib.sha256(json.dumps([federation.users, federation.user_keys, own]).encode()).hexdigest()
 
 
 class _Journal:
@@ -384,8 +399,49 @@ def _guarantees(
             + federation.assumptions
             + _about_delta(delta, federation.users),
             not_covered=tuple(what for what in NOT_COVERED if tested or what != HELD_OUT),
+            persons=() if spent is None or method.unit != "record" else _persons(ledger, adversary),
+            groups=() if spent is None else _groups(federation, server, ledger, views[adversary]),
+            claims=_claims(server, adversary, ledger),
         )
     return result
+
+
+PERSONS_RECORDS = (2, 4, 8, 16)
+"""Numbers of records for which a record-level guarantee says what a person gets."""
+
+
+def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | None], ...]:
+    """What a person with k records gets from a guarantee about single records (group privacy)."""
+    found = []
+    for records in PERSONS_RECORDS:
+        charges = [(for_person(charge.events[adversary], records), 1) for charge in ledger.history]
+        spent = epsilon(charges, ledger.delta, ledger.accountant)
+        found.append((records, spent if math.isfinite(spent) else None))
+    return tuple(found)
+
+
+def _groups(federation: Federation, server: Server, ledger: Ledger, view: View) -> tuple[dict[str, Any], ...]:
+    """What units with budgets of their own asked for and were charged; budgets are public."""
+    personal = [silo.budget for silo in federation.silos]
+    if server.setting.method.unit == "user":
+        personal = [federation.user_budgets]
+    budgets = [budget for budget in personal if budget is not None]
+    if not budgets:
+        return ()
+    joined = server.joined(ledger.rounds)[: len(budgets)]
+    return server.setting.method.groups(view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant)
+
+
+def _claims(server: Server, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
+    """What a paper promises for this run without a proof that holds."""
+    claimed = server.setting.method.claimed
+    if claimed is None:
+        return ()
+    event = events(server.aggregator, replace(server.setting, method=claimed))[adversary]
+    if isinstance(event, NoGuarantee):
+        return ()
+    spent = epsilon([(event, len(ledger.history))], ledger.delta, ledger.accountant)
+    return ({"epsilon": spent, "why": claimed.assumptions[-1]},) if math.isfinite(spent) else ()
 
 
 def _about_delta(delta: float, users: int) -> tuple[str, ...]:
@@ -408,13 +464,15 @@ def _fingerprint(
 ) -> str:
     """Of everything public that a resumed run must share with the one it resumes; silos compare their own records."""
     model = f"{task.model!r} {task.dtype} {task.loss.name}"
-    public = [federation.name, [silo.name for silo in federation.silos], federation.users]
+    public = [federation.name, [silo.name for silo in federation.silos], _index(federation)]
     parts = [public, model, repr(method), repr(aggregator), seed, delta, accountant]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _write(directory: Path, result: Result, method: Method, aggregator: Aggregator) -> None:
-    public = {f.name: getattr(aggregator, f.name) for f in fields(cast(Any, aggregator)) if f.init}
+    public = {
+        f.name: getattr(aggregator, f.name) for f in fields(cast(Any, aggregator)) if f.init and f.compare
+    }
     guarantee = {
         "method": method.name,
         "aggregator": {"name": aggregator.name, **{n: v for n, v in public.items() if v is not None}},

@@ -14,13 +14,13 @@ from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator, Own, Setting
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
-from silodp.mechanisms.clipping import Update
+from silodp.mechanisms.clipping import Finished, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.method import SiloWork
 from silodp.training.task import Task
 
-_OF_A_ROUND = ("sample", "update", "open")
-_KEPT_FOR_A_ROUND = ("noisy", "masked", "opened")
+_OF_A_ROUND = ("sample", "chosen", "update", "open")
+_KEPT_FOR_A_ROUND = ("noisy", "masked", "opened", "choice", "drawn")
 
 
 class Silo:
@@ -47,7 +47,8 @@ class Silo:
         self._task, self._method, self._population = task, setting.method, setting.population
         self._randomness = randomness.child("silo", data.name)
         self._store = store
-        self._user_index = data.user
+        self._names = setting.names
+        self._user_index, self._budget = data.user, data.budget
         self._records = data.digest()  # of private rows: it stays in this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
@@ -106,6 +107,23 @@ class Silo:
             if run == request.run and kind in _OF_A_ROUND + _KEPT_FOR_A_ROUND and int(round_) < request.round:
                 self._store.drop(key)
 
+    def book(self, run: str) -> dict[str, np.ndarray]:
+        """The records' own accounts in a run, for this silo's people alone: who asked for how much and has spent what.
+
+        Entries (n,) as the method names them ("asked", "spent", …), 0 for records that take no part; none where
+        records have no accounts. What is spent may depend on records, and no ε covers that: never hand it on.
+        """
+        admitted, _ = self._admitted(run)
+        uses = self._remembered(run)
+        stored = self._store.get(_memory_key(run, *uses[-1])) if uses else None
+        memory = None if stored is None else Message.decode(stored).arrays["memory"]
+        own = None if self._budget is None else self._budget[admitted]
+        accounts = {}
+        for name, values in self._method.book(own, self._last_round(run) + 1, memory).items():
+            accounts[name] = np.zeros(len(admitted), values.dtype)
+            accounts[name][admitted] = values
+        return accounts
+
     def _counts(self, request: Message) -> Message:
         """How many records each person has here, in clear: asked for only by methods that say so in their guarantee."""
         return request.answer(counts=self._own_counts())
@@ -118,7 +136,9 @@ class Silo:
         if request.attempt:
             raise SilodpError(f"silo '{self.name}' is set up once in a run; begin a new run.")
         allotment = request.arrays.get("allotment")
-        admitted = self._method.admit(self._user_index, allotment, self._randomness.stream("admit"))
+        admitted = self._method.admit(
+            self._user_index, allotment, self._randomness.stream("admit"), self._budget
+        )
         kept = {"admitted": admitted, **request.arrays}
         fields = {"records": self._records}
         self._store.put(
@@ -148,10 +168,20 @@ class Silo:
 
     def _work(self, request: Message, release: int) -> tuple[Update, Tensor, np.random.Generator]:
         """Train and clip for one release of a round: the update, weights, and the stream of the noise share."""
+        weights, update, randomness = self._trained(request, release)
+        if isinstance(update, Finished) and update.memory is not None:
+            self._remember(request, release, update.memory)
+        return update, weights, randomness.stream("share noise")
+
+    def _trained(self, request: Message, release: int) -> tuple[Tensor, Update, Randomness]:
         admitted, allotment = self._admitted(request.run)
         records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
         weights = self._sampled(allotment, request.arrays.get("sample"))
         randomness = self._randomness.child("round", request.round, release)
+        clients = request.arrays.get("clients")
+        place = self._names.index(self.name)
+        if clients is not None and not clients[place]:
+            return weights, Finished(torch.zeros(self._task.size, dtype=torch.float64)), randomness
         update = self._method.silo_update(
             SiloWork(
                 task=self._task,
@@ -162,10 +192,40 @@ class Silo:
                 allotment=weights,
                 population=self._population,
                 randomness=randomness,
+                silo=place,
+                budget=None if self._budget is None else torch.from_numpy(self._budget)[records],
+                memory=self._memory(request, release),
+                round=request.round,
             )
         )
-        return update, weights, randomness.stream("share noise")
+        return weights, update, randomness
+
+    def _memory(self, request: Message, release: int) -> np.ndarray | None:
+        """What was kept last before this release; the same however often the release is computed."""
+        before = [use for use in self._remembered(request.run) if use < (request.round, release)]
+        if not before:
+            return None
+        stored = self._store.get(_memory_key(request.run, *before[-1])) or b""
+        return Message.decode(stored).arrays["memory"]
+
+    def _remember(self, request: Message, release: int, memory: np.ndarray) -> None:
+        """Keep it durably; of what came before only the last is needed again, to repeat this release."""
+        before = [use for use in self._remembered(request.run) if use < (request.round, release)]
+        kept = Message("memory", request.run, request.round, arrays={"memory": memory}).encode()
+        self._store.put(_memory_key(request.run, request.round, release), kept)
+        for use in before[:-1]:
+            self._store.drop(_memory_key(request.run, *use))
+
+    def _remembered(self, run: str) -> list[tuple[int, int]]:
+        """(round, release) of all that is kept, in order."""
+        prefix = f"{run}/memory/"
+        uses = [key[len(prefix) :].split("/") for key in self._store.names() if key.startswith(prefix)]
+        return sorted((int(round_), int(release)) for round_, release in uses)
 
     def _sampled(self, allotment: np.ndarray | None, sample: np.ndarray | None) -> Tensor:
         weights = np.ones(self._population.users) if allotment is None else allotment.astype(np.float64)
         return torch.from_numpy(weights if sample is None else weights * sample)
+
+
+def _memory_key(run: str, round_: int, release: int) -> str:
+    return f"{run}/memory/{round_}/{release}"

@@ -7,7 +7,7 @@ A stream of `ClippedRows` is folded with weights into a `ClippedSum`; `ClippedSu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,8 @@ from torch import Tensor
 from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.noise import gaussian
 
-_SLICE = 1 << 20  # numbers turned into double precision at once
+_SLICE = 1 << 18  # numbers turned into double precision at once: what a processor's cache holds
+_SLICE_OF_A_GPU = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,14 @@ class Bounds:
             silo's (`uldp-naive`: twice the clip); in units of the update.
         noise_multiplier: one silo's share of the noise, in units of `sensitivity`.
         total: the 2-norm that the sum over all silos cannot exceed, noise aside.
+        least: the smallest clip of any silo, as a fraction of `clip`, where silos clip differently.
     """
 
     clip: float
     sensitivity: float
     noise_multiplier: float
     total: float
+    least: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,43 @@ class ClippedStream:
 
 @dataclass(frozen=True)
 class Finished:
-    """An update (d,) float64 to which nothing is added: its noise is inside already, or there is no privacy."""
+    """An update (d,) float64 to which nothing is added: its noise is inside already, or there is no privacy.
+
+    memory: what the silo keeps for its next round (`SiloWork.memory`), durably, before its answer is stored.
+    """
 
     value: Tensor
     refused: int = 0
+    memory: np.ndarray | None = None
 
 
-Update = ClippedStream | Finished
+@dataclass(frozen=True)
+class Stepwise:
+    """Sums that a silo takes one after another, each where the noisy sums before have led it.
+
+    Attributes:
+        steps: consumed once. Gives a step's stream, and is sent what is released of it: the sum (d,) float64 in the
+            units of the update, with that step's share of noise in it, drawn once. What leaves the silo is the sum of
+            these over all steps.
+        size: d.
+        bounds: what holds for the sum over all steps; its noise multiplier is that of all steps together.
+    """
+
+    steps: Generator[ClippedStream, Tensor, None]
+    size: int
+    bounds: Bounds
+
+    def play(self, release: Callable[[ClippedStream], Tensor]) -> None:
+        """Run all steps; `release` adds one up, with its noise, and says what became of it."""
+        try:
+            stream = next(self.steps)
+            while True:
+                stream = self.steps.send(release(stream))
+        except StopIteration:
+            return
+
+
+Update = ClippedStream | Stepwise | Finished
 
 
 @dataclass(frozen=True)
@@ -125,16 +158,20 @@ def check_clip(clip: float) -> None:
         )
 
 
-def clip_rows(owners: Tensor, rows: Tensor, clip: float) -> ClippedRows:
+def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None) -> ClippedRows:
     """min(1, clip/‖row‖₂) for each of the rows (r, d); a row that is not finite gets factor 0.
+
+    `own` (r,) float64 in (0, 1]: each row's own part of the clip, where some are clipped to less.
 
     A non-finite row becomes zero by itself, as a function of its owner's records alone, so the sensitivity stays
     `clip`; dropping the whole silo instead would make taking part depend on data.
     """
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    parts = rows.split(rows_at_once(rows))  # type: ignore[no-untyped-call]
+    norms = torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
     # Shrunk a little, so that the rounded product, too, stays within the ball.
     margin = 1 - 1e-12
-    factors = torch.clamp(clip * margin / norms.clamp_min(torch.finfo(torch.float64).tiny), max=1.0)
+    most = clip * margin if own is None else clip * margin * own.to(norms)
+    factors = torch.clamp(most / norms.clamp_min(torch.finfo(torch.float64).tiny), max=1.0)
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
 
 
@@ -149,21 +186,50 @@ def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
     if stream.weighted and weights is None:
         raise SilodpError("rows that count with their owner's weight cannot be folded without weights.")
     value = torch.zeros(stream.size, dtype=torch.float64)
-    per_slice = max(1, _SLICE // stream.size)
     refused = 0
     for chunk in stream.chunks:
-        if chunk.clip != stream.bounds.clip:
+        if chunk.clip > stream.bounds.clip:
             raise SilodpError(
                 f"rows clipped to {chunk.clip} cannot be folded where {stream.bounds.clip} was declared."
             )
         coefficients = chunk.factors
         if stream.weighted and weights is not None:
             coefficients = coefficients * weights[chunk.owners.to(weights.device)].to(coefficients.device)
-        finite = chunk.factors > 0
-        rows = chunk.rows
-        if not bool(finite.all()):
-            rows, coefficients = rows[finite], coefficients[finite]
-        for part, own in zip(torch.split(rows, per_slice), torch.split(coefficients, per_slice), strict=True):
-            value += (own @ part.double()).cpu()
+        value += added(chunk, coefficients)
         refused += chunk.refused
     return ClippedSum(value, stream.bounds.sensitivity, refused)
+
+
+def added(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
+    """Σ coefficient·row (d,) in double precision, on the CPU; rows that are not finite are left out."""
+    finite = chunk.factors > 0
+    rows = chunk.rows
+    if not bool(finite.all()):
+        rows, coefficients = rows[finite], coefficients[finite]
+    value = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    at_once = rows_at_once(rows)
+    for part, own in zip(torch.split(rows, at_once), torch.split(coefficients, at_once), strict=True):
+        value += own @ part.double()
+    return value.cpu()
+
+
+def rows_at_once(rows: Tensor) -> int:
+    """How many rows (r, d) to turn into double precision at once: a copy of all takes longer to write than to add."""
+    return max(1, (_SLICE if rows.device.type == "cpu" else _SLICE_OF_A_GPU) // max(1, rows.shape[1]))
+
+
+def release(update: ClippedStream | Stepwise, weights: Tensor, noise: np.random.Generator) -> Share:
+    """Add up, in floating point, and add this silo's share of Gaussian noise, once; step by step if need be."""
+    if isinstance(update, ClippedStream):
+        return fold(update, weights).release(update.bounds.noise_multiplier, noise)
+    shares: list[Share] = []
+    whole = torch.zeros(update.size, dtype=torch.float64)
+
+    def step(stream: ClippedStream) -> Tensor:
+        share = fold(stream, weights).release(stream.bounds.noise_multiplier, noise)
+        whole.add_(share.value)
+        shares.append(Share(whole, share.noise_std, share.refused))
+        return share.value
+
+    update.play(step)
+    return Share(whole, math.hypot(*(s.noise_std for s in shares)), sum(s.refused for s in shares))

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream
+from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream, Stepwise, rows_at_once
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
 
 Integers = NDArray[np.int64]
 
 FEWEST_UNITS = 1 << 12  # below, truncation biases typical coordinates heavily (SPEC section 3)
 MOST_UNITS = 1 << 20
-_SLICE = 1 << 20  # numbers turned into double precision at once
 _TAIL = 12.0  # standard deviations of noise the ring has room for: beyond with probability below 1e-32 a coordinate
 
 
@@ -65,31 +64,60 @@ class Grid:
 
         The integer row's norm is compared with weight·units, exactly; a row that fails counts as zero.
         """
-        share = np.ones(len(chunk.owners)) if weights is None else weights.cpu().numpy()
-        factors = chunk.factors.cpu().numpy() * share * self.units / self.clip
-        rows = chunk.rows.cpu().numpy()
-        finite = chunk.factors.cpu().numpy() > 0
-        if not finite.all():
-            rows = np.where(finite[:, None], rows, 0)
-        whole = np.trunc(rows * factors[:, None]).astype(np.int64)
-        # Clipping leaves a margin of 1e-12, so weights that add to 1 (up to rounding) keep the sum within `units`.
-        within = np.sqrt((whole * whole).sum(axis=1)) <= share * self.units * (1 - 1e-13)
-        result: Integers = np.where(within[:, None], whole, 0)
+        whole, within = self._whole(chunk, weights)
+        result: Integers = torch.where(within.unsqueeze(1), whole, 0.0).to(torch.int64).cpu().numpy()
         return result
+
+    def _whole(self, chunk: ClippedRows, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Whole numbers (r, d) in double precision, which holds those up to 2^53, and (r,) which rows are short enough.
+
+        Sums of squares beyond 2^53 are rounded, and far from the limit, which is at most 2^40.
+        """
+        share = chunk.factors.new_ones(()) if weights is None else weights.to(chunk.factors.device)
+        rows, finite = chunk.rows, chunk.factors > 0
+        if not bool(finite.all()):
+            rows = torch.where(finite.unsqueeze(1), rows, 0.0)
+        whole = rows.double() if rows.dtype != torch.float64 else rows.clone()
+        whole.mul_((chunk.factors * share * (self.units / self.clip)).unsqueeze(1))
+        whole.sub_(whole.frac())  # toward zero, exactly
+        # Clipping leaves a margin of 1e-12, so weights that add to 1 (up to rounding) keep the sum within `units`.
+        most = share * (self.units * chunk.clip / self.clip * (1 - 1e-13))
+        return whole, torch.linalg.vecdot(whole, whole).sqrt() <= most
 
     def fold(self, stream: ClippedStream, weights: Tensor) -> IntegerSum:
         """Σ of the truncated, weighted rows (d,), exactly."""
         value = np.zeros(stream.size, np.int64)
-        per_slice = max(1, _SLICE // stream.size)
         refused = 0
         for chunk in stream.chunks:
-            if chunk.clip != self.clip:
+            if chunk.clip > self.clip:
                 raise SilodpError(f"rows clipped to {chunk.clip} cannot lie on a grid made for {self.clip}.")
-            for part in chunk.split(per_slice):
-                own = weights[part.owners.cpu()] if stream.weighted else None
-                value += self.truncated(part, own).sum(axis=0)
+            # Double precision adds whole numbers exactly up to 2^53: 2^33 rows of at most 2^20 units.
+            total = torch.zeros(stream.size, dtype=torch.float64, device=chunk.rows.device)
+            for part in chunk.split(rows_at_once(chunk.rows)):
+                own = weights[part.owners.to(weights.device)] if stream.weighted else None
+                whole, within = self._whole(part, own)
+                total += within.double() @ whole
+            value += total.to(torch.int64).cpu().numpy()
             refused += chunk.refused
         return IntegerSum(value, self, stream.bounds, refused)
+
+    def release(
+        self, update: ClippedStream | Stepwise, weights: Tensor, noise: np.random.Generator
+    ) -> IntegerShare:
+        """Add up, in integers, and add this silo's share of Skellam noise, once; step by step if need be."""
+        if isinstance(update, ClippedStream):
+            return self.fold(update, weights).release(noise)
+        shares: list[IntegerShare] = []
+        whole = np.zeros(update.size, np.int64)
+
+        def step(stream: ClippedStream) -> Tensor:
+            share = self.fold(stream, weights).release(noise)
+            np.add(whole, share.value, out=whole)
+            shares.append(IntegerShare(whole, share.noise_std, share.refused))
+            return torch.from_numpy(share.value * self.step)
+
+        update.play(step)
+        return IntegerShare(whole, math.hypot(*(s.noise_std for s in shares)), sum(s.refused for s in shares))
 
 
 @dataclass(frozen=True)

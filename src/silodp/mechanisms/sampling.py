@@ -14,6 +14,9 @@ def check_probability(name: str, q: float) -> None:
         raise SilodpError(f"{name} = {q} is not a sampling probability: set a number in (0, 1].")
 
 
-def poisson(count: int, q: float, stream: np.random.Generator) -> np.ndarray:
-    """Who is in the sample: (count,) bool, each True with probability q (to within 2⁻⁵³) independently."""
+def poisson(count: int, q: float | np.ndarray, stream: np.random.Generator) -> np.ndarray:
+    """Who is in the sample: (count,) bool, each True with probability q (to within 2⁻⁵³) independently.
+
+    q: one probability for all, or (count,) everyone's own.
+    """
     return stream.random(count) < q

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from silodp.mechanisms.clipping import Finished
-from silodp.methods.method import Population, SiloWork, check_local, check_server
+from silodp.methods.method import Common, Population, SiloWork, check_local, check_server
 from silodp.privacy.events import Event, NoGuarantee
 from silodp.privacy.guarantee import Unit, View
 from silodp.training.local import LocalTraining, silo_update
 
 
 @dataclass(frozen=True)
-class Default:
+class Default(Common):
     """FedAvg with two-sided learning rates: each silo trains on all its records (ULDP-FL, DEFAULT)."""
 
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
@@ -37,7 +37,11 @@ class Default:
         """Nobody's share is bounded."""
 
     def admit(
-        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+        self,
+        user: np.ndarray,
+        allotment: np.ndarray | None,
+        stream: np.random.Generator,
+        budget: np.ndarray | None = None,
     ) -> np.ndarray:
         """Every record."""
         return np.ones(len(user), dtype=bool)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from numbers import Integral
 
 import numpy as np
-import torch
 
 from silodp.errors import SilodpError, check_real
-from silodp.mechanisms.clipping import Bounds, ClippedStream, Finished, check_clip, clip_rows, fold
-from silodp.mechanisms.sampling import check_probability, poisson
-from silodp.methods.method import Population, SiloWork, check_noise_multiplier, check_server
-from silodp.privacy.events import Event, GroupSampled, NoGuarantee, Repeated
+from silodp.mechanisms.clipping import Finished
+from silodp.mechanisms.sampling import check_probability
+from silodp.methods.dp_sgd import DpSgd
+from silodp.methods.method import Common, Population, SiloWork, check_server
+from silodp.privacy.events import Event, Gaussian, Group, NoGuarantee, PoissonSampled, Repeated
 from silodp.privacy.guarantee import Unit, View
-from silodp.training.local import record_gradients
 
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
 
 
 @dataclass(frozen=True)
-class UldpGroup:
+class UldpGroup(Common):
     """Each silo runs `local_steps` of DP-SGD (Poisson rate γ, per-record clip C, noise σC) on ≤ k records per person.
 
     ULDP-FL, Algorithm 2, with the corrections of SPEC section 1, G. `expected_batch_size` is a public constant that
@@ -45,23 +43,25 @@ class UldpGroup:
     clips_records: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_clip(self.clip)
+        self._dp_sgd  # noqa: B018  its constants are checked as it is made
         check_probability("record_sampling", self.record_sampling)
         check_server(self.server_learning_rate, self.server_momentum)
-        for name in ("group_size", "local_steps", "expected_batch_size", "local_learning_rate"):
-            check_real(name, getattr(self, name))
+        check_real("group_size", self.group_size)
         if not (isinstance(self.group_size, Integral) and 1 <= self.group_size <= _LARGEST_GROUP):
             raise SilodpError(
                 f"group_size = {self.group_size}: set a whole number of records from 1 to {_LARGEST_GROUP} "
                 "(with more, clip per person: uldp-avg)."
             )
-        if not (isinstance(self.local_steps, Integral) and self.local_steps >= 1):
-            raise SilodpError(f"local_steps = {self.local_steps}: set a whole number of DP-SGD steps ≥ 1.")
-        for name in ("expected_batch_size", "local_learning_rate"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise SilodpError(f"{name} = {value}: set a finite number > 0.")
+
+    @property
+    def _dp_sgd(self) -> DpSgd:
+        return DpSgd(
+            self.noise_multiplier,
+            self.clip,
+            self.local_steps,
+            self.expected_batch_size,
+            self.local_learning_rate,
+        )
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -87,7 +87,11 @@ class UldpGroup:
         return quota
 
     def admit(
-        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+        self,
+        user: np.ndarray,
+        allotment: np.ndarray | None,
+        stream: np.random.Generator,
+        budget: np.ndarray | None = None,
     ) -> np.ndarray:
         """`allotment[u]` of each person's records, uniformly."""
         if allotment is None:
@@ -105,26 +109,7 @@ class UldpGroup:
 
     def silo_update(self, work: SiloWork) -> Finished:
         """DP-SGD (Abadi et al. 2016, Algorithm 1); the noise is inside, and local states are not released."""
-        params = work.params.clone()
-        batches, noise = work.randomness.stream("batches"), work.randomness.stream("noise")
-        dropout = work.randomness.torch("dropout")
-        step_size = self.local_learning_rate / self.expected_batch_size
-        # As many records as there are may be drawn: what a step adds up to is bounded by no public constant.
-        bounds = Bounds(self.clip, self.clip, self.noise_multiplier, total=math.inf)
-        refused = 0
-        for _ in range(self.local_steps):
-            batch = torch.from_numpy(np.flatnonzero(poisson(len(work.user), self.record_sampling, batches)))
-            gradients = (
-                clip_rows(batch[rows], gradient, self.clip)
-                for rows, gradient in record_gradients(
-                    work.task, params, work.x[batch], work.y[batch], generator=dropout
-                )
-            )
-            step = ClippedStream(gradients, work.task.size, bounds, weighted=False)
-            noisy = fold(step).release(bounds.noise_multiplier, noise)
-            params -= (step_size * noisy.value).to(params)
-            refused += noisy.refused
-        return Finished((params - work.params).double().cpu(), refused)
+        return self._dp_sgd.train(work, self.record_sampling)
 
     def bounds(self, population: Population) -> None:
         """The update is finished in the silo."""
@@ -137,6 +122,5 @@ class UldpGroup:
         """Only local noise counts, whoever looks: released = server = silo."""
         if self.noise_multiplier == 0:
             return NoGuarantee("noise_multiplier is 0")
-        return Repeated(
-            GroupSampled(self.group_size, self.record_sampling, self.noise_multiplier), self.local_steps
-        )
+        step = PoissonSampled(self.record_sampling, Gaussian(self.noise_multiplier))
+        return Repeated(Group(self.group_size, step), self.local_steps)

@@ -6,28 +6,35 @@ Noise and accounting read the same fields of the same frozen object, so they can
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import numpy as np
 from torch import Tensor
 
+from silodp.data.silo import Federation
 from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
+from silodp.privacy.accounting import Accountant
 from silodp.privacy.events import Event
-from silodp.privacy.guarantee import Unit, View
+from silodp.privacy.guarantee import Adversary, Unit, View
 from silodp.training.schedule import LocalTraining
 from silodp.training.task import Task
 
 
 @dataclass(frozen=True)
 class Population:
-    """The public size of a federation: S silos, the list of ids 1..U, and how many silos noise shares are sized for."""
+    """The public size of a federation: S silos, the list of ids 1..U, and how many silos noise shares are sized for.
+
+    `budgets`: the persons' own ε (U,), public as the list of ids is; None where nobody has one.
+    """
 
     silos: int
     users: int
     shares_for: int | None = None
+    budgets: tuple[float, ...] | None = field(default=None, repr=False)
 
     @property
     def m(self) -> int:
@@ -41,7 +48,9 @@ class SiloWork:
 
     params (d,): the global model. x (n, ...), y (n, ...), user (n,): the records admitted to training.
     allotment (U,) float64: this silo's share of each person (see `Method.allotments`), 0 for those not sampled.
-    randomness: this silo's streams for this round.
+    randomness: this silo's streams for this round. silo: its place in the public order. budget (n,) float64: the ε of
+    each admitted record, None where records have none. memory: what this silo's last `Finished` update asked to be
+    kept, None in the first round. round: counted from 0.
     """
 
     task: Task
@@ -52,6 +61,14 @@ class SiloWork:
     allotment: Tensor
     population: Population
     randomness: Randomness
+    silo: int = 0
+    budget: Tensor | None = None
+    memory: np.ndarray | None = None
+    round: int = 0
+
+
+Costs = Mapping[Adversary, Sequence[tuple[View, Event]]]
+"""For every number of silos that may answer a round: its view, and what it costs with the noise that is drawn."""
 
 
 class Method(Protocol):
@@ -91,9 +108,16 @@ class Method(Protocol):
         """(S, U): the weight of each person in each silo, or how many of her records it may use; None: everything."""
 
     def admit(
-        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+        self,
+        user: np.ndarray,
+        allotment: np.ndarray | None,
+        stream: np.random.Generator,
+        budget: np.ndarray | None = None,
     ) -> np.ndarray:
-        """(n,) bool: which records of a silo take part in the run, drawn once."""
+        """(n,) bool: which records of a silo take part in the run, drawn once; `budget` (n,): the records' own ε."""
+
+    def clients(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+        """(S,) bool: which silos take part in a round; None: all of them."""
 
     def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
         """(U,) bool: who takes part in a round, in all silos at once; None: everyone."""
@@ -108,7 +132,94 @@ class Method(Protocol):
         """What multiplies η_g·Σ_s Δ_s; a public constant."""
 
     def dp_event(self, view: View) -> Event:
-        """What one round costs against one adversary."""
+        """What one round costs against one adversary; where units have budgets of their own, any of them at most."""
+
+    @property
+    def most_rounds(self) -> int | None:
+        """The rounds that units' own budgets are for, each released once; None: no limit."""
+
+    def calibrated(self, costs: Costs, population: Population, delta: float) -> Self:
+        """With what units' own budgets allow, found from what a round costs; the same method where they have none."""
+
+    def of_largest(self, event: Event, view: View) -> Event:
+        """What a round that costs any unit `event` at most costs the unit with the largest budget."""
+
+    def groups(
+        self,
+        view: View,
+        budgets: Sequence[np.ndarray],
+        joined: np.ndarray,
+        rounds: int,
+        delta: float,
+        accountant: Accountant,
+    ) -> tuple[dict[str, Any], ...]:
+        """For units with budgets of their own: what was asked for and what was charged, one entry for each budget.
+
+        budgets: of the records of each silo (n_s,), or of all persons ((U,), once); public. joined (S,): in how many of
+        the `rounds` each silo took part. An entry: {"budget", "units", "planned", "realized", ...}, ε at `delta`.
+        """
+
+    def book(
+        self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
+    ) -> Mapping[str, np.ndarray]:
+        """What a silo's own people may read of its records' accounts, each entry (n,), and nobody else.
+
+        Of the admitted records: their budgets, after so many rounds, with what was kept in memory.
+        """
+
+    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+        """Refuse, before anything runs, a federation that the method cannot train on, and rounds and δ not its own."""
+
+    @property
+    def claimed(self) -> Method | None:
+        """The same method with the `dp_event` that its paper claims and nobody has proven; None: no such claim."""
+
+
+class Common:
+    """What holds for most methods."""
+
+    @property
+    def most_rounds(self) -> int | None:
+        """No limit."""
+        return None
+
+    def calibrated(self, costs: Costs, population: Population, delta: float) -> Self:
+        """Nobody has a budget of her own."""
+        return self
+
+    def of_largest(self, event: Event, view: View) -> Event:
+        """The same for every unit."""
+        return event
+
+    def clients(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+        """Every silo."""
+        return None
+
+    def groups(
+        self,
+        view: View,
+        budgets: Sequence[np.ndarray],
+        joined: np.ndarray,
+        rounds: int,
+        delta: float,
+        accountant: Accountant,
+    ) -> tuple[dict[str, Any], ...]:
+        """Budgets of one's own are not read."""
+        return ()
+
+    def book(
+        self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
+    ) -> Mapping[str, np.ndarray]:
+        """No accounts but the run's."""
+        return {}
+
+    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+        """Any will do."""
+
+    @property
+    def claimed(self) -> Method | None:
+        """Nothing is claimed that is not proven."""
+        return None
 
 
 def check_noise_multiplier(sigma: float) -> None:

@@ -9,14 +9,21 @@ import numpy as np
 import torch
 
 from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
-from silodp.methods.method import Population, SiloWork, check_local, check_noise_multiplier, check_server
+from silodp.methods.method import (
+    Common,
+    Population,
+    SiloWork,
+    check_local,
+    check_noise_multiplier,
+    check_server,
+)
 from silodp.privacy.events import Event, Gaussian, NoGuarantee
 from silodp.privacy.guarantee import Unit, View
 from silodp.training.local import LocalTraining, silo_update
 
 
 @dataclass(frozen=True)
-class UldpNaive:
+class UldpNaive(Common):
     """Each silo trains on all its records and clips its update to C (ULDP-FL, Algorithm 1, corrected).
 
     Emptying one person moves a silo's clipped update to another point of the same ball: by up to 2C, not C as in the
@@ -48,7 +55,11 @@ class UldpNaive:
         """The silo's update is clipped whole, whoever is in it."""
 
     def admit(
-        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+        self,
+        user: np.ndarray,
+        allotment: np.ndarray | None,
+        stream: np.random.Generator,
+        budget: np.ndarray | None = None,
     ) -> np.ndarray:
         """Every record."""
         return np.ones(len(user), dtype=bool)

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from silodp.data.silo import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
 from silodp.mechanisms.sampling import check_probability, poisson
 from silodp.methods import weighting
-from silodp.methods.method import Population, SiloWork, check_local, check_noise_multiplier, check_server
+from silodp.methods.method import (
+    Common,
+    Costs,
+    Population,
+    SiloWork,
+    check_local,
+    check_noise_multiplier,
+    check_server,
+)
+from silodp.methods.personal_budgets import Calibration, Personal
+from silodp.privacy.accounting import Accountant
 from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled
 from silodp.privacy.guarantee import Unit, View
 from silodp.training.local import LocalTraining, user_updates
 
 
 @dataclass(frozen=True)
-class UldpAvg:
+class UldpAvg(Common):
     """Δ_s = Σ_u w[s,u]·clip_C(local training on u's records in s) + N(0, (σC/√S)²) (ULDP-FL, Algorithms 3 and 4).
 
     The sum over silos has sensitivity C, because Σ_s w[s,u] ≤ 1, and noise σC; `noise_multiplier` is σ.
-    `user_sampling` q: one coin per person and round, for all silos together.
+    `user_sampling` q: one coin per person and round, for all silos together. `personal`: how every person's own budget
+    is met, by a q_u or a clip of her own; None: all are treated alike.
     """
 
     noise_multiplier: float
@@ -32,11 +48,13 @@ class UldpAvg:
     user_sampling: float = 1.0
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
+    personal: Personal | None = None
 
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
-    assumptions: tuple[str, ...] = field(default=(), init=False)
     clips_records: bool = field(default=False, init=False, repr=False)
+    # Found from the constants above and the run's (`calibrated`); what is replaced begins without.
+    calibration: Calibration | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -46,6 +64,71 @@ class UldpAvg:
         check_server(self.server_learning_rate, self.server_momentum)
         if self.weighting not in ("uniform", "records"):
             raise SilodpError(f"weighting = '{self.weighting}' is not known: use 'uniform' or 'records'.")
+        if self.personal is not None and not isinstance(self.personal, Personal):
+            raise SilodpError(
+                f"personal is a {type(self.personal).__name__}: set a Personal(by=..., rounds=...), or None."
+            )
+        if self._own_rates and self.user_sampling != 1:
+            raise SilodpError(
+                f"user_sampling = {self.user_sampling} and personal.by = 'sampling': leave user_sampling out, since "
+                "every person has a rate of her own (their mean is personal.mean_sampling)."
+            )
+
+    @property
+    def _own_rates(self) -> bool:
+        return self.personal is not None and self.personal.by == "sampling"
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Who learns what of persons' budgets."""
+        return () if self.personal is None else self.personal.assumptions
+
+    @property
+    def most_rounds(self) -> int | None:
+        """The rounds that persons' budgets are for."""
+        return None if self.personal is None else self.personal.rounds
+
+    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+        """Budgets that are to be met must be there, and last."""
+        if self.personal is None:
+            return
+        if federation.user_budgets is None:
+            raise SilodpError(
+                f"{self.name} has personal budgets to meet, and the federation has none: give one ε for every person "
+                "(Federation.user_budgets), or leave personal out."
+            )
+        if rounds > self.personal.rounds:
+            raise SilodpError(
+                f"rounds = {rounds}: persons' budgets are met over {self.personal.rounds}; take no more, or raise "
+                "personal.rounds, which every budget then has to last for."
+            )
+
+    def calibrated(self, costs: Costs, population: Population, delta: float) -> Self:
+        """Knowing everyone's q_u or C_u."""
+        if self.personal is None:
+            return self
+        cases = {
+            adversary: [(view, event, self.dp_event(view)) for view, event in known]
+            for adversary, known in costs.items()
+        }
+        method = replace(self)
+        own = None if population.budgets is None else np.array(population.budgets)
+        object.__setattr__(method, "calibration", Calibration.of(self.personal, cases, own, delta))
+        return method
+
+    def of_largest(self, event: Event, view: View) -> Event:
+        """With the q_u or C_u of a person with the largest budget."""
+        if self.calibration is None:
+            return event
+        return self.calibration.of_largest(event, self.dp_event(view), view)
+
+    def _own(self, population: Population) -> np.ndarray:
+        if self.calibration is None or population.budgets is None:
+            raise SilodpError(
+                "persons' budgets were not turned into rates or clips: give the method to silodp.train, or its setting "
+                "to federation.aggregation.calibrated first."
+            )
+        return self.calibration.parameters(np.array(population.budgets))
 
     @property
     def needs_counts(self) -> bool:
@@ -63,18 +146,28 @@ class UldpAvg:
         return weighting.records(counts)
 
     def admit(
-        self, user: np.ndarray, allotment: np.ndarray | None, stream: np.random.Generator
+        self,
+        user: np.ndarray,
+        allotment: np.ndarray | None,
+        stream: np.random.Generator,
+        budget: np.ndarray | None = None,
     ) -> np.ndarray:
         """Every record: per-person clipping bounds any number of them."""
         return np.ones(len(user), dtype=bool)
 
     def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
         """One coin per person and round."""
+        if self._own_rates:
+            return poisson(population.users, self._own(population), stream)
         return None if self.user_sampling == 1 else poisson(population.users, self.user_sampling, stream)
 
     def silo_update(self, work: SiloWork) -> ClippedStream:
-        """clip_C(Δ[s,u]) for every u; people of weight 0 this round are not trained."""
+        """clip_C(Δ[s,u]) for every u, or to her own clip; people of weight or clip 0 this round are not trained."""
         present = work.allotment[work.user] > 0
+        own: Tensor | None = None
+        if self.personal is not None and self.personal.by == "clip":
+            own = torch.from_numpy(self._own(work.population))
+            present = present & (own > 0)[work.user]
         deltas = user_updates(
             work.task,
             work.params,
@@ -84,7 +177,10 @@ class UldpAvg:
             self.local,
             work.randomness.torch("batches"),
         )
-        rows = (clip_rows(users, delta, self.clip) for users, delta in deltas)
+        rows = (
+            clip_rows(users, delta, self.clip, None if own is None else own[users.to(own.device)])
+            for users, delta in deltas
+        )
         return ClippedStream(rows, work.task.size, self.bounds(work.population), weighted=True)
 
     def bounds(self, population: Population) -> Bounds:
@@ -97,11 +193,13 @@ class UldpAvg:
         return self.noise_multiplier / math.sqrt(shares_for)
 
     def server_scale(self, population: Population) -> float:
-        """1/(q·U·S): an expected, public number of participants, never the realised one."""
-        return 1.0 / (self.user_sampling * population.users * population.silos)
+        """1/(q·U·S): an expected, public number of participants, never the realised one, nor the mean of all q_u."""
+        mean = None if self.personal is None else self.personal.mean_sampling
+        q = self.user_sampling if mean is None else mean
+        return 1.0 / (q * population.users * population.silos)
 
     def dp_event(self, view: View) -> Event:
-        """The table of SPEC section 2."""
+        """The table of SPEC section 2; with budgets of their own, of a person who is always in, with the whole clip."""
         if self.noise_multiplier == 0:
             return NoGuarantee("noise_multiplier is 0")
         if view.counts_disclosed and self.needs_counts:
@@ -132,6 +230,20 @@ class UldpAvg:
             return seen
         sampled = KnownSample if view.knows_sample else PoissonSampled
         return sampled(self.user_sampling, seen)
+
+    def groups(
+        self,
+        view: View,
+        budgets: Sequence[np.ndarray],
+        joined: np.ndarray,
+        rounds: int,
+        delta: float,
+        accountant: Accountant,
+    ) -> tuple[dict[str, Any], ...]:
+        """One entry for each budget that persons have (see `Calibration.groups`)."""
+        if self.calibration is None:
+            return ()
+        return self.calibration.groups(view.adversary, np.concatenate(budgets), rounds, delta, accountant)
 
 
 @dataclass(frozen=True)

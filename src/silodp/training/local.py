@@ -84,7 +84,7 @@ def user_updates(
     for number, chunk in enumerate(chunks.chunks):
         rows = users.rows(chunk)
         worth = steps[trainer.shape(rows)] >= WORTH_TRACING
-        with _seeded(task, seed + number):
+        with seeded(task, seed + number):
             deltas = trainer.train(rows, generator, worth, chunks.block_bytes)
         yield rows.ids, deltas
         del deltas  # the caller's alone now: no second chunk stays alive here
@@ -104,7 +104,7 @@ def silo_update(
     everyone = UserRecords.of(torch.zeros(len(inputs), dtype=torch.int64), local)
     trainer = _Trainer(task, start, inputs, targets, local, gradient_of_one)
     worth = int(local.epochs * local.batches(everyone.counts).max()) >= WORTH_TRACING
-    with _seeded(task, _seed(generator)):
+    with seeded(task, _seed(generator)):
         return trainer.train(everyone, generator, worth, _BLOCK_BYTES)[0]
 
 
@@ -126,27 +126,51 @@ def record_gradients(
     """
     inputs, targets = task.tensors(x, y)
     start = task.unflatten(_start(task, params))
+    gradient = gradient_of_records(task)
+    if len(inputs) == 0:
+        return
+    row_bytes = task.size * start[0].element_size()
+    at_once = rows_at_once(cost_of_record(task, inputs, targets), row_bytes, memory_budget, task.device)
+    for first in range(0, len(inputs), at_once):
+        piece = slice(first, min(first + at_once, len(inputs)))
+        with seeded(task, secrets.randbits(62) if generator is None else _seed(generator)):
+            rows = torch.cat([g.flatten(1) for g in gradient(*start, inputs[piece], targets[piece])], 1)
+        yield piece, rows
+        del rows
+
+
+def gradient_of_records(task: Task) -> Gradient:
+    """(parameters…, x (r, ...), y (r, ...)) -> gradients (r, shape of each) of the records' own losses."""
     one = torch.ones(1, dtype=task.dtype, device=task.device)
+    count = len(task.names)
 
     def own_loss(p: tuple[Tensor, ...], record: Tensor, target: Tensor) -> Tensor:
         return task.objective(p, record.unsqueeze(0), target.unsqueeze(0), one)
 
-    gradient = vmap(grad(own_loss), in_dims=(None, 0, 0), randomness="different")
-    if len(inputs) == 0:
-        return
+    per_record = vmap(grad(own_loss), in_dims=(None, 0, 0), randomness="different")
+
+    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
+        result: tuple[Tensor, ...] = per_record(tensors[:count], *tensors[count:])
+        return result
+
+    return gradient
+
+
+def cost_of_record(task: Task, x: Tensor, y: Tensor) -> Cost:
+    """What the gradient of one of these records costs, measured on the first; there must be one.
+
+    Raises:
+        SilodpError: the model or loss cannot run for many at once.
+    """
+    start = task.unflatten(torch.zeros(task.size, dtype=task.dtype, device=task.device))
+    gradient = gradient_of_records(task)
 
     def cost() -> Cost:
-        cost = _measured(task, lambda: gradient(start, _twice(inputs), _twice(targets)))
+        cost = _measured(task, lambda: gradient(*start, _twice(x), _twice(y)))
         return Cost(cost.peak // 2, cost.produced // 2, cost.operations)
 
-    one_record: Cost = task.engine.get(("record", inputs.shape[1:], targets.shape[1:]), cost)
-    at_once = rows_at_once(one_record, task.size * start[0].element_size(), memory_budget, task.device)
-    for first in range(0, len(inputs), at_once):
-        piece = slice(first, min(first + at_once, len(inputs)))
-        with _seeded(task, secrets.randbits(62) if generator is None else _seed(generator)):
-            rows = torch.cat([g.flatten(1) for g in gradient(start, inputs[piece], targets[piece])], 1)
-        yield piece, rows
-        del rows
+    one_record: Cost = task.engine.get(("record", x.shape[1:], y.shape[1:]), cost)
+    return one_record
 
 
 class _Trainer:
@@ -319,7 +343,7 @@ def _start(task: Task, params: Tensor) -> Tensor:
 
 
 def _measured(task: Task, computation: Callable[[], Any]) -> Cost:
-    with _seeded(task, 0):
+    with seeded(task, 0):
         try:
             return measure(computation)
         except RuntimeError as problem:
@@ -339,8 +363,18 @@ def _seed(generator: torch.Generator) -> int:
 
 
 @contextmanager
-def _seeded(task: Task, seed: int) -> Iterator[None]:
+def seeded(task: Task, seed: int) -> Iterator[None]:
     """Dropout takes no generator: seed torch's global one for a while, and put it back."""
-    with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    if task.device.type == "cuda":
+        with torch.random.fork_rng(devices=[task.device]):
+            torch.manual_seed(seed)
+            yield
+        return
+    # torch.manual_seed also notes down, with a stack trace, to seed GPUs that may be used later: most of a small step.
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        generator.set_state(state)

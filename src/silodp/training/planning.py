@@ -126,6 +126,11 @@ def rows_at_once(cost: Cost, row_bytes: int, memory_budget: int | None, device: 
     return int(max(1, min(budget // per_row, _WORKING_SET.get(device.type, 48 << 20) // max(1, cost.peak))))
 
 
+def overhead_until(cost: Cost) -> int:
+    """Up to how many records, one costing `cost`, interpreting an operation takes longer than carrying it out."""
+    return int(cost.operations * _INTERPRETED * _THROUGHPUT / max(1, cost.produced))
+
+
 def bucket(size: int) -> int:
     """A size rounded up by at most an eighth, so that traced shapes recur from round to round."""
     grain = 1 << max(0, size.bit_length() - 4)

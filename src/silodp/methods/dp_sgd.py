@@ -1,0 +1,126 @@
+"""DP-SGD inside one silo, as `uldp-group` and the record-level methods run it: sample, clip, sum, add noise, step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.errors import SilodpError, check_real
+from silodp.mechanisms.clipping import (
+    Bounds,
+    ClippedRows,
+    ClippedStream,
+    Finished,
+    check_clip,
+    clip_rows,
+    fold,
+)
+from silodp.mechanisms.sampling import poisson
+from silodp.methods.method import SiloWork, check_noise_multiplier
+from silodp.training.records import RecordGradients
+
+Optimizer = Literal["sgd", "adam"]
+
+Keep = Callable[[ClippedRows], ClippedRows]
+"""Which of a step's clipped gradients count, decided record by record (see `record_filter`)."""
+
+
+@dataclass(frozen=True)
+class DpSgd:
+    """The public constants of DP-SGD (Abadi et al. 2016, Algorithm 1).
+
+    Every step adds N(0, (σC)²) to the sum of the batch's clipped gradients: σ is `noise_multiplier`, C is `clip`.
+    `expected_batch_size` divides every sum; the realised batch size is private and divides nothing.
+    """
+
+    noise_multiplier: float
+    clip: float
+    local_steps: int
+    expected_batch_size: float
+    local_learning_rate: float
+    optimizer: Optimizer = "sgd"
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        check_clip(self.clip)
+        for name in ("local_steps", "expected_batch_size", "local_learning_rate"):
+            check_real(name, getattr(self, name))
+        if not (isinstance(self.local_steps, Integral) and self.local_steps >= 1):
+            raise SilodpError(f"local_steps = {self.local_steps}: set a whole number of DP-SGD steps ≥ 1.")
+        for name in ("expected_batch_size", "local_learning_rate"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise SilodpError(f"{name} = {value}: set a finite number > 0.")
+        if self.optimizer not in get_args(Optimizer):
+            raise SilodpError(f"optimizer = {self.optimizer!r} is not known: use 'sgd' or 'adam'.")
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of one step. As many records as there are may be drawn: no public constant bounds what it adds up to."""
+        return Bounds(self.clip, self.clip, self.noise_multiplier, total=math.inf)
+
+    def train(self, work: SiloWork, rates: float | np.ndarray, keep: Keep | None = None) -> Finished:
+        """`local_steps` steps from the global model; the update is local minus start, and its noise is inside.
+
+        rates: the probability with which each record is drawn into each step's batch, one or (n,). keep: see `Keep`.
+        Local states are not released. The optimizer's state is fresh in every round, and works on noisy sums alone:
+        whatever it does is post-processing.
+        """
+        params = work.params.clone()
+        batches, noise = work.randomness.stream("batches"), work.randomness.stream("noise")
+        dropout = work.randomness.torch("dropout")
+        gradients = RecordGradients(work.task, work.x, work.y, self.local_steps, dropout)
+        step_of = _STEPS[self.optimizer](self.local_learning_rate)
+        refused = 0
+        for _ in range(self.local_steps):
+            batch = torch.from_numpy(np.flatnonzero(poisson(len(work.user), rates, batches)))
+            clipped = self._clipped(gradients, params, batch, keep)
+            step = ClippedStream(clipped, work.task.size, self.bounds, weighted=False)
+            noisy = fold(step).release(self.noise_multiplier, noise)
+            params -= step_of(noisy.value, self.expected_batch_size).to(params)
+            refused += noisy.refused
+        return Finished((params - work.params).double().cpu(), refused)
+
+    def _clipped(
+        self, gradients: RecordGradients, params: Tensor, batch: Tensor, keep: Keep | None
+    ) -> Iterator[ClippedRows]:
+        for records, rows in gradients.of(params, batch):
+            clipped = clip_rows(records, rows, self.clip)
+            yield clipped if keep is None else keep(clipped)
+
+
+class _Sgd:
+    def __init__(self, learning_rate: float) -> None:
+        self._learning_rate = learning_rate
+
+    def __call__(self, total: Tensor, divisor: float) -> Tensor:
+        return self._learning_rate / divisor * total
+
+
+class _Adam:
+    """torch.optim.Adam with its default constants, on the noisy mean gradient, in double precision."""
+
+    _BETAS, _LEAST = (0.9, 0.999), 1e-8
+
+    def __init__(self, learning_rate: float) -> None:
+        self._learning_rate = learning_rate
+        self._steps, self._mean, self._square = 0, torch.zeros(()), torch.zeros(())
+
+    def __call__(self, total: Tensor, divisor: float) -> Tensor:
+        gradient, (first, second) = total / divisor, self._BETAS
+        self._steps += 1
+        self._mean = first * self._mean + (1 - first) * gradient
+        self._square = second * self._square + (1 - second) * gradient**2
+        mean = self._mean / (1 - first**self._steps)
+        scale = (self._square / (1 - second**self._steps)).sqrt() + self._LEAST
+        return self._learning_rate * mean / scale
+
+
+_STEPS: dict[str, Callable[[float], Callable[[Tensor, float], Tensor]]] = {"sgd": _Sgd, "adam": _Adam}
