@@ -380,6 +380,69 @@ def test_training_without_privacy_is_added_up_in_clear(
     assert used["uldp-avg"] == config.aggregator()
 
 
+# --- sampling that nobody knows -----------------------------------------------------------------------------
+
+SAMPLED = {**METHOD, "weighting": "records", "user_sampling": 0.3}
+HIDDEN = pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("lattice", {"attempts": 20}),
+        ("paillier", {"key_bits": 512, "insecure_for_tests": True, "count_cap": 20}),
+    ],
+    ids=["lattice", "paillier"],
+)
+
+
+def sampled_config(name: str, **aggregation: Any) -> dict[str, Any]:
+    return {"aggregator": name, "aggregation": aggregation, "method": SAMPLED}
+
+
+@HIDDEN
+def test_hidden_samples_are_planned_asked_for_and_run_alike(
+    name: str, more: dict[str, Any], silodp: Silodp, config: Path
+) -> None:
+    """One key in a config; the server's ε is then that of the released models."""
+    settings = [f"{key} = {json.dumps(value)}" for key, value in {**more, "hidden_sample": 10}.items()]
+    changes = [
+        f"aggregator={name}",
+        "aggregation={" + ", ".join(settings) + "}",
+        "method.weighting=records",
+        "method.user_sampling=0.3",
+    ]
+    sets = [word for change in changes for word in ("--set", change)]
+    done = silodp("plan", config, *sets, "--json")
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    assert told["aggregation"]["sampling"] == "3 of 10 cells for every person; nobody knows who is sampled"
+    costs = {adversary: cost["epsilon"] for adversary, cost in told["adversaries"].items()}
+    known = planned(made(**sampled_config(name, **more)))["adversaries"]["server"]["epsilon"]
+    assert costs["server"] == costs["released"] < known / 2
+    done = silodp("run", config, *sets, "--out", "a")
+    assert done.status == 0, done.err
+    said = {g["adversary"]: g for g in json.loads(Path("a/guarantee.json").read_text())["guarantees"]}
+    assert said["server"]["epsilon"] == said["released"]["epsilon"] > 0
+    assert any("who was sampled in every round" in assumption for assumption in said["server"]["assumptions"])
+    page = Path("a/report.html").read_text()
+    assert "only the noisy weighted sum, and which silos answered" in page
+    assert "whom it sampled" not in page
+
+
+@HIDDEN
+def test_a_rate_that_cells_cannot_give_is_one_sentence(
+    name: str, more: dict[str, Any], silodp: Silodp, config: Path
+) -> None:
+    settings = "aggregation={hidden_sample = 10}"
+    for rate, said in (("0.25", "set hidden_sample = 4"), ("1.0", "has user_sampling = 1")):
+        for command in ("plan", "run"):
+            done = silodp(
+                command, config, "--set", f"aggregator={name}", "--set", settings,
+                "--set", "method.weighting=records", "--set", f"method.user_sampling={rate}",
+            )  # fmt: skip
+            assert_sentence(done, said)
+    with pytest.raises(SilodpError, match=r"aggregation.hidden_sample is a setting of paillier and lattice"):
+        load_config(config, ["aggregator=masked", settings])
+
+
 # --- reports ------------------------------------------------------------------------------------------------
 
 

@@ -163,6 +163,13 @@ def test_every_method_can_be_written_in_toml() -> None:
     noisy = {"noise_multiplier": 5, "clip": 1}
     fields = {"default": {}, "uldp-naive": noisy, "uldp-sgd": noisy, "uldp-avg": noisy}
     fields["uldp-group"] = {**noisy, **group}
+    steps = {key: value for key, value in group.items() if key not in ("group_size", "record_sampling")}
+    fields["rpdp"] = {**noisy, **steps, "largest_budget": 5}
+    fields["rpdp-filter"] = {**noisy, **steps, "largest_budget": 5}
+    fields["rpdp-minimum"] = {**noisy, **steps, "budget": 0.1}
+    fields["rpdp-dropout"] = {**noisy, **steps, "threshold": 1}
+    fields["ddp"] = {**noisy, **steps, "record_sampling": 0.1}
+    values["budgets"] = {"distribution": "three-levels"}
     assert fields.keys() == METHODS.keys()
     for name, own in fields.items():
         assert (

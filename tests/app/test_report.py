@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 import silodp
 from silodp.app.report import write_report
@@ -296,6 +297,35 @@ def test_where_it_comes_from(run_directory: Path) -> None:
     text = report(run_directory)
     assert "ε ≤ 4.0 at δ = 0.00001 against whoever sees the models;\nspent: 3.40" in text
     assert "the first line of config.toml" in text
+
+
+def test_every_assumption_stands_once_under_whom_it_is_made_against(run_directory: Path) -> None:
+    """As under secure aggregation: some for all, some for server and silos, the rest for one."""
+    both = ("the keys were checked", "nobody breaks the cipher")
+    made = [
+        guarantee(a, 2.0, assumptions=("ids are shared", f"of {a} alone", *(both if a != "released" else ())))
+        for a in ADVERSARIES
+    ]
+    write_guarantees(run_directory, made)
+    text = report(run_directory)
+    listed = text[text.index("The guarantee assumes that") : text.index("Not covered by any ε above")]
+    places = [
+        "Against all of them:", "ids are shared", "Against the server and another silo also:", *both,
+        "Against whoever sees the models also:", "of released alone", "Against the server also:", "of server alone",
+        "Against another silo also:", "of silo alone",
+    ]  # fmt: skip
+    assert [listed.count(place) for place in places] == [1] * len(places)
+    assert [listed.index(place) for place in places] == sorted(listed.index(place) for place in places)
+
+
+def test_where_all_assumptions_are_shared_there_is_one_list(run_directory: Path) -> None:
+    made = [guarantee("released", 2.0), guarantee("server", None), guarantee("silo", None)]
+    write_guarantees(run_directory, made)
+    text = report(run_directory)
+    assert "Against all of them" not in text
+    assert "also:" not in text
+    for assumption in made[0].assumptions:
+        assert text.count(str(escape(clause_text(assumption)))) == 1
 
 
 def test_an_assumption_ends_the_sentence_that_it_stands_in() -> None:

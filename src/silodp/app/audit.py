@@ -1,15 +1,22 @@
-"""What a run says it promises, against the book it kept: ε recomputed from the ledger's events."""
+"""What a run says it promises, against the book it kept: ε recomputed from the ledger's events.
+
+Claims are left out: what a paper promises without proof is nothing that a ledger could bear out. A guarantee that
+states a claimed ε as its own is refused like any that says less than was charged.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from silodp.errors import SilodpError
+from silodp.privacy.accounting import epsilon
 from silodp.privacy.guarantee import Guarantee
 from silodp.privacy.ledger import Budget, Ledger
+from silodp.privacy.persons import for_person
 
 LEDGER = Path("checkpoint") / "ledger.jsonl"
 """Where a run directory holds its ledger."""
@@ -68,6 +75,19 @@ def _contradiction(said: Guarantee, ledger: Ledger, delta_share: float) -> str |
         )
     if not said.epsilon >= spent * (1 - _LAST_DIGITS):
         return f"ε = {said.epsilon:.6g}, and the ledger's rounds cost {spent:.6g}"
+    return _about_persons(said, ledger)
+
+
+def _about_persons(said: Guarantee, ledger: Ledger) -> str | None:
+    """What it says a person with several records gets, against the same events charged for so many records."""
+    for records, claimed in said.persons:
+        if claimed is None:
+            continue
+        charges = [(for_person(charge.events[said.adversary], records), 1) for charge in ledger.history]
+        spent = epsilon(charges, ledger.delta, ledger.accountant)
+        if not claimed >= spent * (1 - _LAST_DIGITS):
+            cost = f"cost {spent:.6g}" if math.isfinite(spent) else "promise nothing"
+            return f"ε = {claimed:.6g} for a person with {records} records, and for her the ledger's rounds {cost}"
     return None
 
 

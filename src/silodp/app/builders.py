@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from silodp.app.construct import choose, fields_of, make
+from silodp.app.construct import choose, fields_of, make, table_of
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -21,6 +21,23 @@ def build_method(name: str, fields: Mapping[str, Any], where: str) -> Method:
     maker = choose(name, METHODS, f"{where}.name" if where == "method" else "method")
     method: Method = make(maker, fields, name, where)
     return method
+
+
+def filled(name: str, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, and those of `own` that the method of this name has, itself or in a table, and that are not given."""
+    from silodp.methods import METHODS
+
+    maker = METHODS.get(name.replace("_", "-"))
+    return dict(fields) if maker is None else _filled(maker, fields, own)
+
+
+def _filled(maker: Any, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    below = {key: table_of(maker, key) for key in fields}
+    given = {
+        key: _filled(below[key], value, own) if below[key] and isinstance(value, Mapping) else value
+        for key, value in fields.items()
+    }
+    return {**{key: value for key, value in own.items() if key in fields_of(maker)}, **given}
 
 
 def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:

@@ -19,6 +19,7 @@ import typer.core
 from silodp.app.costs import epsilon, plan
 from silodp.app.datasets import data_app
 from silodp.app.options import Config, Json, Out, Set, show
+from silodp.app.papers import table_app
 from silodp.app.progress import Interrupted
 from silodp.errors import SilodpError
 
@@ -125,6 +126,7 @@ def report(
 
 
 app.add_typer(data_app, name="data")
+app.add_typer(table_app, name="table")
 
 
 def _train(settings: RunConfig, directory: Path, resume: bool, as_json: bool) -> None:

@@ -20,12 +20,14 @@ from silodp.app.compare_page import page, spread_text, table
 from silodp.app.config import MethodSpec, RunConfig
 from silodp.app.construct import check_whole
 from silodp.app.outline import setting_of
+from silodp.app.promises import is_only_claimed
 from silodp.app.wording import measure_text
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator, Plain, events
 from silodp.federation.run import train
 from silodp.federation.store import write_durably
+from silodp.methods import Method
 from silodp.privacy.accounting import usual_accountant
 from silodp.privacy.events import NoGuarantee
 from silodp.privacy.guarantee import ADVERSARIES
@@ -111,6 +113,7 @@ def _run(
         settings["budget"] = None  # nothing is promised to the budget's adversary: it runs as a reference
     model = f"{task.model!r} {task.dtype} {task.loss.name} {list(task.metrics)} {config.task_section!r}"
     # By name where it has no settings: so runs were called before aggregators had any.
+    model += f" {config.budgets_section!r}" if config.budgets_section is not None else ""
     named = {**settings, "aggregator": repr(aggregator) if config.aggregation else aggregator.name}
     parts = [repr(spec.method), repr(named), model, federation.digest()]
     fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -173,6 +176,7 @@ def _summary(
     names = plots.quantities(everything)
     count = len(specs) * seeds
     promised = (of_method[0]["guarantees"]["released"] for of_method in runs)
+    of_records = [spec.label for spec in specs if spec.method.unit == "record"]
     accountants = sorted({said["accountant"] for said in promised if said["private"]})
     return {
         "name": config.name,
@@ -188,6 +192,7 @@ def _summary(
             f"{count} runs on the same people: each adds its own ε to what was spent before. Each ε here is "
             "of one run with secret noise; these runs drew their noise from seeds, so their models are not "
             "for release. Values are of the last round, on held-out records, which no ε covers."
+            + (f" ε of {', '.join(of_records)} is about single records." if of_records else "")
             + (" ε by rdp is looser than ε by pld: compare them with care." if len(accountants) > 1 else "")
         ),
         "quantities": names,
@@ -219,6 +224,12 @@ def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> F
         "private": guarantees["released"]["private"],
         "epsilon": {adversary: guarantees[adversary]["epsilon"] for adversary in ADVERSARIES},
         "reasons": {adversary: guarantees[adversary]["reason"] for adversary in ADVERSARIES},
+        "groups": _met_against(spec.method, guarantees)["groups"],
+        "claims": [
+            claim
+            for claim in guarantees["released"]["claims"]
+            if is_only_claimed(claim["epsilon"], guarantees["released"]["epsilon"])
+        ],
         "stopped": runs[0]["stopped"],
         "rounds": rounds,
         "epsilon_by_round": {a: [plots.number(row["epsilon"][a]) for row in rows] for a in ADVERSARIES},
@@ -227,6 +238,13 @@ def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> F
         "refused": sum(sum((row.get("refused") or {}).values()) for run in runs for row in run["rows"]),
         "seconds": round(float(np.mean([run["seconds"] for run in runs])), 3),
     }
+
+
+def _met_against(method: Method, guarantees: Fields) -> Fields:
+    """The guarantee towards whomever budgets of one's own are met against."""
+    personal = getattr(method, "personal", None)
+    found: Fields = guarantees["released" if personal is None else personal.adversary]
+    return found
 
 
 def _spread(values: Sequence[float | None]) -> Fields:

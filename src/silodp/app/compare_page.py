@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from silodp.app import plots
+from silodp.app.promises import CLAIMED, asked_and_spent
 from silodp.app.report import Picture, render
 from silodp.app.wording import epsilon_text, measure_text
 from silodp.privacy.guarantee import ADVERSARIES
@@ -19,16 +20,26 @@ Fields = dict[str, Any]
 
 def table(result: Mapping[str, Any]) -> str:
     """The comparison as a Markdown table: values of the last round, never of the best one."""
-    head = ["method", *result["quantities"], *(f"ε {adversary}" for adversary in ADVERSARIES), "seconds"]
+    asked = ["ε asked → spent"] if any(method["groups"] for method in result["methods"]) else []
+    spent_on = [f"ε {adversary}" for adversary in ADVERSARIES]
+    head = ["method", *result["quantities"], *spent_on, *asked, "seconds"]
     lines = [f"| {' | '.join(_cell(text) for text in head)} |", "|" + "---|" * len(head)]
     untrained = [measure_text(result["untrained"].get(name)) for name in result["quantities"]]
     for method in result["methods"]:
         ends = [spread_text(method["final"].get(name)) for name in result["quantities"]]
         spent = [epsilon_text(method["epsilon"][adversary]) for adversary in ADVERSARIES]
-        cells = [method["label"], *ends, *spent, f"{method['seconds']:.1f}"]
+        budgets = [asked_and_spent(method["groups"])] if asked else []
+        cells = [method["label"], *ends, *spent, *budgets, f"{method['seconds']:.1f}"]
         lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
-    lines.append(f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', '–'])} |")
-    return "\n".join([*lines, "", result["note"], ""])
+    lines.append(
+        f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', *('–' for _ in asked), '–'])} |"
+    )
+    claims = [
+        f"[{CLAIMED}: no guarantee] {method['label']}, ε released = {epsilon_text(claim['epsilon'])}: {claim['why']}"
+        for method in result["methods"]
+        for claim in method["claims"]
+    ]
+    return "\n".join([*lines, "", result["note"], *(text for claim in claims for text in ("", claim)), ""])
 
 
 def spread_text(end: Mapping[str, Any] | None) -> str:
@@ -69,7 +80,11 @@ def page(result: Fields, out: Path) -> str:
     caption = "ε towards whoever sees the models, after every round of one run."
     epsilon = None if figure is None else _saved(figure, out, "epsilon", caption)
     ends = [
-        {**m, "ends": [spread_text(m["final"][name]) for name in result["quantities"]]}
+        {
+            **m,
+            "asked": asked_and_spent(m["groups"]),
+            "ends": [spread_text(m["final"][name]) for name in result["quantities"]],
+        }
         for m in result["methods"]
     ]
     untrained_texts = [measure_text(result["untrained"][name]) for name in result["quantities"]]
@@ -78,6 +93,8 @@ def page(result: Fields, out: Path) -> str:
         result=result,
         methods=ends,
         untrained=untrained_texts,
+        asked=any(method["groups"] for method in result["methods"]),
+        claimed=CLAIMED,
         utility=utility,
         epsilon=epsilon,
     )

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from silodp.app.builders import build_aggregator, build_method
+from silodp.app.builders import build_aggregator, build_method, filled
 from silodp.app.construct import checked, choose, fields_of, make, sentence, unknown
+from silodp.app.preferences import Preferences, asks_budgets_of, preferences
 from silodp.app.values import Plain, absolute, assigned, merged, without_empty
 from silodp.data import benchmarks
 from silodp.data.silo import Federation
@@ -34,7 +35,6 @@ ALIASES = {"k": "group_size", "q": "user_sampling", "sigma": "noise_multiplier"}
 """Short names of fields in `compare --methods`."""
 
 _FIXED_SILOS = {
-    "heart_disease": len(benchmarks.HEART_CENTERS),
     "tcga_brca": len(benchmarks.TCGA_REGIONS),
     "acs_income": 50,
 }
@@ -64,8 +64,9 @@ class TaskSection(_Section):
 class RunConfig(_Section):
     """All that a run depends on, public every bit of it.
 
-    [data], [method], [methods.NAME], [aggregation] and [budget] hold exactly the arguments of the loader, the
-    method, the aggregator and `Budget`; they are checked against those when the configuration is made.
+    [data], [method], [methods.NAME], [aggregation], [budget] and [budgets] hold exactly the arguments of the loader,
+    the method, the aggregator, `Budget` and `Preferences`; they are checked against those when the configuration is
+    made. A method that has `rounds` and `delta` gets the run's unless it names its own.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
@@ -81,6 +82,7 @@ class RunConfig(_Section):
     method_section: Plain = Field(alias="method")
     methods: dict[str, Plain] = Field(default_factory=dict)
     budget_section: Plain | None = Field(default=None, alias="budget")
+    budgets_section: Plain | None = Field(default=None, alias="budgets")
 
     @model_validator(mode="after")
     def _checked(self) -> RunConfig:
@@ -95,6 +97,7 @@ class RunConfig(_Section):
                 if field not in fields_of(maker):
                     raise SilodpError(unknown(field, fields_of(maker), name, f"methods.{name}"))
         self.budget()
+        self.check_budgets(self.method())
         return self
 
     @property
@@ -112,9 +115,11 @@ class RunConfig(_Section):
         return int(self.data.get("silos", fields_of(SOURCES[self.source])["silos"].default))
 
     def federation(self) -> Federation:
-        """Load the data."""
+        """Load the data; [budgets] are drawn for them."""
         maker, values = self.loader()
-        return maker(**values)
+        federation = maker(**values)
+        own = self.preferences()
+        return federation if own is None else own.on(federation)
 
     def task(self, federation: Federation) -> Task:
         """Model, loss and metrics for these data."""
@@ -125,7 +130,7 @@ class RunConfig(_Section):
     def method(self) -> Method:
         """The method of [method]."""
         name, fields = _named(self.method_section)
-        return build_method(name, fields, "method")
+        return self._built(name, fields, "method")
 
     def aggregator(self) -> Aggregator:
         """The aggregator, with the settings of [aggregation]."""
@@ -136,6 +141,24 @@ class RunConfig(_Section):
         if self.budget_section is None:
             return None
         return make(Budget, {"delta": self.delta, **self.budget_section}, "a budget", "budget")
+
+    def preferences(self) -> Preferences | None:
+        """The personal budgets that [budgets] describes, if any."""
+        return None if self.budgets_section is None else preferences(self.budgets_section)
+
+    def check_budgets(self, method: Method) -> None:
+        """Refuse a method that asks for budgets of one's own where there are none; no data are needed."""
+        unit = asks_budgets_of(method)
+        own = self.preferences()
+        given = {own.unit} if own is not None else set()
+        if self.source == "tables" and dict(self.data["schema"]).get("budget") is not None:
+            given.add("record")
+        if unit is not None and unit not in given:
+            column = ", or name a column of budgets (data.schema.budget)" if self.source == "tables" else ""
+            raise SilodpError(
+                f"method {method.name} needs a budget of its own for every {unit}, and there is none: add a table "
+                f"[budgets] with a distribution and of = '{unit}s'{column if unit == 'record' else ''}."
+            )
 
     def settings(self) -> Plain:
         """The keyword arguments of `silodp.train` besides federation, task and method."""
@@ -172,15 +195,21 @@ class RunConfig(_Section):
         for setting in settings:
             key, equals, value = setting.partition("=")
             given = assigned(given, f"{ALIASES.get(key, key)}{equals}{value}")
-        method = build_method(name, merged(inherited, given), f"methods.{name}")
-        people = Population(silos=2, users=3)
+        method = self._built(name, merged(inherited, given), f"methods.{name}")
+        people = Population(self.silos, users=3)
         if "server_learning_rate" not in given and method.server_scale(people) != self.method().server_scale(
             people
         ):
             # A rate means something only with its scale: 20 on 1/(U·S) is not 20 on 1/S.
             inherited.pop("server_learning_rate", None)
-            method = build_method(name, merged(inherited, given), f"methods.{name}")
+            method = self._built(name, merged(inherited, given), f"methods.{name}")
+        self.check_budgets(method)
         return MethodSpec(text, method)
+
+    def _built(self, name: str, fields: Plain, where: str) -> Method:
+        """The method; rounds and δ that its budgets are for are the run's unless it says others."""
+        own = {"rounds": self.rounds, "delta": self.delta}
+        return build_method(name, filled(name, fields, own), where)
 
     def loader(self) -> tuple[Callable[..., Federation], Plain]:
         """What reads the data, and its arguments."""

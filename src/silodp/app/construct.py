@@ -12,8 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
+from functools import partial
 from numbers import Integral
-from typing import Any, TypeVar, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -49,13 +51,18 @@ def checked(
     for name, parameter in fields.items():
         if name not in values and parameter.default is parameter.empty:
             raise SilodpError(f"{_at(where, name)} is missing: {what} needs it.")
-    hints = get_type_hints(maker)
+    hints = _hints(maker)
     return {name: _value(hints.get(name, Any), value, _at(where, name)) for name, value in values.items()}
 
 
 def fields_of(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """What may be given by name."""
     return inspect.signature(maker).parameters
+
+
+def table_of(maker: Callable[..., Any], field: str) -> type | None:
+    """The dataclass that a field is a table of; None where it is none, or no field."""
+    return _table_in(_hints(maker).get(field))
 
 
 def unknown(name: str, known: Iterable[str], what: str, where: str = "") -> str:
@@ -103,13 +110,18 @@ def _expected(error: ValidationError) -> str:
     return re.sub(r"^\w+ should", "it should", error.errors()[0]["msg"])
 
 
+def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(maker.func if isinstance(maker, partial) else maker)
+
+
 def _value(hint: Any, value: Any, where: str) -> Any:
-    if is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
+    table = _table_in(hint)
+    if table is not None and not (value is None and table is not hint):
+        if isinstance(value, table):
             return value
         if not isinstance(value, Mapping):
             raise SilodpError(f"{where} = {value!r}: it should be a table of its own fields.")
-        return make(hint, value, where, where)
+        return make(table, value, where, where)
     if hint is Any:
         return value
     try:
@@ -117,6 +129,14 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         raise SilodpError(f"{where} = {value!r}: {_expected(error)}.") from None
+
+
+def _table_in(hint: Any) -> type | None:
+    """The dataclass that a table makes, also where the hint allows None instead."""
+    choices = [choice for choice in get_args(hint) if choice is not type(None)]
+    if isinstance(hint, UnionType) and len(choices) == 1:
+        return _table_in(choices[0])
+    return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
 
 def _at(where: str, name: str) -> str:

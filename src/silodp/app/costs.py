@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,10 @@ def plan(
         float | None, typer.Option(help="Find the σ, T and q that meet this ε.")
     ] = None,
     users: Users = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw ε against q for several σ (svg, pdf or png)."),
+    ] = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -29,6 +34,7 @@ def plan(
     from silodp.app.outline import outline, setting_of
     from silodp.app.plan import in_lines
     from silodp.app.plan import plan as plan_
+    from silodp.app.preferences import asks_budgets_of
 
     settings = load_config(config, set_ or ())
     budget = settings.budget()
@@ -42,32 +48,67 @@ def plan(
         accountant=settings.accountant,
         budget=None if budget is None else (budget.epsilon, budget.adversary),
         target=target_epsilon,
+        own=settings.preferences(),
+        picture=plot,
     )
     lines = in_lines(result)
-    if assumed:
+    if plot is not None:
+        lines.append(f"picture: {plot}")
+    if assumed and settings.method().unit != "record":
         lines.append(
             f"  (U is counted in the data, which were not read: {federation.users:,} stands in; see --users)"
         )
-    show({"name": settings.name, **result, "users_assumed": assumed}, as_json, lines)
+    if settings.preferences() is None and asks_budgets_of(settings.method()) is not None:
+        lines.append(
+            "  (budgets are in the tables, which were not read: ε is that of the largest that is allowed)"
+        )
+    picture = None if plot is None else str(plot)
+    show({"name": settings.name, **result, "users_assumed": assumed, "plot": picture}, as_json, lines)
 
 
 def epsilon(
     method: Annotated[
-        str, typer.Option(help="default, uldp-naive, uldp-group, uldp-sgd or uldp-avg.", show_envvar=False)
+        str,
+        typer.Option(
+            help="uldp-avg, uldp-sgd, uldp-group, uldp-naive, rpdp, ddp or default.", show_envvar=False
+        ),
     ],
     rounds: Annotated[int, typer.Option(help="T, rounds of training.", show_envvar=False)],
     noise_multiplier: Annotated[float | None, typer.Option(help="σ, in units of the sensitivity.")] = None,
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
     user_sampling: Annotated[float | None, typer.Option(help="q, per person and round.")] = None,
     group_size: Annotated[int | None, typer.Option(help="k, for uldp-group.")] = None,
-    record_sampling: Annotated[float | None, typer.Option(help="γ, for uldp-group.")] = None,
-    steps: Annotated[int | None, typer.Option(help="DP-SGD steps per round, for uldp-group.")] = None,
+    record_sampling: Annotated[
+        float | None, typer.Option(help="q (γ), per record and step, for uldp-group, rpdp and ddp.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--local-steps", "--steps", help="DP-SGD steps per round, for uldp-group, rpdp and ddp."
+        ),
+    ] = None,
+    client_sampling: Annotated[
+        float | None, typer.Option(help="λ, per silo and round, for rpdp (else 1).")
+    ] = None,
+    trajectory: Annotated[
+        str | None,
+        typer.Option(help="decoupled, local or paper, for ddp: which noise the local models move with."),
+    ] = None,
+    trajectory_ratio: Annotated[
+        float | None,
+        typer.Option(help="R, for decoupled: noise of the local models over that of the sum."),
+    ] = None,
     accountant: Annotated[
         str | None, typer.Option(help="pld or rdp; else the tightest that knows the noise.")
     ] = None,
     adversary: Annotated[str, typer.Option(help="released, server or silo.")] = "released",
     silos: Annotated[
-        int | None, typer.Option(help="S, how many silos there are; needed for --adversary silo.")
+        int | None,
+        typer.Option(
+            "--silos",
+            "--clients",
+            help="S, how many silos there are; needed for --adversary silo, and for ddp.",
+        ),
     ] = None,
     aggregator: Annotated[
         str, typer.Option(help="Who sees what: plain, masked, or another that a configuration may name.")
@@ -97,10 +138,11 @@ def epsilon(
     as_json: Json = False,
 ) -> None:
     """ε of a method against one adversary."""
-    from silodp.app.epsilon import LARGE_MODEL
+    from silodp.app.epsilon import LARGE_MODEL, about_records
     from silodp.app.epsilon import epsilon as epsilon_
     from silodp.app.outline import USUAL_USERS
     from silodp.app.progress import rounded_up
+    from silodp.app.promises import CLAIMED
     from silodp.app.values import assigned
 
     given = {
@@ -109,6 +151,9 @@ def epsilon(
         "group_size": group_size,
         "record_sampling": record_sampling,
         "local_steps": steps,
+        "client_sampling": client_sampling,
+        "trajectory": trajectory,
+        "trajectory_ratio": trajectory_ratio,
         "weighting": weighting,
     }
     if method == "default":  # it has no noise to set; whatever is asked, there is no privacy
@@ -129,5 +174,8 @@ def epsilon(
         knows_sample=knows_sample,
     )
     line = f"ε = {rounded_up(result['epsilon'])} at δ = {delta:g}, after {rounds} rounds, against {adversary}"
-    promised = [line, *(f"  assuming that {assumption}" for assumption in result["assumptions"])]
+    promised = [line, *about_records(result), *(f"  assuming that {text}" for text in result["assumptions"])]
+    promised += [
+        f"  [{CLAIMED}: no guarantee] ε = {rounded_up(c['epsilon'])}: {c['why']}" for c in result["claims"]
+    ]
     show(result, as_json, promised if result["private"] else [f"no guarantee: {result['reason']}"])

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from silodp.app.builders import build_aggregator
 from silodp.app.construct import check_whole, checked, choose, fields_of
 from silodp.app.outline import USUAL_USERS
+from silodp.app.progress import rounded_up
+from silodp.app.promises import is_only_claimed
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Setting
+from silodp.federation.run import PERSONS_RECORDS
+from silodp.mechanisms.sampling import check_probability
 from silodp.methods import METHODS, Method, Population
+from silodp.methods.personalized import TwoStageSampling
 from silodp.privacy import accounting
-from silodp.privacy.accounting import Accountant, usual_accountant
-from silodp.privacy.events import Event, NoGuarantee
+from silodp.privacy.accounting import Accountant, Charge, usual_accountant
+from silodp.privacy.events import Event
+from silodp.privacy.events import reason as reason_of
 from silodp.privacy.guarantee import ADVERSARIES, Adversary, assumptions_of
+from silodp.privacy.persons import for_person
 
-IRRELEVANT = {"clip": 1.0, "expected_batch_size": 1.0, "local_learning_rate": 1.0}
+IRRELEVANT = {
+    "clip": 1.0,
+    "expected_batch_size": 1.0,
+    "local_learning_rate": 1.0,
+    "largest_budget": 1.0,
+    "budget": 1.0,
+    "threshold": 1.0,
+}
 """Required fields of methods that do not enter ε; `epsilon` need not ask for them."""
 
 LARGE_MODEL = 10**6
@@ -37,15 +51,34 @@ class Cost:
         return {"epsilon": self.epsilon, "private": self.epsilon is not None, "reason": self.reason}
 
 
-def cost(event: Event, rounds: int, delta: float, accountant: Accountant) -> Cost:
-    """What `rounds` rounds cost that each cost `event`."""
+def cost(spent: Sequence[Charge], delta: float, accountant: Accountant) -> Cost:
+    """What all charges (event, count) cost together."""
     accounting.check_delta(delta)
-    if isinstance(event, NoGuarantee):
-        return Cost(None, event.reason)
-    value = accounting.epsilon([(event, rounds)], delta, accountant)
+    nothing = next((why for event, _ in spent if (why := reason_of(event)) is not None), None)
+    if nothing is not None:
+        return Cost(None, nothing)
+    value = accounting.epsilon(spent, delta, accountant)
     if math.isinf(value):
         return Cost(None, f"the loss is not bounded at delta = {delta}")
     return Cost(value)
+
+
+def charges(event_in: Callable[[int], Event], rounds: int) -> list[Charge]:
+    """What rounds 0 to `rounds` - 1 cost, equal rounds together.
+
+    Where units with budgets of their own retire, rounds cost less from some round on, and never again what they did.
+    """
+    found: list[Charge] = []
+    begin = 0
+    while begin < rounds:
+        event = event_in(begin)
+        last, beyond = begin, rounds
+        while beyond - last > 1:
+            middle = rounds - 1 if beyond == rounds else (last + beyond) // 2
+            last, beyond = (middle, beyond) if event_in(middle) == event else (last, middle)
+        found.append((event, last - begin + 1))
+        begin = last + 1
+    return found
 
 
 def epsilon(
@@ -72,28 +105,45 @@ def epsilon(
     Raises:
         SilodpError: a value out of range, a missing field, an unknown name.
     """
-    maker = choose(method, METHODS, "method")
-    defaults = {name: value for name, value in IRRELEVANT.items() if name in fields_of(maker)}
-    made: Method = maker(**checked(maker, {**defaults, **fields}, method))
+    accounting.check_delta(delta)
+    for name, value, least in (("rounds", rounds, 0), ("users", users, 1), ("dimension", dimension, 1)):
+        check_whole(name, value, least)
+    made, sampling = _made(method, fields, rounds, delta)
     adder = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
     if accountant is not None:
         accounting.check_accountant(accountant)
-    for name, value, least in (("rounds", rounds, 0), ("users", users, 1), ("dimension", dimension, 1)):
-        check_whole(name, value, least)
-    accounting.check_delta(delta)
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
     population = Population(len(names), users, adder.shares_for(len(names)))
     setting = Setting("", names, made, population, dimension, delta=delta)
     adder.check(setting)
     view = adder.views(made, len(names))[cast(Adversary, adversary)]
     view = replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
-    event = adder.event(setting, view)
+    event = (
+        at_sampling(made, sampling)
+        if isinstance(made, TwoStageSampling) and sampling is not None
+        else adder.event(setting, view)
+    )
     chosen = cast(Accountant, accountant) if accountant else usual_accountant([event])
+    delta_of_noise = delta * adder.delta_share
+
+    def spent(event: Event) -> Cost:
+        return cost([(event, rounds)], delta_of_noise, chosen)
+
     return {
         "method": made.name,
         "unit": made.unit,
-        **cost(event, rounds, delta * adder.delta_share, chosen).to_dict(),
+        **spent(event).to_dict(),
+        "persons": [
+            {"records": records, **spent(for_person(event, records)).to_dict()}
+            for records in (PERSONS_RECORDS if made.unit == "record" else ())
+        ],
+        "claims": [
+            {"epsilon": claim.epsilon, "why": claimed.assumptions[-1]}
+            for claimed in ([made.claimed] if made.claimed else [])
+            if (claim := spent(adder.event(replace(setting, method=claimed), view))).epsilon is not None
+            and is_only_claimed(claim.epsilon, spent(event).epsilon)
+        ],
         "delta": delta,
         "adversary": adversary,
         "accountant": chosen,
@@ -103,9 +153,52 @@ def epsilon(
         "assumptions": [
             *assumptions_of(view, adder.exact and setting.bounds is not None),
             *(adder.assumptions if adversary != "released" else ()),
-            *made.assumptions,
+            *(_without_fillers(text, fields) for text in made.assumptions),
         ],
     }
+
+
+def _without_fillers(text: str, given: Mapping[str, Any]) -> str:
+    """An assumption about a constant that nobody has named has no value to tell."""
+    for name, value in IRRELEVANT.items():
+        if name not in given:
+            text = text.replace(f"{name} = {value:g} ", f"{name} ")
+    return text
+
+
+def about_records(result: Mapping[str, Any]) -> list[str]:
+    """Whom an ε is about, where the unit is a record, and what persons with several records get; for reading."""
+    if not result["persons"]:
+        return []
+    numbers = "/".join(str(person["records"]) for person in result["persons"])
+    epsilons = "/".join(rounded_up(person["epsilon"]) for person in result["persons"])
+    return ["  for one record", f"  for a person with {numbers} records: ε = {epsilons}"]
+
+
+def at_sampling(method: TwoStageSampling, sampling: float) -> Event:
+    """What a round costs a record that is drawn with this probability, in a method that finds each record's own.
+
+    Everyone sees which silos join a round, so the coin λ is one whose fall is known, towards whomever.
+    """
+    check_probability("record_sampling", sampling)
+    return method.accounts.event(sampling, realized=False)
+
+
+def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tuple[Method, float | None]:
+    """The method, and the sampling probability that a question about one of its records names."""
+    maker = choose(name, METHODS, "method")
+    given = {key: value for key, value in fields.items() if key != "record_sampling"}
+    personal = isinstance(maker, type) and issubclass(maker, TwoStageSampling)
+    if not personal:
+        given = dict(fields)
+    elif "record_sampling" not in fields:
+        raise SilodpError(
+            f"record_sampling is missing: {name} draws every record with a probability of its own, so say which one."
+        )
+    run = {**IRRELEVANT, "rounds": max(rounds, 1), "delta": delta}
+    defaults = {key: value for key, value in run.items() if key in fields_of(maker)}
+    made: Method = maker(**checked(maker, {**defaults, **given}, name))
+    return made, fields["record_sampling"] if personal else None
 
 
 def _check_question(method: Method, adversary: str, silos: int | None, colluding: int) -> None:
@@ -113,6 +206,10 @@ def _check_question(method: Method, adversary: str, silos: int | None, colluding
         raise SilodpError(f"adversary = '{adversary}' is not known: use one of {', '.join(ADVERSARIES)}.")
     if silos is None and adversary == "silo" and method.unit == "user":
         raise SilodpError("silos is missing: what another silo can learn depends on how many there are.")
+    if silos is None and method.unit == "record" and method.bounds(Population(1, 1)) is not None:
+        raise SilodpError(
+            f"clients is missing: in {method.name} all clients' noise adds up, so ε depends on how many there are."
+        )
     if silos is not None:
         check_whole("silos", silos, 1)
     check_whole("colluding", colluding, 1, "silos that pool what they know")

@@ -11,7 +11,7 @@ from silodp.app.construct import fields_of
 from silodp.data.schema import Schema
 from silodp.data.silo import Federation, SiloData
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Aggregator, Setting
+from silodp.federation.aggregation import Aggregator, Setting, calibrated
 from silodp.methods.method import Method, Population
 
 SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
@@ -52,13 +52,17 @@ def outline(config: RunConfig, users: int | None = None) -> tuple[Federation, bo
     nobody = np.empty(0, np.int64)
     silos = tuple(SiloData(f"silo-{s + 1}", x, y, nobody) for s in range(config.silos))
     number = USUAL_USERS if known is None else known
-    return Federation(silos, number, None, name=config.name, classes=classes), known is None
+    federation = Federation(silos, number, None, name=config.name, classes=classes)
+    own = config.preferences()
+    return federation if own is None else own.on(federation), known is None
 
 
 def declared_users(config: RunConfig) -> int | None:
     """U, where the configuration or a public list says it; None where it is counted in the data."""
     loader, arguments = config.loader()
     if config.source != "tables":
+        if arguments.get("allocation") == "own":
+            return None  # as many as there are records
         default = fields_of(loader).get("users")
         return int(arguments.get("users", default.default)) if default is not None else None
     listed = arguments["schema"].users
@@ -76,7 +80,12 @@ def declared_users(config: RunConfig) -> int | None:
 def setting_of(
     federation: Federation, size: int, method: Method, aggregator: Aggregator, delta: float
 ) -> Setting:
-    """What the parties of a run would know, d being `size`; it has no id yet."""
+    """What the parties of a run would know, d being `size`; it has no id yet.
+
+    Raises:
+        SilodpError: persons' own budgets cannot be met against the adversary they are for.
+    """
     names = tuple(silo.name for silo in federation.silos)
-    population = Population(len(names), federation.users, aggregator.shares_for(len(names)))
-    return Setting("", names, method, population, size, delta=delta)
+    own = None if federation.user_budgets is None else tuple(federation.user_budgets.tolist())
+    population = Population(len(names), federation.users, aggregator.shares_for(len(names)), own)
+    return calibrated(aggregator, Setting("", names, method, population, size, delta=delta))

@@ -6,17 +6,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from silodp.app import personal_plan
 from silodp.app.construct import fields_of
-from silodp.app.epsilon import cost
+from silodp.app.epsilon import at_sampling, charges, cost
+from silodp.app.personal_plan import noise_of, with_noise
+from silodp.app.preferences import Preferences
 from silodp.app.progress import rounded_up
+from silodp.app.promises import CLAIMED, is_only_claimed
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator, Setting
 from silodp.federation.aggregation import events as events_of
 from silodp.methods import Method
+from silodp.methods.personalized import TwoStageSampling
 from silodp.privacy import calibration
-from silodp.privacy.accounting import Accountant, usual_accountant
+from silodp.privacy.accounting import Accountant, Charge, usual_accountant
 from silodp.privacy.events import Event, NoGuarantee
 from silodp.privacy.guarantee import ADVERSARIES, Adversary
 
@@ -24,6 +30,9 @@ MOST_ROUNDS = 10**7
 """No search for rounds goes beyond this."""
 LEAST_NOISE = 0.01
 """No search for a noise multiplier goes below this (see `calibration.noise_multiplier_for`)."""
+
+
+_ABOUT_TARGETS = ("epsilon", "adversary", "of", "unlimited", "reasons")
 
 
 def plan(
@@ -34,17 +43,24 @@ def plan(
     accountant: Accountant | None = None,
     budget: tuple[float, Adversary] | None = None,
     target: float | None = None,
+    own: Preferences | None = None,
+    picture: Path | None = None,
 ) -> dict[str, Any]:
     """ε of every adversary after `rounds`, the most rounds within a budget, what meets a target, and what travels.
 
     The target is meant for the budget's adversary, or "released"; σ, T and q are each sought with the others
-    as they are, and none overshoots (None where no value meets the target, with the reason).
+    as they are, and none overshoots (None where no value meets the target, with the reason). `own`: personal budgets;
+    the plan says what each is given. `picture`: a file to draw ε against q in.
 
     Raises:
         SilodpError: what a run would refuse, or no value of anything meets the target.
     """
     aggregator.check(setting)
     events = events_of(aggregator, setting)
+    spent = {
+        a: charges(lambda r, a=a: events_of(aggregator, setting, round_=r)[a], rounds)  # type: ignore[misc]
+        for a in ADVERSARIES
+    }
     accountant = accountant or usual_accountant(events.values())
     delta = setting.delta * aggregator.delta_share
     result: dict[str, Any] = {
@@ -56,12 +72,18 @@ def plan(
         "silos": setting.population.silos,
         "users": setting.population.users,
         "dimension": setting.size,
-        "noise_multiplier": getattr(setting.method, "noise_multiplier", 0.0),
-        "adversaries": {a: cost(events[a], rounds, delta, accountant).to_dict() for a in ADVERSARIES},
+        "noise_multiplier": noise_of(setting.method),
+        "adversaries": {a: _cost(events[a], spent[a], delta, accountant) for a in ADVERSARIES},
+        "claims": [],
         "budget": None,
         "target": None,
         "aggregation": aggregator.describe(setting),
     }
+    result["claims"] = [
+        claim
+        for claim in _claims(aggregator, setting, rounds, delta, accountant)
+        if is_only_claimed(claim["epsilon"], result["adversaries"][claim["adversary"]]["epsilon"])
+    ]
     adversary: Adversary = "released"
     if budget is not None:
         limit, adversary = budget
@@ -69,12 +91,22 @@ def plan(
         most = (
             0 if isinstance(event, NoGuarantee) else calibration.rounds_for(event, limit, delta, accountant)
         )
+        whole = result["adversaries"][adversary][
+            "epsilon"
+        ]  # less than every round's cost where records retire
+        most = max(most, rounds if whole is not None and whole <= limit else 0)
         result["budget"] = {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
+    view = aggregator.views(setting.method, setting.population.silos)[_met_against(setting.method, adversary)]
+    result["budgets"] = personal_plan.budgets_plan(
+        setting.method, own, view, rounds, delta, accountant, setting.population.users
+    )
+
+    def event_of(method: Method) -> Event:
+        return events_of(aggregator, replace(setting, method=method))[adversary]
+
+    if picture is not None:
+        personal_plan.draw(picture, setting.method, event_of, own, rounds, delta, accountant)
     if target is not None:
-
-        def event_of(method: Method) -> Event:
-            return events_of(aggregator, replace(setting, method=method))[adversary]
-
         result["target"] = {"epsilon": target, "adversary": adversary} | _solutions(
             setting.method, event_of, rounds, target, delta, accountant
         )
@@ -91,11 +123,22 @@ def _solutions(
 ) -> dict[str, Any]:
     """The σ, the T and the sampling probability that meet a target, each alone; "reasons" for what cannot.
 
+    Where every record has a q of its own, what a record of q = 1 costs meets the target, or else the q sought.
+
     "unlimited" names those whose search ended at its limit: the target asks nothing of them.
     """
 
     def with_field(name: str) -> Callable[[float], Event]:
-        return lambda value: event_of(replace(method, **{name: value}))  # type: ignore[type-var]
+        def made(value: float) -> Event:
+            if name == "noise_multiplier":
+                changed = with_noise(method, value)
+            elif name == "record_sampling" and isinstance(method, TwoStageSampling):
+                return at_sampling(method, value)
+            else:
+                changed = replace(method, **{name: value})  # type: ignore[type-var]
+            return at_sampling(changed, 1.0) if isinstance(changed, TwoStageSampling) else event_of(changed)
+
+        return made
 
     solvers: dict[str, Callable[[], float]] = {}
     fields = fields_of(type(method))
@@ -108,10 +151,10 @@ def _solutions(
             delta,
             accountant,
         )
-    solvers["rounds"] = partial(
-        calibration.rounds_for, event_of(method), target, delta, accountant, MOST_ROUNDS
-    )
-    for name in fields:
+    own_rates = isinstance(method, TwoStageSampling)
+    event = at_sampling(method, 1.0) if isinstance(method, TwoStageSampling) else event_of(method)
+    solvers["rounds"] = partial(calibration.rounds_for, event, target, delta, accountant, MOST_ROUNDS)
+    for name in [*fields, *(["record_sampling"] if own_rates else [])]:
         if name.endswith("_sampling"):
             solvers[name] = partial(
                 calibration.sampling_probability_for, with_field(name), rounds, target, delta, accountant
@@ -127,7 +170,40 @@ def _solutions(
         raise SilodpError(next(iter(reasons.values())))
     limits = {"noise_multiplier": LEAST_NOISE, "rounds": MOST_ROUNDS}
     unlimited = [name for name, value in found.items() if value is not None and value == limits.get(name)]
-    return {**found, "unlimited": unlimited, "reasons": reasons}
+    return {
+        **found,
+        "of": "a record of q = 1" if own_rates else None,
+        "unlimited": unlimited,
+        "reasons": reasons,
+    }
+
+
+def _cost(event: Event, spent: list[Charge], delta: float, accountant: Accountant) -> dict[str, Any]:
+    """Of all rounds; where there are none, still whether anything is promised."""
+    return cost(spent or [(event, 0)], delta, accountant).to_dict()
+
+
+def _claims(
+    aggregator: Aggregator, setting: Setting, rounds: int, delta: float, accountant: Accountant
+) -> list[dict[str, Any]]:
+    """What is promised by a paper and proven by nobody; never a part of the plan's ε."""
+    claimed = setting.method.claimed
+    if claimed is None:
+        return []
+    promised = events_of(aggregator, replace(setting, method=claimed))
+    found = {a: cost([(promised[a], rounds)], delta, accountant).epsilon for a in ADVERSARIES}
+    return [
+        {"adversary": adversary, "epsilon": value, "why": claimed.assumptions[-1]}
+        for adversary, value in found.items()
+        if value is not None
+    ]
+
+
+def _met_against(method: Method, adversary: Adversary) -> Adversary:
+    """Whom persons' own budgets are met against."""
+    personal = getattr(method, "personal", None)
+    met: Adversary = adversary if personal is None else personal.adversary
+    return met
 
 
 def in_lines(result: Mapping[str, Any]) -> list[str]:
@@ -144,13 +220,20 @@ def in_lines(result: Mapping[str, Any]) -> list[str]:
             f"budget ε = {budget['epsilon']:g} ({budget['adversary']}): enough for "
             + (f"{budget['rounds']:,} rounds" + (" or more" if budget["rounds"] == MOST_ROUNDS else ""))
         )
+    if (budgets := result["budgets"]) is not None:
+        lines += personal_plan.in_lines(budgets)
     if (target := result["target"]) is not None:
-        lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}), changing one of:")
-        asked = (name for name in target if name not in ("epsilon", "adversary", "unlimited", "reasons"))
+        whose = f" for {target['of']}" if target["of"] else ""
+        lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}){whose}, changing one of:")
+        asked = (name for name in target if name not in _ABOUT_TARGETS)
         lines += [f"  {name}{_solution(name, target)}" for name in asked]
     size = f"{result['silos']} silos, U = {result['users']:,}, d = {result['dimension']:,}"
     lines.append(f"aggregator {result['aggregator']}, {size}:")
     lines += _described(result["aggregation"], "  ")
+    for claim in result["claims"]:
+        lines.append(
+            f"[{CLAIMED}: no guarantee] {claim['adversary']} ε = {rounded_up(claim['epsilon'])}: {claim['why']}"
+        )
     return lines
 
 

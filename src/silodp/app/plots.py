@@ -41,7 +41,7 @@ WHO: dict[Adversary, str] = {
     "silo": "another silo",
 }
 
-_STYLE: Any = {
+STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: small, searchable, read aloud
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -149,7 +149,7 @@ def utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     figures = {}
     for name in quantities(rows):
         points = [(row["round"], value) for row in rows if (value := measured(row, name)) is not None]
-        figure, axes = _panel("round", name)
+        figure, axes = panel("round", name)
         rounds, values = zip(*_thinned(points), strict=True)
         axes.plot(rounds, values, color=PALETTE[0], linewidth=2, marker="o" if len(rounds) < 2 else None)
         if rounds[0] == 0:
@@ -172,20 +172,20 @@ def epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
         points = tuple((round_, _rounded(value)) for round_, value in spent if value is not None)
         if any(round_ > 0 for round_, _ in points):
             lines.setdefault(points, []).append(WHO[adversary])
-    figure, axes = _panel("round", "ε spent so far")
+    figure, axes = panel("round", "ε spent so far")
     styles = zip(lines.items(), PALETTE, DASHES, strict=False)
     drawn = [
         (points, {"label": "\n= ".join(who), "color": color, "linestyle": dashes, "linewidth": 2.2})
         for (points, who), color, dashes in styles
     ]
     _epsilon_lines(axes, drawn)
-    _legend(figure, axes, columns=1)
+    add_legend(figure, axes, columns=1)
     return figure if lines else None
 
 
 def allocation(records: Allocation) -> Figure:
     """Records per person, most first, colored by silo; beyond seven silos the smaller ones share a gray."""
-    figure, axes = _panel("persons, those with most records first", "records per person", size=(5.4, 3.1))
+    figure, axes = panel("persons, those with most records first", "records per person", size=(5.4, 3.1))
     values = np.asarray(records.bars, dtype=float).reshape(len(records.silos), -1)
     edges = np.concatenate([[0], np.cumsum(records.persons_per_bar)])
     largest = sorted(range(len(values)), key=lambda s: -float(values[s] @ np.diff(edges)))
@@ -201,7 +201,7 @@ def allocation(records: Allocation) -> Figure:
     axes.set_xlim(0, max(float(edges[-1]), 1.0))
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    _legend(figure, axes, columns=min(len(layers), 3), handlelength=1.0)
+    add_legend(figure, axes, columns=min(len(layers), 3), handlelength=1.0)
     return figure
 
 
@@ -214,7 +214,7 @@ def comparison(
     when there is nothing to draw.
     """
     by_round = against == "round"
-    figure, axes = _panel(
+    figure, axes = panel(
         "round" if by_round else "ε towards whoever sees the models", f"{quantity} (mean ± sd)"
     )
     drawn: list[float] = []
@@ -242,10 +242,10 @@ def comparison(
         drawn
     ):  # one that diverged must not flatten the others
         axes.set_ylim(0.8 * min(drawn), 1.5 * max(drawn))
-        _log_scale(axes, "y")
+        log_scale(axes, "y")
     if not by_round:
-        _log_scale(axes, "x")
-    _legend(figure, axes)
+        log_scale(axes, "x")
+    add_legend(figure, axes)
     return figure
 
 
@@ -260,18 +260,18 @@ def epsilon_comparison(curves: Sequence[Curve]) -> Figure | None:
         points = tuple((round_, _rounded(value)) for round_, value in spent if math.isfinite(value))
         if any(value > 0 for _, value in points):
             lines.setdefault(points, (line, []))[1].append(line["label"])
-    figure, axes = _panel("round", "ε spent so far")
+    figure, axes = panel("round", "ε spent so far")
     _epsilon_lines(
         axes, [(points, {**line, "label": "\n= ".join(who)}) for points, (line, who) in lines.items()]
     )
-    _legend(figure, axes, columns=1)
+    add_legend(figure, axes, columns=1)
     return figure if lines else None
 
 
 def svg(figure: Figure, name: str) -> str:
     """A complete SVG document on white, the same bytes for the same figure."""
     buffer = io.StringIO()
-    with warnings.catch_warnings(), mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with warnings.catch_warnings(), mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         # The reader's browser has letters that our measuring font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -298,9 +298,9 @@ def inline(document: str, alt: str) -> str:
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,.10g}" if 1e-4 <= value < 1e6 else f"{value:.0e}")
 
 
-def _panel(x: str, y: str, size: tuple[float, float] = (4.7, 3.1)) -> tuple[Figure, Axes]:
+def panel(x: str, y: str, size: tuple[float, float] = (4.7, 3.1)) -> tuple[Figure, Axes]:
     """Small on purpose: text keeps its size on a phone, and two stand side by side on a desk."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         axes.set_xlabel(x)
@@ -323,12 +323,12 @@ def _epsilon_lines(axes: Axes, lines: Sequence[tuple[Sequence[tuple[float, float
         kept = _thinned([point for point in points if point[1] > 0 or not wide])
         axes.plot(*zip(*kept, strict=True), marker="o" if len(kept) == 1 else None, **line)
     if wide:
-        _log_scale(axes, "y")
+        log_scale(axes, "y")
     else:
         axes.set_ylim(bottom=0)
 
 
-def _log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
+def log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     """Logarithmic, with plain numbers at 1, 2 and 5 times powers of ten, or at powers alone."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
@@ -338,8 +338,9 @@ def _log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float = 2.4) -> None:
-    with mpl.rc_context(_STYLE):
+def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float = 2.4) -> None:
+    """Above the axes; the figure grows by as many lines."""
+    with mpl.rc_context(STYLE):
         handles, labels = axes.get_legend_handles_labels()
         lines = sum(1 + label.count("\n") for label in labels)
         width, height = figure.get_size_inches()

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from silodp.app import plots, wording
+from silodp.app import budget_plots, plots, promises, wording
 from silodp.app.rundir import Row, RunRecord, keep_allocation, read_run, versions
 from silodp.app.sanity import doubts
 from silodp.app.sights import sights
@@ -23,6 +23,7 @@ from silodp.app.wording import epsilon_text, measure_text
 from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 
 MOST_ROWS = 26  # of the table of rounds; metrics.jsonl has them all
+_OURS = ("utility", "epsilon", "allocation", "budgets")  # how the names of a report's pictures begin
 _HELD_OUT = [text for text in NOT_COVERED if text.startswith("records held out")]
 
 _WHO_THEY_ARE: dict[Adversary, tuple[str, str]] = {
@@ -87,6 +88,16 @@ def write_report(
         sent=any(row.get("bytes") for row in run.rows),
         sights=sights(run.aggregator) if run.aggregator else (),
         refused=_refused(run.rows),
+        persons=promises.persons(run.guarantees.values()),
+        budgets=[
+            (spent, pictures.add(f"budgets-{i}", figure, _budgets_caption(spent)))
+            for i, spent in enumerate(promises.spending(run.guarantees.values()))
+            if (figure := budget_plots.spending(spent.groups, _unit(released))) is not None
+        ],
+        charge=promises.charge,
+        exceeds=promises.exceeds,
+        claims=promises.claims(run.guarantees.values()),
+        claimed=promises.CLAIMED,
         seconds=sum(plots.number(row.get("seconds")) or 0.0 for row in run.rows),
     )
     pictures.finish()
@@ -124,22 +135,29 @@ class _Pictures:
 
     def finish(self) -> None:
         for path in self._folder.glob("*.svg"):
-            if path.stem not in self._names and path.stem.startswith(("utility", "epsilon", "allocation")):
+            if path.stem not in self._names and path.stem.startswith(_OURS):
                 path.unlink()
 
 
-def _assumptions(
-    guarantees: Mapping[Adversary, Guarantee],
-) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Those of every guarantee, then the others by adversary."""
+def _assumptions(guarantees: Mapping[Adversary, Guarantee]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Those of every guarantee, then the others by whom they are made against; each text comes once."""
     private = [g for g in guarantees.values() if g.private]
-    shared = (
-        [text for text in private[0].assumptions if all(text in g.assumptions for g in private)]
-        if private
-        else []
-    )
-    own = [(_WHO_THEY_ARE[g.adversary][0], [a for a in g.assumptions if a not in shared]) for g in private]
-    return shared, [(who, texts) for who, texts in own if texts]
+    made: dict[str, list[Adversary]] = {}
+    for guarantee in private:
+        for text in dict.fromkeys(guarantee.assumptions):
+            made.setdefault(text, []).append(guarantee.adversary)
+    groups: dict[tuple[Adversary, ...], list[str]] = {}
+    for text, against in made.items():
+        groups.setdefault(tuple(against), []).append(text)
+    everyone = groups.pop(tuple(g.adversary for g in private), [])
+    widest_first = sorted(groups.items(), key=lambda group: -len(group[0]))
+    return everyone, [(_all_of(against), texts) for against, texts in widest_first]
+
+
+def _all_of(adversaries: Sequence[Adversary]) -> str:
+    """As they stand within a sentence."""
+    names = [_WHO_THEY_ARE[adversary][0] for adversary in adversaries]
+    return " and ".join(name[0].lower() + name[1:] for name in names)
 
 
 def _not_covered(released: Guarantee, rows: Sequence[Row]) -> list[str]:
@@ -187,6 +205,16 @@ def _allocation_caption(records: plots.Allocation) -> str:
             "of neighboring rank, each step their average."
         )
     return f"{several}{empty}. The most records of one person: {records.most_records:,}.{binned}"
+
+
+def _unit(said: Guarantee) -> str:
+    return "record" if said.unit == "record" else "person"
+
+
+def _budgets_caption(spent: promises.Spending) -> str:
+    units = sum(group["units"] for group in spent.groups)
+    kept = f"{spent.exceeded:,} were charged more" if spent.exceeded else "nobody was charged more"
+    return f"ε asked for by {units:,} units, and what each was charged: {kept} than asked for."
 
 
 def _table(rows: Sequence[Row]) -> list[Row]:

@@ -16,6 +16,7 @@ from silodp import __version__
 from silodp.app import plots
 from silodp.app.audit import Audit, audited
 from silodp.app.builders import build_aggregator
+from silodp.app.promises import well_formed
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator
 from silodp.privacy.guarantee import ADVERSARIES, Adversary, Guarantee
@@ -92,6 +93,8 @@ def _guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarante
             if said.private != (said.epsilon is not None) or not 0 < said.delta < 1:
                 raise ValueError
             if said.epsilon is not None and not 0 <= said.epsilon < math.inf:
+                raise ValueError
+            if not well_formed(said):
                 raise ValueError
     except (KeyError, TypeError, AttributeError, ValueError):
         raise SilodpError(

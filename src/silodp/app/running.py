@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from silodp.app import promises
 from silodp.app.config import RunConfig
+from silodp.app.outline import declared_users, outline, setting_of
+from silodp.app.personal_plan import out_of_reach
 from silodp.app.plots import number
+from silodp.app.preferences import asks_budgets_of
 from silodp.app.progress import Interrupted, in_words, say, shown
 from silodp.app.report import write_report
 from silodp.app.resuming import differences, how_to_go_on
@@ -14,8 +20,10 @@ from silodp.app.rundir import versions
 from silodp.app.sanity import doubts
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
+from silodp.federation.aggregation import events
 from silodp.federation.run import Result, Row, train
 from silodp.federation.store import write_durably
+from silodp.methods import Method
 
 
 def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, Any]:
@@ -27,9 +35,10 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
         SilodpError: for any mistake its maker can mend.
         Interrupted: on Ctrl-C, with the command that goes on.
     """
+    method = config.method()
+    _check_before_reading(config, method)
     federation = config.federation()
     task = config.task(federation)
-    method = config.method()
     changed = differences(config, directory) if resume else []
     remarks = _remarks(federation, directory, changed)
     begun = False
@@ -65,9 +74,22 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
             raise SilodpError(f"{error} Unlike {directory / 'config.toml'}: {'; '.join(changed)}.") from None
         raise
     summary = _summary(config, directory, result, page)
+    summary["warnings"] += _left_out(config, federation, task.size)
     for warning in summary["warnings"]:
         say(f"warning: {warning}")
     return summary
+
+
+def _check_before_reading(config: RunConfig, method: Method) -> None:
+    """Refuse what public constants alone show not to work, before any record is read: grid, ring, clients' settings."""
+    if method.unit != "record" and declared_users(config) is None:
+        return  # how much room sums need depends on U
+    federation, _ = outline(config)
+    aggregator = config.aggregator()
+    size = config.task(federation).size
+    setting = setting_of(federation, size, method, aggregator, config.delta)
+    aggregator.check(setting)
+    events(aggregator, setting)
 
 
 def _remarks(federation: Federation, directory: Path, changed: list[str]) -> list[str]:
@@ -81,6 +103,24 @@ def _remarks(federation: Federation, directory: Path, changed: list[str]) -> lis
             "(data.schema.split)"
         )
     return remarks
+
+
+def _left_out(config: RunConfig, federation: Federation, size: int) -> list[str]:
+    """How many units never took part because their budgets are too small; whose they are only the silo's log says."""
+    method = config.method()
+    unit = asks_budgets_of(method)
+    if unit is None:
+        return []
+    method = setting_of(federation, size, method, config.aggregator(), config.delta).method
+    own = [federation.user_budgets] if unit == "user" else [silo.budget for silo in federation.silos]
+    budgets = np.concatenate([budget for budget in own if budget is not None])
+    left_out = out_of_reach(method, budgets) or 0
+    if not left_out:
+        return []
+    return [
+        f"{left_out:,} of {len(budgets):,} {unit}s take no part: their budgets are too small for any sampling "
+        "probability or clip ('silodp plan' shows which; more noise, fewer rounds or steps would let them in)"
+    ]
 
 
 def _summary(config: RunConfig, directory: Path, result: Result, page: Path) -> dict[str, Any]:
@@ -103,6 +143,7 @@ def _summary(config: RunConfig, directory: Path, result: Result, page: Path) -> 
         "releasable": released.releasable,
         "guarantees": {name: guarantee.to_dict() for name, guarantee in result.guarantees.items()},
         "in_words": [in_words(guarantee) for guarantee in result.guarantees.values()],
+        "beyond": promises.in_lines(list(result.guarantees.values())),
     }
 
 
@@ -116,4 +157,4 @@ def in_lines(summary: dict[str, Any]) -> list[str]:
     lines = [head, *summary["in_words"]]
     if summary["private"] and not summary["releasable"]:
         lines.append("Not for release: the noise came from a fixed seed.")
-    return [*lines, f"Report: {summary['report']}"]
+    return [*lines, *summary["beyond"], f"Report: {summary['report']}"]

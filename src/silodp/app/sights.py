@@ -76,6 +76,26 @@ SIGHTS["paillier"] = tuple(sight for sight in SIGHTS["lattice"] if not sight.par
 """By the aggregator's name; each party is assumed to follow the protocol, and not to pool what it sees."""
 
 
+HIDDEN_SAMPLE = (
+    Sight(
+        "The server",
+        "only the noisy weighted sum, and which silos answered",
+        "who was sampled; record counts, not even whether a person has any; weights; any single silo's sum; records",
+    ),
+    Sight(
+        "Silo 0 (the first)",
+        "the same; it also takes from the server, and passes to the other silos, what they multiply with",
+        "the same: whether that counts a person in or out is encrypted, or shared with the server",
+    ),
+)
+"""Instead of the rows for these parties, where nobody is to know the sample."""
+
+
 def sights(aggregator: Aggregator) -> tuple[Sight, ...]:
     """The table's rows; none for an aggregator that is not described here."""
-    return SIGHTS.get(aggregator.name, ())
+    rows = SIGHTS.get(aggregator.name, ())
+    if not (rows and aggregator.samples_privately):
+        return rows
+    others = [row for row in rows if row.party not in {hidden.party for hidden in HIDDEN_SAMPLE}]
+    server, zero = HIDDEN_SAMPLE
+    return (server, others[0], zero, *others[1:])

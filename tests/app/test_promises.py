@@ -1,0 +1,218 @@
+"""Beyond one ε: persons with several records, personal budgets, and claims that are no guarantee."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from silodp.app.audit import LEDGER
+from silodp.app.budget_plots import SamplingCurve, against_sampling, save, spending
+from silodp.app.plots import svg
+from silodp.app.promises import CLAIMED, charge, exceeds, in_lines
+from silodp.app.report import write_report
+from silodp.app.wording import epsilon_text
+from silodp.errors import SilodpError
+from silodp.privacy.accounting import epsilon
+from silodp.privacy.events import Composed, Event, Gaussian, Group, PoissonSampled, Repeated
+from silodp.privacy.guarantee import ADVERSARIES, Guarantee
+from silodp.privacy.ledger import Ledger
+
+ROUNDS, DELTA = 3, 1e-5
+WEAK, STRONG = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(6.0))
+EVENT = Composed((Repeated(WEAK, 9), STRONG))
+"""As DDP with `trajectory = "local"`; the claim is ten times STRONG."""
+PERSONS = {k: epsilon([(Group(k, WEAK), 9 * ROUNDS), (Group(k, STRONG), ROUNDS)], DELTA) for k in (2, 4)}
+CLAIM = epsilon([(STRONG, 10 * ROUNDS)], DELTA)
+WHY = "claimed by a theorem, not proven; a counterexample is in the tests"
+GROUPS: tuple[dict[str, Any], ...] = (
+    {"budget": 0.1, "units": 70, "planned": 0.0993, "realized": 0.08, "q": 0.002},
+    {"budget": 1.0, "units": 20, "planned": 0.991, "realized": 0.9, "q": 0.03},
+    {"budget": 5.0, "units": 10, "planned": 4.99, "realized": 4.1, "q": 0.2},
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A finished run about records, with the ledger that its guarantees were computed from."""
+    (tmp_path / LEDGER).parent.mkdir()
+    events: dict[Any, Event] = dict.fromkeys(ADVERSARIES, EVENT)
+    with Ledger(tmp_path / LEDGER, DELTA, "pld", run="it") as ledger:
+        for round_ in range(ROUNDS):
+            ledger.charge(round_, 0, events)
+        made = [said(adversary, ledger.epsilon(adversary)) for adversary in ADVERSARIES]
+    rows = [{"round": r, "loss": 1 / (r + 1), "metrics": {}, "epsilon": {}} for r in range(ROUNDS + 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path, made)
+    return tmp_path
+
+
+def said(adversary: Any, spent: float | None) -> Guarantee:
+    return Guarantee(
+        adversary=adversary,
+        unit="record",
+        epsilon=spent,
+        delta=DELTA,
+        rounds=ROUNDS,
+        accountant="pld",
+        method="ddp",
+        private=spent is not None,
+        releasable=True,
+        persons=(*PERSONS.items(), (1000, None)),
+        groups=GROUPS,
+        claims=({"epsilon": CLAIM, "why": WHY},),
+    )
+
+
+def write(directory: Path, made: list[Guarantee], **changes: Any) -> None:
+    summary = {"method": "ddp", "settings": "Ddp()", "stopped": "rounds"}
+    fields = [one.to_dict() | changes for one in made]
+    (directory / "guarantee.json").write_text(json.dumps({**summary, "guarantees": fields}))
+
+
+def changed(directory: Path, **changes: Any) -> None:
+    path = directory / "guarantee.json"
+    summary = json.loads(path.read_text())
+    summary["guarantees"][0] |= changes
+    path.write_text(json.dumps(summary))
+
+
+def section(page: str, name: str) -> str:
+    found = re.search(rf'<section id="{name}".*?</section>', page, flags=re.DOTALL)
+    assert found is not None
+    return found.group()
+
+
+def test_the_report_says_what_a_person_with_several_records_gets(directory: Path) -> None:
+    table = section(write_report(directory).read_text(), "guarantee").partition('id="persons"')[2]
+    rows = dict(re.findall(r'<tr><th scope="row">(\d+)</th><td class="value">([^<]*)', table))
+    assert rows == {
+        "1": epsilon_text(epsilon([(EVENT, ROUNDS)], DELTA)),
+        **{str(k): epsilon_text(value) for k, value in PERSONS.items()},
+        "1000": "none",
+    }
+
+
+def test_less_for_a_person_than_was_charged_is_refused(directory: Path) -> None:
+    changed(directory, persons=[[2, PERSONS[2] * 1.01], [4, PERSONS[4]]])
+    write_report(directory)
+    changed(directory, persons=[[2, PERSONS[2]], [4, PERSONS[4] * 0.999]])
+    with pytest.raises(SilodpError, match=r"for a person with 4 records, and for her .* cost") as error:
+        write_report(directory)
+    assert "\n" not in str(error.value)
+    changed(directory, persons=[[1000, 50.0]])
+    with pytest.raises(SilodpError, match=r"for a person with 1000 records, and for her .* promise nothing"):
+        write_report(directory)
+
+
+def test_a_claim_cannot_take_the_guarantees_place(directory: Path) -> None:
+    sound = epsilon([(EVENT, ROUNDS)], DELTA)
+    assert sound > 2 * CLAIM
+    changed(directory, epsilon=CLAIM)
+    with pytest.raises(SilodpError, match="the ledger's rounds cost"):
+        write_report(directory)
+
+
+def test_claims_stand_apart_and_are_labelled(directory: Path) -> None:
+    page = write_report(directory).read_text()
+    claims = section(page, "claims")
+    number = epsilon_text(CLAIM)
+    assert (
+        page.count(f">ε = {number}<") == claims.count(f'<s class="claim">ε = {number}</s> ({CLAIMED})') == 3
+    )
+    assert number not in section(page, "guarantee")
+    assert CLAIMED not in section(page, "guarantee")
+    assert f"No guarantee: {CLAIMED}" in claims
+    assert page.index('<section id="guarantee"') < page.index('<section id="claims"')
+    write(directory, [said(a, 100.0) for a in ADVERSARIES], claims=[])
+    assert 'id="claims"' not in write_report(directory).read_text()
+
+
+def test_what_was_asked_for_and_charged_is_drawn_and_listed(directory: Path) -> None:
+    page = write_report(directory).read_text()
+    budgets = section(page, "budgets")
+    assert budgets.count("<svg") == 1  # the same towards everybody
+    assert "Towards whoever sees the models, the server, another silo" in budgets
+    for group in GROUPS:
+        assert f'<td class="value">{epsilon_text(group["planned"])}</td>' in budgets
+    assert "nobody was charged more than asked for" in budgets
+    assert "More than was asked for" not in budgets
+    assert (directory / "plots" / "budgets-0.svg").exists()
+    write(directory, [said(a, 100.0) for a in ADVERSARIES], groups=[])
+    assert 'id="budgets"' not in write_report(directory).read_text()
+    assert not (directory / "plots" / "budgets-0.svg").exists()
+
+
+def test_more_than_was_asked_for_is_an_alarm(directory: Path) -> None:
+    over = [*GROUPS[:2], GROUPS[2] | {"planned": 5.2}]
+    write(directory, [said(a, 100.0) for a in ADVERSARIES], groups=over)
+    budgets = section(write_report(directory).read_text(), "budgets")
+    assert "10 records were charged more than they asked for" in budgets
+    assert budgets.count("more than asked<") == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"persons": [[2]]},
+        {"persons": [[0, 1.0]]},
+        {"persons": [[2, -1.0]]},
+        {"persons": [[2, "1"]]},
+        {"groups": [{"units": 3}]},
+        {"groups": [{"budget": 0, "units": 3}]},
+        {"groups": [{"budget": 1.0, "units": 3, "planned": math.nan}]},
+        {"claims": [{"epsilon": None, "why": ""}]},
+        {"claims": [{"epsilon": 1.0}]},
+        {"claims": [3]},
+    ],
+)
+def test_damage_is_one_sentence(directory: Path, changes: dict[str, Any]) -> None:
+    changed(directory, **changes)
+    with pytest.raises(SilodpError, match="does not hold a guarantee for each adversary"):
+        write_report(directory)
+
+
+def test_in_a_terminal_claims_come_last_and_labelled() -> None:
+    lines = in_lines([said(adversary, 4.0) for adversary in ADVERSARIES])
+    everyone = "(released, server, silo)"
+    assert lines[0].startswith("A person with 2/4/1000 records gets ε = ")
+    assert lines[0].endswith(f"/none {everyone}.")
+    assert lines[1] == f"Asked for → charged {everyone}: 0.1 → 0.1 (70); 1 → 0.991 (20); 5 → 4.99 (10)."
+    assert lines[2].startswith(f"[{CLAIMED}: no guarantee] ε = ")
+    assert len(lines) == 3
+
+
+def test_a_picture_of_many_budgets() -> None:
+    budgets = np.geomspace(0.1, 10, 20)
+    groups = [{"budget": float(b), "units": 5, "planned": float(b), "realized": None} for b in budgets]
+    drawn = spending(groups, "person")
+    assert drawn is not None
+    text = svg(drawn, "many")
+    assert "persons" in text
+    assert "realized" not in text
+    assert spending([], "person") is None
+
+
+def test_epsilon_against_sampling_is_saved_as_its_name_says(tmp_path: Path) -> None:
+    curves = [SamplingCurve("σ = 1", [0.01, 0.1, 1.0], [0.5, 3.0, math.inf])]
+    figure = against_sampling(curves, [0.1, 1.0])
+    save(figure, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert "σ = 1" in text
+    assert ">0.100<" in text
+    save(figure, tmp_path / "a.PNG")
+    assert (tmp_path / "a.PNG").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SilodpError, match="end in"):
+        save(figure, tmp_path / "a.txt")
+
+
+def test_what_was_charged_is_told_by_the_runs_own_book():
+    both = {"budget": 1.0, "units": 3, "planned": 0.9, "realized": 1.1}
+    assert not exceeds({**both, "book": "planned"})
+    assert exceeds({**both, "book": "realized"})
+    assert charge({**both, "realized": None, "book": "realized"}) == 0.9
