@@ -1,5 +1,7 @@
 """One round of the lattice weighting, all parties in one process: `python benchmarks/lattice.py [--json] [NAME ...]`.
 
+`--table` prints what a round costs over numbers of parameters and persons, as Markdown.
+
 Vectors are dense and random, of full length C/g; counts are zipf over users and silos, and a pair without records has
 no row. Seconds of the processor and of the wall, the making of the vectors left out; every result is checked.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import time
@@ -22,6 +25,8 @@ from silodp.crypto.lattice import LatticeServer, LatticeSilo
 from silodp.crypto.lattice_choice import choose
 from silodp.crypto.lattice_noise import scaled_noise
 from silodp.crypto.lattice_parameters import LatticeParameters
+from silodp.crypto.ring import Transform
+from silodp.crypto.torch_transform import TorchTransform, transform_on
 
 CASES: dict[str, dict[str, Any]] = {
     "small": {"dimension": 20_000, "users": 100, "count_cap": 50},
@@ -30,6 +35,12 @@ CASES: dict[str, dict[str, Any]] = {
     "large": {"dimension": 10**6, "users": 1_000, "count_cap": 50},
     "large-dense": {"dimension": 10**6, "users": 1_000, "count_cap": 50, "dense": True},
 }
+SIZES = {
+    f"d = 10^{e}, U = {users}": {"dimension": 10**e, "users": users, "count_cap": 50}
+    for e in (3, 4, 5, 6)
+    for users in (10, 100, 1_000)
+}
+"""Of the table; records and silos as in the cases without `dense`."""
 BY_DEFAULT = ("small", "small-many-records", "small-dense", "large")
 
 
@@ -74,15 +85,23 @@ def vectors(
         yield np.array([owner]), row[None]
 
 
-def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[str, Any]:
+def transform_of(name: str, size: int) -> Transform:
+    """By the name of the library, or of the device: both parties use it."""
+    return TorchTransform(size) if name == "torch" else transform_on({"numpy": "cpu"}.get(name, name), size)
+
+
+def round_of(
+    dense: bool = False, workers: int = 1, transform: str = "numpy", **constants: Any
+) -> dict[str, Any]:
     """One round; a row of figures."""
     rng, clock, system = np.random.default_rng(1), Clock(), os.times().system
     parameters = choose(silos=5, noise_multiplier=5.0, attempts=100, epsilon=10.0, delta=1e-5, **constants)
     users, silos, dimension = parameters.users, parameters.silos, parameters.dimension
+    products = transform_of(transform, parameters.ring_size)
     counts = zipf_counts(parameters, 25 * users, rng)
     weights = rng.integers(0, 1 << parameters.weight_bits, users).astype(np.uint64)
     with clock.phase("server request"):
-        server = LatticeServer(parameters)
+        server = LatticeServer(parameters, transform=products)
         silo_shares = rng.integers(0, 1 << 62, users).astype(np.uint64)
         request = server.request(weights - silo_shares, b"benchmark")
     digits, total, expected = parameters.digits, parameters.digits.zero(), np.zeros(dimension, np.uint64)
@@ -104,11 +123,9 @@ def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[st
         )
         expected += noise.view(np.uint64)
         present = np.arange(users) if dense else np.flatnonzero(counts[s])
-
-        present = np.arange(users) if dense else np.flatnonzero(counts[s])
         rows = vectors(base, present, weights * counts[s].astype(np.uint64), expected, clock)
         with clock.phase("silos"):
-            answer = LatticeSilo(parameters, claim, workers).answer(
+            answer = LatticeSilo(parameters, claim, workers, products).answer(
                 request, b"benchmark", counts[s], rows, silo_shares, noise
             )
         with clock.phase("server sum"):
@@ -134,18 +151,58 @@ def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[st
     }  # fmt: skip
 
 
-def measure(names: tuple[str, ...] = BY_DEFAULT, workers: int = 2) -> list[dict[str, Any]]:
-    """A row for every case named."""
-    return [{"case": name} | round_of(workers=workers, **CASES[name]) for name in names]
+def measure(
+    names: tuple[str, ...] = BY_DEFAULT, workers: int = 2, transforms: tuple[str, ...] = ("numpy",)
+) -> list[dict[str, Any]]:
+    """A row for every case named, and every transform."""
+    cases = CASES | SIZES
+    return [
+        {"case": name, "transform": transform} | round_of(workers=workers, transform=transform, **cases[name])
+        for name in names
+        for transform in transforms
+    ]
+
+
+def measure_sizes() -> list[dict[str, Any]]:
+    """A row for every size of the table, from the smallest to the largest; two threads a silo."""
+    return measure(tuple(SIZES))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    columns = {
+        "parameters d": lambda row: f"10^{round(math.log10(row['d']))}",
+        "persons U": lambda row: f"{row['users']:,}",
+        "pairs": lambda row: f"{row['pairs']:,}",
+        "lattice N/Q/T, limbs, grid": lambda row: row["lattice"],
+        "bytes per parameter up": lambda row: f"{row['bytes_up_per_parameter']:.1f}",
+        "MB down per silo": lambda row: f"{row['bytes_down_per_silo'] / 1e6:.1f}",
+        "CPU s": lambda row: f"{row['cpu']:.2f}",
+        "wall s": lambda row: f"{row['wall']:.2f}",
+    }
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(text(row) for text in columns.values())} |" for row in rows)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=BY_DEFAULT, help=f"of {', '.join(CASES)}")
+    parser.add_argument(
+        "cases",
+        nargs="*",
+        default=BY_DEFAULT,
+        help=f"of {', '.join(CASES)}, or a size of the table, such as 'd = 10^4, U = 100'",
+    )
     parser.add_argument("--workers", type=int, default=1, help="threads of a silo")
+    parser.add_argument(
+        "--transforms", default="numpy", help="of numpy, torch (on the CPU) and cuda, in turn"
+    )
     parser.add_argument("--json", action="store_true", help="print rows as one JSON list")
+    parser.add_argument("--table", action="store_true", help="the table of sizes instead of cases")
     arguments = parser.parse_args()
-    rows = measure(tuple(arguments.cases), arguments.workers)
+    if arguments.table:
+        print(table(measure_sizes()))
+        return
+    rows = measure(tuple(arguments.cases), arguments.workers, tuple(arguments.transforms.split(",")))
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return

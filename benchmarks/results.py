@@ -66,6 +66,31 @@ def jobs() -> dict[str, list[str]]:
             groups = f"uldp-group:k=2,uldp-group:k=8,uldp-group:k={k}"
             add(f"heart-{users}-{allocation}", "heart_disease", f"{PAPER},{groups}", 5, **where)
             add(f"tcga-{users}-{allocation}", "tcga_brca", PAPER, 5, **where)
+    personal = "rpdp,rpdp:calibration=scf,rpdp:accountant=pld,rpdp-minimum,rpdp-dropout,default"
+    for law, mean in (("three-levels", 0.77), ("pareto", 0.47), ("mixture", 0.77)):
+        # The paper's Dropout keeps who asks for the mean at least; the mean of these laws, not of the budgets drawn.
+        own = {"budgets__distribution": law, "methods__rpdp-dropout__threshold": mean}
+        if law != "three-levels":
+            own["method__largest_budget"] = 10.0
+        add(f"personal-heart-{law}", "heart_disease_personal", personal, 5, **own)
+    # Table 2 of rPDP-FL: batch gradient descent on the pooled table; every step is a round.
+    batch = {"data__silos": 1, "rounds": 100, "method__local_steps": 1, "method__noise_multiplier": 10.0}
+    levels = {"budgets__levels": "[0.9,1.8,4.2]", "method__largest_budget": 4.2}
+    step = {
+        "method__optimizer": "sgd",
+        "method__local_learning_rate": 0.2,
+        "method__expected_batch_size": 100.0,
+    }
+    add(
+        "personal-filter",
+        "heart_disease_personal",
+        "rpdp,rpdp:calibration=scf,rpdp-filter",
+        5,
+        **batch,
+        **levels,
+        **step,
+    )
+    add("personal-mnist", "mnist_personal", "rpdp,rpdp-minimum,rpdp-dropout", 3, evaluate_every=5)
     return found
 
 

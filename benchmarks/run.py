@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import accounting
+import distributed
 import lattice
 import local_training
 import paillier
@@ -26,8 +27,10 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "accounting": accounting.measure,
     "secure-aggregation": secure_aggregation.measure,
     "lattice": lattice.measure,
+    "lattice-sizes": lattice.measure_sizes,
     "paillier": paillier.measure_all,
     "private-weighting": private_weighting.measure,
+    "distributed": distributed.measure,
 }
 
 

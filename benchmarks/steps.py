@@ -1,0 +1,220 @@
+"""Do more local steps help, when their privacy is accounted for soundly? `python benchmarks/steps.py` (about an hour).
+
+DDP on Fashion-MNIST (10 clients, ε=1) with one step or one epoch (11 steps) a round, and on ACS income (one client for
+each state), behind docs/results.md. Settings are tuned on the tuning split, whose records the final test data are not
+among; finished trials are kept in runs/steps, so a stopped call goes on. `--tables` prints what is finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+OUT = Path("runs/steps")
+DELTA, EPSILON = 1e-5, 1.0
+STEPS = {1: 128, 11: 512}  # J -> batch size, of 5,600 records
+RATIOS = {"decoupled": (1.0, 3.0), "local": (2.0,), "none": (2.0,)}
+ARRANGEMENTS: dict[str, dict[int, tuple[float, ...]]] = {  # J -> learning rates to try
+    "fashion_mnist": {1: (0.25, 0.5, 1.0, 2.0, 4.0), 11: (0.15, 0.5)},
+    "acs_income": {1: (1.0, 4.0, 16.0), 20: (0.1, 0.5, 2.0)},
+}
+LENGTHS = {"fashion_mnist": (20,), "acs_income": (10, 40, 160)}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run; `trajectory` "none" is without noise. The noise is for `rounds`, of which `played` are run."""
+
+    source: str
+    steps: int
+    trajectory: str
+    rate: float
+    clip: float
+    ratio: float
+    rounds: int
+    played: int
+    seed: int = 0
+    tuning: bool = False
+
+    @property
+    def path(self) -> Path:
+        """Where its result is kept."""
+        return OUT / f"{hashlib.sha256(repr(self).encode()).hexdigest()[:20]}.json"
+
+
+@lru_cache(maxsize=2)
+def data(source: str, tuning: bool) -> tuple[Any, Any]:
+    """Federation and task."""
+    from silodp.app.references import task_for
+    from silodp.data import benchmarks
+
+    if source == "fashion_mnist":
+        split = "tuning" if tuning else "pooled"
+        federation = benchmarks.fashion_mnist(silos=10, allocation="own", split=split, normalize="public")
+        return federation, task_for(
+            federation, source, model="cnn_fashion", options={}, loss=None, metrics=None
+        )
+    federation = benchmarks.acs_income(max_per_state=2500, seed=1 if tuning else 0)
+    return federation, task_for(federation, source, model=None, options={}, loss=None, metrics=None)
+
+
+def method(trial: Trial, clients: int, records: int) -> Any:
+    """The method at ε=1; σ_i by the tight accountant, towards whoever sees the models."""
+    from silodp.methods.distributed import Ddp
+    from silodp.methods.distributed_calibration import calibrated
+
+    q = STEPS[trial.steps] / 5600 if trial.source == "fashion_mnist" else 0.05
+    made = Ddp(
+        noise_multiplier=1.0,
+        clip=trial.clip,
+        local_steps=trial.steps,
+        record_sampling=q,
+        expected_batch_size=q * records,
+        local_learning_rate=trial.rate,
+        trajectory="decoupled" if trial.trajectory == "none" else trial.trajectory,  # type: ignore[arg-type]
+        trajectory_ratio=trial.ratio,
+    )
+    if trial.trajectory == "none":
+        return replace(made, noise_multiplier=0.0)
+    return calibrated(made, EPSILON, trial.rounds, clients, DELTA)
+
+
+def run(trial: Trial) -> dict[str, Any]:
+    """The metrics at the end, ε, σ_i and seconds; kept."""
+    if trial.path.exists():
+        found: dict[str, Any] = json.loads(trial.path.read_text())
+        return found
+    import torch
+
+    from silodp.federation.run import train
+
+    torch.set_num_threads(1)
+    federation, task = data(trial.source, trial.tuning)
+    records = round(statistics.fmean(len(silo) for silo in federation.silos))
+    chosen = method(trial, len(federation.silos), records)
+    began = time.perf_counter()
+    result = train(
+        federation,
+        task,
+        chosen,
+        rounds=trial.played,
+        seed=trial.seed,
+        delta=DELTA,
+        evaluate_every=trial.played,
+    )
+    row = result.metrics[-1]
+    found = {
+        "trial": asdict(trial),
+        "metrics": row["metrics"],
+        "epsilon": result.epsilon,
+        "sigma": chosen.noise_multiplier,
+        "seconds": time.perf_counter() - began,
+    }
+    OUT.mkdir(parents=True, exist_ok=True)
+    trial.path.write_text(json.dumps(found))
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def tuning(source: str) -> list[Trial]:
+    """At most 20 settings for each arrangement: learning rate × clip (× R, the trajectory's noise).
+
+    With the noise of the final number of rounds. One step is cheap and plays all of them; of many steps six rounds are
+    played.
+    """
+    found = []
+    rounds = LENGTHS[source][0]
+    for steps, (trajectory, ratios) in itertools.product(ARRANGEMENTS[source], RATIOS.items()):
+        if steps == 1 and trajectory == "local":
+            continue  # with one step, all trajectories are one
+        rates, clips = ARRANGEMENTS[source][steps], (0.3, 1.0) if trajectory != "none" else (10.0,)
+        for rate, clip, ratio in itertools.product(rates, clips, ratios if steps > 1 else (2.0,)):
+            played = rounds if steps == 1 else 6
+            found.append(Trial(source, steps, trajectory, rate, clip, ratio, rounds, played, tuning=True))
+    return found
+
+
+def best(trials: list[Trial]) -> dict[tuple[int, str], Trial]:
+    """(J, trajectory) -> the setting with the highest accuracy on the tuning split."""
+    chosen: dict[tuple[int, str], tuple[float, Trial]] = {}
+    for trial in trials:
+        if not trial.path.exists():
+            continue
+        accuracy = json.loads(trial.path.read_text())["metrics"]["accuracy"]
+        key = (trial.steps, trial.trajectory)
+        if key not in chosen or accuracy > chosen[key][0]:
+            chosen[key] = (accuracy, trial)
+    return {key: trial for key, (_, trial) in chosen.items()}
+
+
+def finals(source: str, tuned: list[Trial], seeds: int) -> list[Trial]:
+    """The chosen settings on the final split, seed after seed."""
+    return [
+        replace(trial, tuning=False, rounds=rounds, played=rounds, seed=seed)
+        for seed in range(seeds)
+        for rounds in LENGTHS[source]
+        for trial in best(tuned).values()
+    ]
+
+
+def table(source: str, trials: list[Trial]) -> str:
+    """Accuracy, mean ± sd over seeds, for each arrangement and T."""
+    done = [json.loads(trial.path.read_text()) for trial in trials if trial.path.exists()]
+    lines = [
+        f"**{source}**",
+        "",
+        "| steps | trajectory | T | rate, clip, R | σ of a client | accuracy | seeds | ε | s per run |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    keys = sorted({(d["trial"]["steps"], d["trial"]["trajectory"], d["trial"]["rounds"]) for d in done})
+    for steps, trajectory, rounds in keys:
+        same = [
+            d
+            for d in done
+            if (d["trial"]["steps"], d["trial"]["trajectory"], d["trial"]["rounds"])
+            == (steps, trajectory, rounds)
+        ]
+        values = [d["metrics"]["accuracy"] for d in same]
+        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        one = same[0]["trial"]
+        spent = same[0]["epsilon"]
+        lines.append(
+            f"| {steps} | {trajectory} | {rounds} | {one['rate']:g}, {one['clip']:g}, {one['ratio']:g} "
+            f"| {same[0]['sigma']:.3f} | {statistics.fmean(values):.3f}{spread} | {len(values)} "
+            f"| {'none' if spent is None else f'{spent:.3f}'} "
+            f"| {statistics.fmean(d['seconds'] for d in same):.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--tables", action="store_true", help="print the tables of finished runs and stop")
+    parser.add_argument("--source", default="fashion_mnist,acs_income", help="which data")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    for source in arguments.source.split(","):
+        trials = tuning(source)
+        if not arguments.tables:
+            with ProcessPoolExecutor(arguments.jobs) as pool:
+                list(pool.map(run, trials))
+                list(pool.map(run, finals(source, trials, arguments.seeds)))
+        print(table(source, finals(source, trials, arguments.seeds)))
+
+
+if __name__ == "__main__":
+    main()
