@@ -26,9 +26,19 @@ OUT = Path("runs/steps")
 DELTA, EPSILON = 1e-5, 1.0
 STEPS = {1: 128, 11: 512}  # J -> batch size, of 5,600 records
 RATIOS = {"decoupled": (1.0, 3.0), "local": (2.0,), "none": (2.0,)}
-ARRANGEMENTS: dict[str, dict[int, tuple[float, ...]]] = {  # J -> learning rates to try
-    "fashion_mnist": {1: (0.25, 0.5, 1.0, 2.0, 4.0), 11: (0.15, 0.5)},
-    "acs_income": {1: (1.0, 4.0, 16.0), 20: (0.1, 0.5, 2.0)},
+Grid = tuple[tuple[float, ...], tuple[float, ...]]  # learning rates and clips to try
+ARRANGEMENTS: dict[str, dict[int, dict[str, Grid]]] = {  # J -> with noise, and without
+    "fashion_mnist": {
+        1: {
+            "private": ((1.0, 2.0, 4.0, 8.0, 16.0), (0.3, 1.0)),
+            "none": ((0.1, 0.25, 1.0, 4.0), (1.0, 10.0)),
+        },
+        11: {"private": ((0.5, 1.5, 4.5), (1.0,)), "none": ((0.15, 0.5, 1.5), (1.0, 10.0))},
+    },
+    "acs_income": {
+        1: {"private": ((4.0, 16.0, 64.0), (0.3, 1.0)), "none": ((1.0, 4.0, 16.0), (10.0,))},
+        20: {"private": ((0.2, 1.0, 5.0), (1.0,)), "none": ((0.2, 1.0, 5.0), (10.0,))},
+    },
 }
 LENGTHS = {"fashion_mnist": (20,), "acs_income": (10, 40, 160)}
 
@@ -139,7 +149,7 @@ def tuning(source: str) -> list[Trial]:
     for steps, (trajectory, ratios) in itertools.product(ARRANGEMENTS[source], RATIOS.items()):
         if steps == 1 and trajectory == "local":
             continue  # with one step, all trajectories are one
-        rates, clips = ARRANGEMENTS[source][steps], (0.3, 1.0) if trajectory != "none" else (10.0,)
+        rates, clips = ARRANGEMENTS[source][steps]["none" if trajectory == "none" else "private"]
         for rate, clip, ratio in itertools.product(rates, clips, ratios if steps > 1 else (2.0,)):
             played = rounds if steps == 1 else 6
             found.append(Trial(source, steps, trajectory, rate, clip, ratio, rounds, played, tuning=True))

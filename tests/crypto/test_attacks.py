@@ -1,6 +1,6 @@
 """Attacks of a curious server (PROTOCOLS 2a): each succeeds on the paper's protocol and fails on ours.
 
-Where one defence alone stops an attack, the attack also succeeds on ours without that defence.
+Where one defense alone stops an attack, the attack also succeeds on ours without that defense.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The lattice round against Python's integers, and every defence against its absence."""
+"""The lattice round against Python's integers, and every defense against its absence."""
 
 import secrets
 from dataclasses import dataclass, replace

@@ -1,5 +1,6 @@
 """The rules of PROTOCOLS 2b.4-2b.6: goldens from its table, each rule alone, and the search."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -124,3 +125,13 @@ def test_a_batch_of_multipliers_fits_in_memory():
         held = 4 * parameters.batch_users * parameters.blocks * parameters.ring_size
         assert parameters.batch_users % 32 == 0
         assert held <= 1 << 29
+
+
+@pytest.mark.parametrize("size", STANDARD_128)
+def test_the_servers_products_with_ternary_factors_are_exact_a_priori(size):
+    """PROTOCOLS 2b.4 with one factor of norm √N at most, and limbs of at most 26 bits: more fails "test products"."""
+    steps = 24 * (math.log2(size / 2) + 1) + 1.5 * (68 + 1 / 32)
+    assert steps * 2.0**-53 * math.sqrt(size) * 2 ** (26 + 6.7) < 2**-4
+    wide = replace(GOOD, ring_size=size, limb_bits=27, limbs=3, count_cap=1, clip_units=1 << 14)
+    with pytest.raises(SilodpError):
+        wide.check()

@@ -176,7 +176,7 @@ def test_every_row_costs_the_same_multiplications(slots):
 
 
 def test_residues_from_a_key_are_uniform_and_repeat():
-    modulus = 3 << 6  # bytes mod 192 would favour the first 64 by two to one
+    modulus = 3 << 6  # bytes mod 192 would favor the first 64 by two to one
     draws = uniform_residues(bytes(32), 20_000, modulus)
     assert stats.chisquare(np.bincount(draws, minlength=modulus)).pvalue > 1e-6
     assert draws == uniform_residues(bytes(32), 20_000, modulus)

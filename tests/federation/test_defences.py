@@ -1,4 +1,4 @@
-"""Each test here was written for a defence whose removal no other test noticed."""
+"""Each test here was written for a defense whose removal no other test noticed."""
 
 from __future__ import annotations
 

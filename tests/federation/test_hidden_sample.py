@@ -307,14 +307,14 @@ def test_what_it_costs_is_described_and_what_travels_is_that(aggregator):
     told = aggregator.describe(parties.setting)
     assert "5 of 10 cells" in told["sampling"]
     parties.play(0)
-    travelled = [
+    traveled = [
         len(blob)
         for name, m in parties.transport.asked + parties.transport.answered
         for key, blob in m.blobs.items()
         if m.kind in ("sample", "chosen")
     ]
     stated = told["bytes between server and silo 0 for it, per round"]
-    assert stated <= sum(travelled) <= 1.05 * stated + 12_000, "beside proofs and tags of fixed length"
+    assert stated <= sum(traveled) <= 1.05 * stated + 12_000, "beside proofs and tags of fixed length"
     assert "sampling" not in replace(aggregator, hidden_sample=None).describe(parties.setting)
     assert any("ristretto255 hides choices, and no silo tells" in a for a in aggregator.assumptions)
 

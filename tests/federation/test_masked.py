@@ -168,6 +168,13 @@ def test_a_second_release_of_one_sample_is_charged_without_amplification(wire, t
     assert second["kind"] == "Skellam"
 
 
+def test_a_curious_silo_is_charged_in_the_steps_of_one_silos_share():
+    """What it does not know may move by one S-th of the clip, and so few steps cost more."""
+    views = Masked().views(AVG, 3)
+    silo, released = (Masked().event(setting(AVG), views[name]) for name in ("silo", "released"))
+    assert silo.units == released.units // 3
+
+
 def test_a_second_release_with_new_draws_of_records_is_charged_as_the_first(wire, tmp_path):  # noqa: F811
     """Records are drawn, and noise is, inside the silo and anew for every release: two independent ones."""
     wire.fails = staticmethod(

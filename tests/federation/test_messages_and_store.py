@@ -115,3 +115,8 @@ def test_failures_are_data(wire):
     assert failures["b"].kind == "refused"
     assert failures["b"].reason == "not today"
     assert "c" in failures["c"].reason
+
+
+def test_what_a_party_keeps_is_for_its_own_account_only(tmp_path):
+    DirectoryStore(tmp_path / "checkpoint" / "silos" / "000").put("identity", b"seed")
+    assert (tmp_path / "checkpoint" / "silos" / "000").stat().st_mode & 0o077 == 0

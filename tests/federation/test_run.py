@@ -496,3 +496,12 @@ def test_arguments_of_another_kind_are_one_sentence(change, says):
     first = [arguments.pop(name) for name in ("federation", "task", "method")]
     with pytest.raises(SilodpError, match=re.escape(says)):
         train(*first, **arguments)
+
+
+def test_a_delta_that_promises_nothing_is_said_to():
+    usual, large = (
+        train(small_federation(), logistic_task(), AVG, rounds=1, seed=0, delta=delta)
+        for delta in (1e-5, 0.2)
+    )
+    remark = [any("not below 1/U" in a for a in r.guarantees["released"].assumptions) for r in (usual, large)]
+    assert remark == [False, True]

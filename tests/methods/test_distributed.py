@@ -658,3 +658,12 @@ def test_as_many_settings_as_clients():
         method.bounds(Population(3, 1))
     with pytest.raises(SilodpError, match="clip has 2 values for 3 clients"):
         method.dp_event(View("released", 3))
+
+
+def test_whoever_drops_out_is_taken_to_be_who_adds_most():
+    noise = (3.0, 0.5, 2.0, 1.0)
+    method = replace(DDP, noise_multiplier=noise, local_steps=1, record_sampling=1.0)
+    event = method.dp_event(View("released", 4, survivors=3))
+    for own, charged in zip(noise, event.alternatives, strict=True):
+        least = sorted(sigma for sigma in noise if sigma != own)[:2]
+        assert charged.noise_multiplier == pytest.approx(math.hypot(own, *least))

@@ -336,3 +336,9 @@ def test_the_std_oracle_can_reject():
     assert std_is(draws, 1.0)
     assert not std_is(draws, 2 / 3)
     assert not std_is(draws, 1.5)
+
+
+def test_weights_that_add_to_a_little_more_than_one_are_scaled_down():
+    weights = np.full((2, 3), 0.5) + 2.5e-10
+    assert (weights.sum(axis=0) > 1).all()
+    assert (weightings.checked(weights).sum(axis=0) <= 1).all()

@@ -42,7 +42,7 @@ def seed_of(request: dict[str, bytes], context: bytes) -> bytes:
 class LatticeServer:
     """Holds the secret polynomial; encrypts shares, decrypts the sum.
 
-    Its products have one factor in {−1, 0, 1} and are exact by the a-priori bound of PROTOCOLS 2b.4 (error < 2^−6 for
+    Its products have one factor in {−1, 0, 1} and are exact by the a-priori bound of PROTOCOLS 2b.4 (error < 2^−4 for
     every ring and limb that `LatticeParameters` allows).
     """
 

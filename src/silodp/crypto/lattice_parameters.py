@@ -152,12 +152,6 @@ class LatticeParameters:
         return 0.5 * math.log2(2 * self.limbs) + norm + self.limb_bits
 
     @property
-    def error_bound(self) -> float:
-        """A-priori bound of the rounding error of a product, worst case; below ½ the check is not even needed."""
-        steps = 24 * (math.log2(self.ring_size / 2) + 1) + 1.5 * (68 + self.users / 32)
-        return steps * 2.0**-53 * self.users * self.multiplier_norm * 2 ** (self.limb_bits + 6.7)
-
-    @property
     def error_spectrum(self) -> float:
         """‖ê‖_∞ above which the server draws an error again: 2^10 at N = 8192 (2 % of the draws), ∝ √N elsewhere."""
         return 1024 * math.sqrt(self.ring_size / 8192)
@@ -186,7 +180,7 @@ class LatticeParameters:
 
     @property
     def room_bits(self) -> float:
-        """log2 of the largest error at decryption: flooding, leakage, dropped limbs, re-randomisation."""
+        """log2 of the largest error at decryption: flooding, leakage, dropped limbs, re-randomization."""
         slack = 1 + 2.0 ** (1 - self.limb_bits)  # balanced limbs reach a little beyond half of their range
         flooding = self.silos * 2.0 ** (self.flooding_bits - 1)
         rounding = self.silos * 2.0 ** (self.dropped * self.limb_bits - 1) * slack * (self.ring_size + 1)

@@ -24,7 +24,7 @@ _KEPT_FOR_A_ROUND = ("noisy", "masked", "opened", "choice", "drawn")
 
 
 class Silo:
-    """One organisation's side of a run. Records never leave it; what leaves is counted in `answer`.
+    """One organization's side of a run. Records never leave it; what leaves is counted in `answer`.
 
     `journal` keeps, per round, what concerns this silo alone (how many updates were not finite): it depends on private
     records, is not covered by any ε, and is never part of an answer.

@@ -95,7 +95,7 @@ class DirectoryStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # keys, answers, selections
 
     def _path(self, key: str) -> Path:
         return self._directory / quote(key, safe="")

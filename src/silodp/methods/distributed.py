@@ -62,7 +62,7 @@ class Ddp(Common):
 
     `noise_multiplier` is σ_i, of one client and one step, in units of `clip` (C); the sum over clients has
     σ_total = σ_i·√N for each step. Every record is in a step's batch with probability `record_sampling`;
-    `expected_batch_size` K is a public constant that divides every sum, and the realised batch size divides nothing.
+    `expected_batch_size` K is a public constant that divides every sum, and the realized batch size divides nothing.
     With server_learning_rate 1 the round is FedAvg of the local models.
 
     `trajectory`: the local model moves with noise of its own, N(0, (σ_a C)²) with σ_a = trajectory_ratio·σ_total, which

@@ -37,7 +37,7 @@ class DpSgd:
     """The public constants of DP-SGD (Abadi et al. 2016, Algorithm 1).
 
     Every step adds N(0, (σC)²) to the sum of the batch's clipped gradients: σ is `noise_multiplier`, C is `clip`.
-    `expected_batch_size` divides every sum; the realised batch size is private and divides nothing.
+    `expected_batch_size` divides every sum; the realized batch size is private and divides nothing.
     """
 
     noise_multiplier: float

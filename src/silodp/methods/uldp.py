@@ -193,7 +193,7 @@ class UldpAvg(Common):
         return self.noise_multiplier / math.sqrt(shares_for)
 
     def server_scale(self, population: Population) -> float:
-        """1/(q·U·S): an expected, public number of participants, never the realised one, nor the mean of all q_u."""
+        """1/(q·U·S): an expected, public number of participants, never the realized one, nor the mean of all q_u."""
         mean = None if self.personal is None else self.personal.mean_sampling
         q = self.user_sampling if mean is None else mean
         return 1.0 / (q * population.users * population.silos)

@@ -1,4 +1,4 @@
-"""What is learnt, and the local work of a silo: per user, per record or over all records, vectorised."""
+"""What is learned, and the local work of a silo: per user, per record or over all records, vectorized."""
 
 from silodp.training.local import LocalTraining, record_gradients, silo_update, user_updates
 from silodp.training.losses import LOSSES, Loss, binary_cross_entropy, cox, cross_entropy, squared_error

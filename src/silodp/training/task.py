@@ -1,4 +1,4 @@
-"""What is learnt: a model, a loss and metrics, with parameters as one flat vector."""
+"""What is learned: a model, a loss and metrics, with parameters as one flat vector."""
 
 from __future__ import annotations
 
