@@ -137,3 +137,11 @@ def test_missing_zero_negative_and_infinite_budgets_of_a_table_are_counted_in_on
     path = table(tmp_path, ["0.1", "", "0", "-3", "nan", "inf", "much"])
     with pytest.raises(SilodpError, match="'epsilon': 6 of 7 budgets are missing, infinite or not above 0"):
         Federation.from_tables([path], SCHEMA)
+
+
+@pytest.mark.parametrize("wrong", [0, float("nan"), None, {}, []])
+def test_what_is_no_budgets_is_refused_in_a_sentence(wrong):
+    with pytest.raises(SilodpError, match="budgets is a"):
+        small_federation().with_budgets(wrong)
+    with pytest.raises(SilodpError, match="budgets"):
+        small_federation().with_budgets([1.0, 2.0])

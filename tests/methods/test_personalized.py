@@ -621,3 +621,10 @@ def test_planned_costs_of_the_realized_book_cover_who_is_in_every_round():
     assert last[0] < 15
     assert group["planned"] > epsilon([(event, int(last[0]))], 1e-3, "rdp")
     assert group["planned"] >= min(epsilon([(event, 45)], 1e-3, "rdp"), group["realized"]) * (1 - 1e-9)
+
+
+def test_what_is_told_of_a_budget_is_the_lesser_of_two_bounds():
+    """Over very many steps the grid of loss distributions rounds more than Rényi orders lose."""
+    method = replace(RPDP, noise_multiplier=12.25, local_steps=50, rounds=100_000)
+    (group,) = method.groups(VIEW, [np.full(3, 0.1)], np.array([100_000]), 100_000, 1e-3, "pld")
+    assert 0 < group["planned"] <= 0.1

@@ -232,17 +232,23 @@ class Federation:
         count = self.users if unit == "user" else sum(sizes)
         if callable(budgets):
             given: Any = budgets(count, np.random.default_rng(seed))
-        elif not isinstance(budgets, np.ndarray) and [len(part) for part in budgets] == sizes:
-            given = np.concatenate([np.asarray(part) for part in budgets])
+        elif isinstance(budgets, np.ndarray):
+            given = budgets
         else:
-            given = np.asarray(budgets)
+            parts = [np.atleast_1d(part) for part in budgets] if isinstance(budgets, Sequence) else []
+            if not parts:
+                raise SilodpError(
+                    f"budgets is a {type(budgets).__name__}; give one of {', '.join(PREFERENCES)}, a function, or "
+                    f"arrays of one ε for every {unit}"
+                )
+            given = np.concatenate(parts)
         if np.issubdtype(given.dtype, np.number):
             given = given.astype(np.float64)
         check_budgets(given, count, f"federation {self.name!r}", unit)
         if unit == "user":
             return replace(self, user_budgets=given)
-        parts = np.split(given, np.cumsum(sizes)[:-1])
-        silos = tuple(replace(silo, budget=part) for silo, part in zip(self.silos, parts, strict=True))
+        shares = np.split(given, np.cumsum(sizes)[:-1])
+        silos = tuple(replace(silo, budget=part) for silo, part in zip(self.silos, shares, strict=True))
         return replace(self, silos=silos)
 
     def digest(self) -> str:

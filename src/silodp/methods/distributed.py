@@ -121,6 +121,7 @@ class Ddp(Common):
         found = [
             f"expected_batch_size = {self.expected_batch_size:g} and all settings of single clients are public "
             "constants, not read off the data",
+            "how many records each silo has is public, and says nothing of what is in a record",
             "a record lies in one silo only, and copies of it are further records",
         ]
         if self.trajectory == "decoupled" and self._most_steps > 1:

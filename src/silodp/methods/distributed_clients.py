@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import check_clip
 from silodp.methods.method import check_noise_multiplier
@@ -66,8 +68,8 @@ def checked(method: object) -> dict[str, Any]:
     found = {}
     for name, check in PER_CLIENT.items():
         value = getattr(method, name)
-        if isinstance(value, tuple | list):  # a list, as a config has it
-            found[name] = tuple(value)
+        if isinstance(value, tuple | list | np.ndarray):  # a list, as a config has it
+            found[name] = tuple(np.asarray(value).tolist())
         for one in found.get(name, (value,)):
             check(one)
     if len({len(values) for values in found.values()}) > 1 or () in found.values():

@@ -104,11 +104,11 @@ class Accounts:
     ) -> tuple[dict[str, Any], ...]:
         """An entry for every distinct budget, or for bins of them, of which the largest is then told and charged.
 
-        asked_of: what records with these budgets are protected at, 0 where they take no part. By the accountant of the
-        records' book if it is the tighter one. With "scf", `overspent` counts the records that spend more than they
-        asked for.
+        asked_of: what records with these budgets are protected at, 0 where they take no part. By the run's accountant
+        or that of the records' book, whichever says less: both are upper bounds. With "scf", `overspent` counts the
+        records that spend more than they asked for.
         """
-        accountant = "pld" if self.accountant == "pld" else accountant
+        known: tuple[Accountant, ...] = (accountant,) if accountant == self.accountant else ("pld", "rdp")
         entries = []
         for least, budget in bins(budgets):
             asked = float(asked_of(np.array([budget]))[0])
@@ -120,7 +120,8 @@ class Accounts:
             if q[0] > 0:
 
                 def cost(joined: bool, count: int, rate: float = float(q[0])) -> float:
-                    return epsilon([(self.event(rate, joined), count)], self.delta, accountant)
+                    charge = (self.event(rate, joined), count)
+                    return min(epsilon([charge], self.delta, by) for by in known)
 
                 realized = cost(True, min(most_joined, int(last[0])))
                 planned = cost(False, min(rounds, int(last[0])))
