@@ -196,6 +196,38 @@ def tables(folder: Path, wishes: tuple[str, ...]) -> Path:
     return path
 
 
+STEPS = "method={name='ddp', noise_multiplier=2.0, clip=1.0, local_steps=1, record_sampling=0.1, "
+STEPS += "expected_batch_size=1.0, local_learning_rate=0.5}"
+
+
+def test_budgets_that_nobody_reads_are_refused(
+    silodp: Silodp, personal: Path, config: Path, tmp_path: Path
+) -> None:
+    keep = "(rpdp, rpdp-minimum, rpdp-dropout or rpdp-filter), or take [budgets] out"
+    for command in ("plan", "run"):
+        refused = silodp(command, personal, "--set", STEPS)
+        assert_sentence(refused, "[budgets] gives every record a budget", "method ddp reads none", keep)
+    column = silodp("plan", tables(tmp_path, ("1",)), "--set", STEPS)
+    assert_sentence(
+        column, "data.schema.budget gives every record a budget", "or take data.schema.budget out"
+    )
+    config.write_text(CONFIG + '[budgets]\ndistribution = "mixture"\nof = "users"\n')
+    assert_sentence(
+        silodp("plan", config), "uldp-avg reads none", "(uldp-sgd or uldp-avg with [method.personal])"
+    )
+    labels = [spec.label for spec in loaded(personal).specs("rpdp,default,uldp-avg:sigma=5")]
+    assert labels == ["rpdp", "default", "uldp-avg:sigma=5"]  # beside one that reads them
+
+
+def test_a_column_tells_who_is_out_of_reach_in_the_report(silodp: Silodp, tmp_path: Path) -> None:
+    own = ("--set", "method.noise_multiplier=0.7", "--out", tmp_path / "out", "--json")
+    done = silodp("run", tables(tmp_path, ("0.01", "5")), *own)
+    assert done.status == 0, done.err
+    (warning,) = (text for text in done.json["warnings"] if "take no part" in text)
+    assert "2 of 4 records take no part" in warning
+    assert "the report shows which" in warning
+
+
 def test_a_column_of_budgets_will_do(tmp_path: Path) -> None:
     federation = loaded(tables(tmp_path, ("0.5", "1", "2"))).federation()
     assert [silo.budget.tolist() for silo in federation.silos if silo.budget is not None] == [[0.5, 1, 2]] * 2

@@ -281,6 +281,14 @@ def test_a_mistake_leaves_nothing_behind(silodp: Silodp, config: Path, override:
     assert {path.name for path in Path().iterdir()} - {"__pycache__"} == before
 
 
+def test_a_plan_refuses_another_delta_as_a_run_does(silodp: Silodp, config: Path) -> None:
+    other = ("--set", "budget={epsilon=9.0, delta=1e-6}")
+    planned = silodp("plan", config, *other)
+    assert_sentence(planned, "budget.delta = 1e-06 differs from delta = 1e-05")
+    assert silodp("run", config, *other, "--out", "out").err == planned.err
+    assert silodp("plan", config, *other, "--set", "delta=1e-6").status == 0
+
+
 def test_a_missing_file_is_named(silodp: Silodp, config: Path) -> None:
     assert_sentence(silodp("run", "nowhere.toml", "--out", "out"), "nowhere.toml")
     assert_sentence(silodp("run", config, "--out", "out", "--resume"), "no checkpoint")

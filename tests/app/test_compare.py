@@ -53,6 +53,7 @@ def test_training_without_privacy_is_added(compared: tuple[Path, dict[str, Any],
     assert result["runs"] == 6
     assert len(said) == 6
     assert "6 runs on the same people: each adds its own ε" in result["note"]
+    assert "2 runs each, 3 rounds" in (compared[0] / "compare.html").read_text()
     assert of(result, "default")["epsilon"] == {"released": None, "server": None, "silo": None}
 
 
@@ -130,6 +131,7 @@ def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
     assert of(result, "uldp-avg:sigma=0")["rounds"] == [0, 1, 2, 3]
     assert of(result, "default")["rounds"] == [0, 1, 2, 3]
     assert "stopped by the budget after round 1" in (tmp_path / "compare.html").read_text()
+    assert "1 run each" in (tmp_path / "compare.html").read_text()
 
 
 class Empty:
@@ -149,6 +151,53 @@ def test_a_method_without_any_value(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert result["quantities"] == []
     assert "Nothing was measured" in (tmp_path / "compare.html").read_text()
     json.loads((tmp_path / "compare.json").read_text(), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("changes", "methods", "says"),
+    [
+        (
+            {"budget": {"epsilon": 2.0}},
+            "uldp-avg,uldp-avg:sigma=0.5",
+            "'uldp-avg:sigma=0.5': budget.epsilon = 2.0",
+        ),
+        (
+            {"budgets": {"distribution": "three-levels", "levels": [0.5, 1.0, 5.0]}},
+            "rpdp,rpdp-minimum:budget=0.7",
+            "'rpdp-minimum:budget=0.7'.* ask for less than budget = 0.7",
+        ),
+    ],
+)
+def test_every_method_is_checked_before_the_first_one_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], methods: str, says: str
+) -> None:
+    if "budgets" in changes:
+        own = {"name": "rpdp", "noise_multiplier": 5.0, "clip": 1.0, "largest_budget": 1.0}
+        own |= {"local_steps": 2, "expected_batch_size": 4.0, "local_learning_rate": 0.1}
+        changes = {**changes, "method": own}
+    settings = config(**changes)
+    monkeypatch.setattr(module, "train", pytest.fail)
+    with pytest.raises(SilodpError, match=f"^method {says}"):
+        compare(settings, settings.specs(methods), 1, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_curve_that_does_not_fit_is_found_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"name": "rpdp", "noise_multiplier": 2.0, "clip": 1.0, "largest_budget": 5.0, "rounds": 1}
+    own |= {"local_steps": 4, "expected_batch_size": 16.0, "local_learning_rate": 0.5}
+    settings = config(
+        method=own, delta=1e-4, budgets={"distribution": "three-levels", "levels": [0.5, 1.0, 5.0]}
+    )
+    monkeypatch.setattr(module, "train", pytest.fail)
+    with pytest.raises(SilodpError, match=r"^method 'rpdp:calibration=scf': SCF finds no curve"):
+        compare(settings, settings.specs("default,rpdp,rpdp:calibration=scf"), 1, tmp_path)
+
+
+def test_a_specification_that_cannot_be_built_is_named() -> None:
+    with pytest.raises(SilodpError, match=r"^methods, at 'uldp-avg:clip=-1': clip = -1"):
+        config().specs("default,uldp-avg:clip=-1")
 
 
 def test_labels_are_escaped(tmp_path: Path) -> None:

@@ -13,8 +13,12 @@ from commands import Silodp, assert_sentence
 
 from silodp.app import cli
 from silodp.app.epsilon import epsilon
+from silodp.app.progress import in_words, rounded_up
 from silodp.app.running import run as run_configured
 from silodp.errors import SilodpError
+from silodp.privacy.accounting import epsilon as told_epsilon
+from silodp.privacy.events import Gaussian
+from silodp.privacy.guarantee import Guarantee
 
 STOPS_ONCE = """
 from pathlib import Path
@@ -245,6 +249,50 @@ def test_a_target_that_limits_nothing_is_said_so(silodp: Silodp, config: Path) -
     assert silodp(*free, "--json").json["target"]["unlimited"] == ["noise_multiplier", "rounds"]
     limited = silodp("plan", config, "--target-epsilon", 2, "--json").json["target"]
     assert limited["unlimited"] == []
+
+
+def test_a_plan_says_what_it_costs_if_only_the_fewest_silos_answer(silodp: Silodp, config: Path) -> None:
+    secure = ("--set", "aggregator=masked", "--set", "data.silos=5")
+    few = ("--set", "aggregation.min_silos=3")
+    found = silodp("plan", config, *secure, *few, "--json").json
+    assert found["fewest"]["silos"] == 3
+    # Five shares of noise that three of would do: σ√(5/3), against σ.
+    best, worst = found["adversaries"]["released"]["epsilon"], found["fewest"]["epsilon"]
+    assert worst == pytest.approx(told_epsilon([(Gaussian(5.0), 2)], 1e-5, "rdp"), rel=0.01)
+    assert best == pytest.approx(told_epsilon([(Gaussian(5.0 * (5 / 3) ** 0.5), 2)], 1e-5, "rdp"), rel=0.01)
+    said = f"if all 5 silos answer; released ε = {rounded_up(worst)} if only 3 ever do"
+    assert said in silodp("plan", config, *secure, *few).out
+    assert silodp("plan", config, *secure, "--json").json["fewest"] is None
+
+
+def test_one_of_a_thing_is_not_several(silodp: Silodp, config: Path) -> None:
+    planned = silodp("plan", config, "--set", "rounds=1", "--set", "budget.epsilon=0.9").out
+    assert "uldp-avg, 1 round, σ" in planned
+    assert "enough for 1 round\n" in planned
+    assert "uldp-avg, 1 round, loss" in silodp("run", config, "--set", "rounds=1", "--out", "a").out
+
+
+@pytest.mark.parametrize(
+    ("unit", "spent", "says"),
+    [
+        ("record", 1.0, "on whether it is in the data guesses right at most 73.2 % of the time"),
+        ("user", 1.0, "on whether they are in the data guesses right at most 73.2 % of the time"),
+        ("user", 40.0, "guesses right at most nearly 100 % of the time"),
+    ],
+)
+def test_a_promise_in_words(unit: Any, spent: float, says: str) -> None:
+    made = Guarantee(
+        adversary="released",
+        unit=unit,
+        epsilon=spent,
+        delta=1e-5,
+        rounds=1,
+        accountant="pld",
+        method="m",
+        private=True,
+        releasable=True,
+    )
+    assert says in in_words(made)
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,15 @@ from silodp.errors import SilodpError
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Composed, Event, Gaussian, Group, PoissonSampled, Repeated
 from silodp.privacy.guarantee import ADVERSARIES, Guarantee
-from silodp.privacy.ledger import Ledger
+from silodp.privacy.ledger import Ledger, Subject
 
 ROUNDS, DELTA = 3, 1e-5
 WEAK, STRONG = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(6.0))
 EVENT = Composed((Repeated(WEAK, 9), STRONG))
 """As DDP with `trajectory = "local"`; the claim is ten times STRONG."""
-PERSONS = {k: epsilon([(Group(k, WEAK), 9 * ROUNDS), (Group(k, STRONG), ROUNDS)], DELTA) for k in (2, 4)}
+PERSONS = {
+    k: epsilon([(Group(k, WEAK), 9 * ROUNDS), (Group(k, STRONG), ROUNDS)], DELTA) for k in (2, 4, 8, 16)
+}
 CLAIM = epsilon([(STRONG, 10 * ROUNDS)], DELTA)
 WHY = "claimed by a theorem, not proven; a counterexample is in the tests"
 GROUPS: tuple[dict[str, Any], ...] = (
@@ -42,7 +44,8 @@ def directory(tmp_path: Path) -> Path:
     """A finished run about records, with the ledger that its guarantees were computed from."""
     (tmp_path / LEDGER).parent.mkdir()
     events: dict[Any, Event] = dict.fromkeys(ADVERSARIES, EVENT)
-    with Ledger(tmp_path / LEDGER, DELTA, "pld", run="it") as ledger:
+    subject = Subject("ddp", "Ddp()", "record", "plain", secret=True)
+    with Ledger(tmp_path / LEDGER, DELTA, "pld", run="it", subject=subject) as ledger:
         for round_ in range(ROUNDS):
             ledger.charge(round_, 0, events)
         made = [said(adversary, ledger.epsilon(adversary)) for adversary in ADVERSARIES]
@@ -70,7 +73,7 @@ def said(adversary: Any, spent: float | None) -> Guarantee:
 
 
 def write(directory: Path, made: list[Guarantee], **changes: Any) -> None:
-    summary = {"method": "ddp", "settings": "Ddp()", "stopped": "rounds"}
+    summary = {"method": "ddp", "settings": "Ddp()", "aggregator": {"name": "plain"}, "stopped": "rounds"}
     fields = [one.to_dict() | changes for one in made]
     (directory / "guarantee.json").write_text(json.dumps({**summary, "guarantees": fields}))
 
@@ -99,13 +102,13 @@ def test_the_report_says_what_a_person_with_several_records_gets(directory: Path
 
 
 def test_less_for_a_person_than_was_charged_is_refused(directory: Path) -> None:
-    changed(directory, persons=[[2, PERSONS[2] * 1.01], [4, PERSONS[4]]])
+    changed(directory, persons=[*({**PERSONS, 2: PERSONS[2] * 1.01}).items()])
     write_report(directory)
-    changed(directory, persons=[[2, PERSONS[2]], [4, PERSONS[4] * 0.999]])
+    changed(directory, persons=[*({**PERSONS, 4: PERSONS[4] * 0.999}).items()])
     with pytest.raises(SilodpError, match=r"for a person with 4 records, and for her .* cost") as error:
         write_report(directory)
     assert "\n" not in str(error.value)
-    changed(directory, persons=[[1000, 50.0]])
+    changed(directory, persons=[*PERSONS.items(), (1000, 50.0)])
     with pytest.raises(SilodpError, match=r"for a person with 1000 records, and for her .* promise nothing"):
         write_report(directory)
 
@@ -180,7 +183,7 @@ def test_damage_is_one_sentence(directory: Path, changes: dict[str, Any]) -> Non
 def test_in_a_terminal_claims_come_last_and_labelled() -> None:
     lines = in_lines([said(adversary, 4.0) for adversary in ADVERSARIES])
     everyone = "(released, server, silo)"
-    assert lines[0].startswith("A person with 2/4/1000 records gets ε = ")
+    assert lines[0].startswith("A person with 2/4/8/16/1000 records gets ε = ")
     assert lines[0].endswith(f"/none {everyone}.")
     assert lines[1] == f"Asked for → charged {everyone}: 0.1 → 0.1 (70); 1 → 0.991 (20); 5 → 4.99 (10)."
     assert lines[2].startswith(f"[{CLAIMED}: no guarantee] ε = ")

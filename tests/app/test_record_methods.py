@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import pytest
 from commands import Silodp, assert_sentence
 from test_budgets_table import PERSONAL
 
+from silodp.app import personal_plan
+from silodp.app.budget_plots import SamplingCurve, against_sampling
 from silodp.app.config import load_config
 from silodp.app.epsilon import charges
-from silodp.app.promises import CLAIMED
-from silodp.methods import METHODS
+from silodp.app.promises import CLAIMED, asked_and_spent, in_brief
+from silodp.app.running import _retired
+from silodp.methods import METHODS, Rpdp
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Gaussian, PoissonSampled
 
@@ -188,6 +192,8 @@ def test_the_table_of_averaged_models_tells_claimed_from_proven(silodp: Silodp) 
     ]
     assert cell == pytest.approx(0.824, abs=0.02)
     text = silodp("table", "averaged-models").out
+    assert "first word is the trajectory" in text
+    assert "its second the conversion" in text
     assert len(re.findall(r"\d claimed", text)) == 2 * 3 * 3
     assert "no guarantee" in text
 
@@ -223,6 +229,41 @@ def test_budgets_out_of_reach_are_counted(silodp: Silodp, personal: Path) -> Non
     groups = done.json["guarantees"]["released"]["groups"]
     assert groups[0]["q"] == 0
     assert f"{groups[0]['units']} of 455 records" in done.err
+
+
+def test_records_that_retired_are_remarked_on(silodp: Silodp, personal: Path) -> None:
+    done = silodp("run", personal, "--set", "method.rounds=1", "--out", "out", "--json")
+    assert done.status == 0, done.err
+    (warning,) = (text for text in done.json["warnings"] if "retired" in text)
+    assert warning.startswith("budgets were laid out over 1 round and 2 were played")
+    whole = silodp("run", personal, "--out", "whole", "--json").json["warnings"]
+    assert not any("retired" in text for text in whole)
+    method = load_config(personal).method()
+    assert isinstance(method, Rpdp)
+    assert _retired(method, 3)
+    assert not _retired(replace(method, calibration="scf"), 3)  # the published curve lets nobody retire
+
+
+def test_whoever_resumes_with_other_rounds_hears_what_budgets_were_laid_out_over(
+    silodp: Silodp, personal: Path
+) -> None:
+    assert silodp("run", personal, "--out", "out").status == 0
+    more = ("run", personal, "--set", "rounds=3", "--out", "out", "--resume")
+    assert_sentence(
+        silodp(*more),
+        "budgets were laid out over 2 rounds",
+        "resume with rounds = 2, or with method.rounds = 2",
+    )
+    assert silodp(*more, "--set", "method.rounds=2").status == 0
+
+
+@pytest.mark.parametrize("spent", [0.1113, 0.1114])
+def test_what_was_kept_never_looks_exceeded(spent: float) -> None:
+    group = {"budget": 0.1114, "units": 3, "planned": spent, "realized": None}
+    assert in_brief(group) == "0.112 → 0.112 (3)"
+    assert asked_and_spent([group]) == "0.112\u00a0→\u00a00.112"
+    assert in_brief({**group, "from": 0.05}) == "0.05–0.112 → 0.112 (3)"
+    assert in_brief({**group, "least": 0.05}) == "0.05–0.112 → 0.112 (3)"
 
 
 def test_a_largest_budget_out_of_reach_is_refused(silodp: Silodp, personal: Path) -> None:
@@ -261,11 +302,35 @@ def test_a_plan_draws_epsilon_against_sampling(silodp: Silodp, personal: Path, s
         assert f"σ = {sigma}<" in text
     for budget in ("0.500", "1.00", "5.00"):
         assert f">{budget}<" in text
+    assert (
+        ">ε after 2 rounds, accountant pld<" in text
+    )  # that of the plan's text; the method finds its q by rdp
+    least = silodp("plan", personal, "--set", "accountant=rdp", "--plot", "r.svg")
+    assert least.status == 0, least.err
+    assert ">ε after 2 rounds, accountant rdp<" in Path("r.svg").read_text()
     assert "picture: q.png" in silodp("plan", steps, "--plot", "q.png").out
     assert Path("q.png").read_bytes().startswith(b"\x89PNG")
     assert_sentence(silodp("plan", steps, "--plot", "q.txt"), "end in .svg")
     silent = ["--set", "method={name='default'}"]
     assert_sentence(silodp("plan", steps, *silent, "--plot", "q.svg"), "default")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_the_picture_and_the_text_tell_the_same_epsilon(
+    silodp: Silodp, personal: Path, monkeypatch: pytest.MonkeyPatch, accountant: str
+) -> None:
+    drawn: list[SamplingCurve] = []
+
+    def kept(curves: list[SamplingCurve], *rest: Any) -> Any:
+        drawn.extend(curves)
+        return against_sampling(curves, *rest)
+
+    monkeypatch.setattr(personal_plan, "against_sampling", kept)
+    assert silodp("plan", personal, "--set", f"accountant={accountant}", "--plot", "q.svg").status == 0
+    (curve,) = (curve for curve in drawn if curve.label == "σ = 5")
+    assert curve.sampling[-1] == 1
+    always = epsilon([(Gaussian(5.0), 8)], 1e-4, accountant)  # type: ignore[arg-type]
+    assert curve.epsilon[-1] == pytest.approx(always, rel=2e-3)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 7, 10**6])
@@ -364,7 +429,7 @@ def test_a_comparison_shows_asked_and_spent(silodp: Silodp, personal: Path) -> N
     head, _, *rows = table.splitlines()
     assert "ε asked → spent" in head
     assert all(row.count("|") == head.count("|") for row in rows[:7])
-    assert re.search(r"\| rpdp \|.* 0\.5 → 0\.\d+, 1 → ", table)
+    assert re.search(r"\| rpdp \|.* 0\.500 → 0\.\d+, 1\.00 → ", table)
     assert "rpdp-dropout:threshold=1 is about single records" in table
     page = Path("cmp/compare.html").read_text()
     assert page.count("protects single records") == 4
@@ -383,7 +448,11 @@ def test_a_comparison_shows_asked_and_spent(silodp: Silodp, personal: Path) -> N
         ("rpdp", "method.noise_multiplier=0", "noise_multiplier = 0"),
         ("rpdp", "method.calibration=guess", "calibration"),
         ("rpdp", "method.delta=1e-3", "delta"),
-        ("rpdp", "method.record_sampling=0.1", "record_sampling is not a field of rpdp"),
+        (
+            "rpdp",
+            "method.record_sampling=0.1",
+            "method.record_sampling is not a field of rpdp: how often a record is drawn follows from its own budget",
+        ),
         ("rpdp", "method.expected_batch_size=1000", "fewer than expected_batch_size = 1000"),
         ("ddp", "method.record_sampling=0", "record_sampling = 0"),
         ("ddp", "method.record_sampling=1.1", "record_sampling = 1.1"),

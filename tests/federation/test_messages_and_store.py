@@ -38,6 +38,11 @@ def test_a_message_survives_the_wire():
     assert decoded.digest() == MESSAGE.digest()
 
 
+def test_an_array_is_no_byte_string_for_its_name():
+    message = Message("update", "run1", arrays={"the blob: of it": np.arange(3.0)}, blobs={"of it": b"1"})
+    assert same(Message.decode(message.encode()), message)
+
+
 @pytest.mark.parametrize("cut", [0, 5, 60, -1])
 def test_bytes_that_are_no_message_are_one_sentence(cut):
     with pytest.raises(SilodpError, match="cannot be read"):

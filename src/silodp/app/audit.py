@@ -1,5 +1,10 @@
 """What a run says it promises, against the book it kept: ε recomputed from the ledger's events.
 
+Compared are ε, δ, accountant and rounds, method, its settings, the aggregator, the unit, what persons with several
+records get, and whether the model may be released. Not compared are assumptions, what is not covered, and what units
+with budgets of their own were charged: of these the ledger says nothing. The ledger's lines are hashed, not signed:
+whoever rewrites all of it can write another.
+
 Claims are left out: what a paper promises without proof is nothing that a ledger could bear out. A guarantee that
 states a claimed ε as its own is refused like any that says less than was charged.
 """
@@ -7,16 +12,16 @@ states a claimed ε as its own is refused like any that says less than was charg
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from silodp.errors import SilodpError
-from silodp.privacy.accounting import epsilon
+from silodp.federation.aggregation import Aggregator
 from silodp.privacy.guarantee import Guarantee
-from silodp.privacy.ledger import Budget, Ledger
-from silodp.privacy.persons import for_person
+from silodp.privacy.ledger import Budget, Ledger, Subject
+from silodp.privacy.persons import PERSONS_RECORDS, epsilon_for_person
 
 LEDGER = Path("checkpoint") / "ledger.jsonl"
 """Where a run directory holds its ledger."""
@@ -33,27 +38,65 @@ class Audit:
     budget: Budget | None
 
 
-def audited(directory: Path, guarantees: Iterable[Guarantee], delta_share: float = 1.0) -> Audit | None:
+def audited(
+    directory: Path,
+    guarantees: Iterable[Guarantee],
+    summary: Mapping[str, Any],
+    aggregator: Aggregator | None,
+) -> Audit | None:
     """The guarantees of a run directory, each compared with the ledger there; None when there is no ledger.
 
-    `delta_share` is the part of δ that the run's aggregator has its noise accounted at (see `Aggregator`).
+    `summary` is all that guarantee.json says; `aggregator` the one it names, None where it names none.
 
     Raises:
-        SilodpError: a guarantee claims less than was charged, or speaks of another δ, accountant or number of
-            rounds; or the ledger is damaged or in use.
+        SilodpError: a guarantee claims less than was charged, or speaks of another δ, accountant, number of rounds,
+            method, aggregator, unit or kind of noise; or the ledger is damaged, in use, or of an earlier version.
     """
     path = directory / LEDGER
     if not path.exists():
         return None
     with _opened(path) as ledger:
+        if ledger.subject is None:
+            raise SilodpError(
+                f"ledger {path} does not say whom its rounds were charged for: it is of an earlier version of silodp; "
+                "report on it with that version, or run again."
+            )
+        wrong = _about_run(summary, aggregator, ledger.subject)
         for said in guarantees:
-            wrong = _contradiction(said, ledger, delta_share)
-            if wrong is not None:
-                raise SilodpError(
-                    f"{directory / 'guarantee.json'} is contradicted by the run's ledger: against '{said.adversary}' "
-                    f"it says {wrong}; restore it, or resume the run, which writes it anew."
+            if wrong is None:
+                wrong = _about_whom(said, ledger.subject) or _contradiction(
+                    said, ledger, aggregator.delta_share if aggregator else 1.0
                 )
+                wrong = wrong and f"against '{said.adversary}' it says {wrong}"
+        if wrong is not None:
+            raise SilodpError(
+                f"{directory / 'guarantee.json'} is contradicted by the run's ledger: {wrong}; "
+                "restore it, or resume the run, which writes it anew."
+            )
         return Audit(ledger.rounds, ledger.budget)
+
+
+def _about_run(summary: Mapping[str, Any], aggregator: Aggregator | None, kept: Subject) -> str | None:
+    named = None if aggregator is None else aggregator.name
+    for name, claimed, known in (
+        ("method", summary.get("method"), kept.method),
+        ("settings", summary.get("settings"), kept.settings),
+        ("aggregator", named, kept.aggregator),
+    ):
+        if claimed != known:
+            return f"it says {name} = {claimed}, and the ledger says {known}"
+    return None
+
+
+def _about_whom(said: Guarantee, kept: Subject) -> str | None:
+    for name in ("method", "unit"):
+        if getattr(said, name) != getattr(kept, name):
+            return f"{name} = {getattr(said, name)}, and the ledger says {getattr(kept, name)}"
+    if said.releasable and not kept.secret:
+        return "that the model may be released, and by the ledger its noise follows from a seed"
+    if said.releasable and said.epsilon is None:
+        return "that the model may be released, and promises nothing"
+    return None
 
 
 def _contradiction(said: Guarantee, ledger: Ledger, delta_share: float) -> str | None:
@@ -79,14 +122,20 @@ def _contradiction(said: Guarantee, ledger: Ledger, delta_share: float) -> str |
 
 
 def _about_persons(said: Guarantee, ledger: Ledger) -> str | None:
-    """What it says a person with several records gets, against the same events charged for so many records."""
+    """What it says a person with several records gets, against the same events charged for so many records.
+
+    A guarantee about single records must say it, or it reads like one about persons.
+    """
+    unsaid = set(PERSONS_RECORDS) - {records for records, _ in said.persons}
+    if said.unit == "record" and unsaid:
+        return f"nothing of a person with {min(unsaid)} records, for whom the ledger's rounds cost more than for one"
     for records, claimed in said.persons:
         if claimed is None:
             continue
-        charges = [(for_person(charge.events[said.adversary], records), 1) for charge in ledger.history]
-        spent = epsilon(charges, ledger.delta, ledger.accountant)
-        if not claimed >= spent * (1 - _LAST_DIGITS):
-            cost = f"cost {spent:.6g}" if math.isfinite(spent) else "promise nothing"
+        events = [charge.events[said.adversary] for charge in ledger.history]
+        spent = epsilon_for_person(events, records, ledger.delta, ledger.accountant)
+        if spent is None or not claimed >= spent * (1 - _LAST_DIGITS):
+            cost = "promise nothing" if spent is None else f"cost {spent:.6g}"
             return f"ε = {claimed:.6g} for a person with {records} records, and for her the ledger's rounds {cost}"
     return None
 

@@ -88,10 +88,16 @@ def spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | None:
 
 
 def against_sampling(
-    curves: Sequence[SamplingCurve], budgets: Sequence[float] = (), name: str = "sampling probability"
+    curves: Sequence[SamplingCurve],
+    budgets: Sequence[float] = (),
+    name: str = "sampling probability",
+    costs: str = "ε after the run",
 ) -> Figure:
-    """ε against q on logarithmic axes, one curve for each noise multiplier, budgets as levels (rPDP-FL, Figure 6)."""
-    figure, axes = panel(name, "ε after the run", size=(5.6, 3.9))
+    """ε against q on logarithmic axes, one curve for each noise multiplier, budgets as levels (rPDP-FL, Figure 6).
+
+    name, costs: what the two axes show.
+    """
+    figure, axes = panel(name, costs, size=(5.6, 3.9))
     floor = min([*budgets, 10 * LEAST_DRAWN]) / 10
     for turn, curve in enumerate(curves):
         points = [

@@ -21,7 +21,8 @@ from silodp.app.config import MethodSpec, RunConfig
 from silodp.app.construct import check_whole
 from silodp.app.outline import setting_of
 from silodp.app.promises import is_only_claimed
-from silodp.app.wording import measure_text
+from silodp.app.rehearsal import rehearse
+from silodp.app.wording import counted, measure_text
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator, Plain, events
@@ -63,7 +64,7 @@ def compare(
         what compare.json holds: for each method ε by adversary and, per quantity, mean and sd by round.
 
     Raises:
-        SilodpError: no seeds, two labels alike, or whatever a run refuses.
+        SilodpError: no seeds, two labels alike, or whatever a run refuses: of all methods before the first one trains.
     """
     check_whole("seeds", seeds, 1, "runs per method")
     specs = list(specs)
@@ -80,13 +81,18 @@ def compare(
             "there are no held-out records to compare methods on: name a split column in data.schema.split."
         )
     task = config.task(federation)
+    planned = [_planned(config, federation, task, spec) for spec in specs]
+    for spec, settings in zip(specs, planned, strict=True):
+        rehearse(spec.label, federation, task, spec.method, settings)
     (out / "runs").mkdir(parents=True, exist_ok=True)
     runs: list[list[Fields]] = []
     done, total = 0, len(specs) * seeds
-    for spec in specs:  # seeds inside: the accountant then finds every ε of a method again in its cache
+    for spec, settings in zip(
+        specs, planned, strict=True
+    ):  # seeds inside: the accountant then finds every ε of a method again in its cache
         runs.append([])
         for seed in range(seeds):
-            run, is_new = _run(config, federation, task, spec, seed, out / "runs")
+            run, is_new = _run(config, federation, task, spec, {**settings, "seed": seed}, out / "runs")
             runs[-1].append(run)
             done += 1
             if on_progress is not None:
@@ -100,17 +106,26 @@ def compare(
     return result
 
 
-def _run(
-    config: RunConfig, federation: Federation, task: Task, spec: MethodSpec, seed: int, folder: Path
-) -> tuple[Fields, bool]:
-    """One run, and whether it is new; else what was kept of it before."""
+def _planned(config: RunConfig, federation: Federation, task: Task, spec: MethodSpec) -> Fields:
+    """The keyword arguments of `train`, with seed 0."""
     aggregator = _aggregator(config, spec)
-    cost = events(aggregator, setting_of(federation, task.size, spec.method, aggregator, config.delta))
-    settings = {**config.settings(), "aggregator": aggregator, "seed": seed}
+    try:
+        cost = events(aggregator, setting_of(federation, task.size, spec.method, aggregator, config.delta))
+    except SilodpError as error:
+        raise SilodpError(f"method '{spec.label}': {error}") from None
+    settings = {**config.settings(), "aggregator": aggregator, "seed": 0}
     settings["accountant"] = settings["accountant"] or usual_accountant(cost.values())
     budget = settings["budget"]
     if budget is not None and isinstance(cost[budget.adversary], NoGuarantee):
         settings["budget"] = None  # nothing is promised to the budget's adversary: it runs as a reference
+    return settings
+
+
+def _run(
+    config: RunConfig, federation: Federation, task: Task, spec: MethodSpec, settings: Fields, folder: Path
+) -> tuple[Fields, bool]:
+    """One run, and whether it is new; else what was kept of it before."""
+    aggregator, seed = settings["aggregator"], settings["seed"]
     model = f"{task.model!r} {task.dtype} {task.loss.name} {list(task.metrics)} {config.task_section!r}"
     # By name where it has no settings: so runs were called before aggregators had any.
     model += f" {config.budgets_section!r}" if config.budgets_section is not None else ""
@@ -189,7 +204,7 @@ def _summary(
         "runs": count,
         "private": any(spec.method.unit is not None for spec in specs),
         "note": (
-            f"{count} runs on the same people: each adds its own ε to what was spent before. Each ε here is "
+            f"{counted(count, 'run')} on the same people: each adds its own ε to what was spent before. Each ε here is "
             "of one run with secret noise; these runs drew their noise from seeds, so their models are not "
             "for release. Values are of the last round, on held-out records, which no ε covers."
             + (f" ε of {', '.join(of_records)} is about single records." if of_records else "")

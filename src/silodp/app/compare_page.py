@@ -12,7 +12,7 @@ from markupsafe import Markup
 from silodp.app import plots
 from silodp.app.promises import CLAIMED, asked_and_spent
 from silodp.app.report import Picture, render
-from silodp.app.wording import epsilon_text, measure_text
+from silodp.app.wording import counted, epsilon_text, measure_text
 from silodp.privacy.guarantee import ADVERSARIES
 
 Fields = dict[str, Any]
@@ -65,7 +65,7 @@ def page(result: Fields, out: Path) -> str:
         for against, caption in (
             (
                 "round",
-                f"{name} after every round: mean of {result['seeds']} runs, band ± one standard deviation.",
+                f"{name} after every round: mean of {counted(result['seeds'], 'run')}, band ± one standard deviation.",
             ),
             (
                 "epsilon",

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from silodp.app.builders import build_aggregator, build_method, filled
 from silodp.app.construct import checked, choose, fields_of, make, sentence, unknown
-from silodp.app.preferences import Preferences, asks_budgets_of, preferences
+from silodp.app.preferences import Preferences, asks_budgets_of, draws_by_budget, keepers_of, preferences
 from silodp.app.values import Plain, absolute, assigned, merged, without_empty
 from silodp.data import benchmarks
 from silodp.data.silo import Federation
@@ -98,6 +98,7 @@ class RunConfig(_Section):
                     raise SilodpError(unknown(field, fields_of(maker), name, f"methods.{name}"))
         self.budget()
         self.check_budgets(self.method())
+        self._check_somebody_reads_budgets()
         return self
 
     @property
@@ -137,10 +138,15 @@ class RunConfig(_Section):
         return build_aggregator(self.aggregator_name, self.aggregation)
 
     def budget(self) -> Budget | None:
-        """The budget, if any; its δ is the run's unless it names its own."""
+        """The budget, if any, at the run's δ: a plan refuses another one as a run does."""
         if self.budget_section is None:
             return None
-        return make(Budget, {"delta": self.delta, **self.budget_section}, "a budget", "budget")
+        budget = make(Budget, {"delta": self.delta, **self.budget_section}, "a budget", "budget")
+        if budget.delta != self.delta:
+            raise SilodpError(
+                f"budget.delta = {budget.delta} differs from delta = {self.delta}: set both to the same value."
+            )
+        return budget
 
     def preferences(self) -> Preferences | None:
         """The personal budgets that [budgets] describes, if any."""
@@ -160,6 +166,23 @@ class RunConfig(_Section):
                 f"[budgets] with a distribution and of = '{unit}s'{column if unit == 'record' else ''}."
             )
 
+    def _check_somebody_reads_budgets(self) -> None:
+        """Refuse budgets that [method] would pass over: who asked for little would be charged as everybody else.
+
+        Other methods of a comparison may be without: they stand beside one that keeps them.
+        """
+        own = self.preferences()
+        column = self.source == "tables" and dict(self.data["schema"]).get("budget") is not None
+        given = [("[budgets]", own.unit)] if own is not None else []
+        given += [("data.schema.budget", "record")] if column else []
+        method = self.method()
+        for where, unit in given:
+            if unit != asks_budgets_of(method):
+                raise SilodpError(
+                    f"{where} gives every {unit} a budget of its own, and method {method.name} reads none of them: "
+                    f"choose a method that keeps them ({keepers_of(unit)}), or take {where} out."
+                )
+
     def settings(self) -> Plain:
         """The keyword arguments of `silodp.train` besides federation, task and method."""
         names = ("rounds", "aggregator", "seed", "delta", "accountant", "evaluate_every")
@@ -175,7 +198,7 @@ class RunConfig(_Section):
         Raises:
             SilodpError: an unknown method or field, or a field that none of the three gives.
         """
-        found = [self._spec(part.strip()) for part in text.split(",") if part.strip()]
+        found = [self._named_spec(part.strip()) for part in text.split(",") if part.strip()]
         if not found:
             raise SilodpError("methods is empty: name at least one, for example uldp-avg.")
         labels = [spec.label for spec in found]
@@ -183,6 +206,13 @@ class RunConfig(_Section):
         if twice is not None:
             raise SilodpError(f"methods names '{twice}' twice: once is enough.")
         return found
+
+    def _named_spec(self, text: str) -> MethodSpec:
+        """The same, and every refusal names the specification that is at fault."""
+        try:
+            return self._spec(text)
+        except SilodpError as error:
+            raise error if text in str(error) else SilodpError(f"methods, at '{text}': {error}") from None
 
     def _spec(self, text: str) -> MethodSpec:
         from silodp.methods import METHODS, Population
@@ -209,6 +239,11 @@ class RunConfig(_Section):
     def _built(self, name: str, fields: Plain, where: str) -> Method:
         """The method; rounds and δ that its budgets are for are the run's unless it says others."""
         own = {"rounds": self.rounds, "delta": self.delta}
+        if "record_sampling" in fields and draws_by_budget(name):
+            raise SilodpError(
+                f"{where}.record_sampling is not a field of {name}: how often a record is drawn follows from its own "
+                f"budget; take it out ('silodp plan' shows every q)."
+            )
         return build_method(name, filled(name, fields, own), where)
 
     def loader(self) -> tuple[Callable[..., Federation], Plain]:

@@ -90,6 +90,10 @@ def epsilon(
     client_sampling: Annotated[
         float | None, typer.Option(help="λ, per silo and round, for rpdp (else 1).")
     ] = None,
+    largest_budget: Annotated[
+        float | None,
+        typer.Option(help="The largest ε that any record may ask for, for rpdp-filter: it ends there."),
+    ] = None,
     trajectory: Annotated[
         str | None,
         typer.Option(help="decoupled, local or paper, for ddp: which noise the local models move with."),
@@ -140,7 +144,6 @@ def epsilon(
     """ε of a method against one adversary."""
     from silodp.app.epsilon import LARGE_MODEL, about_records
     from silodp.app.epsilon import epsilon as epsilon_
-    from silodp.app.outline import USUAL_USERS
     from silodp.app.progress import rounded_up
     from silodp.app.promises import CLAIMED
     from silodp.app.values import assigned
@@ -152,6 +155,7 @@ def epsilon(
         "record_sampling": record_sampling,
         "local_steps": steps,
         "client_sampling": client_sampling,
+        "largest_budget": largest_budget,
         "trajectory": trajectory,
         "trajectory_ratio": trajectory_ratio,
         "weighting": weighting,
@@ -168,7 +172,7 @@ def epsilon(
         silos=silos,
         aggregator=aggregator,
         aggregation=reduce(assigned, aggregation or (), dict[str, Any]()),
-        users=USUAL_USERS if users is None else users,
+        users=users,
         dimension=LARGE_MODEL if dimension is None else dimension,
         colluding=colluding,
         knows_sample=knows_sample,

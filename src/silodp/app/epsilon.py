@@ -13,8 +13,8 @@ from silodp.app.outline import USUAL_USERS
 from silodp.app.progress import rounded_up
 from silodp.app.promises import is_only_claimed
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Setting
-from silodp.federation.run import PERSONS_RECORDS
+from silodp.federation.aggregation import Setting, calibrated
+from silodp.federation.run import about_delta
 from silodp.mechanisms.sampling import check_probability
 from silodp.methods import METHODS, Method, Population
 from silodp.methods.personalized import TwoStageSampling
@@ -23,17 +23,20 @@ from silodp.privacy.accounting import Accountant, Charge, usual_accountant
 from silodp.privacy.events import Event
 from silodp.privacy.events import reason as reason_of
 from silodp.privacy.guarantee import ADVERSARIES, Adversary, assumptions_of
-from silodp.privacy.persons import for_person
+from silodp.privacy.persons import PERSONS_RECORDS, for_person
 
 IRRELEVANT = {
     "clip": 1.0,
     "expected_batch_size": 1.0,
     "local_learning_rate": 1.0,
-    "largest_budget": 1.0,
-    "budget": 1.0,
-    "threshold": 1.0,
 }
 """Required fields of methods that do not enter ε; `epsilon` need not ask for them."""
+
+OF_BUDGETS = {"largest_budget": 1.0, "budget": 1.0, "threshold": 1.0}
+"""Required fields that only say how often records are drawn: not asked for either where a question says just that."""
+
+LARGE_DELTA = 0.01
+"""What is remarked on where nobody says how many persons there are: 1/U of a hundred persons."""
 
 LARGE_MODEL = 10**6
 """d where a question does not say it: with integer noise ε grows with d, by less than two percent."""
@@ -92,57 +95,70 @@ def epsilon(
     silos: int | None = None,
     aggregator: str = "plain",
     aggregation: Mapping[str, Any] | None = None,
-    users: int = USUAL_USERS,
+    users: int | None = None,
     dimension: int = LARGE_MODEL,
     colluding: int = 1,
     knows_sample: bool = False,
 ) -> dict[str, Any]:
     """ε of a method against one adversary, by the same method, aggregator, view and event that a run would use.
 
-    `fields` are the method's own, of which those in `IRRELEVANT` may be missing; `aggregation` the aggregator's.
-    `users` U and `dimension` d matter with integer noise only. SPEC section 2.
+    `fields` are the method's own, of which those in `IRRELEVANT` may be missing (and where `record_sampling` stands for
+    a record's own probability, those in `OF_BUDGETS`); `aggregation` the aggregator's. `users` U (None: as many as
+    usual) and `dimension` d enter ε with integer noise only; where U is given, or δ at least `LARGE_DELTA`, the
+    assumptions say of a δ that it promises too little. SPEC section 2.
 
     Raises:
         SilodpError: a value out of range, a missing field, an unknown name.
     """
     accounting.check_delta(delta)
-    for name, value, least in (("rounds", rounds, 0), ("users", users, 1), ("dimension", dimension, 1)):
+    for name, value, least in (("rounds", rounds, 0), ("dimension", dimension, 1)):
         check_whole(name, value, least)
+    if users is not None:
+        check_whole("users", users, 1)
     made, sampling = _made(method, fields, rounds, delta)
     adder = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
     if accountant is not None:
         accounting.check_accountant(accountant)
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
-    population = Population(len(names), users, adder.shares_for(len(names)))
+    population = Population(len(names), USUAL_USERS if users is None else users, adder.shares_for(len(names)))
     setting = Setting("", names, made, population, dimension, delta=delta)
     adder.check(setting)
+    setting = calibrated(adder, setting)
     view = adder.views(made, len(names))[cast(Adversary, adversary)]
     view = replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
-    event = (
-        at_sampling(made, sampling)
-        if isinstance(made, TwoStageSampling) and sampling is not None
-        else adder.event(setting, view)
-    )
-    chosen = cast(Accountant, accountant) if accountant else usual_accountant([event])
-    delta_of_noise = delta * adder.delta_share
 
-    def spent(event: Event) -> Cost:
-        return cost([(event, rounds)], delta_of_noise, chosen)
+    def event_in(round_: int, method: Method = setting.method) -> Event:
+        if isinstance(method, TwoStageSampling) and sampling is not None:
+            return at_sampling(method, sampling)
+        seen = replace(view, round=round_)
+        return method.of_largest(adder.event(replace(setting, method=method), seen), seen)
+
+    charged = charges(event_in, rounds) or [(event_in(0), 0)]
+    chosen = cast(Accountant, accountant) if accountant else usual_accountant(event for event, _ in charged)
+    delta_of_noise = delta * adder.delta_share
+    found = cost(charged, delta_of_noise, chosen)
+
+    def for_(records: int) -> Cost:
+        own = [(for_person(event, records), count) for event, count in charged]
+        return cost(own, delta_of_noise, chosen)
+
+    def claimed_by(method: Method) -> Cost:
+        return cost([(event_in(0, method), rounds)], delta_of_noise, chosen)
 
     return {
         "method": made.name,
         "unit": made.unit,
-        **spent(event).to_dict(),
+        **found.to_dict(),
         "persons": [
-            {"records": records, **spent(for_person(event, records)).to_dict()}
+            {"records": records, **for_(records).to_dict()}
             for records in (PERSONS_RECORDS if made.unit == "record" else ())
         ],
         "claims": [
             {"epsilon": claim.epsilon, "why": claimed.assumptions[-1]}
             for claimed in ([made.claimed] if made.claimed else [])
-            if (claim := spent(adder.event(replace(setting, method=claimed), view))).epsilon is not None
-            and is_only_claimed(claim.epsilon, spent(event).epsilon)
+            if (claim := claimed_by(claimed)).epsilon is not None
+            and is_only_claimed(claim.epsilon, found.epsilon)
         ],
         "delta": delta,
         "adversary": adversary,
@@ -154,13 +170,26 @@ def epsilon(
             *assumptions_of(view, adder.exact and setting.bounds is not None),
             *(adder.assumptions if adversary != "released" else ()),
             *(_without_fillers(text, fields) for text in made.assumptions),
+            *_about_delta(delta, users),
         ],
     }
 
 
+def _about_delta(delta: float, users: int | None) -> tuple[str, ...]:
+    """The remark that a run makes on its δ; where U is not known, only on one too large for a hundred persons."""
+    if users is not None:
+        return about_delta(delta, users)
+    if delta < LARGE_DELTA:
+        return ()
+    return (
+        f"δ = {delta:g} is accepted although it is not below 1/U where there are {math.ceil(1 / delta)} persons or "
+        "more: take one well below, or say how many there are (users)",
+    )
+
+
 def _without_fillers(text: str, given: Mapping[str, Any]) -> str:
     """An assumption about a constant that nobody has named has no value to tell."""
-    for name, value in IRRELEVANT.items():
+    for name, value in {**IRRELEVANT, **OF_BUDGETS}.items():
         if name not in given:
             text = text.replace(f"{name} = {value:g} ", f"{name} ")
     return text
@@ -178,10 +207,11 @@ def about_records(result: Mapping[str, Any]) -> list[str]:
 def at_sampling(method: TwoStageSampling, sampling: float) -> Event:
     """What a round costs a record that is drawn with this probability, in a method that finds each record's own.
 
-    Everyone sees which silos join a round, so the coin λ is one whose fall is known, towards whomever.
+    Everyone sees which silos join a round, so the coin λ is one whose fall is known, towards whomever; by the book
+    "realized" a round is charged as one that the silo has joined.
     """
     check_probability("record_sampling", sampling)
-    return method.accounts.event(sampling, realized=False)
+    return method.accounts.event(sampling, realized=method.ledger == "realized")
 
 
 def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tuple[Method, float | None]:
@@ -195,7 +225,8 @@ def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tu
         raise SilodpError(
             f"record_sampling is missing: {name} draws every record with a probability of its own, so say which one."
         )
-    run = {**IRRELEVANT, "rounds": max(rounds, 1), "delta": delta}
+    of_budgets = OF_BUDGETS if personal else {}
+    run = {**IRRELEVANT, **of_budgets, "rounds": max(rounds, 1), "delta": delta}
     defaults = {key: value for key, value in run.items() if key in fields_of(maker)}
     made: Method = maker(**checked(maker, {**defaults, **given}, name))
     return made, fields["record_sampling"] if personal else None

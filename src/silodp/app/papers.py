@@ -41,6 +41,7 @@ def in_lines(rows: Sequence[Row]) -> list[str]:
     """The same for reading: a block for each number of steps, a line for each trajectory and conversion."""
     lines = [
         "ε of one record at δ = 1e-05, q = 0.1, when only the average of the parties' models is released.",
+        "A line's first word is the trajectory: which noise local models move with; its second the conversion to ε.",
         "",
     ]
     cells = {(row.steps, row.trajectory, row.conversion, row.parties): row for row in rows}

@@ -13,6 +13,8 @@ from silodp.app.budget_plots import SamplingCurve, against_sampling, check_pictu
 from silodp.app.construct import fields_of
 from silodp.app.preferences import Preferences
 from silodp.app.progress import rounded_up
+from silodp.app.promises import asked_in_brief
+from silodp.app.wording import counted
 from silodp.data.preferences import Budgets
 from silodp.errors import SilodpError
 from silodp.methods import Method, RpdpFilter, UldpAvg
@@ -73,7 +75,7 @@ def out_of_reach(method: Method, budgets: Budgets) -> int | None:
     match method:
         case TwoStageSampling():
             asked = method.asked(budgets)
-            return int(((method.accounts.terms(asked)[0] == 0) & (asked > 0)).sum())
+            return int((method.accounts.terms(asked[asked > 0])[0] == 0).sum())  # 0: left out on purpose
         case RpdpFilter():
             return int((method.limits(budgets) == 0).sum())
         case UldpAvg():
@@ -91,7 +93,7 @@ def in_lines(found: Mapping[str, Any]) -> list[str]:
         share = f"{100 * level['share']:.3g} %"
         spent = rounded_up(level["epsilon"]) if level["epsilon"] else "0"
         over = "  MORE THAN ASKED" if (level["epsilon"] or 0) > level["budget"] else ""
-        lines.append(f"  asked {level['budget']:.4g} by {share:>6}: {given}, costs ε = {spent}{over}{note}")
+        lines.append(f"  asked {asked_in_brief(level)} by {share:>6}: {given}, costs ε = {spent}{over}{note}")
     if found["unreachable"]:
         share = found["unreachable"] / found["units"]
         lines.append(
@@ -114,6 +116,8 @@ def draw(
 ) -> None:
     """ε against the sampling probability for several noise multipliers, as a picture (rPDP-FL, Figure 6).
 
+    `accountant` is the plan's, for every curve: the picture and the text tell the same ε.
+
     Raises:
         SilodpError: the method samples nothing, promises nothing, or the file's name says no format.
     """
@@ -122,7 +126,12 @@ def draw(
     levels = [level.budget for level in own.levels()] if own is not None else []
     if len(levels) > _MOST_LINES:
         levels = [levels[0], levels[len(levels) // 2], levels[-1]]
-    figure = against_sampling(curves, levels, f"{_sampled(method).replace('_', ' ')} probability q")
+    figure = against_sampling(
+        curves,
+        levels,
+        f"{_sampled(method).replace('_', ' ')} probability q",
+        f"ε after {counted(rounds, 'round')}, accountant {accountant}",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)
 
@@ -169,7 +178,7 @@ def _curve(
     if isinstance(method, TwoStageSampling):
         run = (method.noise_multiplier, method.local_steps, method.client_sampling, rounds, method.delta)
         curve = two_stage_curve(
-            *run, method.accountant, points=None if method.accountant == "rdp" else _POINTS, least=_LEAST
+            *run, accountant, points=None if accountant == "rdp" else _POINTS, least=_LEAST
         )
     else:
         field = _sampled(method)

@@ -16,6 +16,7 @@ from silodp.app.personal_plan import noise_of, with_noise
 from silodp.app.preferences import Preferences
 from silodp.app.progress import rounded_up
 from silodp.app.promises import CLAIMED, is_only_claimed
+from silodp.app.wording import counted
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator, Setting
 from silodp.federation.aggregation import events as events_of
@@ -48,13 +49,21 @@ def plan(
 ) -> dict[str, Any]:
     """ε of every adversary after `rounds`, the most rounds within a budget, what meets a target, and what travels.
 
+    All silos are taken to answer; where fewer may, "fewest" says what models cost if only those ever do.
     The target is meant for the budget's adversary, or "released"; σ, T and q are each sought with the others
     as they are, and none overshoots (None where no value meets the target, with the reason). `own`: personal budgets;
     the plan says what each is given. `picture`: a file to draw ε against q in.
 
     Raises:
-        SilodpError: what a run would refuse, or no value of anything meets the target.
+        SilodpError: what a run would refuse, no value of anything meets the target, or persons' own budgets say what
+            the run costs.
     """
+    if target is not None and setting.method.most_rounds is not None:
+        raise SilodpError(
+            f"target epsilon = {target:g}: everybody's rate or clip follows from her own budget, and with it the run's "
+            "ε; set method.personal.largest_budget to the target, and method.personal.adversary to whom it is meant "
+            "for."
+        )
     aggregator.check(setting)
     events = events_of(aggregator, setting)
     spent = {
@@ -74,6 +83,7 @@ def plan(
         "dimension": setting.size,
         "noise_multiplier": noise_of(setting.method),
         "adversaries": {a: _cost(events[a], spent[a], delta, accountant) for a in ADVERSARIES},
+        "fewest": _of_fewest(aggregator, setting, rounds, delta, accountant),
         "claims": [],
         "budget": None,
         "target": None,
@@ -183,6 +193,20 @@ def _cost(event: Event, spent: list[Charge], delta: float, accountant: Accountan
     return cost(spent or [(event, 0)], delta, accountant).to_dict()
 
 
+def _of_fewest(
+    aggregator: Aggregator, setting: Setting, rounds: int, delta: float, accountant: Accountant
+) -> dict[str, Any] | None:
+    """ε of the released models if never more silos answer than must; None where all must.
+
+    Every share of noise is sized for them, so that whoever else answers adds noise that nothing counts on.
+    """
+    fewest = setting.population.m
+    if fewest == setting.population.silos:
+        return None
+    spent = charges(lambda r: events_of(aggregator, setting, fewest, r)["released"], rounds)
+    return {"silos": fewest, "epsilon": cost(spent, delta, accountant).epsilon if spent else None}
+
+
 def _claims(
     aggregator: Aggregator, setting: Setting, rounds: int, delta: float, accountant: Accountant
 ) -> list[dict[str, Any]]:
@@ -208,17 +232,22 @@ def _met_against(method: Method, adversary: Adversary) -> Adversary:
 
 def in_lines(result: Mapping[str, Any]) -> list[str]:
     """A plan for reading; rounded so that no printed value overshoots."""
-    head = f"{result['method']}, {result['rounds']} rounds, σ = {result['noise_multiplier']:g}"
+    head = f"{result['method']}, {counted(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
     lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}:"]
     for adversary, found in result["adversaries"].items():
         promise = (
             f"ε = {rounded_up(found['epsilon'])}" if found["private"] else f"no guarantee: {found['reason']}"
         )
         lines.append(f"  {adversary:9} {promise}")
+    if (fewest := result["fewest"]) is not None and fewest["epsilon"] is not None:
+        lines.append(
+            f"  if all {result['silos']} silos answer; released ε = {rounded_up(fewest['epsilon'])} if only "
+            f"{fewest['silos']} ever do"
+        )
     if (budget := result["budget"]) is not None:
         lines.append(
             f"budget ε = {budget['epsilon']:g} ({budget['adversary']}): enough for "
-            + (f"{budget['rounds']:,} rounds" + (" or more" if budget["rounds"] == MOST_ROUNDS else ""))
+            + (counted(budget["rounds"], "round") + (" or more" if budget["rounds"] == MOST_ROUNDS else ""))
         )
     if (budgets := result["budgets"]) is not None:
         lines += personal_plan.in_lines(budgets)

@@ -95,6 +95,26 @@ def asks_budgets_of(method: Method) -> Unit | None:
     return "record" if isinstance(method, TwoStageSampling | RpdpFilter) else None
 
 
+def draws_by_budget(name: str) -> bool:
+    """Whether the method of this name finds how often a record is drawn from the record's own budget."""
+    from silodp.methods import METHODS
+    from silodp.methods.personalized import TwoStageSampling
+
+    maker = METHODS.get(name.replace("_", "-"))
+    return isinstance(maker, type) and issubclass(maker, TwoStageSampling)
+
+
+def keepers_of(unit: Unit) -> str:
+    """The methods that keep budgets of every such unit, for messages."""
+    from silodp.methods import METHODS, RpdpFilter, UldpAvg
+    from silodp.methods.personalized import TwoStageSampling
+
+    kinds = (UldpAvg,) if unit == "user" else (TwoStageSampling, RpdpFilter)
+    names = [name for name, maker in METHODS.items() if isinstance(maker, type) and issubclass(maker, kinds)]
+    with_table = " with [method.personal]" if unit == "user" else ""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names) + with_table
+
+
 def preferences(section: Mapping[str, Any]) -> Preferences:
     """The preferences of a [budgets] table, checked: a few budgets are drawn.
 

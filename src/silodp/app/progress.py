@@ -78,13 +78,16 @@ def rounded_up(epsilon: float | None) -> str:
 
 def in_words(guarantee: Guarantee) -> str:
     """One guarantee as a sentence."""
+    from silodp.app.wording import guess_text  # with it comes what draws pictures
+
     who = WHO[guarantee.adversary]
     if guarantee.epsilon is None:
         return f"Against {who}: nothing is promised, because {guarantee.reason}."
-    unit = "all records of a person" if guarantee.unit == "user" else "one record"
-    odds = math.exp(min(guarantee.epsilon, 700))
-    guess = math.ceil(1000 * min(1.0, (odds + guarantee.delta) / (1 + odds))) / 10
+    unit, they = ("all records of a person", "they are")
+    if guarantee.unit == "record":
+        unit, they = ("one record", "it is")
+    guess = guess_text(guarantee.epsilon, guarantee.delta)
     return (
         f"Against {who}: ε = {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g} for {unit}: one who "
-        f"starts from 50:50 on whether they are in the data guesses right at most {guess} % of the time."
+        f"starts from 50:50 on whether {they} in the data guesses right at most {guess} of the time."
     )

@@ -119,19 +119,34 @@ def in_lines(guarantees: Sequence[Guarantee]) -> list[str]:
 
 
 def in_brief(group: Mapping[str, Any]) -> str:
-    """ "0.1 → 0.099 (700)": asked for, charged, by how many."""
-    return f"{group['budget']:.3g} → {rounded_up(charge(group))} ({group['units']:,})"
+    """ "0.1 → 0.099 (700)": asked for, charged, by how many; where several budgets stand together from which to which.
+
+    Both are rounded up to the same decimals: what was kept never looks exceeded.
+    """
+    return f"{asked_in_brief(group)} → {rounded_up(charge(group))} ({group['units']:,})"
+
+
+def asked_in_brief(group: Mapping[str, Any]) -> str:
+    """The budget of a group, or from which to which, rounded up as what is charged is."""
+    least = number(group.get("from", group.get("least")))  # of records, of persons
+    asked = rounded_up(group["budget"])
+    return asked if least is None or rounded_up(least) == asked else f"{rounded_up(least)}–{asked}"
 
 
 def asked_and_spent(groups: Sequence[Mapping[str, Any]]) -> str:
-    """A cell: "0.1 → 0.099, 1 → 0.99"; of many budgets the range of the parts spent; "–" where nobody asked."""
+    """A cell: "0.100 → 0.0991, 1.00 → 0.99"; of many the range of the parts spent; "–" where nobody asked.
+
+    Of what was asked for and what was charged both are rounded up alike: what was kept never looks exceeded.
+    """
     if not groups:
         return "–"
     over = sum(group["units"] for group in groups if exceeds(group))
     alarm = f"; {over:,} charged more than asked" if over else ""
     if len(groups) <= _MOST_LISTED:
         # Unbroken pairs: a page may break the list only between them.
-        pairs = (f"{group['budget']:.3g}\u00a0→\u00a0{epsilon_text(charge(group))}" for group in groups)
+        pairs = (
+            f"{epsilon_text(group['budget'])}\u00a0→\u00a0{epsilon_text(charge(group))}" for group in groups
+        )
         return ", ".join(pairs) + alarm
     parts = [100 * (charge(group) or 0.0) / group["budget"] for group in groups]
     asked = [group["budget"] for group in groups]

@@ -90,7 +90,7 @@ def write_report(
         refused=_refused(run.rows),
         persons=promises.persons(run.guarantees.values()),
         budgets=[
-            (spent, pictures.add(f"budgets-{i}", figure, _budgets_caption(spent)))
+            (spent, pictures.add(f"budgets-{i}", figure, _budgets_caption(spent, _unit(released))))
             for i, spent in enumerate(promises.spending(run.guarantees.values()))
             if (figure := budget_plots.spending(spent.groups, _unit(released))) is not None
         ],
@@ -211,10 +211,10 @@ def _unit(said: Guarantee) -> str:
     return "record" if said.unit == "record" else "person"
 
 
-def _budgets_caption(spent: promises.Spending) -> str:
-    units = sum(group["units"] for group in spent.groups)
+def _budgets_caption(spent: promises.Spending, unit: str) -> str:
+    units = wording.counted(sum(group["units"] for group in spent.groups), unit)
     kept = f"{spent.exceeded:,} were charged more" if spent.exceeded else "nobody was charged more"
-    return f"ε asked for by {units:,} units, and what each was charged: {kept} than asked for."
+    return f"ε asked for by {units}, and what each was charged: {kept} than asked for."
 
 
 def _table(rows: Sequence[Row]) -> list[Row]:

@@ -15,15 +15,17 @@ from silodp.app.plots import number
 from silodp.app.preferences import asks_budgets_of
 from silodp.app.progress import Interrupted, in_words, say, shown
 from silodp.app.report import write_report
-from silodp.app.resuming import differences, how_to_go_on
+from silodp.app.resuming import differences, how_to_go_on, laid_out_over, laid_out_over_before
 from silodp.app.rundir import versions
 from silodp.app.sanity import doubts
+from silodp.app.wording import counted
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import events
 from silodp.federation.run import Result, Row, train
 from silodp.federation.store import write_durably
 from silodp.methods import Method
+from silodp.methods.personalized import TwoStageSampling
 
 
 def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, Any]:
@@ -71,10 +73,13 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
         raise Interrupted(how_to_go_on(directory)) from None
     except SilodpError as error:
         if changed and not begun:
-            raise SilodpError(f"{error} Unlike {directory / 'config.toml'}: {'; '.join(changed)}.") from None
+            laid_out = _laid_out_anew(config, directory)
+            raise SilodpError(
+                f"{error} Unlike {directory / 'config.toml'}: {'; '.join(changed)}.{laid_out}"
+            ) from None
         raise
     summary = _summary(config, directory, result, page)
-    summary["warnings"] += _left_out(config, federation, task.size)
+    summary["warnings"] += _left_out(config, federation, task.size) + _retired(method, summary["rounds"])
     for warning in summary["warnings"]:
         say(f"warning: {warning}")
     return summary
@@ -117,10 +122,36 @@ def _left_out(config: RunConfig, federation: Federation, size: int) -> list[str]
     left_out = out_of_reach(method, budgets) or 0
     if not left_out:
         return []
+    # A plan reads no tables: of budgets in a column only the report knows.
+    shows = "the report shows" if config.preferences() is None else "'silodp plan' shows"
+    people = "records" if unit == "record" else "persons"
     return [
-        f"{left_out:,} of {len(budgets):,} {unit}s take no part: their budgets are too small for any sampling "
-        "probability or clip ('silodp plan' shows which; more noise, fewer rounds or steps would let them in)"
+        f"{left_out:,} of {len(budgets):,} {people} take no part: their budgets are too small for any sampling "
+        f"probability or clip ({shows} which; more noise, fewer rounds or steps would let them in)"
     ]
+
+
+def _retired(method: Method, played: int) -> list[str]:
+    """That more rounds were played than records' budgets were laid out over, so that records fell away."""
+    if not isinstance(method, TwoStageSampling) or method.calibration == "scf" or played <= method.rounds:
+        return []
+    return [
+        f"budgets were laid out over {counted(method.rounds, 'round')} and {played:,} were played: records retired as "
+        "their budgets were used up, many of them right after that, and what followed was trained on fewer records or "
+        "none (leave method.rounds out, and it is the run's)"
+    ]
+
+
+def _laid_out_anew(config: RunConfig, directory: Path) -> str:
+    """A sentence for who resumes with other rounds a run whose budgets were laid out over their number."""
+    now, before = laid_out_over(config), laid_out_over_before(directory)
+    if before is None or now == before:
+        return ""
+    personal = getattr(config.method(), "personal", None) is not None
+    return (
+        f" Its budgets were laid out over {counted(before, 'round')}, and nothing of what was spent can be laid out "
+        f"anew: resume with rounds = {before}, or with method{'.personal' if personal else ''}.rounds = {before}."
+    )
 
 
 def _summary(config: RunConfig, directory: Path, result: Result, page: Path) -> dict[str, Any]:
@@ -150,7 +181,7 @@ def _summary(config: RunConfig, directory: Path, result: Result, page: Path) -> 
 def in_lines(summary: dict[str, Any]) -> list[str]:
     """A summary for reading."""
     utility = {"loss": summary["loss"], **summary["metrics"]}
-    head = f"{summary['method']}, {summary['rounds']} rounds"
+    head = f"{summary['method']}, {counted(summary['rounds'], 'round')}"
     if summary["stopped"] == "budget":
         head += " (stopped by the budget)"
     head += "".join(f", {name} {value:.4g}" for name, value in utility.items() if value is not None)

@@ -52,6 +52,11 @@ def odds_text(delta: float) -> str:
     return f"1 in {math.floor(1 / delta + 1e-6):,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 round", "1,000 rounds"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def measure_text(value: float | None) -> str:
     """A loss or a metric, four figures."""
     return "–" if value is None else f"{value:.4g}"
@@ -98,5 +103,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "vague": is_vague,
     "delta": delta_text,
     "clause": clause_text,
+    "counted": counted,
 }
 """By their names in templates."""

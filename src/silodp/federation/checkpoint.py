@@ -58,8 +58,9 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
         )
     if header["fingerprint"] != fingerprint:
         raise SilodpError(
-            f"checkpoint {path} belongs to another set-up (data, task, method, seed, δ or aggregator differ): "
-            "resume with the configuration it was made with, or choose another output directory."
+            f"checkpoint {path} belongs to another set-up (data, task, method, seed, δ or aggregator differ; "
+            "where budgets are laid out over a number of rounds, this number is a part of the method): resume with "
+            "the configuration it was made with, or choose another output directory."
         )
     return Checkpoint(header["run"], fingerprint, header["round"], tensors["params"], tensors["velocity"])
 

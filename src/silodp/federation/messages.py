@@ -70,7 +70,9 @@ class Message:
             length = int.from_bytes(data[:8], "little")
             header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["message"])
             blobs = {
-                name.removeprefix(_BLOB): arrays.pop(name).tobytes() for name in list(arrays) if _BLOB in name
+                name.removeprefix(_BLOB): arrays.pop(name).tobytes()
+                for name in list(arrays)
+                if name.startswith(_BLOB)
             }
             return cls(**header, arrays=arrays, blobs=blobs)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:

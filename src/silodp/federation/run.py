@@ -42,8 +42,8 @@ from silodp.privacy.guarantee import (
     View,
     assumptions_of,
 )
-from silodp.privacy.ledger import Budget, Ledger
-from silodp.privacy.persons import for_person
+from silodp.privacy.ledger import Budget, Ledger, Subject
+from silodp.privacy.persons import PERSONS_RECORDS, epsilon_for_person
 from silodp.training.task import Task
 
 Row = dict[str, Any]
@@ -93,7 +93,8 @@ def train(
         method: who is protected and how, e.g. `silodp.methods.UldpAvg(...)`.
         rounds: T, at most; a budget may stop the run earlier.
         aggregator: "plain": the server sees each silo's noisy share; "masked": only their sum (secure aggregation, with
-            integer noise). An aggregator with other settings can be given as an object.
+            integer noise); "lattice" or "paillier": the same, weighted by record counts that nobody sees. An
+            aggregator with other settings can be given as an object.
         budget: `Budget` or {"epsilon", "delta", "adversary"}; the run stops before it would be exceeded.
         seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its
             guarantees say "not for release".
@@ -183,7 +184,8 @@ def train(
             parents=True, exist_ok=True, mode=0o700
         )  # it holds what must not leave
         save_checkpoint(directory / "checkpoint" / "state.safetensors", state)
-    with _opened(directory, state, delta * aggregator.delta_share, accountant, budget) as ledger:
+    subject = Subject(method.name, repr(method), method.unit, aggregator.name, secret=seed is None)
+    with _opened(directory, state, delta * aggregator.delta_share, accountant, budget, subject) as ledger:
         silos, server = _parties(
             federation, task, aggregator, replace(setting, run=state.run), randomness, ledger, directory
         )
@@ -282,6 +284,7 @@ def _opened(
     delta: float,
     accountant: Accountant,
     budget: Budget | None,
+    subject: Subject,
 ) -> Iterator[Ledger]:
     path = None
     if directory is not None:
@@ -290,7 +293,7 @@ def _opened(
             raise SilodpError(
                 f"ledger {path} is missing: without it nothing is known of the ε spent; restore it."
             )
-    with Ledger(path, delta, accountant, budget, run=state.run) as ledger:
+    with Ledger(path, delta, accountant, budget, run=state.run, subject=subject) as ledger:
         if not state.round <= ledger.rounds <= state.round + 1:
             raise SilodpError(
                 f"ledger {path} has {ledger.rounds} rounds and the checkpoint {state.round}: they are not of one "
@@ -315,7 +318,7 @@ def _parties(
 
     names = setting.names
     stores = {name: store("silos", f"{s:03}") for s, name in enumerate(names)}
-    # In one process the keys are made here; between organisations each makes its own and pins the others'.
+    # In one process the keys are made here; between organizations each makes its own and pins the others'.
     identities = {name: _identity(name, stores[name]) for name in names}
     pins = {name: identity.public for name, identity in identities.items()}
     silos = [
@@ -397,7 +400,7 @@ def _guarantees(
             + (server.aggregator.assumptions if adversary != "released" else ())
             + method.assumptions
             + federation.assumptions
-            + _about_delta(delta, federation.users),
+            + about_delta(delta, federation.users),
             not_covered=tuple(what for what in NOT_COVERED if tested or what != HELD_OUT),
             persons=() if spent is None or method.unit != "record" else _persons(ledger, adversary),
             groups=() if spent is None else _groups(federation, server, ledger, views[adversary]),
@@ -406,18 +409,13 @@ def _guarantees(
     return result
 
 
-PERSONS_RECORDS = (2, 4, 8, 16)
-"""Numbers of records for which a record-level guarantee says what a person gets."""
-
-
 def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | None], ...]:
     """What a person with k records gets from a guarantee about single records (group privacy)."""
-    found = []
-    for records in PERSONS_RECORDS:
-        charges = [(for_person(charge.events[adversary], records), 1) for charge in ledger.history]
-        spent = epsilon(charges, ledger.delta, ledger.accountant)
-        found.append((records, spent if math.isfinite(spent) else None))
-    return tuple(found)
+    events = [charge.events[adversary] for charge in ledger.history]
+    return tuple(
+        (records, epsilon_for_person(events, records, ledger.delta, ledger.accountant))
+        for records in PERSONS_RECORDS
+    )
 
 
 def _groups(federation: Federation, server: Server, ledger: Ledger, view: View) -> tuple[dict[str, Any], ...]:
@@ -444,7 +442,8 @@ def _claims(server: Server, adversary: Adversary, ledger: Ledger) -> tuple[dict[
     return ({"epsilon": spent, "why": claimed.assumptions[-1]},) if math.isfinite(spent) else ()
 
 
-def _about_delta(delta: float, users: int) -> tuple[str, ...]:
+def about_delta(delta: float, users: int) -> tuple[str, ...]:
+    """The remark on a δ that is not below 1/U; nothing on others."""
     if delta * users < 1:
         return ()
     return (

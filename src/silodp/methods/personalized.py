@@ -145,7 +145,8 @@ class TwoStageSampling(Common):
         if self.accounts.most == 0:
             raise SilodpError(
                 f"{self.name}: at noise_multiplier = {self.noise_multiplier:g} even the largest ε = {self.largest:g} "
-                f"is spent before {self.rounds} rounds are over, however seldom a record is drawn: raise the noise."
+                f"is spent before {self.rounds} round{'s are' if self.rounds > 1 else ' is'} over, however seldom a "
+                "record is drawn: raise the noise."
             )
 
     def allotments(

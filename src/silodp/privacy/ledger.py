@@ -7,6 +7,7 @@ that was never released, never a release without its charge.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from silodp.errors import SilodpError, check_real
 from silodp.privacy.accounting import Accountant, Spent, check_accountant, check_delta
 from silodp.privacy.events import Event, event_from_dict, event_to_dict
 from silodp.privacy.events import reason as reason_of
-from silodp.privacy.guarantee import ADVERSARIES, Adversary
+from silodp.privacy.guarantee import ADVERSARIES, Adversary, Unit
 from silodp.privacy.journal import Journal
 
 FORMAT = 1
@@ -43,6 +44,21 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What a run's events are about, so that no guarantee can say they are about anything else.
+
+    method, aggregator: their names. settings: the method with all its constants. unit: whom it protects. secret:
+    whether all randomness is the operating system's; False: whoever knows the seed can take the noise away.
+    """
+
+    method: str
+    settings: str
+    unit: Unit | None
+    aggregator: str
+    secret: bool
+
+
+@dataclass(frozen=True)
 class Charge:
     """One line of the book."""
 
@@ -60,6 +76,7 @@ class Ledger:
         accountant: how events become ε.
         budget: what may be spent; None for no limit.
         run: the run's id; a book of another run is refused.
+        subject: what the events are about; None: what the book says, if it says so.
 
     Raises:
         SilodpError: the book is another run's or was begun with other settings, is damaged, or is in use.
@@ -73,20 +90,24 @@ class Ledger:
         budget: Budget | None = None,
         *,
         run: str,
+        subject: Subject | None = None,
     ) -> None:
         check_delta(delta)
         check_accountant(accountant)
         self.path, self.delta, self.accountant, self.budget, self.run = path, delta, accountant, budget, run
+        self.subject = _subject_in(path) if subject is None else subject
         self._charges: dict[tuple[int, int], Charge] = {}
         self._spent = {adversary: Spent(accountant) for adversary in ADVERSARIES}
         self._reasons: dict[Adversary, str] = {}
-        header = {
+        header: dict[str, Any] = {
             "format": FORMAT,
             "run": run,
             "delta": delta,
             "accountant": accountant,
             "budget": None if budget is None else asdict(budget),
         }
+        if self.subject is not None:
+            header["subject"] = asdict(self.subject)
         self._journal = None if path is None else Journal(path, header)
         try:
             for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
@@ -209,3 +230,14 @@ class Ledger:
             if (reason := reason_of(event)) is not None:
                 self._reasons.setdefault(adversary, reason)
             self._spent[adversary].add(event)
+
+
+def _subject_in(path: Path | None) -> Subject | None:
+    """As the first line of a file has it; None where it has none (whether it is a ledger at all, `Journal` checks)."""
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            return Subject(**json.loads(file.readline())["subject"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import cast
 
+from silodp.privacy.accounting import Accountant, epsilon
 from silodp.privacy.events import (
     Composed,
     Each,
@@ -13,6 +16,9 @@ from silodp.privacy.events import (
     NoGuarantee,
     Repeated,
 )
+
+PERSONS_RECORDS = (2, 4, 8, 16)
+"""Numbers of records for which a record-level guarantee says what a person gets."""
 
 
 def for_person(event: Event, records: int) -> Event:
@@ -38,3 +44,11 @@ def for_person(event: Event, records: int) -> Event:
         case Group(size, inner):
             return Group(size * records, inner)
     return Group(records, event)
+
+
+def epsilon_for_person(
+    events: Iterable[Event], records: int, delta: float, accountant: Accountant
+) -> float | None:
+    """ε at δ, towards a person with at most `records` records, of events charged for one; None: nothing is promised."""
+    spent = epsilon([(for_person(event, records), 1) for event in events], delta, accountant)
+    return spent if math.isfinite(spent) else None
