@@ -185,8 +185,8 @@ def table(source: str, trials: list[Trial]) -> str:
     lines = [
         f"**{source}**",
         "",
-        "| steps | trajectory | T | rate, clip, R | σ of a client | accuracy | seeds | ε | s per run |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| steps | trajectory | T | rate, clip, R | σ of a client | accuracy | AUC | seeds | ε | s per run |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     keys = sorted({(d["trial"]["steps"], d["trial"]["trajectory"], d["trial"]["rounds"]) for d in done})
     for steps, trajectory, rounds in keys:
@@ -198,11 +198,13 @@ def table(source: str, trials: list[Trial]) -> str:
         ]
         values = [d["metrics"]["accuracy"] for d in same]
         spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        areas = [d["metrics"]["roc_auc"] for d in same if "roc_auc" in d["metrics"]]
+        area = f"{statistics.fmean(areas):.3f}" if areas else "–"
         one = same[0]["trial"]
         spent = same[0]["epsilon"]
         lines.append(
             f"| {steps} | {trajectory} | {rounds} | {one['rate']:g}, {one['clip']:g}, {one['ratio']:g} "
-            f"| {same[0]['sigma']:.3f} | {statistics.fmean(values):.3f}{spread} | {len(values)} "
+            f"| {same[0]['sigma']:.3f} | {statistics.fmean(values):.3f}{spread} | {area} | {len(values)} "
             f"| {'none' if spent is None else f'{spent:.3f}'} "
             f"| {statistics.fmean(d['seconds'] for d in same):.0f} |"
         )
