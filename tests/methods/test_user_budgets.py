@@ -19,9 +19,10 @@ from silodp.federation.lattice import Lattice
 from silodp.federation.masked import Masked
 from silodp.federation.paillier import Paillier
 from silodp.methods import Personal, Population, UldpAvg, UldpSgd
-from silodp.methods.personal_budgets import MOST_GROUPS, Whole
+from silodp.methods.personal_budgets import Whole
 from silodp.privacy.events import Gaussian, KnownSample, NoGuarantee, PoissonSampled, Skellam
 from silodp.privacy.guarantee import View
+from silodp.privacy.personal import MOST_TOLD
 
 DELTA = 1e-5
 SMALL_PAILLIER = Paillier(count_cap=3, key_bits=512, insecure_for_tests=True)
@@ -315,7 +316,7 @@ def test_groups_are_budgets_or_twentieths_of_the_persons():
     many = np.linspace(0.5, 2.0, 200)
     known = setting(UldpAvg(5.0, 1.0, personal=own("clip", rounds=4)), many)
     entries = known.method.groups(View("server", 3), [many], np.array([]), 4, DELTA, "pld")
-    assert len(entries) == MOST_GROUPS
+    assert len(entries) == MOST_TOLD
     assert sum(e["units"] for e in entries) == 200
     assert all(e["least"] < e["budget"] for e in entries)
 

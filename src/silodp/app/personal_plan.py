@@ -11,7 +11,7 @@ import numpy as np
 
 from silodp.app.budget_plots import SamplingCurve, against_sampling, check_picture, save
 from silodp.app.construct import fields_of
-from silodp.app.preferences import Preferences
+from silodp.app.preferences import STANDING_IN, Preferences
 from silodp.app.progress import rounded_up
 from silodp.app.promises import asked_in_brief
 from silodp.app.wording import counted
@@ -24,8 +24,6 @@ from silodp.privacy.events import Event, reason
 from silodp.privacy.guarantee import View
 from silodp.privacy.personal import Curve, two_stage_curve
 
-_STANDING_IN = 1000
-"""Units that stand for all of them where no data are read."""
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the configured noise multiplier, for the picture."""
 _POINTS = 20
@@ -50,7 +48,7 @@ def budgets_plan(
     """
     if own is None or not (isinstance(method, TwoStageSampling | RpdpFilter | UldpAvg)):
         return None
-    budgets = own.drawn(users if own.unit == "user" else _STANDING_IN)
+    budgets = own.drawn(users if own.unit == "user" else STANDING_IN)
     unreachable = out_of_reach(method, budgets)
     if unreachable is None:
         return None

@@ -14,14 +14,12 @@ from silodp.data.preferences import PREFERENCES, Budgets
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError
 from silodp.privacy.guarantee import Unit
+from silodp.privacy.personal import told_apart
 
 if TYPE_CHECKING:
     from silodp.methods import Method
 
-MOST_LEVELS = 20
-"""So many distinct budgets are shown one by one; of more, twentieths of the units."""
-
-_PLANNED = 1000
+STANDING_IN = 1000
 """Units that stand for all of them where no data are read."""
 
 _UNITS: dict[str, Unit] = {"records": "record", "users": "user"}
@@ -72,15 +70,12 @@ class Preferences:
 
     def levels(self) -> tuple[Level, ...]:
         """The budgets that are asked for, ascending, and by what share of the units; no data are needed."""
-        return levels(self.drawn(_PLANNED))
+        return levels(self.drawn(STANDING_IN))
 
 
 def levels(budgets: Budgets) -> tuple[Level, ...]:
     """The distinct budgets and the shares that ask for them; of many, twentieths of the units and their largest."""
-    distinct = np.unique(budgets)
-    if len(distinct) > MOST_LEVELS:
-        parts = np.arange(1, MOST_LEVELS + 1) / MOST_LEVELS
-        distinct = np.unique(np.quantile(budgets, parts, method="higher"))
+    distinct = told_apart(budgets)
     counts = np.bincount(np.searchsorted(distinct, budgets), minlength=len(distinct))
     return tuple(Level(float(b), float(n / len(budgets))) for b, n in zip(distinct, counts, strict=True))
 
@@ -137,5 +132,5 @@ def preferences(section: Mapping[str, Any]) -> Preferences:
     made = Preferences(
         found.distribution, found.seed, found.of, checked(draw, options, "the budgets", "budgets")
     )
-    made.drawn(_PLANNED)
+    made.drawn(STANDING_IN)
     return made

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from silodp.mechanisms.clipping import Finished
 from silodp.methods.method import Common, Population, SiloWork, check_local, check_server
 from silodp.privacy.events import Event, NoGuarantee
@@ -30,24 +28,6 @@ class Default(Common):
     def __post_init__(self) -> None:
         check_local(self.local)
         check_server(self.server_learning_rate, self.server_momentum)
-
-    def allotments(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> None:
-        """Nobody's share is bounded."""
-
-    def admit(
-        self,
-        user: np.ndarray,
-        allotment: np.ndarray | None,
-        stream: np.random.Generator,
-        budget: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Every record."""
-        return np.ones(len(user), dtype=bool)
-
-    def sample(self, population: Population, stream: np.random.Generator) -> None:
-        """Everyone, always."""
 
     def silo_update(self, work: SiloWork) -> Finished:
         """The silo's own SGD, as it is."""

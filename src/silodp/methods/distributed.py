@@ -133,24 +133,6 @@ class Ddp(Common):
         check_batch(federation, self.expected_batch_size)
         self.clients_of(len(federation.silos))
 
-    def allotments(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> None:
-        """No weights: records count as they are."""
-
-    def admit(
-        self,
-        user: np.ndarray,
-        allotment: np.ndarray | None,
-        stream: np.random.Generator,
-        budget: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Every record."""
-        return np.ones(len(user), dtype=bool)
-
-    def sample(self, population: Population, stream: np.random.Generator) -> None:
-        """Records are sampled inside the silos, persons are not."""
-
     def silo_update(self, work: SiloWork) -> ClippedStream | Stepwise:
         """−γ_i/γ_ref·Σ_j g_j of this client, as rows; nothing of it is computed before it is asked for."""
         clients = self.clients_of(work.population.silos)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -60,6 +60,11 @@ class DpSgd:
                 raise SilodpError(f"{name} = {value}: set a finite number > 0.")
         if self.optimizer not in get_args(Optimizer):
             raise SilodpError(f"optimizer = {self.optimizer!r} is not known: use 'sgd' or 'adam'.")
+
+    @classmethod
+    def of(cls, method: object) -> Self:
+        """The constants among a method's own fields; those it has not stay at their defaults."""
+        return cls(**{f.name: getattr(method, f.name) for f in fields(cls) if hasattr(method, f.name)})
 
     @property
     def bounds(self) -> Bounds:

@@ -55,13 +55,7 @@ class UldpGroup(Common):
 
     @property
     def _dp_sgd(self) -> DpSgd:
-        return DpSgd(
-            self.noise_multiplier,
-            self.clip,
-            self.local_steps,
-            self.expected_batch_size,
-            self.local_learning_rate,
-        )
+        return DpSgd.of(self)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

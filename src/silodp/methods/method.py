@@ -178,6 +178,26 @@ class Method(Protocol):
 class Common:
     """What holds for most methods."""
 
+    def allotments(
+        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
+    ) -> np.ndarray | None:
+        """Everything counts as it is."""
+        return None
+
+    def admit(
+        self,
+        user: np.ndarray,
+        allotment: np.ndarray | None,
+        stream: np.random.Generator,
+        budget: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Every record."""
+        return np.ones(len(user), dtype=bool)
+
+    def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+        """Everyone, always; records may be drawn inside a silo."""
+        return None
+
     @property
     def most_rounds(self) -> int | None:
         """No limit."""

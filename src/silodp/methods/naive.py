@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
@@ -48,24 +47,6 @@ class UldpNaive(Common):
         check_clip(self.clip)
         check_local(self.local)
         check_server(self.server_learning_rate, self.server_momentum)
-
-    def allotments(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> None:
-        """The silo's update is clipped whole, whoever is in it."""
-
-    def admit(
-        self,
-        user: np.ndarray,
-        allotment: np.ndarray | None,
-        stream: np.random.Generator,
-        budget: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Every record."""
-        return np.ones(len(user), dtype=bool)
-
-    def sample(self, population: Population, stream: np.random.Generator) -> None:
-        """Everyone, always."""
 
     def silo_update(self, work: SiloWork) -> ClippedStream:
         """clip_C(Q epochs of SGD on all records), which one person can move by 2C."""

@@ -15,11 +15,9 @@ from silodp.mechanisms.sampling import check_probability
 from silodp.privacy.accounting import Accountant, check_accountant, epsilon, usual_accountant
 from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled, Skellam, nested
 from silodp.privacy.guarantee import Adversary, View
-from silodp.privacy.personal import Curve
+from silodp.privacy.personal import Curve, told_apart
 
 By = Literal["sampling", "clip"]
-MOST_GROUPS = 20
-"""Entries in a guarantee; of more distinct budgets, quantiles are shown."""
 _LEAST = 1e-4  # a rate or clip below is as good as none
 _STEP = 0.01  # of ln(rate or clip), between points of the curve
 
@@ -206,10 +204,7 @@ class Calibration:
 
         "planned" is ε after all rounds the budgets are for, "realized" after those that were played.
         """
-        distinct = np.unique(budgets)
-        if len(distinct) > MOST_GROUPS:
-            shares = np.arange(1, MOST_GROUPS + 1) / MOST_GROUPS
-            distinct = np.unique(np.quantile(budgets, shares, method="higher"))
+        distinct = told_apart(budgets)
         place = np.searchsorted(distinct, budgets)
         entries = []
         for i, budget in enumerate(distinct.tolist()):

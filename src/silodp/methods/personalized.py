@@ -114,14 +114,7 @@ class TwoStageSampling(Common):
 
     @property
     def _dp_sgd(self) -> DpSgd:
-        return DpSgd(
-            self.noise_multiplier,
-            self.clip,
-            self.local_steps,
-            self.expected_batch_size,
-            self.local_learning_rate,
-            self.optimizer,
-        )
+        return DpSgd.of(self)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -149,11 +142,6 @@ class TwoStageSampling(Common):
                 "record is drawn: raise the noise."
             )
 
-    def allotments(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> None:
-        """Nobody's share is bounded: the unit is a record."""
-
     def admit(
         self,
         user: np.ndarray,
@@ -171,9 +159,6 @@ class TwoStageSampling(Common):
         if self.client_sampling == 1:
             return None
         return poisson(population.silos, self.client_sampling, stream)
-
-    def sample(self, population: Population, stream: np.random.Generator) -> None:
-        """Records are drawn inside DP-SGD, persons are not."""
 
     def silo_update(self, work: SiloWork) -> Finished:
         """DP-SGD, each record drawn with its own probability until it retires; the noise is inside.

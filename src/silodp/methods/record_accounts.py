@@ -12,7 +12,7 @@ import numpy as np
 
 from silodp.privacy.accounting import Accountant, epsilon
 from silodp.privacy.events import Event, Gaussian, KnownSample, PoissonSampled, Repeated
-from silodp.privacy.personal import Book, binary_search, rounds_within, scf, two_stage_curve
+from silodp.privacy.personal import MOST_TOLD, Book, binary_search, rounds_within, scf, two_stage_curve
 from silodp.privacy.two_stage import TwoStage
 
 Calibration = Literal["exact", "scf", "binary-search"]
@@ -21,7 +21,6 @@ NOTHING = Gaussian(math.inf)
 """What a round costs when every record has retired."""
 
 _FEW = 64  # distinct budgets that the accountant 'pld' meets one by one
-_MOST_ENTRIES = 20  # budgets that are reported one by one; more are put together
 _BINS = 10
 _MOST_ROUNDS = 1_000_000  # of a record whose budget hardly anything uses up
 _AT_ONCE = 4096  # budgets
@@ -148,7 +147,7 @@ class Accounts:
 def bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     """(least, largest) of the distinct budgets: one by one where they are few, else in bins of equally many."""
     distinct = np.unique(np.concatenate(list(budgets)))
-    parts = np.array_split(distinct, len(distinct) if len(distinct) <= _MOST_ENTRIES else _BINS)
+    parts = np.array_split(distinct, len(distinct) if len(distinct) <= MOST_TOLD else _BINS)
     return [(float(part[0]), float(part[-1])) for part in parts if len(part)]
 
 

@@ -87,14 +87,7 @@ class RpdpFilter(Common):
 
     @property
     def _dp_sgd(self) -> DpSgd:
-        return DpSgd(
-            self.noise_multiplier,
-            self.clip,
-            self.local_steps,
-            self.expected_batch_size,
-            self.local_learning_rate,
-            self.optimizer,
-        )
+        return DpSgd.of(self)
 
     def limits(self, budget: np.ndarray) -> np.ndarray:
         """(n,) R of records with these budgets: what Σ‖g‖²/(2σ²C²) may come to."""
@@ -110,11 +103,6 @@ class RpdpFilter(Common):
                 "raise it."
             )
 
-    def allotments(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> None:
-        """Nobody's share is bounded: the unit is a record."""
-
     def admit(
         self,
         user: np.ndarray,
@@ -126,9 +114,6 @@ class RpdpFilter(Common):
         if budget is None:
             raise without_budgets(self.name)
         return self.limits(budget) > 0
-
-    def sample(self, population: Population, stream: np.random.Generator) -> None:
-        """Everyone, until they are filtered out."""
 
     def silo_update(self, work: SiloWork) -> Finished:
         """Gradient descent on the records that are still in; what each has spent is kept for the next round.

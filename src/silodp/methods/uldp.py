@@ -145,16 +145,6 @@ class UldpAvg(Common):
             raise SilodpError("weighting = 'records' needs the record counts of every silo: none were given.")
         return weighting.records(counts)
 
-    def admit(
-        self,
-        user: np.ndarray,
-        allotment: np.ndarray | None,
-        stream: np.random.Generator,
-        budget: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Every record: per-person clipping bounds any number of them."""
-        return np.ones(len(user), dtype=bool)
-
     def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
         """One coin per person and round."""
         if self._own_rates:

@@ -71,7 +71,7 @@ def scf(
         SilodpError: the fit fails, or a parameter is out of range.
     """
     run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
-    budgets = _checked(budgets)
+    budgets = checked(budgets)
     rho = rounds * run.planned(_SIMULATED)
     loose = (rho + math.log(1 / delta) / (ORDERS[:, None] - 1)).min(axis=0)
     simulated = loose if conversion == "paper" else run.epsilon(rho)
@@ -124,7 +124,7 @@ def binary_search(
                 break
         return fits
 
-    return np.array([search(float(budget)) for budget in _checked(budgets)])
+    return np.array([search(float(budget)) for budget in checked(budgets)])
 
 
 def _exponential(q: Array, a: float, b: float, c: float) -> Array:
@@ -155,7 +155,8 @@ def _costs(run: TwoStage, rounds: int, q: Array) -> Array:
     return np.concatenate([np.empty(0), *costs])[which]
 
 
-def _checked(budgets: Array) -> Array:
+def checked(budgets: Array) -> Array:
+    """Budgets (n,) in double precision; refused where one is no number above 0."""
     budgets = np.asarray(budgets, float)
     if not (budgets > 0).all():
         raise SilodpError(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from silodp.errors import SilodpError
 from silodp.privacy.accounting import Accountant, check_accountant, check_delta, epsilon
-from silodp.privacy.curve_fitting import Fitted, binary_search, scf
+from silodp.privacy.curve_fitting import Fitted, binary_search, checked, scf
 from silodp.privacy.events import Event, Gaussian, KnownSample, PoissonSampled, Repeated
 from silodp.privacy.two_stage import ORDERS, TwoStage, conversion
 
@@ -33,6 +33,8 @@ __all__ = [
 Array = NDArray[np.float64]
 Book = Literal["planned", "realized"]
 
+MOST_TOLD = 20
+"""So many distinct budgets are told one by one."""
 _FEW = 64  # distinct budgets that are worth points of their own
 _MET = 1e-3  # to which part of itself such a budget is met
 _MARGIN = 1 + 1e-9  # two ways to add up the same series differ by less
@@ -100,7 +102,7 @@ class Curve:
         Raises:
             SilodpError: a budget is not a number above 0.
         """
-        budgets = _checked(budgets)
+        budgets = checked(budgets)
         index = np.searchsorted(self.epsilons, budgets, side="right")
         met: Array = np.concatenate([[0.0], self.parameters])[index]
         return met
@@ -172,7 +174,7 @@ def two_stage_curve(
     start = max(least, 1e-2) if points is None and budgets is None else least
     if budgets is not None:
         rdp = two_stage_curve(noise_multiplier, local_steps, client_sampling, rounds, delta, least=least)
-        start = max(least, float(rdp.met_by(np.atleast_1d(np.min(_checked(budgets))))[0]))
+        start = max(least, float(rdp.met_by(np.atleast_1d(np.min(checked(budgets))))[0]))
     return Curve.of(event, rounds, delta, "pld", 96 if points is None else points, min(start, 0.5), budgets)
 
 
@@ -199,7 +201,7 @@ def rounds_within(
         raise SilodpError(f"the ledger is {book!r}: it must be 'planned' or 'realized'.")
     _check_rounds(most)
     run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
-    q, eps = np.asarray(sampling_probabilities, float), _checked(budgets)
+    q, eps = np.asarray(sampling_probabilities, float), checked(budgets)
     if q.shape != eps.shape or not ((q >= 0) & (q <= 1)).all():
         raise SilodpError("every budget needs a sampling probability of its own, between 0 and 1.")
     distinct, which = np.unique(q, return_inverse=True)
@@ -226,7 +228,7 @@ def filter_budget(budgets: Array, delta: float) -> Array:
         SilodpError: a budget or δ is out of range.
     """
     check_delta(delta)
-    eps = _checked(budgets)
+    eps = checked(budgets)
     orders = 1 + np.geomspace(1e-3, 1e5, 384)
     room = conversion(orders, delta)
     distinct, which = np.unique(eps, return_inverse=True)
@@ -234,6 +236,15 @@ def filter_budget(budgets: Array, delta: float) -> Array:
     for part in _chunks(len(distinct), len(orders)):
         best[part] = ((distinct[part] - room[:, None]) / orders[:, None]).max(axis=0)
     return np.maximum(best, 0.0)[which] / _MARGIN
+
+
+def told_apart(budgets: Array) -> Array:
+    """The distinct budgets, ascending; of more than 20, the largest of each twentieth of the units."""
+    distinct = np.unique(budgets)
+    if len(distinct) <= MOST_TOLD:
+        return distinct
+    shares = np.arange(1, MOST_TOLD + 1) / MOST_TOLD
+    return np.unique(np.quantile(budgets, shares, method="higher"))
 
 
 def _geometric(points: int, least: float) -> Array:
@@ -259,17 +270,8 @@ def _distinct(budgets: Array | None) -> Array | None:
     """The distinct budgets where they are few."""
     if budgets is None:
         return None
-    distinct = np.unique(_checked(budgets))
+    distinct = np.unique(checked(budgets))
     return distinct if len(distinct) <= _FEW else None
-
-
-def _checked(budgets: Array) -> Array:
-    budgets = np.asarray(budgets, float)
-    if not (budgets > 0).all():
-        raise SilodpError(
-            "a privacy budget must be a number above 0: look for zeros, negative and missing ones."
-        )
-    return budgets
 
 
 def _check_rounds(rounds: int) -> None:
