@@ -45,7 +45,7 @@ BY_DEFAULT = ("small", "small-many-records", "small-dense", "large")
 
 
 def zipf_counts(parameters: LatticeParameters, records: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Counts (S, U): records per user ∝ rank^−½, silos of a user ∝ rank^−2 in a random order (SPEC 5)."""
+    """Counts (S, U): records per user ∝ rank^−½, silos of a user ∝ rank^−2 in a random order."""
     users, silos = parameters.users, parameters.silos
     of_user = np.arange(1, users + 1) ** -0.5
     of_silo = np.arange(1, silos + 1) ** -2.0

@@ -109,8 +109,7 @@ def equal_users(
 
 
 def zipf_silos(users: int, silos: int, records: int, seed: int = 0) -> list[np.ndarray]:
-    """A user per record (∝ rank^-0.5); 80 % of a user's records in one silo, the rest anywhere (SPEC section
-    5)."""
+    """A user per record (∝ rank^-0.5); 80 % of a user's records in one silo, the rest anywhere."""
     rng = np.random.default_rng(seed)
     share = np.arange(1, users + 1) ** -0.5
     user = rng.choice(users, records, p=share / share.sum())

@@ -90,7 +90,14 @@ def jobs() -> dict[str, list[str]]:
         **levels,
         **step,
     )
-    add("personal-mnist", "mnist_personal", "rpdp,rpdp-minimum,rpdp-dropout", 3, evaluate_every=5)
+    digits: dict[str, object] = {"evaluate_every": 5, "methods__rpdp-dropout__threshold": 0.77}
+    add(
+        "personal-mnist",
+        "mnist_personal",
+        "rpdp:accountant=pld,rpdp-minimum,rpdp-dropout,default",
+        3,
+        **digits,
+    )
     return found
 
 

@@ -19,6 +19,7 @@ import distributed
 import lattice
 import local_training
 import paillier
+import personal
 import private_weighting
 import secure_aggregation
 
@@ -31,6 +32,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "paillier": paillier.measure_all,
     "private-weighting": private_weighting.measure,
     "distributed": distributed.measure,
+    "personal": personal.measure,
 }
 
 

@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 OUT = Path("runs/steps")
 DELTA, EPSILON = 1e-5, 1.0
 STEPS = {1: 128, 11: 512}  # J -> batch size, of 5,600 records
-RATIOS = {"decoupled": (1.0, 3.0), "local": (2.0,), "none": (2.0,)}
+RATIOS = {"decoupled": (0.5, 1.0, 3.0), "local": (2.0,), "none": (2.0,)}
 Grid = tuple[tuple[float, ...], tuple[float, ...]]  # learning rates and clips to try
 ARRANGEMENTS: dict[str, dict[int, dict[str, Grid]]] = {  # J -> with noise, and without
     "fashion_mnist": {
@@ -36,11 +36,15 @@ ARRANGEMENTS: dict[str, dict[int, dict[str, Grid]]] = {  # J -> with noise, and 
         11: {"private": ((0.5, 1.5, 4.5), (1.0,)), "none": ((0.15, 0.5, 1.5), (1.0, 10.0))},
     },
     "acs_income": {
-        1: {"private": ((4.0, 16.0, 64.0), (0.3, 1.0)), "none": ((1.0, 4.0, 16.0), (10.0,))},
+        1: {"private": ((1.0, 4.0, 16.0, 64.0), (0.3, 1.0)), "none": ((1.0, 4.0, 16.0), (10.0,))},
         20: {"private": ((0.2, 1.0, 5.0), (1.0,)), "none": ((0.2, 1.0, 5.0), (10.0,))},
     },
 }
-LENGTHS = {"fashion_mnist": (20,), "acs_income": (10, 40, 160)}
+LENGTHS = {"fashion_mnist": (20,), "acs_income": (10, 20, 40, 80, 160)}
+MANY_STEPS = {
+    "fashion_mnist": 20,
+    "acs_income": 40,
+}  # of more steps, longer runs than this are made with one seed
 
 
 @dataclass(frozen=True)
@@ -139,43 +143,56 @@ def run(trial: Trial) -> dict[str, Any]:
 
 
 def tuning(source: str) -> list[Trial]:
-    """At most 20 settings for each arrangement: learning rate × clip (× R, the trajectory's noise).
+    """At most 20 trials for each arrangement: learning rate × clip (× R, the trajectory's noise), on the tuning split.
 
-    With the noise of the final number of rounds. One step is cheap and plays all of them; of many steps six rounds are
-    played.
+    One step is cheap: it is tuned for every number of rounds, with two seeds where one seed's result says little. Of
+    many steps six rounds are played, with the noise of the least number of rounds.
     """
     found = []
-    rounds = LENGTHS[source][0]
     for steps, (trajectory, ratios) in itertools.product(ARRANGEMENTS[source], RATIOS.items()):
         if steps == 1 and trajectory == "local":
             continue  # with one step, all trajectories are one
         rates, clips = ARRANGEMENTS[source][steps]["none" if trajectory == "none" else "private"]
-        for rate, clip, ratio in itertools.product(rates, clips, ratios if steps > 1 else (2.0,)):
+        lengths = LENGTHS[source] if steps == 1 else LENGTHS[source][:1]
+        seeds = range(2 if steps == 1 and source == "acs_income" else 1)
+        options = itertools.product(rates, clips, ratios if steps > 1 else (2.0,), lengths, seeds)
+        for rate, clip, ratio, rounds, seed in options:
             played = rounds if steps == 1 else 6
-            found.append(Trial(source, steps, trajectory, rate, clip, ratio, rounds, played, tuning=True))
+            found.append(
+                Trial(source, steps, trajectory, rate, clip, ratio, rounds, played, seed=seed, tuning=True)
+            )
     return found
 
 
-def best(trials: list[Trial]) -> dict[tuple[int, str], Trial]:
-    """(J, trajectory) -> the setting with the highest accuracy on the tuning split."""
-    chosen: dict[tuple[int, str], tuple[float, Trial]] = {}
+def best(trials: list[Trial]) -> dict[tuple[int, str, int], Trial]:
+    """(J, trajectory, T) -> the setting with the highest accuracy on the tuning split, in the mean over seeds."""
+    found: dict[Trial, list[float]] = {}
     for trial in trials:
-        if not trial.path.exists():
-            continue
-        accuracy = json.loads(trial.path.read_text())["metrics"]["accuracy"]
-        key = (trial.steps, trial.trajectory)
-        if key not in chosen or accuracy > chosen[key][0]:
-            chosen[key] = (accuracy, trial)
-    return {key: trial for key, (_, trial) in chosen.items()}
+        if trial.path.exists():
+            accuracy = json.loads(trial.path.read_text())["metrics"]["accuracy"]
+            found.setdefault(replace(trial, seed=0), []).append(accuracy)
+    chosen: dict[tuple[int, str, int], Trial] = {}
+    for trial in sorted(found, key=lambda trial: statistics.fmean(found[trial])):
+        chosen[trial.steps, trial.trajectory, trial.rounds] = trial
+    return chosen
 
 
 def finals(source: str, tuned: list[Trial], seeds: int) -> list[Trial]:
     """The chosen settings on the final split, seed after seed."""
+    chosen = best(tuned)
+    least = LENGTHS[source][0]
     return [
-        replace(trial, tuning=False, rounds=rounds, played=rounds, seed=seed)
+        replace(
+            chosen.get((steps, trajectory, rounds), trial),
+            tuning=False,
+            rounds=rounds,
+            played=rounds,
+            seed=seed,
+        )
         for seed in range(seeds)
         for rounds in LENGTHS[source]
-        for trial in best(tuned).values()
+        for (steps, trajectory, tuned_for), trial in chosen.items()
+        if tuned_for == least and (steps == 1 or seed == 0 or rounds <= MANY_STEPS[source])
     ]
 
 
