@@ -1,4 +1,4 @@
-"""Which simulated user, and which silo, each benchmark record belongs to (ULDP-FL 5.1.1, SPEC section 5).
+"""Which simulated user, and which silo, each benchmark record belongs to (ULDP-FL, 5.1.1).
 
 All functions are pure: the same arguments and generator state give the same allocation. Users are numbered by
 rank, user 0 having the most records in expectation under the Zipf laws.

@@ -1,4 +1,4 @@
-"""How much privacy people ask for: the personal budgets that experiments draw (SPEC section 4; rPDP-FL, section 7.2).
+"""How much privacy people ask for: the personal budgets that experiments draw (rPDP-FL, section 7).
 
 Every distribution is a function (count, generator) -> (count,) budgets ε within `BOUNDS`, in random order: a budget
 must say nothing of a record, and tables are often sorted by label.

@@ -200,7 +200,7 @@ class Federation:
                 )
 
     def counts(self) -> NDArray[np.int64]:
-        """Records of every user in every silo: (S, U) int64, n[s,u] of SPEC. Private."""
+        """Records of every user in every silo: (S, U) int64, n[s,u]. Private."""
         rows = [np.bincount(silo.user, minlength=self.users) for silo in self.silos]
         return np.stack(rows).astype(np.int64)
 
