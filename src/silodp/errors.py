@@ -1,4 +1,4 @@
-"""The one error a user is meant to read, and the check of types that every number passes first."""
+"""The one error a user is meant to read, how its sentences count, and the check that every number passes first."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from reprlib import repr as short
 
 class SilodpError(ValueError):
     """A mistake its maker can mend: one sentence that says what, where, and what to do."""
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 round", "1,000 rounds"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def check_real(name: str, value: object) -> None:

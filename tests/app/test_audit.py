@@ -17,7 +17,7 @@ from silodp.app.builders import build_aggregator
 from silodp.app.report import write_report
 from silodp.errors import SilodpError
 from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled
-from silodp.privacy.guarantee import ADVERSARIES, Adversary, Guarantee
+from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 from silodp.privacy.ledger import Budget, Ledger, Subject
 from silodp.privacy.persons import PERSONS_RECORDS, epsilon_for_person
 
@@ -64,6 +64,7 @@ def promise(adversary: Adversary, epsilon: float | None) -> dict[str, Any]:
         private=epsilon is not None,
         releasable=epsilon is not None,
         reason=None if epsilon is not None else "counts disclosed",
+        not_covered=NOT_COVERED,
     ).to_dict()
 
 

@@ -20,7 +20,7 @@ from silodp.app.wording import epsilon_text
 from silodp.errors import SilodpError
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Composed, Event, Gaussian, Group, PoissonSampled, Repeated
-from silodp.privacy.guarantee import ADVERSARIES, Guarantee
+from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Guarantee
 from silodp.privacy.ledger import Ledger, Subject
 
 ROUNDS, DELTA = 3, 1e-5
@@ -66,6 +66,7 @@ def said(adversary: Any, spent: float | None) -> Guarantee:
         method="ddp",
         private=spent is not None,
         releasable=True,
+        not_covered=NOT_COVERED,
         persons=(*PERSONS.items(), (1000, None)),
         groups=GROUPS,
         claims=({"epsilon": CLAIM, "why": WHY},),

@@ -92,7 +92,7 @@ def test_two_stages_cost_the_same_whoever_looks(silodp: Silodp, adversary: str) 
 
 @pytest.mark.parametrize(
     ("steps", "sigma", "clients", "rdp", "pld"),
-    [  # DDP, Table 1, by SPEC section 3; σ of one client
+    [  # DDP, Table 1, as `silodp table averaged-models` mends it; σ of one client
         (1, 0.690, 1, 4.25, 3.67),
         (1, 0.690, 10, 0.440, 0.311),
         (10, 0.902, 1, 4.25, 3.53),

@@ -1,4 +1,4 @@
-"""Attacks of a curious server (PROTOCOLS 2a): each succeeds on the paper's protocol and fails on ours.
+"""Attacks of a curious server (docs/protocols.md, section 4): each succeeds on the paper's protocol and fails on ours.
 
 Where one defense alone stops an attack, the attack also succeeds on ours without that defense.
 """

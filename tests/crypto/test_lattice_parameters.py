@@ -1,4 +1,4 @@
-"""The rules of PROTOCOLS 2b.4-2b.6: goldens from its table, each rule alone, and the search."""
+"""The rules of docs/protocols.md, section 3: five lattices by its formulas, each rule alone, and the search."""
 
 import math
 from dataclasses import replace
@@ -107,7 +107,7 @@ def test_the_search_finds_what_passes_within_25_bytes(scenario):
 
 def test_the_search_keeps_a_given_grid_and_refuses_what_cannot_be():
     assert choose(dimension=20_000, users=100, count_cap=400, clip_units=1 << 20, **RUN).clip_units == 1 << 20
-    with pytest.raises(SilodpError, match=r"no lattice holds 1000000 users.*planning"):
+    with pytest.raises(SilodpError, match=r"no lattice holds 1,000,000 users.*planning"):
         choose(dimension=10**6, users=10**6, count_cap=10**5, **RUN)
     with pytest.raises(SilodpError, match="positive"):
         choose(dimension=0, users=1, count_cap=1, **RUN)
@@ -129,7 +129,7 @@ def test_a_batch_of_multipliers_fits_in_memory():
 
 @pytest.mark.parametrize("size", STANDARD_128)
 def test_the_servers_products_with_ternary_factors_are_exact_a_priori(size):
-    """PROTOCOLS 2b.4 with one factor of norm √N at most, and limbs of at most 26 bits: more fails "test products"."""
+    """The a-priori bound with one factor of norm √N at most, limbs of at most 26 bits: more fails "test products"."""
     steps = 24 * (math.log2(size / 2) + 1) + 1.5 * (68 + 1 / 32)
     assert steps * 2.0**-53 * math.sqrt(size) * 2 ** (26 + 6.7) < 2**-4
     wide = replace(GOOD, ring_size=size, limb_bits=27, limbs=3, count_cap=1, clip_units=1 << 14)

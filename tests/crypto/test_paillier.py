@@ -154,7 +154,7 @@ class Traced:
 
 @pytest.mark.parametrize("slots", [1, 3, 40])
 def test_every_row_costs_the_same_multiplications(slots):
-    """No sign, no zero and no size shows in what is multiplied: PROTOCOLS 2a, repair 5."""
+    """No sign, no zero and no size shows in what is multiplied (docs/protocols.md, section 4)."""
     bound, size = 1 << 10, 50
     rng = np.random.default_rng(0)
     traces = []

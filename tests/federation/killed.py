@@ -1,4 +1,4 @@
-"""A program: runs of training that kill themselves, -9, at each durable operation in turn, or at every n-th.
+"""A program: runs of training that kill themselves, -9, at each operation on disk in turn, or at every n-th.
 
 `killed.py [aggregator [n]]`; without them sums are in clear, and every operation's turn comes.
 Prints one JSON line per kill point: how often the process died, ε, rounds charged, and the final parameters.
@@ -50,7 +50,7 @@ def run(out: Path | None, resume: bool) -> torch.Tensor:
 
 
 def die_at(operation: int) -> None:
-    """Kill this process when it begins its n-th fsync, write, or rename."""
+    """Kill this process when it begins its n-th fsync, write, rename, or deletion."""
     left = [operation]
 
     def counted(function):  # type: ignore[no-untyped-def]
@@ -64,6 +64,7 @@ def die_at(operation: int) -> None:
 
     os.fsync, os.write = counted(os.fsync), counted(os.write)
     Path.replace = counted(Path.replace)  # type: ignore[method-assign]
+    Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
 
 
 def child(out: Path, operation: int | None) -> bool:

@@ -137,13 +137,13 @@ class Parties:
         self.setting = Setting("run", self.names, method, population, task.size)
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}
-        self.silos = {
-            data.name: Silo(
-                data, task, aggregator, self.setting, Randomness.secret(), MemoryStore(),
-                identities[data.name], pins,
-            )
-            for data in federation.silos
-        }  # fmt: skip
+        self.stores = {name: MemoryStore() for name in self.names}
+        self._started = lambda data: Silo(
+            data, task, aggregator, self.setting, Randomness.secret(), self.stores[data.name],
+            identities[data.name], pins,
+        )  # fmt: skip
+        self._data = {data.name: data for data in federation.silos}
+        self.silos = {name: self.started(name) for name in self.names}
         self.transport = Recording(self.silos)
         ledger = Ledger(None, 1e-5, "rdp", run="run")
         self.server = Server(
@@ -151,6 +151,10 @@ class Parties:
         )
         self.server.set_up()
         self.params = task.initial(1)
+
+    def started(self, name: str) -> Silo:
+        """A silo in a new process, with the store that it has."""
+        return self._started(self._data[name])
 
     def play(self, round_: int) -> torch.Tensor:
         total = self.server.play(round_, self.params)

@@ -14,7 +14,6 @@ from silodp.crypto.ring import FourierTransform
 from silodp.crypto.torch_transform import TorchTransform
 from silodp.errors import SilodpError
 from silodp.federation import lattice
-from silodp.federation import run as runs
 from silodp.federation.lattice import Lattice
 from silodp.federation.silo import Silo
 
@@ -67,7 +66,7 @@ def test_parties_may_compute_on_different_devices(differs, used, monkeypatch):
         own = replace(aggregator, device="cuda" if data.name == differs else "cpu")
         return Silo(data, task, own, *more)
 
-    monkeypatch.setattr(runs, "Silo", party)
+    monkeypatch.setattr("silodp.federation.parties.Silo", party)
     mixed = run(ON_CUDA if differs == "the server" else LATTICE, SAMPLED)
     assert set(used) == {"TorchTransform", "FourierTransform"}
     assert torch.equal(mixed.params, whole.params)

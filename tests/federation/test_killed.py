@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("aggregator", ["masked", "lattice", "paillier"])
 def test_kill_9_loses_nothing_and_charges_once(aggregator):
-    """At every eleventh of a run's fsyncs, writes and renames the process dies, and once more when it is resumed."""
+    """At every eleventh of a run's operations on disk the process dies, and once more when it is resumed."""
     program = Path(__file__).with_name("killed.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(

@@ -148,7 +148,7 @@ def test_a_silo_lost_while_seals_open_costs_a_second_charge_and_fresh_noise(when
 
     wire.fails = staticmethod(fails)
     result = run(Masked(min_silos=3), rounds=1, silos=4, seed=None, out=tmp_path)
-    assert [(c["round"], c["attempt"]) for c in charges(tmp_path)] == [(0, 0), (0, 1)]
+    assert [(c["round"], c["release"]) for c in charges(tmp_path)] == [(0, 0), (0, 1)]
     assert multipliers(tmp_path) == pytest.approx([5 * np.sqrt(4 / 3), 5.0])
     assert result.guarantees["released"].rounds == 1
     kept = sorted((tmp_path / "checkpoint" / "silos" / "000").glob("*noisy*"))
@@ -205,7 +205,7 @@ def test_a_run_that_died_goes_on_though_a_silo_is_gone_at_resume(died, wire, tmp
         lambda name, request: "before" if (name, request.round) == ("silo3", 1) else None
     )
     result = run(Masked(min_silos=3), rounds=3, silos=4, out=tmp_path, resume=True)
-    assert [(c["round"], c["attempt"]) for c in charges(tmp_path)] == [(0, 0), (1, 0), (1, 1), (2, 0)]
+    assert [(c["round"], c["release"]) for c in charges(tmp_path)] == [(0, 0), (1, 0), (1, 1), (2, 0)]
     assert result.guarantees["released"].rounds == 3
 
 

@@ -49,6 +49,16 @@ def test_bytes_that_are_no_message_are_one_sentence(cut):
         Message.decode(MESSAGE.encode()[:cut])
 
 
+def test_no_reader_meets_the_names_that_only_the_encoding_uses():
+    data = MESSAGE.encode()
+    for old, new in ((b"blob:seed", b'blob:see"'), (b'"data_offsets":[0', b'"data_offsets":[9')):
+        assert old in data
+        with pytest.raises(SilodpError, match="cannot be read") as caught:
+            Message.decode(data.replace(old, new))
+        assert "blob" not in str(caught.value)
+        assert "header" not in str(caught.value)
+
+
 def test_digests_tell_requests_apart():
     others = [
         Message("update", "run1", 3, 1, arrays={"params": np.zeros(3)}),

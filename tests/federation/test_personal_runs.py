@@ -13,12 +13,12 @@ import torch
 
 from oracles import logistic_task, small_federation
 from silodp.errors import SilodpError
-from silodp.federation import run as runs
 from silodp.federation.messages import Message
+from silodp.federation.rounds import Server
 from silodp.federation.run import Result, train
 from silodp.federation.silo import Silo
 from silodp.federation.store import DirectoryStore
-from silodp.methods import Method, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
+from silodp.methods import Method, Population, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
 from silodp.methods.dp_sgd import DpSgd
 from silodp.methods.method import SiloWork
 from silodp.privacy.accounting import epsilon
@@ -56,7 +56,7 @@ def silos(monkeypatch: pytest.MonkeyPatch) -> list[Silo]:
             super().__init__(*arguments, **named)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr(runs, "Silo", Seen)
+    monkeypatch.setattr("silodp.federation.parties.Silo", Seen)
     return made
 
 
@@ -150,20 +150,20 @@ def test_no_record_is_charged_more_than_it_asked_for_in_a_run_of_any_length(book
 
 def test_a_silo_that_is_not_drawn_sends_zeros_and_nobody_else_is_scaled_up(monkeypatch):
     totals = []
-    plain = runs.Server.step
+    plain = Server.step
 
-    def spied(self: runs.Server, params: object, velocity: object, total: torch.Tensor) -> object:
+    def spied(self: Server, params: object, velocity: object, total: torch.Tensor) -> object:
         totals.append(total)
         return plain(self, params, velocity, total)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runs.Server, "step", spied)
+    monkeypatch.setattr(Server, "step", spied)
     method = replace(RPDP, client_sampling=0.2, rounds=12)
     result = run(method, 12)
     empty = [bool((total == 0).all()) for total in totals]
     assert any(empty), "an empty round is a round, and it is charged"
     assert not all(empty)
     assert result.guarantees["released"].rounds == 12
-    assert method.server_scale(runs.Population(3, 12)) == pytest.approx(1 / 0.6)
+    assert method.server_scale(Population(3, 12)) == pytest.approx(1 / 0.6)
 
 
 class Dies(Exception):
@@ -189,7 +189,7 @@ def test_a_run_that_dies_between_any_two_writes_goes_on_as_if_it_had_not(method,
             for silo in ("000", "001", "002"):
                 assert memory(place, silo) == memory(tmp_path / "straight", silo)
             with Ledger(place / "checkpoint" / "ledger.jsonl", DELTA, "rdp", run=run_id(place)) as ledger:
-                assert [(c.round, c.attempt) for c in ledger.history] == [(0, 0), (1, 0), (2, 0)]
+                assert [(c.round, c.release) for c in ledger.history] == [(0, 0), (1, 0), (2, 0)]
 
 
 def dying(key_end: str, after: bool) -> Callable[[DirectoryStore, str, bytes], None]:

@@ -102,7 +102,7 @@ def test_every_silo_adds_its_own_share_of_the_noise(aggregator, unmoved, monkeyp
 
 @BOTH
 def test_the_sum_is_noisy_in_every_residue_of_its_scale(aggregator, unmoved, monkeypatch):
-    """Noise that is a multiple of 2^r, or of C, leaves the sum free of it modulo that (PROTOCOLS 2a.1, 2b.3)."""
+    """Multiples of 2^r, or of C, as noise leave the sum bare modulo that (docs/protocols.md, sections 3 and 4)."""
     residues: list[np.ndarray] = []
     if aggregator.name == "lattice":
         decrypt = LatticeServer.decrypt
@@ -159,7 +159,7 @@ def test_the_others_are_summed_and_charged_as_they_are(aggregator, kind, when, m
     assert result.epsilon == twin.epsilon
     spent = charges(tmp_path / "hidden")
     assert [c["events"] for c in spent] == [c["events"] for c in charges(tmp_path / "clear")]
-    assert [(c["round"], c["attempt"]) for c in spent] == [(0, 0)] + [(0, 1)] * (kind == "open") + [(1, 0)]
+    assert [(c["round"], c["release"]) for c in spent] == [(0, 0)] + [(0, 1)] * (kind == "open") + [(1, 0)]
     if method is RECORDS:
         all_four, three = 5.0 * np.sqrt(4 / 3), 5.0
         expected = [all_four, three, all_four] if kind == "open" else [three, all_four]

@@ -159,17 +159,18 @@ COUNTS = [
 ]
 
 
-def played(aggregator) -> Parties:
-    parties = Parties(aggregator, SAMPLED, federation=PERSONS)
+def played(aggregator) -> tuple[Parties, list[np.ndarray]]:
+    """And each round's sample, which the server forgets afterwards."""
+    parties, samples = Parties(aggregator, SAMPLED, federation=PERSONS), []
     for round_ in (0, 1):
         parties.play(round_)
-    return parties
+        samples.append(parties.kept(f"sample/{round_}").arrays["value"])
+    return parties, samples
 
 
 @BOTH
 def test_no_message_holds_counts_and_no_silo_is_sent_the_sample(aggregator):
-    parties = played(aggregator)
-    samples = [parties.kept(f"sample/{round_}").arrays["value"] for round_ in (0, 1)]
+    parties, samples = played(aggregator)
     assert all(8 < sample.sum() < 32 for sample in samples)
     asked = [message for _, message in parties.transport.asked]
     answered = [message for _, message in parties.transport.answered]
@@ -185,8 +186,7 @@ def test_no_message_holds_counts_and_no_silo_is_sent_the_sample(aggregator):
 
 def test_where_weights_are_not_private_both_are_found():
     """Else the search above would find nothing anywhere."""
-    parties = played(Masked())
-    sample = parties.kept("sample/0").arrays["value"]
-    assert any(holds(message, sample) for _, message in parties.transport.asked)
+    parties, samples = played(Masked())
+    assert any(holds(message, samples[0]) for _, message in parties.transport.asked)
     for vector in COUNTS[:3]:
         assert any(holds(message, vector) for _, message in parties.transport.answered)

@@ -248,6 +248,14 @@ def test_a_round_long_past_is_not_answered_again():
         silo.answer(request(0))
 
 
+@pytest.mark.parametrize("another", [{"round": 1}, {"attempt": 1}])
+def test_a_silo_is_set_up_once_whatever_the_request_calls_itself(another):
+    """Weights that change within a run are not those that its noise is for."""
+    silo = party()
+    with pytest.raises(SilodpError, match="is set up once in a run"):
+        silo.answer(Message("setup", "run", arrays={"allotment": np.full(12, 9.0)}, **another))
+
+
 def test_answers_carry_nothing_but_the_noisy_share():
     answer = party().answer(request(0))
     assert set(answer.arrays) == {"share"}
@@ -365,7 +373,7 @@ def test_an_older_checkpoint_beside_a_newer_ledger_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_kill_9_at_every_durable_operation_loses_nothing_and_charges_once():
-    """Each fsync, write and rename of a run in turn is where the process dies; then it is resumed."""
+    """Each fsync, write, rename and deletion of a run in turn is where the process dies; then it is resumed."""
     program = Path(__file__).with_name("killed.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(

@@ -16,8 +16,8 @@ from silodp.errors import SilodpError
 from silodp.federation.aggregation import Plain, Setting, calibrated
 from silodp.federation.masked import Masked
 from silodp.federation.rounds import Server
-from silodp.federation.run import _index
 from silodp.federation.store import MemoryStore
+from silodp.federation.terms import index_of
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Personal, Population, UldpAvg
 from silodp.privacy.ledger import Ledger
@@ -51,11 +51,11 @@ def known(method, path="plain", whole=None) -> Setting:
         len(names), whole.users, aggregator.shares_for(len(names)), tuple(whole.user_budgets.tolist())
     )
     size = logistic_task(whole.silos[0].x.shape[1]).size
-    return calibrated(aggregator, Setting("", names, method, population, size, _index(whole)))
+    return calibrated(aggregator, Setting("", names, method, population, size, index_of(whole)))
 
 
 def parameters(setting: Setting) -> np.ndarray:
-    return setting.method.calibration.parameters(np.array(setting.population.budgets))
+    return setting.method.allowances.parameters(np.array(setting.population.budgets))
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def test_no_release_is_charged_that_the_budgets_were_not_met_for():
     assert not server.charge(0, 1, 3), "a second release of the round"
     assert not server.charge(20, 0, 3), "one round more"
     assert server.charge(19, 0, 3)
-    assert [(charge.round, charge.attempt) for charge in ledger.history] == [(0, 0), (19, 0)]
+    assert [(charge.round, charge.release) for charge in ledger.history] == [(0, 0), (19, 0)]
 
 
 def test_a_run_ends_where_a_round_would_have_to_be_released_twice(wire):  # noqa: F811

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from silodp.federation import run as runs
 from silodp.federation.messages import Message
 from silodp.federation.transport import Failure, InProcess, Party
 
@@ -53,5 +52,5 @@ def wire(monkeypatch) -> type[Wire]:
         fails = staticmethod(lambda name, request: None)
         to_silo = to_server = staticmethod(lambda name, message: message)
 
-    monkeypatch.setattr(runs, "InProcess", Fresh)
+    monkeypatch.setattr("silodp.federation.parties.InProcess", Fresh)
     return Fresh

@@ -26,7 +26,7 @@ def vectors(count: int = 4, size: int = 7) -> list[torch.Tensor]:
 def test_the_papers_table_is_proven_for_one_step_and_claimed_for_more(
     steps, parties, sigma, rdp, pld, accountant
 ):
-    """SPEC 3: with several steps the guarantee is the one-party column, whatever the number of parties."""
+    """With several steps the guarantee is the one-party column, whatever the number of parties."""
     result = silodp.average_models(
         vectors(parties),
         noise_multiplier=sigma / math.sqrt(parties),

@@ -320,7 +320,7 @@ def test_noise_of_different_clients_adds_up_to_what_is_charged():
         assert look.second.noise_multiplier == pytest.approx(released)
         assert look.first.noise_multiplier == pytest.approx(3 * released)
         assert one.parts[0].count == steps - 1
-        # SPEC 3: 1/√(1/σ_a² + J_i c_i²/V)
+        # docs/decoupled.md, "Clients with settings of their own": 1/√(1/σ_a² + J_i c_i²/V)
         together = 1 / math.sqrt(1 / look.first.noise_multiplier**2 + steps * reach**2 / whole)
         simple = 1 / math.sqrt(1 / look.first.noise_multiplier**2 + 1 / look.second.noise_multiplier**2)
         assert together == pytest.approx(simple)
@@ -417,7 +417,7 @@ def test_nothing_is_promised_where_no_noise_is():
     assert isinstance(one_silent.dp_event(View("released", 3)), Each)
 
 
-TABLE = [  # SPEC 3: steps, parties, σ_total, RDP, PLD; σ are printed rounded, hence ±.02
+TABLE = [  # DDP, Table 1: steps, parties, σ_total; then ε by RDP and PLD of unrounded σ, hence ±.02
     (1, 1, 0.690, 4.25, 3.67),
     (1, 2, 0.976, 2.23, 1.78),
     (1, 5, 1.544, 0.904, 0.634),
@@ -471,7 +471,7 @@ def test_integer_noise_is_the_released_one_only():
     assert epsilon([(event, 1)], 1e-5, "rdp") >= epsilon([(DDP.dp_event(SUM), 1)], 1e-5, "rdp")
 
 
-# The counterexample (SPEC section 3, "L")
+# The counterexample (docs/decoupled.md)
 
 
 class Independent(nn.Module):
@@ -553,7 +553,7 @@ def violated(method: Ddp, low: float, high: float) -> bool:
 
 
 def test_the_paper_claims_more_than_holds():
-    """SPEC: TPR .69 at FPR .31, where the claim allows .48."""
+    """TPR .69 at FPR .31, where the claim allows .48 (docs/decoupled.md)."""
     low, high = rates("paper")
     paper = replace(ONE, trajectory="paper")
     assert low > 0.6

@@ -16,8 +16,9 @@ from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, Method, Population, SiloWork, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.methods import weighting as weightings
-from silodp.training.local import LocalTraining, record_gradients
+from silodp.training.local import LocalTraining
 from silodp.training.losses import cox
+from silodp.training.records import record_gradients
 from silodp.training.task import Task
 
 TRAIN = LocalTraining(learning_rate=0.5, epochs=2, batch_size=3)
@@ -76,7 +77,7 @@ def test_emptying_a_person_moves_the_sum_of_uldp_avg_by_at_most_the_clip(weighti
 
 
 def test_naive_moves_by_twice_what_the_paper_charges():
-    """SPEC 1, N: a person can turn every silo's clipped update around, so 2C per silo, not C."""
+    """A person can turn every silo's clipped update around: 2C per silo, not C (docs/privacy.md, section 4, N)."""
     federation = small_federation(silos=2, users=2, features=1, records=4)
     x = np.array([[1.0], [30.0]], dtype=np.float32)
     silos = tuple(

@@ -346,7 +346,7 @@ def test_many_budgets_are_reported_in_bins_that_hold_everyone():
 
 
 def test_a_budget_too_small_for_any_rate_is_drawn_never_and_seen_in_the_books(drawn):
-    """ε = .1 is out of reach at σ = 1 (SPEC 4): counted by its group, named only in its silo's own book."""
+    """ε = .1 is out of reach at σ = 1: counted by its group, named only in its silo's own book."""
     method = replace(RPDP, noise_multiplier=1.0, local_steps=50, rounds=15, delta=1e-9, largest_budget=9.0)
     budgets = np.array([1e-4, 9.0] * 20)
     update = method.silo_update(work_of(logistic_task(), silo_of(40, budgets)))

@@ -40,7 +40,7 @@ def setting(method, budgets=(1.0,), aggregator=None, silos=3, size=100) -> Setti
 
 
 def parameters(known: Setting) -> np.ndarray:
-    return known.method.calibration.parameters(np.array(known.population.budgets))
+    return known.method.allowances.parameters(np.array(known.population.budgets))
 
 
 # --- independent accountants ---
@@ -129,7 +129,7 @@ def test_many_budgets_are_met_on_a_grid_of_one_percent(by):
     known = setting(UldpAvg(5.0, 1.0, personal=own(by, accountant="rdp")), budgets)
     x = parameters(known)
     assert (np.diff(x) >= 0).all()
-    cost = known.method.calibration.wholes["server"]
+    cost = known.method.allowances.wholes["server"]
     for budget, parameter in zip(budgets[::10], x[::10], strict=True):
         spent = _rdp([cost.at(by, parameter)], 20)
         assert spent <= budget < _rdp([cost.at(by, parameter * 1.0101)], 20) + 1e-12
@@ -182,7 +182,7 @@ def test_the_person_with_the_largest_budget_is_what_the_method_with_her_q_or_cli
     for by in ("sampling", "clip"):
         method = replace(base, personal=own(by, largest=1.5, adversary="released"))
         method = setting(method, silos=5).method
-        x = method.calibration.largest
+        x = method.allowances.largest
         assert 0 < x < 1
         alone = (
             replace(base, user_sampling=x)
@@ -199,7 +199,7 @@ def test_the_person_with_the_largest_budget_is_what_the_method_with_her_q_or_cli
 def test_common_sampling_and_clips_of_ones_own_go_together():
     method = UldpAvg(5.0, 1.0, user_sampling=0.25, personal=own("clip", largest=0.5, adversary="released"))
     method = setting(method).method
-    c = method.calibration.largest
+    c = method.allowances.largest
     costs = events(Plain(), setting(method))
     assert costs["released"] == PoissonSampled(0.25, Gaussian(pytest.approx(5.0 / c)))
     assert costs["server"] == KnownSample(0.25, Gaussian(pytest.approx(5.0 / c)))
@@ -225,7 +225,7 @@ def test_however_many_silos_answer_budgets_hold(adversary):
 )
 @pytest.mark.parametrize("part", [1.0, 0.3, 0.003])
 def test_a_shorter_row_moves_integers_by_what_truncation_adds_besides(aggregator, part):
-    """Of c·C/g + √d steps in all, √d stay however short the rows are (PROTOCOLS 2a.1, 2b.3)."""
+    """Of c·C/g + √d steps in all, √d stay however short the rows are (docs/protocols.md, sections 3 and 4)."""
     known = setting(UldpAvg(5.0, 1.0, weighting="records"), aggregator=aggregator)
     view = aggregator.views(known.method, 3)["released"]
     p = aggregator.parameters(known)
@@ -251,7 +251,7 @@ def test_integer_noise_costs_more_and_is_paid_by_smaller_rates_and_clips(by, agg
     at_delta = replace(known, delta=DELTA).delta * aggregator.delta_share
     plain = setting(replace(method, weighting="uniform"), budgets)
     for budget, x, real in zip(budgets, parameters(known), parameters(plain), strict=True):
-        event = known.method.calibration.wholes["server"].at(by, x)
+        event = known.method.allowances.wholes["server"].at(by, x)
         assert isinstance(event.event if by == "sampling" else event, Skellam)
         assert _rdp([event], 20) <= budget
         assert at_delta <= DELTA
@@ -281,15 +281,15 @@ def test_the_guarantee_says_who_learns_what():
 def test_everyone_above_the_largest_budget_is_treated_as_it():
     known = setting(UldpAvg(5.0, 1.0, personal=own("clip", largest=1.0)), (0.5, 1.0, 1.5, 100.0))
     half, one, more, most = parameters(known)
-    assert half < one == more == most == known.method.calibration.largest
+    assert half < one == more == most == known.method.allowances.largest
 
 
 def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
     method = setting(UldpSgd(5.0, 1.0, personal=own("clip"))).method
     assert isinstance(method, UldpSgd)
-    assert method.calibration is not None
+    assert method.allowances is not None
     changed = replace(method, noise_multiplier=1.0)
-    assert changed.calibration is None
+    assert changed.allowances is None
     view = View("released", 3)
     assert changed.of_largest(changed.dp_event(view), view) == Gaussian(pytest.approx(1.0)), (
         "of anyone, at most"
@@ -391,7 +391,7 @@ def test_rates_of_ones_own_need_a_server_that_draws_with_them():
     nobody = NobodyKnowsTheSample(count_cap=3, attempts=20)
     with pytest.raises(SilodpError, match="nobody is to know who was sampled"):
         setting(replace(method, personal=own("sampling")), aggregator=nobody)
-    assert setting(replace(method, personal=own("clip")), aggregator=nobody).method.calibration is not None
+    assert setting(replace(method, personal=own("clip")), aggregator=nobody).method.allowances is not None
 
 
 def test_under_a_hidden_sample_everyone_has_the_same_rate_and_may_have_her_own_clip():
@@ -406,8 +406,8 @@ def test_under_a_hidden_sample_everyone_has_the_same_rate_and_may_have_her_own_c
     server = events(hidden, known)["server"]
     assert isinstance(server, PoissonSampled)
     assert server.sampling_probability == 0.5
-    whole = known.method.calibration.wholes["server"]
-    assert whole.at("clip", known.method.calibration.largest) == server
+    whole = known.method.allowances.wholes["server"]
+    assert whole.at("clip", known.method.allowances.largest) == server
     assert server.event.noise_multiplier > 5.0
 
 

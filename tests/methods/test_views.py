@@ -1,4 +1,4 @@
-"""SPEC section 2: the multiplier of every view."""
+"""The multiplier of every view (docs/privacy.md, section 3)."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_colluding_silos_subtract_their_noise(t):
 def test_with_hidden_weights_emptying_the_other_silos_moves_the_sum_by_nearly_two_clips():
     """A silo knows its own update of a person, not its weight, and that weight is 1 when she is nowhere else.
 
-    Our specification charged one clip here.
+    One clip would be too little (docs/privacy.md, section 4, W).
     """
     counts = np.array([[1], [99]])  # the curious silo, and another
     update = np.array([1.0, -1.0])  # clipped to 1, one parameter

@@ -1,4 +1,4 @@
-"""ε against SPEC's tables, identities, and integrals computed without the package."""
+"""ε against the tables of docs/privacy.md, identities, and integrals computed without the package."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ DELTA = 1e-5
 SIGMA = Gaussian(5.0)
 
 
-# SPEC section 1, ε of uldp-avg at σ=5, T=100: q, RDP, PLD, known sample by RDP, known sample by PLD.
+# docs/privacy.md, section 3: ε of uldp-avg at σ=5, T=100: q, RDP, PLD, known sample by RDP, known sample by PLD.
 ULDP_AVG = [
     (1.0, 10.726, 9.997, 10.726, 9.997),
     (0.7, 7.110, 6.591, 8.788, 8.148),
@@ -45,8 +45,7 @@ def test_uldp_avg_has_specs_epsilon(q, rdp, pld, known_rdp, known_pld):
     assert [round(e, 3) for e in found] == [rdp, pld, known_rdp, known_pld]
 
 
-# SPEC section 1, G, at σ=5, γ=0.01, 10⁵ steps: k, RDP by valid orders, mixture of Gaussians by PLD.
-# SPEC prints 1012 for k=64: dp_accounting's search for ε, whose exp(−745) is 0. See the test after the next.
+# docs/privacy.md, section 4, G, at σ=5, γ=0.01, 10⁵ steps: k, RDP by valid orders, mixture of Gaussians by PLD.
 GROUPS = [
     (1, "2.849", "2.63"),
     (2, "7.99", "5.84"),
@@ -59,15 +58,15 @@ GROUPS = [
 
 
 @pytest.mark.parametrize(("k", "rdp", "pld"), GROUPS)
-def test_groups_have_specs_epsilon(k, rdp, pld):
+def test_groups_have_the_printed_epsilon(k, rdp, pld):
     for accountant, printed in (("rdp", rdp), ("pld", pld)):
         found = epsilon([(Group(k, PoissonSampled(0.01, Gaussian(5.0))), 100_000)], DELTA, accountant)
         decimals = len(printed.partition(".")[2])
         assert f"{found:.{decimals}f}" == printed
 
 
-def test_specs_1012_for_64_records_is_where_the_library_underflows():
-    """By the library's own δ(ε), 1011.04 has δ = 1e-5; only its search for ε does not see it."""
+def test_1012_for_64_records_is_where_the_library_underflows():
+    """By the library's own δ(ε), 1011.04 has δ = 1e-5; only its search for ε, where exp(−745) is 0, misses it."""
     ours = epsilon([(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000)], DELTA)
     weights = stats.binom.pmf(np.arange(65), 64, 0.01)
     step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
@@ -249,7 +248,7 @@ def test_mixture_agrees_with_the_librarys(k, gamma, sigma):
 )
 @pytest.mark.parametrize("count", [1, 10, 1000])
 def test_grid_costs_two_parts_in_ten_thousand_at_most(event, count):
-    """Against dp_accounting's own composition and search, at the grid of SPEC's goldens."""
+    """Against dp_accounting's own composition and search, at its default grid."""
     q, sigma = event.sampling_probability, event.event.noise_multiplier
     build = privacy_loss_distribution
     if isinstance(event, KnownSample):

@@ -5,7 +5,7 @@ import pytest
 from silodp.privacy.averaged_models import PARTIES, charges, table
 from silodp.privacy.events import Gaussian, PoissonSampled, TwoLooks
 
-# SPEC section 3: paper's conversion / RDP / PLD for 1, 2, 5, 10 parties.
+# DDP, Table 1: by the paper's conversion (as printed there), RDP, PLD, for 1, 2, 5, 10 parties.
 TABLE = {
     1: [(5.0, 4.25, 3.67), (2.78, 2.23, 1.78), (1.22, 0.904, 0.634), (0.64, 0.440, 0.311)],
     10: [(5.0, 4.25, 3.53), (2.61, 2.12, 1.75), (1.19, 0.924, 0.788), (0.72, 0.545, 0.476)],

@@ -44,9 +44,9 @@ def two_stage(client_sampling, q=0.05, sigma=6.0, steps=50):
 
 
 @pytest.mark.parametrize(("lam", "rdp", "pld"), [(1, 0.795, 0.710), (0.8, 0.721, 0.637), (0.3, 0.480, 0.406)])
-def test_two_stage_sampling_has_specs_epsilon(lam, rdp, pld):
+def test_two_stage_sampling_has_the_printed_epsilon(lam, rdp, pld):
     found = [epsilon([(two_stage(lam), 15)], 1e-4, accountant) for accountant in ("rdp", "pld")]
-    # SPEC's .480 is of the orders it was computed with; more of them give .4795.
+    # .480 was found with fewer orders than ours, which give .4795.
     assert found == [pytest.approx(rdp, abs=6e-4), pytest.approx(pld, abs=5e-4)]
 
 
@@ -84,7 +84,7 @@ def test_all_mass_is_scaled_infinity_too():
 
 @pytest.mark.parametrize("alpha", [2, 3, 7])
 def test_two_stage_renyi_by_the_formula(alpha):
-    """SPEC section 4, as printed, in plain floating point."""
+    """rPDP-FL, Lemma 6, as printed, in plain floating point."""
     q, sigma, steps, lam = 0.2, 1.5, 4, 0.3
     total = (1 - q) ** (alpha - 1) * (alpha * q - q + 1)
     for l in range(2, alpha + 1):  # noqa: E741

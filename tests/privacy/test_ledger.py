@@ -290,25 +290,41 @@ def test_a_write_may_take_several_calls(path, monkeypatch):
         assert ledger.rounds == 1
 
 
-# One charge for one attempt
+# One charge for one release
 
 
-def test_charging_is_idempotent_by_round_and_attempt(path):
+def test_charging_is_idempotent_by_round_and_release(path):
     with book(path) as ledger:
         ledger.charge(0, 0, COSTLY)
         size, once = path.stat().st_size, ledger.epsilon("released")
         ledger.charge(0, 0, dict(COSTLY))
         assert (path.stat().st_size, ledger.epsilon("released")) == (size, once)
-        with pytest.raises(SilodpError, match="round 0, attempt 0"):
+        with pytest.raises(SilodpError, match="release 1 of round 1 is in the ledger"):
             ledger.charge(0, 0, {**COSTLY, "released": Gaussian(9.0)})
         assert path.stat().st_size == size
         ledger.charge(0, 1, {**COSTLY, "released": Gaussian(9.0)})
         assert ledger.epsilon("released") > once
     with book(path) as ledger:
-        with pytest.raises(SilodpError, match="round 0, attempt 1"):
+        with pytest.raises(SilodpError, match="release 2 of round 1 is in the ledger"):
             ledger.charge(0, 1, COSTLY)
         ledger.charge(0, 0, COSTLY)
         assert len(ledger.history) == 2
+
+
+def test_files_that_call_a_release_an_attempt_are_read(path, monkeypatch):
+    append = journal.Journal.append
+
+    def as_before(self, fields):
+        append(self, {"attempt" if name == "release" else name: value for name, value in fields.items()})
+
+    monkeypatch.setattr(journal.Journal, "append", as_before)
+    with book(path) as ledger:
+        ledger.charge(0, 1, COSTLY)
+        spent = ledger.epsilon("released")
+    assert '"attempt":1' in path.read_text()
+    with book(path) as ledger:
+        assert [(charge.round, charge.release) for charge in ledger.history] == [(0, 1)]
+        assert ledger.epsilon("released") == spent
 
 
 def test_every_adversary_is_charged_every_time():

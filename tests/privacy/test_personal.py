@@ -119,7 +119,7 @@ def test_the_curve_is_the_accountants_epsilon_up_to_its_orders():
         steps = KnownSample(1.0, PoissonSampled(q, Gaussian(12.25)))
         ours = epsilon([(steps, 15 * 50)], 1e-3, "rdp")
         assert ours * (1 - 1e-9) <= curve.epsilons[i] <= ours * 1.005
-    assert round(curve.epsilons[-1]) == 10  # SPEC section 5: σ is taken so that q = 1 costs 10
+    assert round(curve.epsilons[-1]) == 10  # the paper's code takes the σ at which q = 1 costs 10
 
 
 def test_curves_are_read_from_below_and_charged_from_above():

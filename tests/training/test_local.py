@@ -34,7 +34,7 @@ from silodp.training import (
 from silodp.training.cost import Recent, measure
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
 from silodp.training.schedule import UserRecords, batch_order, step_records
-from silodp.training.tracing import TracedGradient
+from silodp.training.tracing import TracedGradient, gradient_of_one
 
 
 def small_task(dtype=torch.float64) -> Task:
@@ -146,18 +146,50 @@ def test_frozen_and_tied_parameters():
     )
 
 
-def test_a_model_that_cannot_be_traced_falls_back(monkeypatch):
+def test_a_model_that_cannot_be_traced_falls_back(monkeypatch, caplog):
     def refuse(*_):
-        raise RuntimeError("no tracing today")
+        raise RuntimeError("no tracing today\nand more")
 
     task = small_task()
     x, y, user = ragged([3, 1, 5], 0)
     start, local = task.initial(0), LocalTraining(0.3, 30, 2)
-    wanted = updates(small_task(), start, x, y, user, local, 1)
-    monkeypatch.setattr(TracedGradient, "__init__", refuse)
-    assert_equal_updates(updates(task, start, x, y, user, local, 1), wanted, 1e-10)
+    with caplog.at_level("INFO", "silodp"):
+        wanted = updates(small_task(), start, x, y, user, local, 1)
+        assert caplog.records == [], "what can be traced is"
+        monkeypatch.setattr(TracedGradient, "__init__", refuse)
+        for _ in range(2):
+            assert_equal_updates(updates(task, start, x, y, user, local, 1), wanted, 1e-10)
     monkeypatch.undo()
     assert [task.engine._built[key] for key in task.engine._built if key[0] == "trace"] == [None]
+    [said] = caplog.records  # of this shape once, however often it is trained on
+    assert said.name == "silodp.training.tracing"
+    assert said.getMessage().endswith("cannot be traced: no tracing today")
+
+
+class Scaled(nn.Linear):
+    """By a number that is read off the records: torch runs it, and refuses to trace it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / float(x.abs().max())
+
+
+def test_torchs_own_refusal_to_trace_is_a_slower_step_and_said(caplog):
+    task = Task(Scaled(3, 2), cross_entropy())
+    batch = torch.ones(1, 5, 3), torch.zeros(1, 5, dtype=torch.int64), torch.ones(1, 5)
+    rows = [p.unsqueeze(0) for p in task.unflatten(task.initial(0))]
+    gradient = gradient_of_one(task.objective, len(rows))
+    assert gradient(*rows, *batch)[0].shape == (1, 2, 3)
+    with caplog.at_level("INFO", "silodp"):
+        assert TracedGradient.if_possible(gradient, (*rows, *batch), len(rows), alone=True) is None
+    assert "records (1, 5, 3) run untraced" in caplog.text
+
+
+def test_a_mistake_in_a_model_is_not_taken_for_one_that_cannot_be_traced():
+    def wrong(*tensors):
+        raise AttributeError("a mistake")
+
+    with pytest.raises(AttributeError, match="a mistake"):
+        TracedGradient.if_possible(wrong, (torch.ones(1), torch.ones(1)), 1)
 
 
 def test_what_is_remembered_is_bounded():
@@ -279,7 +311,9 @@ def test_one_user_beyond_the_budget_is_refused_or_the_default_stretches():
     task = small_task()
     x, y, user = ragged([3000], 0)
     start, generator = task.initial(0), torch.Generator()
-    with pytest.raises(SilodpError, match="memory_budget 10000 bytes cannot hold one user with 3000 records"):
+    with pytest.raises(
+        SilodpError, match="memory_budget 10000 bytes cannot hold one user with 3,000 records"
+    ):
         next(user_updates(task, start, x, y, user, LocalTraining(0.1), generator, memory_budget=10_000))
     assert updates(task, start, x, y, user, LocalTraining(0.1), 0).keys() == {0}
     with pytest.raises(SilodpError, match="cannot hold one record's gradient"):

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from oracles import logistic_task
-from silodp.training.local import record_gradients
 from silodp.training.losses import cross_entropy
-from silodp.training.records import RecordGradients
+from silodp.training.records import RecordGradients, record_gradients
 from silodp.training.task import Task
 
 

@@ -1,12 +1,11 @@
 """What a run says it promises, against the book it kept: ε recomputed from the ledger's events.
 
 Compared are ε, δ, accountant and rounds, method, its settings, the aggregator, the unit, what persons with several
-records get, and whether the model may be released. Not compared are assumptions, what is not covered, and what units
-with budgets of their own were charged: of these the ledger says nothing. The ledger's lines are hashed, not signed:
-whoever rewrites all of it can write another.
+records get, whether the model may be released, why nothing is promised, and what is not covered. Assumptions, claims,
+and what units with budgets of their own were charged are told again from config.toml (`retold`); what cannot be is
+listed as not checked. The ledger's lines are hashed, not signed: whoever rewrites all of it can write another.
 
-Claims are left out: what a paper promises without proof is nothing that a ledger could bear out. A guarantee that
-states a claimed ε as its own is refused like any that says less than was charged.
+A guarantee that states a claimed ε as its own is refused like any that says less than was charged.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from silodp.app.retold import retold
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator
-from silodp.privacy.guarantee import Guarantee
+from silodp.privacy.guarantee import HELD_OUT, NOT_COVERED, Guarantee
 from silodp.privacy.ledger import Budget, Ledger, Subject
 from silodp.privacy.persons import PERSONS_RECORDS, epsilon_for_person
 
@@ -32,10 +32,11 @@ _LAST_DIGITS = 1e-6
 
 @dataclass(frozen=True)
 class Audit:
-    """A ledger that bears the guarantees out: rounds charged, and the budget it was kept under."""
+    """A ledger that bears the guarantees out: rounds charged, the budget it was kept under, and what it cannot show."""
 
     rounds: int
     budget: Budget | None
+    unchecked: tuple[str, ...] = ()
 
 
 def audited(
@@ -43,14 +44,17 @@ def audited(
     guarantees: Iterable[Guarantee],
     summary: Mapping[str, Any],
     aggregator: Aggregator | None,
+    measured: bool = False,
 ) -> Audit | None:
     """The guarantees of a run directory, each compared with the ledger there; None when there is no ledger.
 
-    `summary` is all that guarantee.json says; `aggregator` the one it names, None where it names none.
+    `summary` is all that guarantee.json says; `aggregator` the one it names, None where it names none. `measured`:
+    whether there were records held out, on which metrics were measured.
 
     Raises:
-        SilodpError: a guarantee claims less than was charged, or speaks of another δ, accountant, number of rounds,
-            method, aggregator, unit or kind of noise; or the ledger is damaged, in use, or of an earlier version.
+        SilodpError: a guarantee claims less than was charged, speaks of another δ, accountant, number of rounds,
+            method, aggregator, unit or kind of noise, leaves out an assumption or what is not covered, or has other
+            budgets or claims; config.toml is another run's; or the ledger is damaged, in use, or of an earlier version.
     """
     path = directory / LEDGER
     if not path.exists():
@@ -61,27 +65,43 @@ def audited(
                 f"ledger {path} does not say whom its rounds were charged for: it is of an earlier version of silodp; "
                 "report on it with that version, or run again."
             )
-        wrong = _about_run(summary, aggregator, ledger.subject)
-        for said in guarantees:
+        told = tuple(guarantees)
+        wrong = _about_run(summary, aggregator, ledger.subject, ledger.rounds)
+        for said in told:
             if wrong is None:
-                wrong = _about_whom(said, ledger.subject) or _contradiction(
-                    said, ledger, aggregator.delta_share if aggregator else 1.0
+                wrong = (
+                    _about_whom(said, ledger.subject)
+                    or _contradiction(said, ledger, aggregator.delta_share if aggregator else 1.0)
+                    or _about_rest(said, ledger, measured)
                 )
                 wrong = wrong and f"against '{said.adversary}' it says {wrong}"
         if wrong is not None:
-            raise SilodpError(
-                f"{directory / 'guarantee.json'} is contradicted by the run's ledger: {wrong}; "
-                "restore it, or resume the run, which writes it anew."
-            )
-        return Audit(ledger.rounds, ledger.budget)
+            raise _contradicted(directory, "ledger", wrong)
+        again = retold(directory, told, aggregator, ledger)
+        for said in told:
+            wrong = again.contradiction(said)
+            if wrong is not None:
+                wrong = f"against '{said.adversary}' it says {wrong}"
+                raise _contradicted(directory, "ledger and config.toml", wrong)
+        return Audit(ledger.rounds, ledger.budget, again.unchecked)
 
 
-def _about_run(summary: Mapping[str, Any], aggregator: Aggregator | None, kept: Subject) -> str | None:
+def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
+    return SilodpError(
+        f"{directory / 'guarantee.json'} is contradicted by the run's {by}: {wrong}; "
+        "restore it, or resume the run, which writes it anew."
+    )
+
+
+def _about_run(
+    summary: Mapping[str, Any], aggregator: Aggregator | None, kept: Subject, rounds: int
+) -> str | None:
     named = None if aggregator is None else aggregator.name
     for name, claimed, known in (
         ("method", summary.get("method"), kept.method),
         ("settings", summary.get("settings"), kept.settings),
         ("aggregator", named, kept.aggregator),
+        ("rounds", summary.get("rounds", rounds), rounds),
     ):
         if claimed != known:
             return f"it says {name} = {claimed}, and the ledger says {known}"
@@ -137,6 +157,17 @@ def _about_persons(said: Guarantee, ledger: Ledger) -> str | None:
         if spent is None or not claimed >= spent * (1 - _LAST_DIGITS):
             cost = "promise nothing" if spent is None else f"cost {spent:.6g}"
             return f"ε = {claimed:.6g} for a person with {records} records, and for her the ledger's rounds {cost}"
+    return None
+
+
+def _about_rest(said: Guarantee, ledger: Ledger, measured: bool) -> str | None:
+    """Why nothing is promised where nothing is, and what no ε covers."""
+    reason = ledger.reason(said.adversary)
+    if said.epsilon is None and reason is not None and said.reason != reason:
+        return f"that nothing is promised because {said.reason}, and the ledger says: {reason}"
+    for text in NOT_COVERED:
+        if text not in said.not_covered and (measured or text != HELD_OUT):
+            return f"nothing of what is not covered: {text}"
     return None
 
 

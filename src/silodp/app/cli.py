@@ -120,9 +120,13 @@ def report(
 ) -> None:
     """Check the guarantee against the ledger; rebuild DIR/report.html."""
     from silodp.app.report import write_report
+    from silodp.app.rundir import read_run
 
     path = write_report(directory)
-    show({"report": str(path)}, as_json, [str(path)])
+    audit = read_run(directory).audit
+    left = ("the guarantee: the ledger is not here",) if audit is None else audit.unchecked
+    result = {"report": str(path), "not_checked": left}
+    show(result, as_json, [str(path), *(f"Not checked: {what}." for what in left)])
 
 
 app.add_typer(data_app, name="data")

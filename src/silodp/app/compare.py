@@ -22,9 +22,9 @@ from silodp.app.construct import check_whole
 from silodp.app.outline import setting_of
 from silodp.app.promises import is_only_claimed
 from silodp.app.rehearsal import rehearse
-from silodp.app.wording import counted, measure_text
+from silodp.app.wording import measure_text
 from silodp.data.silo import Federation
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.federation.aggregation import Aggregator, Plain, events
 from silodp.federation.run import train
 from silodp.federation.store import write_durably

@@ -12,7 +12,8 @@ from markupsafe import Markup
 from silodp.app import plots
 from silodp.app.promises import CLAIMED, asked_and_spent
 from silodp.app.report import Picture, render
-from silodp.app.wording import counted, epsilon_text, measure_text
+from silodp.app.wording import epsilon_text, measure_text
+from silodp.errors import counted
 from silodp.privacy.guarantee import ADVERSARIES
 
 Fields = dict[str, Any]

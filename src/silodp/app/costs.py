@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from silodp.app.options import Config, Json, Set, show
+from silodp.errors import counted
 
 Users = Annotated[
     int | None,
@@ -177,7 +178,8 @@ def epsilon(
         colluding=colluding,
         knows_sample=knows_sample,
     )
-    line = f"ε = {rounded_up(result['epsilon'])} at δ = {delta:g}, after {rounds} rounds, against {adversary}"
+    after = f"after {counted(rounds, 'round')}, against {adversary}"
+    line = f"ε = {rounded_up(result['epsilon'])} at δ = {delta:g}, {after}"
     promised = [line, *about_records(result), *(f"  assuming that {text}" for text in result["assumptions"])]
     promised += [
         f"  [{CLAIMED}: no guarantee] ε = {rounded_up(c['epsilon'])}: {c['why']}" for c in result["claims"]

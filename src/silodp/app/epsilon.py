@@ -14,7 +14,7 @@ from silodp.app.progress import rounded_up
 from silodp.app.promises import is_only_claimed
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Setting, calibrated
-from silodp.federation.run import about_delta
+from silodp.federation.guarantees import about_delta
 from silodp.mechanisms.sampling import check_probability
 from silodp.methods import METHODS, Method, Population
 from silodp.methods.personalized import TwoStageSampling
@@ -105,7 +105,7 @@ def epsilon(
     `fields` are the method's own, of which those in `IRRELEVANT` may be missing (and where `record_sampling` stands for
     a record's own probability, those in `OF_BUDGETS`); `aggregation` the aggregator's. `users` U (None: as many as
     usual) and `dimension` d enter ε with integer noise only; where U is given, or δ at least `LARGE_DELTA`, the
-    assumptions say of a δ that it promises too little. SPEC section 2.
+    assumptions say of a δ that it promises too little. Source: docs/privacy.md, section 3.
 
     Raises:
         SilodpError: a value out of range, a missing field, an unknown name.

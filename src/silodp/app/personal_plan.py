@@ -14,9 +14,8 @@ from silodp.app.construct import fields_of
 from silodp.app.preferences import STANDING_IN, Preferences
 from silodp.app.progress import rounded_up
 from silodp.app.promises import asked_in_brief
-from silodp.app.wording import counted
 from silodp.data.preferences import Budgets
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.methods import Method, RpdpFilter, UldpAvg
 from silodp.methods.personalized import TwoStageSampling
 from silodp.privacy.accounting import Accountant
@@ -77,7 +76,7 @@ def out_of_reach(method: Method, budgets: Budgets) -> int | None:
         case RpdpFilter():
             return int((method.limits(budgets) == 0).sum())
         case UldpAvg():
-            found = None if method.calibration is None else method.calibration.parameters(budgets)
+            found = None if method.allowances is None else method.allowances.parameters(budgets)
             return None if found is None else int((found == 0).sum())
     return None
 

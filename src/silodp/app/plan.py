@@ -16,8 +16,7 @@ from silodp.app.personal_plan import noise_of, with_noise
 from silodp.app.preferences import Preferences
 from silodp.app.progress import rounded_up
 from silodp.app.promises import CLAIMED, is_only_claimed
-from silodp.app.wording import counted
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.federation.aggregation import Aggregator, Setting
 from silodp.federation.aggregation import events as events_of
 from silodp.methods import Method
@@ -256,7 +255,7 @@ def in_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}){whose}, changing one of:")
         asked = (name for name in target if name not in _ABOUT_TARGETS)
         lines += [f"  {name}{_solution(name, target)}" for name in asked]
-    size = f"{result['silos']} silos, U = {result['users']:,}, d = {result['dimension']:,}"
+    size = f"{counted(result['silos'], 'silo')}, U = {result['users']:,}, d = {result['dimension']:,}"
     lines.append(f"aggregator {result['aggregator']}, {size}:")
     lines += _described(result["aggregation"], "  ")
     for claim in result["claims"]:

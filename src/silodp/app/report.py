@@ -20,6 +20,7 @@ from silodp.app.rundir import Row, RunRecord, keep_allocation, read_run, version
 from silodp.app.sanity import doubts
 from silodp.app.sights import sights
 from silodp.app.wording import epsilon_text, measure_text
+from silodp.errors import counted
 from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 
 MOST_ROWS = 26  # of the table of rounds; metrics.jsonl has them all
@@ -196,7 +197,8 @@ def _epsilon_caption(run: RunRecord) -> str:
 
 def _allocation_caption(records: plots.Allocation) -> str:
     drawn = records.persons - records.without_records
-    several = f"{records.in_several_silos:,} of {drawn:,} persons with records have them in several silos"
+    have = "has" if records.in_several_silos == 1 else "have"
+    several = f"{records.in_several_silos:,} of {counted(drawn, 'person')} with records {have} them in several silos"
     empty = f"; {records.without_records:,} without any" if records.without_records else ""
     binned = ""
     if drawn > len(records.persons_per_bar):
@@ -212,7 +214,7 @@ def _unit(said: Guarantee) -> str:
 
 
 def _budgets_caption(spent: promises.Spending, unit: str) -> str:
-    units = wording.counted(sum(group["units"] for group in spent.groups), unit)
+    units = counted(sum(group["units"] for group in spent.groups), unit)
     kept = f"{spent.exceeded:,} were charged more" if spent.exceeded else "nobody was charged more"
     return f"ε asked for by {units}, and what each was charged: {kept} than asked for."
 

@@ -62,7 +62,8 @@ def read_run(directory: Path) -> RunRecord:
     config, model = directory / "config.toml", directory / "model.safetensors"
     settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
     aggregator = _aggregator(summary, settings)
-    audit = audited(directory, guarantees.values(), summary, aggregator)
+    measured = any(row.get("loss") is not None for row in rows)
+    audit = audited(directory, guarantees.values(), summary, aggregator, measured)
     kept = directory / "plots" / "allocation.json"
     delta = guarantees["released"].delta  # the ledger's may be less: it accounts for the noise alone
     return RunRecord(

@@ -18,9 +18,8 @@ from silodp.app.report import write_report
 from silodp.app.resuming import differences, how_to_go_on, laid_out_over, laid_out_over_before
 from silodp.app.rundir import versions
 from silodp.app.sanity import doubts
-from silodp.app.wording import counted
 from silodp.data.silo import Federation
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.federation.aggregation import events
 from silodp.federation.run import Result, Row, train
 from silodp.federation.store import write_durably

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from silodp.app import plots
+from silodp.errors import counted
 
 _NEARLY_SURE = 0.999  # a guess this good against a person: ε excludes little
 
@@ -50,11 +51,6 @@ def delta_text(delta: float) -> str:
 def odds_text(delta: float) -> str:
     """δ as "1 in N", N rounded down."""
     return f"1 in {math.floor(1 / delta + 1e-6):,}"
-
-
-def counted(number: int, noun: str) -> str:
-    """ "1 round", "1,000 rounds"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def measure_text(value: float | None) -> str:

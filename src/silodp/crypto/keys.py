@@ -1,4 +1,4 @@
-"""Who a silo is, and a session of silos that know each other (PROTOCOLS 1).
+"""Who a silo is, and a session of silos that know each other (docs/protocols.md, section 2).
 
 Every silo has a long-term Ed25519 key, pinned by the other silos, and for every session a fresh X25519 key and nonce,
 signed by the long-term key. The server only relays. All silos sign one transcript, which binds protocol version, run,

@@ -1,4 +1,4 @@
-"""One round of private weighting under ring-LWE: the server learns a weighted sum, no more (PROTOCOLS 2b.3).
+"""One round of private weighting under ring-LWE: the server learns a weighted sum only (docs/protocols.md, section 3).
 
 Server and silos hold additive shares of a weight v_u modulo 2^T. The server sends its shares encrypted, as constant
 polynomials; a silo multiplies them by M_u = n[s,u]·Δ_u, which hold a vector in the coefficients of B polynomials, adds
@@ -42,8 +42,8 @@ def seed_of(request: dict[str, bytes], context: bytes) -> bytes:
 class LatticeServer:
     """Holds the secret polynomial; encrypts shares, decrypts the sum.
 
-    Its products have one factor in {−1, 0, 1} and are exact by the a-priori bound of PROTOCOLS 2b.4 (error < 2^−4 for
-    every ring and limb that `LatticeParameters` allows).
+    Its products have one factor in {−1, 0, 1} and are exact by the a-priori bound of docs/protocols.md, section 3
+    (error < 2^−4 for every ring and limb that `LatticeParameters` allows).
     """
 
     def __init__(

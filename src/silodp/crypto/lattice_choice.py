@@ -1,4 +1,4 @@
-"""The search for a lattice: the cheapest one that meets every rule of PROTOCOLS 2b.4-2b.6, or a refusal."""
+"""The search for a lattice: the cheapest one that meets all of `LatticeParameters.rules`, or a refusal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from silodp.crypto.lattice_parameters import STANDARD_128, LatticeParameters
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 
 MOST_BYTES_UP = 25.0
 
@@ -68,8 +68,9 @@ def choose(
         f"{rule.name} {rule.value:.1f} > {rule.limit:.1f}" for rule in nearest.rules() if not rule.holds
     ]
     raise SilodpError(
-        f"no lattice holds {users} users with up to {count_cap} records a silo at C/g = {nearest.clip_units}: "
-        f"the nearest breaks {', '.join(broken)}; lower the count cap, or take fewer rounds or weight bits"
+        f"no lattice holds {counted(users, 'user')} with up to {counted(count_cap, 'record')} a silo at C/g = "
+        f"{nearest.clip_units}: the nearest breaks {', '.join(broken)}; lower the count cap, or take fewer rounds or "
+        "weight bits"
     )
 
 

@@ -37,7 +37,7 @@ def centered_binomial(key: bytes, *shape: int) -> Integers:
 
 
 def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Integers:
-    """Adds uniform integers in [−2^(bits−1), 2^(bits−1)) to every coefficient in place (PROTOCOLS 2b.5).
+    """Adds uniform integers in [−2^(bits−1), 2^(bits−1)) to every coefficient in place (docs/protocols.md, section 3).
 
     It reaches from the lowest bit to bit `bits`, so that none of the errors below shows. Carries are left.
     """
@@ -52,7 +52,7 @@ def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Intege
 
 
 def scaled_noise(share: Integers, shift: int, stream: np.random.Generator) -> Integers:
-    """2^shift·share + centered Uniform of width 2^shift, drawn from `stream` (PROTOCOLS 2b.3).
+    """2^shift·share + centered Uniform of width 2^shift, drawn from `stream` (docs/protocols.md, section 3).
 
     Without the uniform part the sum modulo 2^shift would be free of noise.
 

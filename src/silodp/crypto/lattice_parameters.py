@@ -1,4 +1,4 @@
-"""Which lattice a private weighting needs, and whether one is safe: every rule of PROTOCOLS 2b.4-2b.6, by name.
+"""Which lattice private weighting needs, and whether one is safe: all rules of docs/protocols.md, section 3, by name.
 
 Everything here is a public constant; nothing is estimated from data. Sizes are in bits: `log2_tv = -44` is 2^−44.
 """
@@ -16,7 +16,7 @@ from silodp.errors import SilodpError
 ERROR_ETA = 21  # centered binomial errors: standard deviation √(η/2) = 3.24
 STANDARD_128 = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
 """Largest modulus, in bits, for 128 bits of security and a ternary secret (Homomorphic Encryption Standard, 2018)."""
-MOST_PLANNED = 47.0  # √U·n_max·(C/g)·2^w ≤ 2^47: largest rounding error measured .10 (PROTOCOLS 2b.4)
+MOST_PLANNED = 47.0  # √U·n_max·(C/g)·2^w ≤ 2^47: largest rounding error measured .10
 LEAST_FLOODING = -40.0
 PIECE_BITS = 14  # of the multipliers, when a product must be repeated in pieces
 CHECK_PIECE_BITS = 16  # of the random test polynomials
@@ -108,12 +108,12 @@ class LatticeParameters:
 
     @property
     def noise_shift(self) -> int:
-        """r = k + log2(C/g) − 17: integer noise is drawn at a scale of 2^r (PROTOCOLS 2b.3)."""
+        """r = k + log2(C/g) − 17: integer noise is drawn at a scale of 2^r (docs/protocols.md, section 3)."""
         return max(0, self.weight_bits + math.floor(math.log2(self.clip_units)) - 17)
 
     @property
     def sensitivity(self) -> float:
-        """2^(k−r)·C/g + √d, in units of 2^r: what the integer noise is charged for (PROTOCOLS 2b.3)."""
+        """2^(k−r)·C/g + √d, in units of 2^r: what the integer noise is charged for."""
         scaled = math.ldexp(self.clip_units, self.weight_bits - self.noise_shift)
         return scaled + (math.sqrt(self.dimension) if self.noise_shift else 0.0)
 
@@ -142,7 +142,7 @@ class LatticeParameters:
 
     @property
     def planning_bits(self) -> float:
-        """log2 of √U·n_max·(C/g)·2^w (PROTOCOLS 2b.4)."""
+        """log2 of √U·n_max·(C/g)·2^w."""
         return 0.5 * math.log2(self.users) + math.log2(self.multiplier_norm) + self.limb_bits
 
     @property

@@ -3,7 +3,7 @@
 A table of M entries takes L = ⌈log₂ M⌉ transfers (Naor and Pinkas 1999). Entry x is sent under the exclusive or of L
 pads, the i-th drawn from key x_i of transfer i at the place that the other bits of x name; so every entry but one
 lies under a pad that the receiver cannot know, and no two entries share one. Entries are 64-bit words, or several of
-them. The work is the same whatever the index. Source: PROTOCOLS 2b.1.
+them. The work is the same whatever the index. Source: docs/protocols.md, section 3.
 
 The answer carries a fingerprint, which finds accidents and mixed-up sessions, not forgery: the channel authenticates.
 """

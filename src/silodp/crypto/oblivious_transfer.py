@@ -6,7 +6,7 @@ that of Keller, Orsini and Scholl (2015) has a gap: a receiver with inconsistent
 bits of `delta` with probability 2⁻ᵏ. The first failed check ends these base transfers.
 
 Not covered: a sender that offers wrong keys (the receiver then reads noise); base transfers are not universally
-composable. Messages carry no authentication: the channel does. Source: PROTOCOLS 2b.2, 2c.
+composable. Messages carry no authentication: the channel does. Source: docs/protocols.md, sections 3, 5.
 """
 
 from __future__ import annotations

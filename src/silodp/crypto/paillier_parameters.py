@@ -1,4 +1,4 @@
-"""Public constants of private weighting by Paillier encryption; how coordinates share a plaintext (PROTOCOLS 2a)."""
+"""Public constants of `paillier` (docs/protocols.md, section 4); how coordinates share a plaintext."""
 
 from __future__ import annotations
 

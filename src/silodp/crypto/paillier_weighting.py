@@ -1,4 +1,4 @@
-"""Private weighting by Paillier encryption: Protocol 1 of the ULDP-FL paper, repaired (PROTOCOLS 2a).
+"""Private weighting by Paillier encryption: ULDP-FL's Protocol 1, repaired (docs/protocols.md, section 4).
 
 The server learns C·[Σ_s Σ_u n[s,u]/N[u]·Δ[s,u] + Σ_s z_s] + Σ_s e_s in the integers, C = lcm(1..N_max), and nothing
 else; silos learn nothing of each other's counts, nor who was sampled. z_s is the silo's integer noise and e_s uniform

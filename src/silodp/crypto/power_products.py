@@ -1,4 +1,4 @@
-"""Many products of powers of the same bases: a silo's work on each parameter (PROTOCOLS 2a, repair 5)."""
+"""Many products of powers of the same bases: a silo's work on each parameter (docs/protocols.md, section 4)."""
 
 from __future__ import annotations
 

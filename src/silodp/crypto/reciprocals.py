@@ -1,4 +1,4 @@
-"""Shares of floored reciprocals ⌊2ᵏ/N[u]⌋, and of those of the sampled users alone (PROTOCOLS 2b.1, 2b.2, 2c).
+"""Shares of floored reciprocals ⌊2ᵏ/N[u]⌋, and of those of the sampled users alone (docs/protocols.md, sections 3, 5).
 
 N[u] counts user u's records over all silos. The server comes to hold a_u, the silos c_u, uniform modulo 2ᵀ each, with
 a_u + c_u = v_u = ⌊2ᵏ/N[u]⌋, and 0 where N[u] is 0 or beyond the cap. All that the silos hold follows from the run
@@ -6,8 +6,8 @@ secret R, which every silo knows and the server does not. Rounds number the draw
 rounds only grow, and the transfer counter of a round is the round + 1, so no mask is ever used twice.
 
 Before a request or an answer leaves, its party stores its transfer counter; so no restart repeats a draw. Limits
-(PROTOCOLS 3): a malicious server can choose other entries, which shows it none of them but sets wrong weights; a
-malicious silo 0 can offer wrong tables; one silo that colludes with the server gives it every N[u] and every β_u.
+(docs/protocols.md, section 6): a malicious server can choose other entries, which shows it none of them but sets wrong
+weights; a malicious silo 0 can offer wrong tables; one silo that colludes with the server gives it every N[u] and β_u.
 """
 
 from __future__ import annotations

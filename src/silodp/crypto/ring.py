@@ -2,7 +2,7 @@
 
 A coefficient is Σ_k limb_k·2^(w·k); an array of elements has shape (..., K, N), least limb first. *Balanced* limbs lie
 in [−2^(w−1), 2^(w−1)), which halves the rounding error of a product. Whether a product is exact is not this file's
-business: the caller proves it or checks it (PROTOCOLS 2b.4).
+business: the caller proves it or checks it (docs/protocols.md, section 3).
 """
 
 from __future__ import annotations

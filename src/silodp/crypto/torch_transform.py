@@ -29,8 +29,8 @@ _ROWS_ON_A_GPU = 1024  # elsewhere each piece must be large enough to keep the d
 class TorchTransform:
     """The transform of `FourierTransform` (size N) on a torch device; spectra are complex128 tensors that stay there.
 
-    Its rounding errors obey the same a-priori bound (PROTOCOLS 2b.4), which allows any Cooley-Tukey transform with
-    twiddle factors of full precision.
+    Its rounding errors obey the same a-priori bound (docs/protocols.md, section 3), which allows any Cooley-Tukey
+    transform with twiddle factors of full precision.
     """
 
     size: int

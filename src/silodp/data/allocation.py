@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_real, counted
 
 Scheme = Literal["uniform", "zipf", "own"]
 Indices = NDArray[np.int64]
@@ -90,9 +90,8 @@ def _draw_users(
     values, label = np.unique(np.asarray(labels), return_inverse=True)
     if labels_per_user < 1 or labels_per_user * users < len(values):
         raise SilodpError(
-            f"labels_per_user is {labels_per_user} with {users} users, too few to hold all {len(values)} "
-            "labels; "
-            "raise users or labels_per_user"
+            f"labels_per_user is {labels_per_user} with {counted(users, 'user')}, too few to hold all {len(values)} "
+            "labels; raise users or labels_per_user"
         )
     # Whole shuffled decks, dealt in turn: every label has a holder, and no label has many more than another.
     decks = -(-labels_per_user * users // len(values))

@@ -216,7 +216,7 @@ class Plain:
         return silos
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """SPEC section 2, second column."""
+        """The server sees every share: the second column of docs/privacy.md, section 3."""
         return {
             "released": View("released", silos),
             "server": View(

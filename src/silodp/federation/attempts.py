@@ -1,4 +1,4 @@
-"""Attempts at one round, on the server's side and on a silo's (PROTOCOLS 1, "Attempts and seals")."""
+"""Attempts at one round, on the server's side and on a silo's (docs/protocols.md, section 2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import Attempt
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.federation.aggregation import Aggregator, Desk, Handler, Own, Setting
 from silodp.federation.hidden_sample import BOX
 from silodp.federation.messages import Message
@@ -84,8 +84,8 @@ class Attempts:
         if len(roster) < self.fewest:
             reasons = "; ".join(f"'{name}' ({f.kind}: {f.reason})" for name, f in failures.items())
             raise SilodpError(
-                f"round {last.round + 1} has {len(roster)} silos left and needs {self.fewest}: no answer from {reasons}"
-                ". Mend it and resume: the round will go on where it is."
+                f"round {last.round + 1} has {counted(len(roster), 'silo')} left and needs {self.fewest}: no answer "
+                f"from {reasons}. Mend it and resume: the round will go on where it is."
             )
         now = Attempt(last.round, last.attempt + 1, release, roster, PURPOSE)
         fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
@@ -129,7 +129,7 @@ class Seals:
         if attempt.roster != known or session.name not in known or len(known) < self.fewest:
             raise SilodpError(
                 f"silo '{session.name}' was asked to add up with {list(attempt.roster)}: it takes part only with "
-                f"itself and at least {self.fewest - 1} others of its session, in their order."
+                f"itself and at least {counted(self.fewest - 1, 'other')} of its session, in their order."
             )
         if self.store.get(self._opened_key(request, attempt)) is not None:
             raise SilodpError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from silodp.errors import SilodpError
 from silodp.federation.store import seal, unseal, write_durably
 
-FORMAT = 1
+FORMAT = 2  # 2: the server forgets rounds that are over, and counts attempts for itself
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
         raise SilodpError(f"checkpoint {path} cannot be read ({error}): it is not one of silodp's.") from None
     if header["format"] != FORMAT:
         raise SilodpError(
-            f"checkpoint {path} has format {header['format']}; this silodp reads {FORMAT}: update silodp."
+            f"checkpoint {path} has format {header['format']}, this silodp reads {FORMAT}: go on with the version of "
+            "silodp that began the run."
         )
     if header["fingerprint"] != fingerprint:
         raise SilodpError(

@@ -1,4 +1,4 @@
-"""Sampling that nobody knows (PROTOCOLS 2c): what `lattice` and `paillier` share of it.
+"""Sampling that nobody knows (docs/protocols.md, section 5): what `lattice` and `paillier` share of it.
 
     set-up   base transfers in which silo 0, the first on the roster, will choose among what the server offers
     round    server ─ sample ─► silo 0, which answers with its request for the entries κ_u that all silos derive;

@@ -1,4 +1,4 @@
-"""`lattice`: weights by records that nobody sees, by ring-LWE and oblivious transfer (PROTOCOLS 2b).
+"""`lattice`: weights by records that nobody sees, by ring-LWE and oblivious transfer (docs/protocols.md, section 3).
 
 The server learns Σ_s Σ_u ⌊2^k/N[u]⌋·n[s,u]·Δ[s,u] plus noise, as integers, and nothing else; a silo learns nothing of
 other silos' counts, nor who was sampled. Rounds are attempts with seals, as in `masked`.
@@ -55,7 +55,7 @@ ASSUMPTIONS = (
     "how long a silo takes may tell how many persons have records in it",
 )
 _FEWEST_UNITS = 1 << 12
-_NOISE_STEPS = 1 << 17  # of integer noise to the clip (PROTOCOLS 2b.3)
+_NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, section 3)
 PARTS = ("nonce", "public key", "ciphertexts")
 
 
@@ -239,15 +239,28 @@ class _Server:
         name = f"request/{attempt.round}/{attempt.attempt}"
         key = desk.store.get(name)
         if key is None:
-            made = sum(kept.startswith("request/") for kept in desk.store.names())
-            if made >= self.aggregator.attempts:
-                raise SilodpError(
-                    f"this run has made the {made} attempts its encryption was chosen for: begin a new run with more "
-                    "(aggregation.attempts), which adds its own ε."
-                )
+            self._count(desk, name)
             key = secrets.token_bytes(KEY_BYTES)
             desk.store.put(name, key)
         return key
+
+    def _count(self, desk: Desk, name: str) -> None:
+        """One attempt more, durably, before its key is made: keys are forgotten with their rounds, their number never.
+
+        Raises:
+            SilodpError: the encryption was chosen for no more.
+        """
+        stored = desk.store.get("attempts made")
+        counted: dict[str, Any] = {"made": 0, "last": ""} if stored is None else Message.decode(stored).fields
+        if counted["last"] == name:
+            return  # counted by a process that died before it had made the key
+        if counted["made"] >= self.aggregator.attempts:
+            raise SilodpError(
+                f"this run has made the {counted['made']} attempts its encryption was chosen for: begin a new run with "
+                "more (aggregation.attempts), which adds its own ε."
+            )
+        counted = {"made": counted["made"] + 1, "last": name}
+        desk.store.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
 
     def _digits(self, name: str, answer: Message) -> np.ndarray:
         try:
@@ -299,4 +312,6 @@ class _Silo:
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""
-        return claim(self._own.store, f"{request.run}/seeds/{seed.hex()}", request.digest().encode())
+        return claim(
+            self._own.store, f"{request.run}/seeds/{request.round}/{seed.hex()}", request.digest().encode()
+        )

@@ -4,7 +4,7 @@ A round is a number of attempts. In each, every silo on the attempt's roster sen
 seal; if all have, the release is charged and the seals are opened. If one is missing, the same noisy integers are sent
 again by the others under fresh masks and seals: nothing has been seen, so nothing is charged twice. If one fails only
 when seals are opened, others may have opened theirs: the next attempt is a further release, with fresh noise and its
-own charge (PROTOCOLS 1).
+own charge (docs/protocols.md, section 2).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Masked(FewestSilos):
         self.ring(setting)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """SPEC section 2, first column: everyone sees the sum."""
+        """Everyone sees the sum: the first column of docs/privacy.md, section 3."""
         common = {"shares_for": self.shares_for(silos), "survivors": survivors}
         knows = {"knows_sample": True, "counts_disclosed": method.needs_counts}
         return {

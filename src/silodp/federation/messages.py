@@ -77,8 +77,9 @@ class Message:
             return cls(**header, arrays=arrays, blobs=blobs)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise SilodpError(
-                f"a message of {len(data)} bytes cannot be read ({error}): it was cut or altered."
-            ) from None
+                f"a message of {len(data)} bytes cannot be read: it was cut or altered on its way, or is not one of "
+                "this version's; resume, so that it is asked for again."
+            ) from error
 
     def digest(self) -> str:
         """SHA-256 of everything in it; the same request has the same digest. Nothing in a message changes."""

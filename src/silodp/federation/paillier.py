@@ -1,4 +1,4 @@
-"""`paillier`: weights by records that nobody sees, by the ULDP-FL paper's Protocol 1, repaired (PROTOCOLS 2a).
+"""`paillier`: weights by records that nobody sees, by ULDP-FL's Protocol 1, repaired (docs/protocols.md, section 4).
 
 For small models. The server learns Σ_s Σ_u n[s,u]/N[u]·Δ[s,u] plus noise, scaled to integers, and nothing else; a silo
 learns nothing of other silos' counts, nor who was sampled. Silo 0 counts one record more for everyone, so that weights
@@ -205,8 +205,6 @@ class _Server:
         done = desk.store.get(f"hidden/{round_}")
         if done is not None:
             return Message.decode(done).blobs
-        for what in (f"drawn {round_ - 1}", f"{round_ - 1}"):  # i_u: nobody needs it any more
-            desk.store.drop(f"hidden/{what}")
         drawn, offers = self._drawn(desk, round_, server, law), Offers(self.setting, desk)
         places = drawn.arrays["places"]
         tables = server.tables(law, places, drawn.blobs["pairs"])

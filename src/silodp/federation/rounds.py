@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,16 @@ from silodp.mechanisms.noise import Randomness
 from silodp.privacy.events import Event, NoGuarantee, unsampled
 from silodp.privacy.guarantee import Adversary
 from silodp.privacy.ledger import Ledger
+
+ROUNDS_OVER = "rounds over"
+"""Where the server keeps how many rounds are over, and how many of them each silo took part in (S,)."""
+_OF_A_ROUND = re.compile(
+    r"(?:sample|clients|progress|request|weights|hidden)/(?:asked |drawn |choice )?(\d+)(?:/\d+)?"
+)
+"""Where it keeps what is needed to repeat a round: draws, requests, how far its attempts have come.
+
+The rest stays: allotments, session, shares, keys; how many attempts were made in all; that transfers have ended.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,9 +83,13 @@ class Server:
     def play(self, round_: int, params: Tensor) -> Tensor | None:
         """The sum of the silos' noisy shares for one round, charged before anything of it is seen; None: budget spent.
 
+        Whoever asks for a round has durably kept the model that the rounds before it led to: they are forgotten.
+
         Raises:
-            SilodpError: when too few silos answer; resuming repeats the round, the same bytes, charged once.
+            SilodpError: when too few silos answer; resuming repeats the round, the same bytes, charged once. Or when
+                the round is over.
         """
+        self._forget_before(round_)
         if not self.ledger.charged(round_, 0) and not self.ledger.affords(self._events(None, round_)):
             return None
         sample = self._once(f"sample/{round_}", lambda: self._sample(round_))
@@ -85,10 +100,10 @@ class Server:
 
     def joined(self, rounds: int) -> np.ndarray:
         """(S,) how many of the first rounds each silo took part in."""
-        joined = np.zeros(self.setting.population.silos, np.int64)
-        for round_ in range(rounds):
+        over, joined = self._over()
+        for round_ in range(over, rounds):
             clients = self._once(f"clients/{round_}", partial(self._clients, round_))
-            joined += clients if clients.size else 1
+            joined = joined + (clients if clients.size else 1)
         return joined
 
     def charged(self, round_: int, release: int) -> bool:
@@ -144,6 +159,36 @@ class Server:
                 "mend it and resume: the round will be repeated and charged once."
             )
         return answers
+
+    def _over(self) -> tuple[int, np.ndarray]:
+        """How many rounds are over, and how many of them each silo took part in (S,)."""
+        stored = self.store.get(ROUNDS_OVER)
+        if stored is None:
+            return 0, np.zeros(self.setting.population.silos, np.int64)
+        kept = Message.decode(stored)
+        return kept.round, kept.arrays["joined"]
+
+    def _forget_before(self, round_: int) -> None:
+        """Forget what was needed to repeat the rounds before this one; that they are over stands first, durably.
+
+        Played once more, a round would draw another sample, and ask silo 0 for entries under pads that were used.
+
+        Raises:
+            SilodpError: this round is over itself.
+        """
+        over, _ = self._over()
+        if round_ < over:
+            raise SilodpError(
+                f"round {round_ + 1} is over, and what was drawn for it is forgotten: the checkpoint is older than the "
+                "server's store; restore the newest checkpoint and ledger, or begin a new run, which adds its own ε."
+            )
+        if round_ > over:
+            arrays = {"joined": self.joined(round_)}
+            self.store.put(ROUNDS_OVER, Message("over", self.setting.run, round_, arrays=arrays).encode())
+        for name in self.store.names():
+            kept = _OF_A_ROUND.fullmatch(name)
+            if kept is not None and int(kept[1]) < round_:
+                self.store.drop(name)
 
     def _allot(self) -> np.ndarray:
         counts = None

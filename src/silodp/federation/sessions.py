@@ -1,4 +1,4 @@
-"""How silos come to share keys through a server that only relays (PROTOCOLS 1): hello, roster, confirm."""
+"""How silos come to share keys through a server that only relays (docs/protocols.md, section 2)."""
 
 from __future__ import annotations
 

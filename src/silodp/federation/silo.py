@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -20,7 +21,8 @@ from silodp.methods.method import SiloWork
 from silodp.training.task import Task
 
 _OF_A_ROUND = ("sample", "chosen", "update", "open")
-_KEPT_FOR_A_ROUND = ("noisy", "masked", "opened", "choice", "drawn")
+_KEPT_FOR_A_ROUND = (*_OF_A_ROUND, "noisy", "masked", "opened", "choice", "drawn", "seeds")
+_FORGOTTEN = re.compile(rf"(?:once/[^/]+/)?(?:{'|'.join(_KEPT_FOR_A_ROUND)})/(\d+)(?:/[^/]+)?")
 
 
 class Silo:
@@ -100,11 +102,18 @@ class Silo:
         )
 
     def _forget_before(self, request: Message) -> None:
+        """Drop what was kept for the rounds before an update, whose stored answer is the mark that refuses them.
+
+        With it go marks of what was answered once in a round, and the seeds of its attempts, which cannot come again:
+        a seed is a hash of its round (`silodp.crypto.lattice.seed_of`). Whatever holds for a session, or for the run,
+        stays: that transfers have ended, what was answered once in all, what records have spent.
+        """
         if request.kind != "update":
             return
+        prefix = f"{request.run}/"
         for key in self._store.names():
-            run, kind, round_ = [*key.split("/"), "", ""][:3]
-            if run == request.run and kind in _OF_A_ROUND + _KEPT_FOR_A_ROUND and int(round_) < request.round:
+            kept = _FORGOTTEN.fullmatch(key[len(prefix) :]) if key.startswith(prefix) else None
+            if kept is not None and int(kept[1]) < request.round:
                 self._store.drop(key)
 
     def book(self, run: str) -> dict[str, np.ndarray]:
@@ -133,7 +142,7 @@ class Silo:
 
     def _setup(self, request: Message) -> Message:
         """Keep the allotment, and draw once which records take part in the run."""
-        if request.attempt:
+        if request.round or request.attempt:
             raise SilodpError(f"silo '{self.name}' is set up once in a run; begin a new run.")
         allotment = request.arrays.get("allotment")
         admitted = self._method.admit(

@@ -1,4 +1,4 @@
-"""Shares of the weights 1/N[u], between the server and the silos, without anyone learning a count (PROTOCOLS 2b.1-2).
+"""Shares of the weights 1/N[u], between the server and the silos; nobody learns a count (docs/protocols.md, section 3).
 
 Set-up, once in a session: masked counts to the server, base transfers with silo 0, one lookup per person. With user
 sampling, one transfer per person and round; where nobody is to know the sample, two lookups. Silo 0 is the first on the
@@ -111,8 +111,6 @@ class ServerShares:
         done = self.desk.store.get(f"weights/{round_}")
         if done is not None:
             return Message.decode(done).arrays["shares"], Message.decode(done).blobs
-        for what in (f"asked {round_ - 1}", f"{round_ - 1}"):  # i_u: nobody needs it any more
-            self.desk.store.drop(f"weights/{what}")
         kept, offers = self._kept("shares"), Offers(self.setting, self.desk)
         awaited = self._awaited(round_, law, kept)
         asked = offers.asked(round_, awaited.message)

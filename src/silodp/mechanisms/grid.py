@@ -2,7 +2,7 @@
 
 The grid has `units` steps to the clip C, so its step is g = C/units. Truncation toward zero only shortens a row, and
 it is done per row before anything is added, so the integer sum moves by at most `units` where the real one moves by C
-(SPEC section 3). Rounding the sum instead would move it by up to √d/2 steps more.
+(docs/privacy.md, section 3). Rounding the sum instead would move it by up to √d/2 steps more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
 
 Integers = NDArray[np.int64]
 
-FEWEST_UNITS = 1 << 12  # below, truncation biases typical coordinates heavily (SPEC section 3)
+FEWEST_UNITS = 1 << 12  # below, truncation biases typical coordinates heavily
 MOST_UNITS = 1 << 20
 _TAIL = 12.0  # standard deviations of noise the ring has room for: beyond with probability below 1e-32 a coordinate
 

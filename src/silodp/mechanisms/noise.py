@@ -77,7 +77,7 @@ def gaussian(size: int, std: float, stream: np.random.Generator) -> torch.Tensor
 
 
 MOST_SKELLAM_VARIANCE = 1e12
-"""Above it the sampler of Poisson variables is no longer exact (SPEC section 3)."""
+"""Above it the sampler of Poisson variables is no longer exact."""
 
 
 def skellam(size: int, variance: float, stream: np.random.Generator) -> NDArray[np.int64]:

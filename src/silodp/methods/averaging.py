@@ -1,4 +1,4 @@
-"""Averaging models that were trained already: one release, after the fact (SPEC section 3, "Model averaging")."""
+"""Averaging models that were trained already: one release, after the fact (docs/decoupled.md; DDP, 5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.mechanisms.sampling import check_probability
 from silodp.methods.distributed import CLAIM
 from silodp.methods.distributed_clients import check_whole
@@ -80,7 +80,8 @@ def average_models(
         noise = [noise_multiplier] * len(given)
     if len(noise) != len(given):
         raise SilodpError(
-            f"noise_multiplier has {len(noise)} values for {len(given)} models: give one for each, or one for all."
+            f"noise_multiplier has {counted(len(noise), 'value')} for {counted(len(given), 'model')}: give one for "
+            "each, or one for all."
         )
     for sigma in noise:
         check_noise_multiplier(sigma)

@@ -1,4 +1,4 @@
-"""DDP: record-level DP with several local steps, the noise of all clients adding up (SPEC section 3).
+"""DDP: record-level DP with several local steps, the noise of all clients adding up (docs/decoupled.md).
 
 Every client runs J steps of DP-SGD and sends Σ_j g_j, the sum of its clipped gradients, with its share of noise; where
 only the sum over clients is seen, a record is hidden by the noise of all of them. That the local model moves meanwhile
@@ -71,7 +71,7 @@ class Ddp(Common):
     aggregation (None: 16·K). noise_multiplier, clip, local_steps and local_learning_rate may be tuples, one value for
     each client in the public order.
 
-    Source: Heikkilä, DDP, Algorithms 1 and 2 and section A.3, with the corrections of SPEC section 3.
+    Source: Heikkilä, DDP, Algorithms 1 and 2 and section A.3, corrected as in docs/privacy.md, section 9.
     """
 
     noise_multiplier: float | tuple[float, ...]
@@ -181,7 +181,7 @@ class Ddp(Common):
         return rate / (self.expected_batch_size * population.silos)
 
     def dp_event(self, view: View) -> Event:
-        """One round (SPEC section 3, "L" and "Loosened assumptions"); the same for all clients, or one for each.
+        """One round (docs/decoupled.md); the same for all clients, or one for each.
 
         Step j of client i is released, at the least, with the part 1/J_i of all the noise in the sum.
         """

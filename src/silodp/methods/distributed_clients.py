@@ -1,4 +1,4 @@
-"""Settings that the clients of `ddp` may have of their own (SPEC section 3, "Loosened assumptions")."""
+"""Settings that the clients of `ddp` may have of their own (docs/decoupled.md; DDP, A.3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_real, counted
 from silodp.mechanisms.clipping import check_clip
 from silodp.methods.method import check_noise_multiplier
 
@@ -89,7 +89,8 @@ def everyone(settings: Mapping[str, Any], silos: int) -> tuple[Client, ...]:
         value = settings[name]
         if isinstance(value, tuple) and len(value) != silos:
             raise SilodpError(
-                f"{name} has {len(value)} values for {silos} clients: give one for each, or one number for all."
+                f"{name} has {counted(len(value), 'value')} for {counted(silos, 'client')}: give one for each, or one "
+                "number for all."
             )
         columns.append((value,) * silos if isinstance(value, Real) else value)
     largest = max(columns[-1])

@@ -22,7 +22,7 @@ _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has 
 class UldpGroup(Common):
     """Each silo runs `local_steps` of DP-SGD (Poisson rate γ, per-record clip C, noise σC) on ≤ k records per person.
 
-    ULDP-FL, Algorithm 2, with the corrections of SPEC section 1, G. `expected_batch_size` is a public constant that
+    ULDP-FL, Algorithm 2, corrected as in docs/privacy.md, section 4, G. `expected_batch_size` is a public constant that
     divides every gradient sum; the realized batch size is private and divides nothing. k, γ and the number of steps
     are the same public constants in every silo.
     """

@@ -27,7 +27,7 @@ class UldpNaive(Common):
 
     Emptying one person moves a silo's clipped update to another point of the same ball: by up to 2C, not C as in the
     paper's Theorem 1, and the sum over S silos by 2CS. So a silo adds N(0, (2σC√S)²), and σ is the true multiplier
-    (SPEC section 1, N).
+    (docs/privacy.md, section 4, N).
     """
 
     noise_multiplier: float

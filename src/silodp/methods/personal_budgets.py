@@ -1,4 +1,4 @@
-"""A budget of her own for every person: her own sampling rate, or her own clip (SPEC section 4, "Per user")."""
+"""A budget of her own for every person: her own sampling rate, or her own clip (docs/privacy.md, section 9)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_real, counted
 from silodp.mechanisms.sampling import check_probability
 from silodp.privacy.accounting import Accountant, check_accountant, epsilon, usual_accountant
 from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled, Skellam, nested
@@ -74,8 +74,8 @@ class Personal:
         }
         return (
             f"every person's budget is public and says nothing of her records; so is {learns[self.by]}",
-            f"budgets are met against '{self.adversary}', over {self.rounds} rounds; ε is that of a person with the "
-            f"largest budget, {self.largest_budget:g}",
+            f"budgets are met against '{self.adversary}', over {counted(self.rounds, 'round')}; ε is that of a "
+            f"person with the largest budget, {self.largest_budget:g}",
         )
 
 
@@ -138,7 +138,7 @@ def _shrunk_release(event: Gaussian | Skellam, extra: float, part: float) -> Gau
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class Allowances:
     """Budgets to rates, or to clips: never more than the budget, met up to the curve's grid.
 
     Made of public constants alone, so that every party makes the same.
@@ -156,7 +156,7 @@ class Calibration:
         costs: Mapping[Adversary, Sequence[tuple[View, Event, Event]]],
         budgets: np.ndarray | None,
         delta: float,
-    ) -> Calibration:
+    ) -> Allowances:
         """From what a round costs for every number of silos that may answer: (view, with the noise drawn, exact).
 
         `budgets` (U,), where they are known already, say where the curve needs points.
@@ -185,7 +185,7 @@ class Calibration:
         if largest == 0:
             raise SilodpError(
                 f"personal.largest_budget = {personal.largest_budget:g} is met by no {_WHAT[personal.by]} in "
-                f"{personal.rounds} rounds: raise it, or noise_multiplier."
+                f"{counted(personal.rounds, 'round')}: raise it, or noise_multiplier."
             )
         return cls(personal, curve, largest, wholes)
 

@@ -28,9 +28,9 @@ from silodp.privacy.personal import Book
 class TwoStageSampling(Common):
     """What rPDP-FL and its baselines share: a silo joins a round with probability λ, then runs τ steps of DP-SGD.
 
-    In every step each record is drawn with the probability q_j that its ε_j allows (rPDP-FL, Algorithm 3, with the
-    corrections of SPEC section 4). Who joins a round, every budget, every q_j and the round in which a record retires
-    are public; which records are drawn is not.
+    In every step each record is drawn with the probability q_j that its ε_j allows (rPDP-FL, Algorithm 3, corrected
+    as in docs/privacy.md, section 9). Who joins a round, every budget, every q_j and the round in which a record
+    retires are public; which records are drawn is not.
 
     Attributes:
         noise_multiplier: σ; every step's noise is N(0, (σC)²).
@@ -185,7 +185,7 @@ class TwoStageSampling(Common):
     def dp_event(self, view: View) -> Event:
         """A record of the largest budget, which costs most. Only its silo's noise counts, whoever looks.
 
-        Who joined a round everyone knows, so the coin λ is one whose fall is seen (SPEC section 4, correction a).
+        Who joined a round everyone knows, so the coin λ is one whose fall is seen (docs/privacy.md, section 9).
         """
         accounts = self.accounts
         if view.round >= accounts.last:

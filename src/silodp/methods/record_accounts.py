@@ -28,7 +28,7 @@ _AT_ONCE = 4096  # budgets
 
 @dataclass(frozen=True)
 class Accounts:
-    """The public constants that decide how often a record is drawn, and when it retires (SPEC section 4).
+    """The public constants that decide how often a record is drawn, and when it retires (docs/privacy.md, section 9).
 
     `largest`: the largest budget that anybody is protected at. `rounds`: T, what sampling probabilities are chosen
     for. A budget decides both, so who draws how often and retires when is public.

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from silodp.data.silo import Federation
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_real, counted
 from silodp.methods.method import SiloWork
 
 
@@ -39,8 +39,8 @@ def check_batch(federation: Federation, batch: float) -> None:
     for silo in federation.silos:
         if 0 < len(silo) < batch:
             raise SilodpError(
-                f"silo '{silo.name}' has {len(silo)} records, fewer than expected_batch_size = {batch:g}: lower that, "
-                "or leave the silo out."
+                f"silo '{silo.name}' has {counted(len(silo), 'record')}, fewer than expected_batch_size = {batch:g}: "
+                "lower that, or leave the silo out."
             )
 
 

@@ -25,7 +25,7 @@ from silodp.methods.method import (
     check_noise_multiplier,
     check_server,
 )
-from silodp.methods.personal_budgets import Calibration, Personal
+from silodp.methods.personal_budgets import Allowances, Personal
 from silodp.privacy.accounting import Accountant
 from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled
 from silodp.privacy.guarantee import Unit, View
@@ -54,7 +54,7 @@ class UldpAvg(Common):
     unit: Unit | None = field(default="user", init=False)
     clips_records: bool = field(default=False, init=False, repr=False)
     # Found from the constants above and the run's (`calibrated`); what is replaced begins without.
-    calibration: Calibration | None = field(default=None, init=False, repr=False, compare=False)
+    allowances: Allowances | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -113,22 +113,22 @@ class UldpAvg(Common):
         }
         method = replace(self)
         own = None if population.budgets is None else np.array(population.budgets)
-        object.__setattr__(method, "calibration", Calibration.of(self.personal, cases, own, delta))
+        object.__setattr__(method, "allowances", Allowances.of(self.personal, cases, own, delta))
         return method
 
     def of_largest(self, event: Event, view: View) -> Event:
         """With the q_u or C_u of a person with the largest budget."""
-        if self.calibration is None:
+        if self.allowances is None:
             return event
-        return self.calibration.of_largest(event, self.dp_event(view), view)
+        return self.allowances.of_largest(event, self.dp_event(view), view)
 
     def _own(self, population: Population) -> np.ndarray:
-        if self.calibration is None or population.budgets is None:
+        if self.allowances is None or population.budgets is None:
             raise SilodpError(
                 "persons' budgets were not turned into rates or clips: give the method to silodp.train, or its setting "
                 "to federation.aggregation.calibrated first."
             )
-        return self.calibration.parameters(np.array(population.budgets))
+        return self.allowances.parameters(np.array(population.budgets))
 
     @property
     def needs_counts(self) -> bool:
@@ -189,7 +189,7 @@ class UldpAvg(Common):
         return 1.0 / (q * population.users * population.silos)
 
     def dp_event(self, view: View) -> Event:
-        """The table of SPEC section 2; with budgets of their own, of a person who is always in, with the whole clip."""
+        """By docs/privacy.md, section 3; with budgets of their own, of one who is always in, with the whole clip."""
         if self.noise_multiplier == 0:
             return NoGuarantee("noise_multiplier is 0")
         if view.counts_disclosed and self.needs_counts:
@@ -230,10 +230,10 @@ class UldpAvg(Common):
         delta: float,
         accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
-        """One entry for each budget that persons have (see `Calibration.groups`)."""
-        if self.calibration is None:
+        """One entry for each budget that persons have (see `Allowances.groups`)."""
+        if self.allowances is None:
             return ()
-        return self.calibration.groups(view.adversary, np.concatenate(budgets), rounds, delta, accountant)
+        return self.allowances.groups(view.adversary, np.concatenate(budgets), rounds, delta, accountant)
 
 
 @dataclass(frozen=True)

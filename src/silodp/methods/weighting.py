@@ -1,6 +1,6 @@
 """Clipping weights w[s,u]: how one person's unit of influence is split over silos.
 
-Soundness needs Σ_s w[s,u] ≤ 1 for every person u (SPEC section 1); every weighting here goes through `checked`.
+Soundness needs Σ_s w[s,u] ≤ 1 for every person u (docs/privacy.md, section 2); all weightings go through `checked`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events to ε (SPEC sections 1 to 4).
+"""Events to ε (docs/privacy.md, sections 3, 4 and 9).
 
 Two accountants: `pld`, privacy loss distributions, tight up to the grid (see `losses`), and `rdp`, Rényi
 orders (see `renyi`), looser. Both are upper bounds.

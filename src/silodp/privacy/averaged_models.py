@@ -1,7 +1,8 @@
 """Table 1 of the DDP paper (secure aggregation with local steps), with what is proven told from what is claimed.
 
 N parties train on disjoint data, each with DP-SGD at ε = 5 by itself, and only the average of their models is released
-(SPEC section 3): noise of all parties adds up, and whether all of it protects every step depends on the trajectory.
+(DDP, Table 1; docs/decoupled.md): noise of all parties adds up, and whether all of it protects every step depends on
+the trajectory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NOISE_MULTIPLIERS: dict[int, tuple[float, ...]] = {
     10: (0.902, 1.276, 2.017, 2.852),
     50: (1.179, 1.668, 2.637, 3.730),
 }
-"""σ_total by the number of local steps, for PARTIES; one party's is each party's own (SPEC section 3, rounded)."""
+"""σ_total by the number of local steps, for PARTIES; one party's is each party's own (DDP, Table 1; a digit more)."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Row:
     """ε at δ = 1e-5 for one record, q = .1, against whoever sees only the average.
 
     `noise_multiplier` is σ_total. `conversion`: the paper's from Rényi orders, ρ + ln(1/δ)/(α−1), or an accountant of
-    ours. `trajectory` says which charge of SPEC section 3; `decoupled` is for parties that move with noise of their own
-    of 2σ_total besides, so it costs one party more. `status` is "claimed" where nobody has proven it.
+    ours. `trajectory` says which charge of docs/decoupled.md; `decoupled` is for parties that move with noise of their
+    own of 2σ_total besides, so it costs one party more. `status` is "claimed" where nobody has proven it.
     """
 
     steps: int

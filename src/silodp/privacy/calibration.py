@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.privacy.accounting import Accountant, check_delta, epsilon
 from silodp.privacy.events import Event, reason
 
@@ -135,6 +135,6 @@ def _edge(excess: Callable[[float], float], fits: float, fails: float, tolerance
 
 def _unreachable(best: str, rounds: int, target: float, delta: float) -> SilodpError:
     return SilodpError(
-        f"epsilon {target:g} at delta {delta:g} is out of reach in {rounds} rounds, even with {best}: "
+        f"epsilon {target:g} at delta {delta:g} is out of reach in {counted(rounds, 'round')}, even with {best}: "
         f"allow a larger epsilon or delta, or fewer rounds."
     )

@@ -1,7 +1,7 @@
 """The calibrations of the papers, to compare with: Simulation-CurveFitting, and a binary search for every record.
 
-Both find a record's sampling probability q for its budget under two-stage sampling (SPEC section 4). The exact
-calibration is `personal.two_stage_curve`.
+Both find a record's sampling probability q for its budget under two-stage sampling (docs/privacy.md, section 9). The
+exact calibration is `personal.two_stage_curve`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Skellam:
-    """One release of a sum of integer vectors with Skellam noise; the unit is always in it (SPEC section 3).
+    """One release of a sum of integer vectors with Skellam noise; the unit is always in (docs/privacy.md, section 3).
 
     `units` is how far the unit moves the sum in 2-norm, in grid steps, or a lower bound of it (which costs more);
     `dimension` is d. Only the Rényi accountant knows this noise.
@@ -35,7 +35,7 @@ class Skellam:
 
 @dataclass(frozen=True)
 class TwoLooks:
-    """Two releases of the same sum of the same batch, with independent noise (SPEC section 3, decoupled trajectories).
+    """Two releases of the same sum of the same batch, with independent noise (docs/decoupled.md).
 
     Two Gaussian looks are the one of multiplier 1/√(1/a² + 1/b²).
     """
@@ -57,7 +57,7 @@ class PoissonSampled:
 
 @dataclass(frozen=True)
 class KnownSample:
-    """One coin for all of the inner event, towards one who knows how it fell (SPEC sections 2 and 4).
+    """One coin for all of the inner event, towards one who knows how it fell (docs/privacy.md, sections 3, 9).
 
     With probability 1 - q the unit is not in the sample and nothing is said about it. The two stages of rPDP-FL are
     KnownSample(λ, Repeated(PoissonSampled(q, Gaussian(σ)), τ)).
@@ -69,7 +69,7 @@ class KnownSample:
 
 @dataclass(frozen=True)
 class Group:
-    """The same event for a person with at most `size` records, each of them sampled on its own (SPEC 1, G).
+    """The same for a person with at most `size` records, each sampled on its own (docs/privacy.md, section 4, G).
 
     Of a release, or of a release on a Poisson sample, this is the worst of all ways in which her records may lie in the
     silos that run it. Of anything else only the Rényi accountant knows the cost: group privacy, whatever the event.

@@ -12,7 +12,7 @@ Unit = Literal["user", "record"]
 
 @dataclass(frozen=True)
 class View:
-    """What one adversary sees of a round (SPEC section 2); built by the aggregator, read by the method.
+    """What one adversary sees of a round (docs/privacy.md, section 3); built by the aggregator, read by the method.
 
     `shares_for` (m) is the number of survivors the noise shares were sized for, `survivors` (n) how many
     noise shares are in the sum, `colluding` (t) how many silos subtract their own. `round` is counted from 0: units
@@ -93,7 +93,7 @@ NOT_COVERED: tuple[str, ...] = (
     "that a person's id is on the public list of ids",
     HELD_OUT,
 )
-"""What no ε of a run speaks about (SPEC, "Public constants")."""
+"""What no ε of a run speaks about (docs/privacy.md, section 1)."""
 
 
 def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """What a run has spent, durably, and its stop at the budget.
 
-One line for every (round, attempt), with the event of every adversary, on disk before `charge` returns, so
-before anything is released under it (see `journal`). A kill at any moment can leave a charge for something
-that was never released, never a release without its charge.
+One line for every release of a round, with the event of every adversary, on disk before `charge` returns, so
+before anything of it can be seen (see `journal`). Attempts at one release are charged once. A kill at any
+moment can leave a charge for something that was never released, never a release without its charge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Budget:
-    """The ε at δ that a run may spend against one adversary (SPEC section 2)."""
+    """The ε at δ that a run may spend against one adversary (docs/privacy.md, section 3)."""
 
     epsilon: float
     delta: float
@@ -60,10 +60,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Charge:
-    """One line of the book."""
+    """One line of the book: a release, counted from 0 in its round, which is counted from 0 as well."""
 
     round: int
-    attempt: int
+    release: int
     events: Mapping[Adversary, Event]
 
 
@@ -116,33 +116,33 @@ class Ledger:
             self.close()
             raise
 
-    def charge(self, round: int, attempt: int, events: Mapping[Adversary, Event]) -> None:
-        """Write what (round, attempt) costs against each adversary; on disk when this returns.
+    def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
+        """Write what a release of a round costs against each adversary; on disk when this returns.
 
-        The same events under the same (round, attempt) are charged once. Nothing may be released where this
+        The same events under the same (round, release) are charged once. Nothing may be released where this
         raises.
 
         Raises:
-            SilodpError: other events stand under (round, attempt), an adversary is missing or new, an event
+            SilodpError: other events stand under (round, release), an adversary is missing or new, an event
                 is out of range, or the file cannot be written.
         """
-        charge = Charge(int(round), int(attempt), dict(events))
-        known = self._charges.get((charge.round, charge.attempt))
+        charge = Charge(int(round), int(release), dict(events))
+        known = self._charges.get((charge.round, charge.release))
         if known is None:
             self._check(charge)
             if self._journal is not None:
                 lines = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
-                self._journal.append({"round": charge.round, "attempt": charge.attempt, "events": lines})
+                self._journal.append({"round": charge.round, "release": charge.release, "events": lines})
             self._count(charge)
         elif known.events != charge.events:
             raise SilodpError(
-                f"round {round}, attempt {attempt} is in the ledger with other events: repeat the round as "
-                f"it was planned, or make it a new attempt."
+                f"release {charge.release + 1} of round {charge.round + 1} is in the ledger with other events: repeat "
+                "it as it was charged, or charge a further release."
             )
 
-    def charged(self, round: int, attempt: int = 0) -> bool:
-        """Whether (round, attempt) stands in the book."""
-        return (round, attempt) in self._charges
+    def charged(self, round: int, release: int = 0) -> bool:
+        """Whether (round, release) stands in the book."""
+        return (round, release) in self._charges
 
     def affords(self, events: Mapping[Adversary, Event]) -> bool:
         """Whether the budget still holds after these events; True without a budget.
@@ -181,7 +181,7 @@ class Ledger:
 
     @property
     def rounds(self) -> int:
-        """How many rounds were charged, repeated attempts not counted."""
+        """How many rounds were charged, each counted once however often it was released."""
         return len({round for round, _ in self._charges})
 
     @property
@@ -205,7 +205,8 @@ class Ledger:
     def _read(self, fields: dict[str, Any], number: int) -> Charge:
         try:
             events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
-            charge = Charge(fields["round"], fields["attempt"], events)
+            release = "release" if "release" in fields else "attempt"  # its name in older files
+            charge = Charge(fields["round"], fields[release], events)
             self._check(charge)
         except (SilodpError, KeyError) as error:
             raise SilodpError(f"ledger {self.path} cannot be read in line {number}: {error}") from None
@@ -218,14 +219,14 @@ class Ledger:
         first = next(iter(self._charges.values()), charge)
         if set(first.events) != set(charge.events):
             raise SilodpError(
-                f"round {charge.round} charges {', '.join(charge.events)}, and the ledger began with "
+                f"round {charge.round + 1} charges {', '.join(charge.events)}, and the ledger began with "
                 f"{', '.join(first.events)}: charge the same adversaries in every round."
             )
         for event in charge.events.values():
             Spent(self.accountant).add(event)
 
     def _count(self, charge: Charge) -> None:
-        self._charges[charge.round, charge.attempt] = charge
+        self._charges[charge.round, charge.release] = charge
         for adversary, event in charge.events.items():
             if (reason := reason_of(event)) is not None:
                 self._reasons.setdefault(adversary, reason)

@@ -23,7 +23,7 @@ from silodp.privacy.events import Gaussian, Group, KnownSample, Mechanism, Poiss
 from silodp.privacy.steps import parts
 
 FINEST_GRID = 1e-4
-"""The interval of SPEC's golden values; no grid is finer."""
+"""dp_accounting's default interval; no grid is finer."""
 
 _BUCKETS_PER_SPREAD = 128  # ε about 6e-6 of itself too large: connect-the-dots adds 0.1 (grid / spread)²
 _MOST_BUCKETS = 2**21
@@ -84,9 +84,9 @@ class Losses:
 def of_step(event: Mechanism, grid: float) -> tuple[Losses, ...]:
     """Both directions of one step, or a single one where they are equal.
 
-    A group's step is the mixture Σ_i Binom(k, γ)(i)·N(i, σ²) against N(0, σ²) (SPEC section 1, G). A known
-    sample is all that is inside, composed, with all its mass, infinity included, times q, and an atom 1 − q at
-    loss 0 (SPEC sections 2 and 4).
+    A group's step is the mixture Σ_i Binom(k, γ)(i)·N(i, σ²) against N(0, σ²) (docs/privacy.md, section 4, G). A
+    known sample is all that is inside, composed, with all its mass, infinity included, times q, and an atom 1 − q at
+    loss 0 (docs/privacy.md, sections 3 and 9).
     """
     match event:
         case KnownSample(q, inner):

@@ -1,4 +1,4 @@
-"""A privacy budget for every record or user: to the sampling probability, or the clip, that meets it (SPEC section 4).
+"""A budget for every record or user: to the sampling rate, or the clip, that meets it (docs/privacy.md, section 9).
 
 ε increases in the parameter, so it is evaluated on a grid, and every budget gets the largest grid point that costs no
 more: never overspent, and met up to the grid.
@@ -150,7 +150,7 @@ def two_stage_curve(
     least: float = 1e-6,
     budgets: Array | None = None,
 ) -> Curve:
-    """ε of a record against its sampling probability q after `rounds` rounds of rPDP-FL (SPEC section 4).
+    """ε of a record against its sampling probability q after `rounds` rounds of rPDP-FL (its Theorem 1).
 
     By `rdp` 2,048 points, less than 1 % apart, all at once. By `pld` 96 points, 5 % apart from 1 % on, or, where the
     budgets (n,) are at most 64 distinct ones, those that meet them to a part in a thousand; a point takes some
@@ -188,7 +188,7 @@ def rounds_within(
     most: int,
     book: Book = "planned",
 ) -> NDArray[np.int64]:
-    """(n,) how many rounds each record may stay in, at most `most`; then it retires (SPEC section 4, Ledger).
+    """(n,) how many rounds each record may stay in, at most `most`; then it retires.
 
     A function of its own (q, ε) alone, by one of two books fixed beforehand: `planned` counts every round, joined or
     not, each at ln(1 − λ + λe^((α−1)τρ))/(α−1); `realized` counts only rounds that the client joined, each at τρ.
@@ -219,7 +219,7 @@ def rounds_within(
 
 
 def filter_budget(budgets: Array, delta: float) -> Array:
-    """(n,) the largest R with min over α of α·R + conversion ≤ ε, 0.0 where there is none (SPEC 4, `rpdp-filter`).
+    """(n,) the largest R with min over α of α·R + conversion ≤ ε, 0.0 where there is none (for `rpdp-filter`).
 
     R = Σ‖g‖²/(2σ²C²) is what a record's clipped gradients g may add up to over steps with Gaussian noise σC, by an
     individual Rényi filter (Feldman and Zrnic 2021) at the one order that is best for ε: a function of public numbers.

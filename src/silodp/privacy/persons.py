@@ -1,4 +1,4 @@
-"""What a guarantee about single records is worth to a person with several of them (group privacy; SPEC 1, G)."""
+"""What a guarantee about single records is worth to a person with several of them (docs/privacy.md, section 9)."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ from silodp.privacy.steps import parts
 ORDERS: tuple[float, ...] = tuple(
     float(order) for order in sorted({*library.DEFAULT_RDP_ORDERS, *range(2, 257), 512, 1024, 2048, 4096})
 )
-"""The library's default orders, the integers 2–256, and 512, 1024, 2048, 4096 (SPEC section 1)."""
+"""The library's default orders, the integers 2–256, and 512, 1024, 2048, 4096."""
 
 
 def group_exponent(k: int) -> int:
-    """c = ⌈log2 k⌉: k is rounded up to a power of two, never down (SPEC section 1, G)."""
+    """c = ⌈log2 k⌉: k is rounded up to a power of two, never down (docs/privacy.md, section 4, G)."""
     return (k - 1).bit_length()
 
 
@@ -58,8 +58,8 @@ def orders_for(steps: Sequence[tuple[Mechanism, int]]) -> tuple[float, ...]:
 def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """ρ(α) of one step at each order; infinity where no bound is known.
 
-    Gaussian α/(2σ²). Known sample ln(1 − q + q e^((α−1)ρ(α)))/(α−1) (SPEC section 2), ρ of all that is inside. A group
-    of 2^c records: 3^c ρ(2^c α), for α ≥ 2 (SPEC section 1, G).
+    Gaussian α/(2σ²). Known sample ln(1 − q + q e^((α−1)ρ(α)))/(α−1), ρ of all that is inside. A group of 2^c records:
+    3^c ρ(2^c α), for α ≥ 2. Source: docs/privacy.md, section 3 and section 4, G.
     """
     alpha = np.array(orders)
     match event:
@@ -117,7 +117,7 @@ def release(event: Additive, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def skellam(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ρ(α) of Skellam noise on an integer vector (Agarwal et al. 2021, Theorem 3.5; SPEC section 3), integer α ≥ 2.
+    """ρ(α) of Skellam noise on an integer vector (Agarwal et al. 2021, Theorem 3.5), integer α ≥ 2.
 
     With the sensitivity Δ2 = s in grid steps and Δ1 ≤ min(√d, s)·s, since |x| ≤ x² for integers.
     """
@@ -141,7 +141,7 @@ def _sampled_symmetric(q: float, event: Additive, orders: tuple[float, ...]) -> 
 def sampled_moments(
     q: NDArray[np.float64], event: Additive, orders: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """(α−1)ρ(α) of a Poisson-sampled release, (orders, n), for 0 < q < 1 (n,) and integer α ≥ 2 (SPEC section 4):
+    """(α−1)ρ(α) of a Poisson-sampled release, (orders, n), for 0 < q < 1 (n,) and integer α ≥ 2 (rPDP-FL, Lemma 6):
 
     ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))]. Holds for Gaussian and Skellam noise,
     and for two looks at one sample, because they are symmetric (Zhu and Wang 2019). Without the last factor the sum

@@ -1,4 +1,4 @@
-"""Two-stage sampling (SPEC section 4; rPDP-FL, Lemma 6 and Theorem 1) for many sampling probabilities at once.
+"""Two-stage sampling (rPDP-FL, Lemma 6 and Theorem 1) for many sampling probabilities at once.
 
 A client takes part in a round with probability λ and then runs τ steps of DP-SGD in which a record is drawn with a
 probability q of its own. Everything here is by integer Rényi orders, some of those of `renyi`, whose ε is therefore
@@ -79,7 +79,7 @@ def conversion(orders: Array, delta: float) -> Array:
 
 
 def sampled_gaussian(q: Array, sigma: float) -> Array:
-    """ρ_PoiSG(α, q) at ORDERS, (orders, n), for q (n,) in [0, 1] (SPEC section 4)."""
+    """ρ_PoiSG(α, q) at ORDERS, (orders, n), for q (n,) in [0, 1] (rPDP-FL, Lemma 6)."""
     rho = np.zeros((len(ORDERS), len(q)))
     rho[:, q == 1] = ORDERS[:, None] / (2 * sigma**2)
     inner = (q > 0) & (q < 1)

@@ -1,4 +1,4 @@
-"""The models of the three papers' experiments (SPEC section 5), with their parameter counts.
+"""The models of the three papers' experiments (ULDP-FL, 5.1.1; rPDP-FL, 7; DDP, 5), with their parameter counts.
 
 Every builder returns a fresh `torch.nn.Module` that ends in logits or log hazards, without a final softmax.
 """

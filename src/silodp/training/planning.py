@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.training.cost import Cost
 from silodp.training.schedule import LocalTraining, UserRecords
 
@@ -76,7 +76,7 @@ def plan(
         affordable = (budget - budget // _BLOCK_SHARE) // per_user
         if affordable < 1 and memory_budget is not None:
             raise SilodpError(
-                f"memory_budget {memory_budget} bytes cannot hold one user with {longest} records, "
+                f"memory_budget {memory_budget} bytes cannot hold one user with {counted(longest, 'record')}, "
                 f"which takes about {per_user * _BLOCK_SHARE // (_BLOCK_SHARE - 1) + _BLOCK_SHARE}: raise it, "
                 "or set a smaller batch_size"
             )

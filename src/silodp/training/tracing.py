@@ -8,8 +8,9 @@ once per batch of data and not once per step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, fx
@@ -20,6 +21,7 @@ Gradient = Callable[..., tuple[Tensor, ...]]
 """(parameters per user…, x (r, b, ...), y (r, b, ...), mask (r, b)) -> gradients, shaped like the
 parameters."""
 
+_log = logging.getLogger(__name__)
 _aten = torch.ops.aten
 _VIEWS = {
     _aten.expand.default,
@@ -84,6 +86,26 @@ class TracedGradient:
             _simplify(graph, node)
         graph.eliminate_dead_code()
         self._prelude, self._body, self.hoisted_bytes = _split(graph, parameters)
+
+    @classmethod
+    def if_possible(
+        cls, gradient: Gradient, example: Sequence[Tensor], parameters: int, alone: bool = False
+    ) -> Self | None:
+        """The same, or None where the model cannot be traced: then it can only be interpreted, which is slower.
+
+        Logged with the reason. RuntimeError is what torch raises for all that it cannot trace; whatever else a model
+        raises is passed on, as it would be without tracing.
+        """
+        try:
+            return cls(gradient, example, parameters, alone)
+        except (RuntimeError, ValueError) as reason:
+            _log.info(
+                "training steps on records %s run untraced, with the same results but slower, because the model cannot "
+                "be traced: %s",
+                tuple(example[parameters].shape),
+                str(reason).strip().partition("\n")[0],
+            )
+            return None
 
     def prepare(self, data: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What a step needs besides the parameters, from x (r, b, ...), y (r, b, ...), mask (r, b)."""

@@ -1,0 +1,56 @@
+"""The parties of a run in one process: silos and server, their keys and stores, and what carries messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from silodp.crypto.keys import Identity
+from silodp.federation.directory import RunDirectory
+from silodp.federation.rounds import Server
+from silodp.federation.signatures import SignedParty, SignedTransport
+from silodp.federation.silo import Silo
+from silodp.federation.store import Store
+from silodp.federation.terms import Terms
+from silodp.federation.transport import InProcess, Party
+from silodp.mechanisms.noise import Randomness
+from silodp.privacy.ledger import Ledger
+
+
+def parties_of(terms: Terms, run: str, ledger: Ledger, directory: RunDirectory) -> tuple[list[Silo], Server]:
+    """As they are when a run of this id begins, or goes on from what their stores hold."""
+    setting = replace(terms.setting, run=run)
+    randomness = Randomness.secret() if terms.seed is None else Randomness.from_seed(terms.seed)
+    stores = {name: directory.store("silos", f"{s:03}") for s, name in enumerate(setting.names)}
+    # In one process the keys are made here; between organizations each makes its own and pins the others'.
+    identities = {name: _identity(name, store) for name, store in stores.items()}
+    pins = {name: identity.public for name, identity in identities.items()}
+    silos = [
+        Silo(
+            data,
+            terms.task,
+            terms.aggregator,
+            setting,
+            randomness,
+            stores[data.name],
+            identities[data.name],
+            pins,
+        )
+        for data in terms.federation.silos
+    ]
+    store = directory.store("server")
+    coordinator = _identity("server", store)
+    parties: dict[str, Party] = {
+        silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos
+    }
+    transport = SignedTransport(InProcess(parties, wire=True), coordinator, pins)
+    return silos, Server(setting, transport, terms.aggregator, ledger, store, randomness)
+
+
+def _identity(name: str, store: Store) -> Identity:
+    """A party's long-term key, made when it is first needed."""
+    seed = store.get("identity")
+    if seed is None:
+        identity = Identity.fresh(name)
+        store.put("identity", identity.seed)
+        return identity
+    return Identity(name, seed)
