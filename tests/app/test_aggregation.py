@@ -273,6 +273,16 @@ def test_a_target_under_integer_noise_is_met(silodp: Silodp, config: Path) -> No
         assert 0.99 < kept["adversaries"]["released"]["epsilon"] <= 1
 
 
+def test_a_plan_remarks_on_a_large_delta_as_a_run_does(silodp: Silodp, config: Path) -> None:
+    assert silodp("plan", config, "--json").json["remarks"] == []
+    told = silodp("plan", config, "--users", 20, "--set", "delta=0.1", "--json").json["remarks"]
+    assert len(told) == 1
+    assert "not below 1/U = 0.05" in told[0]
+    assert told[0] in silodp("plan", config, "--users", 20, "--set", "delta=0.1").out
+    silent = silodp("plan", config, "--set", "delta=0.1", "--set", "method={name='default'}", "--json").json
+    assert silent["remarks"] == []
+
+
 def test_a_plan_without_the_list_of_persons_says_so(silodp: Silodp, config: Path) -> None:
     columns = "user='u', label='y', classes=[0, 1], numeric={x=[0, 1], z=[0, 1]}"
     tables = f"data={{source='tables', files={{a='a.csv', b='b.csv'}}, schema={{{columns}"

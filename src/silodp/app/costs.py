@@ -32,6 +32,7 @@ def plan(
 ) -> None:
     """ε of every adversary, and what travels, before anything is run; touches no data."""
     from silodp.app.config import load_config
+    from silodp.app.epsilon import remarks_on_delta
     from silodp.app.outline import outline, setting_of
     from silodp.app.plan import in_lines
     from silodp.app.plan import plan as plan_
@@ -63,8 +64,12 @@ def plan(
         lines.append(
             "  (budgets are in the tables, which were not read: ε is that of the largest that is allowed)"
         )
+    private = any(found["private"] for found in result["adversaries"].values())
+    remarks = remarks_on_delta(settings.delta, None if assumed else federation.users) if private else ()
+    lines += [f"  ({remark})" for remark in remarks]
     picture = None if plot is None else str(plot)
-    show({"name": settings.name, **result, "users_assumed": assumed, "plot": picture}, as_json, lines)
+    about = {"users_assumed": assumed, "remarks": list(remarks), "plot": picture}
+    show({"name": settings.name, **result, **about}, as_json, lines)
 
 
 def epsilon(

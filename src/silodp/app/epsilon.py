@@ -170,13 +170,13 @@ def epsilon(
             *assumptions_of(view, adder.exact and setting.bounds is not None),
             *(adder.assumptions if adversary != "released" else ()),
             *(_without_fillers(text, fields) for text in made.assumptions),
-            *_about_delta(delta, users),
+            *remarks_on_delta(delta, users),
         ],
     }
 
 
-def _about_delta(delta: float, users: int | None) -> tuple[str, ...]:
-    """The remark that a run makes on its δ; where U is not known, only on one too large for a hundred persons."""
+def remarks_on_delta(delta: float, users: int | None) -> tuple[str, ...]:
+    """What a run says of a δ not below 1/U; where U is not known, only of one too large for a hundred persons."""
     if users is not None:
         return about_delta(delta, users)
     if delta < LARGE_DELTA:
