@@ -1,8 +1,9 @@
-"""Do more local steps help, when their privacy is accounted for soundly? `python benchmarks/steps.py` (about an hour).
+"""Do more local steps help, soundly accounted for? `python benchmarks/steps.py` (about four CPU hours).
 
 DDP on Fashion-MNIST (10 clients, ε=1) with one step or one epoch (11 steps) a round, and on ACS income (one client for
-each state), behind docs/results.md. Settings are tuned on the tuning split, whose records the final test data are not
-among; finished trials are kept in runs/steps, so a stopped call goes on. `--tables` prints what is finished.
+each state), behind docs/results.md. Settings are tuned on a tuning split: of Fashion-MNIST without any record of the
+final test data, of ACS income on another draw of the same states. Finished trials are kept in runs/steps, so a stopped
+call goes on. `--tables` prints what is finished.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from pathlib import Path
 from torch import nn
 
 import silodp
-from silodp.app.progress import in_words
 from silodp.training import accuracy, binary_cross_entropy, roc_auc
 
 HOSPITALS = {"riverside": 500, "st_anne": 350, "university": 250}  # admissions
@@ -101,8 +100,7 @@ def main() -> None:
     for name, value in last["metrics"].items():
         print(f"{name}: {first['metrics'][name]:.3f} untrained, {value:.3f} trained")
     print(f"stopped by: {result.stopped}")
-    for guarantee in result.guarantees.values():
-        print(in_words(guarantee))
+    print(*result.guarantees.values(), sep="\n")
 
 
 if __name__ == "__main__":

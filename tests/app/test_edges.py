@@ -13,12 +13,12 @@ from commands import Silodp, assert_sentence
 
 from silodp.app import cli
 from silodp.app.epsilon import epsilon
-from silodp.app.progress import in_words, rounded_up
+from silodp.app.progress import in_words
 from silodp.app.running import run as run_configured
 from silodp.errors import SilodpError
 from silodp.privacy.accounting import epsilon as told_epsilon
 from silodp.privacy.events import Gaussian
-from silodp.privacy.guarantee import Guarantee
+from silodp.privacy.guarantee import Guarantee, rounded_up
 
 STOPS_ONCE = """
 from pathlib import Path

@@ -95,7 +95,7 @@ def test_the_example_with_tables_of_ones_own_learns_and_stays_within_its_budget(
     assert "300 patients in 3 hospitals" in printed
     [(untrained, trained)] = re.findall(r"roc_auc: (\S+) untrained, (\S+) trained", printed)
     assert float(trained) > max(0.7, float(untrained))
-    [spent] = re.findall(r"whoever sees.*?ε = ([\d.]+)", printed)
+    [spent] = re.findall(r"released .*?ε = ([\d.]+)", printed)
     assert 0 < float(spent) <= 6
 
 

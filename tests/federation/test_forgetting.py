@@ -93,6 +93,35 @@ def test_a_server_that_is_set_back_plays_no_round_twice(name, tmp_path):
         run(aggregator, method, 3, federation=FEW, out=now, resume=True, seed=None)
 
 
+def test_a_server_that_is_set_back_says_nothing_of_fewer_rounds_either(tmp_path):
+    """With nothing left to play, a guarantee for two of three rounds would be written."""
+    aggregator, method = RUNS["plain"]
+    old, now = tmp_path / "old", tmp_path / "now"
+    run(aggregator, method, 1, federation=FEW, out=now, seed=None)
+    shutil.copytree(now / "checkpoint", old)
+    run(aggregator, method, 3, federation=FEW, out=now, resume=True, seed=None)
+    for file in ("state.safetensors", "ledger.jsonl"):
+        shutil.copy(old / file, now / "checkpoint" / file)
+    with pytest.raises(SilodpError, match=r"^round 2 is over"):
+        run(aggregator, method, 1, federation=FEW, out=now, resume=True, seed=None)
+
+
+@ALL
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_store_that_alone_is_set_back_is_noticed(name, after, tmp_path):
+    """It would draw anew who joined which rounds, and count fewer attempts than its encryption has served."""
+    aggregator, method = RUNS[name]
+    old, now = tmp_path / "old", tmp_path / "now"
+    run(aggregator, method, after, federation=FEW, out=now, seed=None)
+    shutil.copytree(now / "checkpoint" / "server", old)
+    run(aggregator, method, 3, federation=FEW, out=now, resume=True, seed=None)
+    shutil.rmtree(now / "checkpoint" / "server")
+    shutil.copytree(old, now / "checkpoint" / "server")
+    for rounds in (3, 4):
+        with pytest.raises(SilodpError, match=r"^the server's store knows nothing of round 3: it is older"):
+            run(aggregator, method, rounds, federation=FEW, out=now, resume=True, seed=None)
+
+
 @ALL
 def test_a_silo_answers_nothing_about_a_round_that_it_has_forgotten(name):
     """Asked under another attempt, so that no stored answer decides; nor after it was started anew."""

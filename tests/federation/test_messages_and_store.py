@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,27 @@ def test_an_array_is_no_byte_string_for_its_name():
 def test_bytes_that_are_no_message_are_one_sentence(cut):
     with pytest.raises(SilodpError, match="cannot be read"):
         Message.decode(MESSAGE.encode()[:cut])
+
+
+OTHERWISE = [
+    *(
+        (name, value)
+        for name in ("round", "attempt")
+        for value in (False, True, 0.0, 1.0, "0", "", None, [0], -1)
+    ),
+    *((name, value) for name in ("kind", "run") for value in (None, 0, ["update"], "update/0")),
+]
+"""What names a message otherwise: False is 0 for whoever calculates, and another name for whoever keeps answers."""
+
+
+@pytest.mark.parametrize(("name", "value"), OTHERWISE)
+def test_what_names_a_message_is_of_one_kind(name, value):
+    with pytest.raises(SilodpError, match=f"a message has {name} = "):
+        replace(MESSAGE, **{name: value})
+    forged = replace(MESSAGE)
+    object.__setattr__(forged, name, value)
+    with pytest.raises(SilodpError, match="cannot be read"):
+        Message.decode(forged.encode())
 
 
 def test_no_reader_meets_the_names_that_only_the_encoding_uses():

@@ -76,7 +76,9 @@ def epsilon(
     method: Annotated[
         str,
         typer.Option(
-            help="uldp-avg, uldp-sgd, uldp-group, uldp-naive, rpdp, ddp or default.", show_envvar=False
+            help="uldp-avg, uldp-sgd, uldp-group, uldp-naive, rpdp, rpdp-minimum, rpdp-dropout, rpdp-filter, ddp or "
+            "default.",
+            show_envvar=False,
         ),
     ],
     rounds: Annotated[int, typer.Option(help="T, rounds of training.", show_envvar=False)],
@@ -90,7 +92,7 @@ def epsilon(
     steps: Annotated[
         int | None,
         typer.Option(
-            "--local-steps", "--steps", help="DP-SGD steps per round, for uldp-group, rpdp and ddp."
+            "--local-steps", "--steps", help="DP-SGD steps per round, for uldp-group, rpdp and its like, ddp."
         ),
     ] = None,
     client_sampling: Annotated[
@@ -121,7 +123,7 @@ def epsilon(
         ),
     ] = None,
     aggregator: Annotated[
-        str, typer.Option(help="Who sees what: plain, masked, or another that a configuration may name.")
+        str, typer.Option(help="Who sees what: plain, masked, lattice or paillier.")
     ] = "plain",
     aggregation: Annotated[
         list[str] | None,
@@ -150,9 +152,10 @@ def epsilon(
     """ε of a method against one adversary."""
     from silodp.app.epsilon import LARGE_MODEL, about_records
     from silodp.app.epsilon import epsilon as epsilon_
-    from silodp.app.progress import rounded_up
+    from silodp.app.progress import WHO
     from silodp.app.promises import CLAIMED
     from silodp.app.values import assigned
+    from silodp.privacy.guarantee import rounded_up
 
     given = {
         "noise_multiplier": noise_multiplier,
@@ -183,7 +186,7 @@ def epsilon(
         colluding=colluding,
         knows_sample=knows_sample,
     )
-    after = f"after {counted(rounds, 'round')}, against {adversary}"
+    after = f"after {counted(rounds, 'round')}, against {WHO[adversary]}"  # type: ignore[index]
     line = f"ε = {rounded_up(result['epsilon'])} at δ = {delta:g}, {after}"
     promised = [line, *about_records(result), *(f"  assuming that {text}" for text in result["assumptions"])]
     promised += [

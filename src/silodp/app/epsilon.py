@@ -10,7 +10,6 @@ from typing import Any, cast
 from silodp.app.builders import build_aggregator
 from silodp.app.construct import check_whole, checked, choose, fields_of
 from silodp.app.outline import USUAL_USERS
-from silodp.app.progress import rounded_up
 from silodp.app.promises import is_only_claimed
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Setting, calibrated
@@ -22,7 +21,7 @@ from silodp.privacy import accounting
 from silodp.privacy.accounting import Accountant, Charge, usual_accountant
 from silodp.privacy.events import Event
 from silodp.privacy.events import reason as reason_of
-from silodp.privacy.guarantee import ADVERSARIES, Adversary, assumptions_of
+from silodp.privacy.guarantee import ADVERSARIES, Adversary, assumptions_of, rounded_up
 from silodp.privacy.persons import PERSONS_RECORDS, for_person
 
 IRRELEVANT = {

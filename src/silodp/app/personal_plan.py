@@ -12,7 +12,6 @@ import numpy as np
 from silodp.app.budget_plots import SamplingCurve, against_sampling, check_picture, save
 from silodp.app.construct import fields_of
 from silodp.app.preferences import STANDING_IN, Preferences
-from silodp.app.progress import rounded_up
 from silodp.app.promises import asked_in_brief
 from silodp.data.preferences import Budgets
 from silodp.errors import SilodpError, counted
@@ -20,7 +19,7 @@ from silodp.methods import Method, RpdpFilter, UldpAvg
 from silodp.methods.personalized import TwoStageSampling
 from silodp.privacy.accounting import Accountant
 from silodp.privacy.events import Event, reason
-from silodp.privacy.guarantee import View
+from silodp.privacy.guarantee import View, rounded_up
 from silodp.privacy.personal import Curve, two_stage_curve
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -14,7 +14,6 @@ from silodp.app.construct import fields_of
 from silodp.app.epsilon import at_sampling, charges, cost
 from silodp.app.personal_plan import noise_of, with_noise
 from silodp.app.preferences import Preferences
-from silodp.app.progress import rounded_up
 from silodp.app.promises import CLAIMED, is_only_claimed
 from silodp.errors import SilodpError, counted
 from silodp.federation.aggregation import Aggregator, Setting
@@ -24,7 +23,7 @@ from silodp.methods.personalized import TwoStageSampling
 from silodp.privacy import calibration
 from silodp.privacy.accounting import Accountant, Charge, usual_accountant
 from silodp.privacy.events import Event, NoGuarantee
-from silodp.privacy.guarantee import ADVERSARIES, Adversary
+from silodp.privacy.guarantee import ADVERSARIES, Adversary, rounded_up
 
 MOST_ROUNDS = 10**7
 """No search for rounds goes beyond this."""
@@ -73,6 +72,7 @@ def plan(
     delta = setting.delta * aggregator.delta_share
     result: dict[str, Any] = {
         "method": setting.method.name,
+        "unit": setting.method.unit,
         "rounds": rounds,
         "delta": setting.delta,
         "accountant": accountant,
@@ -232,7 +232,8 @@ def _met_against(method: Method, adversary: Adversary) -> Adversary:
 def in_lines(result: Mapping[str, Any]) -> list[str]:
     """A plan for reading; rounded so that no printed value overshoots."""
     head = f"{result['method']}, {counted(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
-    lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}:"]
+    whom = "one record" if result["unit"] == "record" else "all records of one person"
+    lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
     for adversary, found in result["adversaries"].items():
         promise = (
             f"ε = {rounded_up(found['epsilon'])}" if found["private"] else f"no guarantee: {found['reason']}"
@@ -255,7 +256,8 @@ def in_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}){whose}, changing one of:")
         asked = (name for name in target if name not in _ABOUT_TARGETS)
         lines += [f"  {name}{_solution(name, target)}" for name in asked]
-    size = f"{counted(result['silos'], 'silo')}, U = {result['users']:,}, d = {result['dimension']:,}"
+    users = "" if result["unit"] == "record" else f", U = {result['users']:,}"
+    size = f"{counted(result['silos'], 'silo')}{users}, d = {result['dimension']:,}"
     lines.append(f"aggregator {result['aggregator']}, {size}:")
     lines += _described(result["aggregation"], "  ")
     for claim in result["claims"]:

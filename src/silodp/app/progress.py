@@ -64,6 +64,8 @@ def say(text: str) -> None:
 
 def describe(row: Mapping[str, Any]) -> str:
     """Loss, metrics and the ε spent towards whoever sees the models."""
+    from silodp.privacy.guarantee import rounded_up  # late: the program is to start quickly
+
     values = {"loss": row.get("loss"), **row.get("metrics", {})}
     parts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
     epsilon = row.get("epsilon", {}).get("released")
@@ -71,14 +73,10 @@ def describe(row: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def rounded_up(epsilon: float | None) -> str:
-    """Three decimals, never below the value; "none" where nothing is promised."""
-    return "none" if epsilon is None else f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
-
-
 def in_words(guarantee: Guarantee) -> str:
     """One guarantee as a sentence."""
     from silodp.app.wording import guess_text  # with it comes what draws pictures
+    from silodp.privacy.guarantee import rounded_up
 
     who = WHO[guarantee.adversary]
     if guarantee.epsilon is None:

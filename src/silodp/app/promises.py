@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from silodp.app.plots import number
-from silodp.app.progress import rounded_up
 from silodp.app.wording import epsilon_text
-from silodp.privacy.guarantee import Adversary, Guarantee
+from silodp.privacy.guarantee import Adversary, Guarantee, rounded_up
 
 CLAIMED = "claimed, not proven"
 

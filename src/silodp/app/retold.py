@@ -21,7 +21,7 @@ from silodp.app.config import RunConfig, load_config
 from silodp.app.outline import USUAL_USERS, declared_users, outline, setting_of
 from silodp.app.preferences import asks_budgets_of
 from silodp.data.silo import Federation, SiloData
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.federation.aggregation import Aggregator, Setting, events
 from silodp.federation.guarantees import about_delta, guarantees_of
 from silodp.federation.messages import Message
@@ -88,8 +88,9 @@ def retold(
     """What a run's directory makes known once more; `aggregator` as guarantee.json names it.
 
     Raises:
-        SilodpError: config.toml is not this run's.
+        SilodpError: config.toml is not this run's, or the ledger is older than the server's store.
     """
+    _check_age(directory, ledger)
     path = directory / CONFIG
     if not path.exists():
         return Retold({}, (f"{_ALL} (there is no config.toml)",))
@@ -109,6 +110,18 @@ def retold(
     if wrong is not None:
         raise SilodpError(f"{path} is not the configuration of this run: {wrong}; restore it.")
     return again
+
+
+def _check_age(directory: Path, ledger: Ledger) -> None:
+    """Rounds that are over were charged: a ledger without them was set back."""
+    folder = directory / "checkpoint" / "server"
+    mark = DirectoryStore(folder).get(ROUNDS_OVER) if folder.exists() else None
+    over = 0 if mark is None else Message.decode(mark).round
+    if over > ledger.rounds:
+        raise SilodpError(
+            f"{directory} is not of one moment: its ledger has {counted(ledger.rounds, 'round')}, and the server's "
+            f"store says that {over} are over; restore the newest ledger."
+        )
 
 
 def same(one: Any, other: Any) -> bool:

@@ -203,11 +203,15 @@ class Seals:
 
     def _attempt(self, request: Message) -> Attempt:
         try:
-            roster = tuple(str(name) for name in request.fields["roster"])
-            return Attempt(request.round, request.attempt, int(request.fields["release"]), roster, PURPOSE)
-        except (KeyError, TypeError, ValueError):
+            roster, release = request.fields["roster"], request.fields["release"]
+            if type(release) is not int or release < 0:
+                raise TypeError
+            names = tuple(str(name) for name in roster)
+            return Attempt(request.round, request.attempt, release, names, PURPOSE)
+        except (KeyError, TypeError):
             raise SilodpError(
-                f"a request for round {request.round + 1} names no roster: it was altered, or is of another version."
+                f"a request for round {request.round + 1} names no roster or no release: it was altered, or is of "
+                "another version."
             ) from None
 
     def _opened_key(self, request: Message, attempt: Attempt) -> str:

@@ -22,6 +22,10 @@ class Message:
     """One request or answer.
 
     kind, run, round and attempt name it; `fields` holds JSON values, `arrays` numpy arrays, `blobs` byte strings.
+
+    Raises:
+        SilodpError: what names it is of another kind. False counts as 0 and is written otherwise: a silo that kept
+            answers by the written name would draw twice for one round.
     """
 
     kind: str
@@ -31,6 +35,16 @@ class Message:
     fields: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("kind", "run"):
+            value = getattr(self, name)
+            if type(value) is not str or "/" in value:
+                raise SilodpError(f"a message has {name} = {value!r}: it must be a name without '/'.")
+        for name in ("round", "attempt"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise SilodpError(f"a message has {name} = {value!r}: it must be a whole number ≥ 0.")
 
     @property
     def key(self) -> str:

@@ -160,6 +160,24 @@ class Server:
             )
         return answers
 
+    def check_age(self, round_: int) -> None:
+        """Refuse to go on before this round where the store is not of the same moment as the checkpoint.
+
+        Raises:
+            SilodpError: the store has seen later rounds, or not the one before.
+        """
+        over, _ = self._over()
+        if round_ < over:
+            raise SilodpError(
+                f"round {round_ + 1} is over, and what was drawn for it is forgotten: the checkpoint is older than the "
+                "server's store; restore the newest checkpoint and ledger, or begin a new run, which adds its own ε."
+            )
+        if round_ > over + 1 or (round_ > over and self.store.get(f"clients/{over}") is None):
+            raise SilodpError(
+                f"the server's store knows nothing of round {round_}: it is older than the checkpoint, and how many "
+                "attempts were made is not known; restore the newest store, or begin a new run, which adds its own ε."
+            )
+
     def _over(self) -> tuple[int, np.ndarray]:
         """How many rounds are over, and how many of them each silo took part in (S,)."""
         stored = self.store.get(ROUNDS_OVER)
@@ -174,14 +192,10 @@ class Server:
         Played once more, a round would draw another sample, and ask silo 0 for entries under pads that were used.
 
         Raises:
-            SilodpError: this round is over itself.
+            SilodpError: this round is over itself, or the store is older than the rounds before it.
         """
+        self.check_age(round_)
         over, _ = self._over()
-        if round_ < over:
-            raise SilodpError(
-                f"round {round_ + 1} is over, and what was drawn for it is forgotten: the checkpoint is older than the "
-                "server's store; restore the newest checkpoint and ledger, or begin a new run, which adds its own ε."
-            )
         if round_ > over:
             arrays = {"joined": self.joined(round_)}
             self.store.put(ROUNDS_OVER, Message("over", self.setting.run, round_, arrays=arrays).encode())

@@ -105,6 +105,7 @@ def train(
         directory.keep(state)
     with directory.ledger(terms, state) as ledger:
         silos, server = parties_of(terms, state.run, ledger, directory)
+        server.check_age(state.round)
         metrics = directory.metrics(state.round if resume else None)
         if not metrics.rows and untrained is not None:
             metrics.add({"round": 0, **untrained, "epsilon": server.spent()}, on_round)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -67,6 +68,12 @@ class Guarantee:
     groups: tuple[dict[str, Any], ...] = ()
     claims: tuple[dict[str, Any], ...] = ()
 
+    def __str__(self) -> str:
+        if self.epsilon is None:
+            return f"{self.adversary:9} no guarantee: {self.reason}"
+        whom = "one record" if self.unit == "record" else "all records of one person"
+        return f"{self.adversary:9} ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}, for {whom}"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return asdict(self)
@@ -80,6 +87,11 @@ class Guarantee:
         }
         lists["persons"] = tuple((records, epsilon) for records, epsilon in lists["persons"])
         return cls(**{**fields, **lists})
+
+
+def rounded_up(epsilon: float | None) -> str:
+    """Three decimals, never below the value; "none" where nothing is promised."""
+    return "none" if epsilon is None else f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
 
 
 HELD_OUT = (
@@ -113,7 +125,9 @@ def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
     )
     own = {
         "released": (
-            "whoever sees the models sees neither single silos' updates nor who was sampled in a round",
+            "whoever sees the models sees no single silo's updates"
+            if view.knows_sample
+            else "whoever sees the models sees neither single silos' updates nor who was sampled in a round",
         ),
         "server": ("the server does not collude with a silo",),
         "silo": (
