@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from silodp.app.audit import Audit
 from silodp.app.cli import main
 from silodp.app.rundir import read_run
 from silodp.errors import SilodpError
+from silodp.federation.messages import Message
+from silodp.federation.rounds import ROUNDS_OVER
 from silodp.federation.run import train
+from silodp.federation.store import DirectoryStore
 from silodp.methods import UldpAvg
 from silodp.privacy.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED
 from silodp.training.local import LocalTraining
@@ -162,6 +166,17 @@ def test_which_silos_joined_follows_from_a_seed(copy: Ran) -> None:
     for path in (directory / "checkpoint" / "server").iterdir():
         path.unlink()
     assert audit(directory).unchecked == (retold.DATA,)
+
+
+def test_a_ledger_older_than_the_servers_store_is_refused(copy: Ran) -> None:
+    directory = copy("records")
+    store = DirectoryStore(directory / "checkpoint" / "server")
+    mark = Message.decode(store.get(ROUNDS_OVER) or b"")
+    store.put(ROUNDS_OVER, replace(mark, round=mark.round + 2).encode())
+    with pytest.raises(
+        SilodpError, match=r"is not of one moment: its ledger has .*, and the server's store says"
+    ):
+        read_run(directory)
 
 
 def test_a_claim_stays_the_claim_it_is(copy: Ran) -> None:

@@ -122,6 +122,15 @@ def test_a_store_that_alone_is_set_back_is_noticed(name, after, tmp_path):
             run(aggregator, method, rounds, federation=FEW, out=now, resume=True, seed=None)
 
 
+def test_a_store_without_the_last_round_is_noticed(tmp_path):
+    """Who joined it would be drawn anew."""
+    aggregator, method = RUNS["plain"]
+    run(aggregator, method, 3, federation=FEW, out=tmp_path, seed=None)
+    DirectoryStore(tmp_path / "checkpoint" / "server").drop("clients/2")
+    with pytest.raises(SilodpError, match=r"^the server's store knows nothing of round 3"):
+        run(aggregator, method, 4, federation=FEW, out=tmp_path, resume=True, seed=None)
+
+
 @ALL
 def test_a_silo_answers_nothing_about_a_round_that_it_has_forgotten(name):
     """Asked under another attempt, so that no stored answer decides; nor after it was started anew."""

@@ -201,3 +201,15 @@ def test_bytes_are_counted_per_round(name):
     for row in result.metrics[1:]:
         assert 3 * needed < row["bytes"]["up"] < 3 * (needed + 8_000), name
         assert row["bytes"]["down"] > 3 * 5 * 4
+
+
+@pytest.mark.parametrize("release", [False, 0.0, "0", None, -1])
+def test_a_release_is_a_whole_number(release):
+    """Masks are drawn by its value and what was opened is kept by its name, so there must be one name for a value."""
+    parties = Parties(Masked(), SAMPLED)
+    parties.play(0)
+    asked = parties.last("update")
+    for kind in ("update", "open"):
+        forged = replace(asked, kind=kind, round=1, fields=asked.fields | {"release": release})
+        with pytest.raises(SilodpError, match="names no roster or no release"):
+            parties.silos["silo0"].answer(forged)
