@@ -35,7 +35,7 @@ from silodp.privacy.ledger import Ledger
 
 CONFIG = "config.toml"
 _ALL = "assumptions, claims, and what units with budgets of their own were charged"
-DATA = "what was assumed about the tables as they were read (only they say it)"
+DATA = "assumptions that came with the data tables (only they say them)"
 USERS = "whether δ is below 1/U (how many persons there are is not known here)"
 COLUMN = "which budgets there are and how many records have them (only the tables say it)"
 JOINED = "what was realized of records' budgets (which silos joined which rounds is not known here)"
