@@ -245,7 +245,7 @@ def test_no_promise_needs_no_accountant_of_integers() -> None:
 def test_a_plan_says_what_travels_and_refuses_what_a_run_would(silodp: Silodp, config: Path) -> None:
     masked = ("plan", config, "--set", "aggregator=masked", "--set", "data.silos=5")
     text = silodp(*masked, "--target-epsilon", 2).out
-    assert "accountant rdp:" in text
+    assert "accountant rdp, for all records of one person:" in text
     assert "aggregator masked, 5 silos, U = 20, d = 31:\n" in text
     assert "  bytes up, per silo and round: 124\n" in text  # 31 words of 32 bits
     assert "  sums modulo: 2^32\n" in text
