@@ -1,4 +1,4 @@
-"""The one error a user is meant to read, how its sentences count, and the check that every number passes first."""
+"""The error that users read, its stable codes, and the check that every number passes first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ from reprlib import repr as short
 
 
 class SilodpError(ValueError):
-    """A mistake its maker can mend: one sentence that says what, where, and what to do."""
+    """A mistake that the caller can correct: one sentence that says what is wrong, where, and what to do.
+
+    Args:
+        message: the sentence.
+        code: stable identifier "area.problem", listed in `CODES`. Programs compare codes, never sentences.
+        field: the setting, argument or column at fault, as the caller wrote it; None where there is no single one.
+    """
+
+    def __init__(self, message: str, *, code: str = "invalid", field: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.field = field
+
+
+CODES: dict[str, str] = {
+    "invalid": "an argument or setting is not usable",
+}
+"""Every code that an error can carry, with what it means. Codes are never renamed; new ones may be added."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -18,4 +35,4 @@ def counted(number: int, noun: str) -> str:
 def check_real(name: str, value: object) -> None:
     """Refuse what is no real number, before anything compares it; True is not 1."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise SilodpError(f"{name} = {short(value)}: set a number.")
+        raise SilodpError(f"{name} = {short(value)}: set a number.", field=name)
