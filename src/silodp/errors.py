@@ -5,6 +5,8 @@ from __future__ import annotations
 from numbers import Real
 from reprlib import repr as short
 
+__all__ = ["CODES", "SilodpError", "check_real", "counted", "short"]
+
 
 class SilodpError(ValueError):
     """A mistake that the caller can correct: one sentence that says what is wrong, where, and what to do.

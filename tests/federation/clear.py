@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from silodp.federation.aggregation import Own, Setting, Work
+from silodp.federation.aggregation import Own, Setting, Work, round_arrays, setup_kinds
 from silodp.federation.lattice import Lattice
 from silodp.federation.masked import Masked
 from silodp.federation.messages import Message
 from silodp.federation.paillier import Paillier
 from silodp.federation.rounds import Server
+from silodp.federation.schemas import Array, Kind, Schema, Script, is_roster, is_whole
 from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.grid import Grid, fixed_point
 from silodp.mechanisms.noise import skellam
@@ -25,6 +26,10 @@ from silodp.mechanisms.noise import skellam
 
 @dataclass(frozen=True)
 class MaskedInClear(Masked):
+    def script(self, setting: Setting, name: str):
+        integers = Schema(arrays={"integers": Array("int64", (setting.size,))})
+        return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), integers))
+
     def server(self, setting: Setting):
         return _Server(self, setting)
 
@@ -71,6 +76,18 @@ class _Silo:
 class _Weighted:
     drawn: Mapping[int, np.ndarray] = MappingProxyType({})
     """By round, the sample β (U,) that nobody knew; see `federation.private.hidden_samples`."""
+
+    def script(self, setting: Setting, name: str):
+        """As of attempts that are opened, with the weights and the answers in clear."""
+        users = setting.population.users
+        counts = Kind("counts", answer=Schema(arrays={"counts": Array("int64", (users,))}))
+        fields = {"release": is_whole, "roster": is_roster(setting.names)}
+        arrays = round_arrays(setting, shows_sample=False)
+        return Script(
+            (*setup_kinds(setting, weights_privately=True), counts),
+            Kind("update", Schema(fields | {"v": bool}, arrays), Schema({"integers": bool})),
+            open=Kind("open", Schema(fields | {"request": bool})),
+        )
 
     def server(self, setting: Setting):
         return _WeightedServer(self, setting)
@@ -146,13 +163,14 @@ class _WeightedServer:
         ]
         fields = {"v": [str(x) for x in v]}
         while True:
-            fields["release"] = release
+            fields = {"v": fields["v"], "release": release, "roster": list(roster)}
             update = Message("update", run, round_, attempt, fields, {"params": arrays["params"]})
             answers, failures = desk.ask({name: update for name in roster})
             if not failures:
                 if not desk.charge(round_, release, len(roster)):
                     return None
-                opening = Message("open", run, round_, attempt)
+                about = {"release": release, "roster": list(roster), "request": update.digest()}
+                opening = Message("open", run, round_, attempt, about)
                 _, failures = desk.ask({name: opening for name in roster})
                 release += 1
             if not failures:

@@ -12,6 +12,7 @@ import torch
 
 from federation.clear import LatticeInClear, PaillierInClear
 from federation.test_masked import AVG
+from federation.wires import Direct
 from oracles import logistic_task, small_federation
 from silodp.crypto import hidden_sample
 from silodp.crypto.hidden_sample import OneOf
@@ -26,7 +27,7 @@ from silodp.federation.run import Result, train
 from silodp.federation.sessions import current
 from silodp.federation.silo import Silo
 from silodp.federation.store import MemoryStore
-from silodp.federation.transport import Failure, InProcess
+from silodp.federation.transport import Failure
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population
 from silodp.privacy.ledger import Ledger
@@ -105,11 +106,11 @@ def counts_of(federation: Federation, cap: int | None = None) -> np.ndarray:
     return counts if cap is None else np.minimum(counts, cap)
 
 
-class Recording(InProcess):
+class Recording(Direct):
     """Keeps every message; `lost(name, request)` says who does not hear it."""
 
-    def __init__(self, parties) -> None:
-        super().__init__(parties, wire=True)
+    def __init__(self, silos) -> None:
+        super().__init__(silos)
         self.asked: list[tuple[str, Message]] = []
         self.answered: list[tuple[str, Message]] = []
         self.lost = lambda name, request: False
@@ -128,19 +129,25 @@ class Parties:
     """A server and silos that are set up; what a dishonest server would send can be sent to `silos` by hand."""
 
     def __init__(
-        self, aggregator: Aggregator, method=SAMPLED, silos: int = 3, federation: Federation | None = None
+        self,
+        aggregator: Aggregator,
+        method=SAMPLED,
+        silos: int = 3,
+        federation: Federation | None = None,
+        rounds: int = 1000,
+        limits: dict[str, float] | None = None,
     ) -> None:
         federation = federation or small_federation(silos=silos)
         task = logistic_task(federation.silos[0].x.shape[1])
         self.names = tuple(silo.name for silo in federation.silos)
         population = Population(len(self.names), federation.users, aggregator.shares_for(len(self.names)))
-        self.setting = Setting("run", self.names, method, population, task.size)
+        self.setting = Setting("run", self.names, method, population, task.size, rounds=rounds)
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.stores = {name: MemoryStore() for name in self.names}
-        self._started = lambda data: Silo(
+        self._started = lambda data, ledger: Silo(
             data, task, aggregator, self.setting, Randomness.secret(), self.stores[data.name],
-            identities[data.name], pins,
+            identities[data.name], pins, ledger, limits,
         )  # fmt: skip
         self._data = {data.name: data for data in federation.silos}
         self.silos = {name: self.started(name) for name in self.names}
@@ -152,9 +159,9 @@ class Parties:
         self.server.set_up()
         self.params = task.initial(1)
 
-    def started(self, name: str) -> Silo:
+    def started(self, name: str, ledger: Ledger | None = None) -> Silo:
         """A silo in a new process, with the store that it has."""
-        return self._started(self._data[name])
+        return self._started(self._data[name], ledger)
 
     def play(self, round_: int) -> torch.Tensor:
         total = self.server.play(round_, self.params)

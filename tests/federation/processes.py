@@ -9,12 +9,13 @@ from oracles import logistic_task, small_federation
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator, Setting
-from silodp.federation.messages import Message
 from silodp.federation.signatures import SignedParty
 from silodp.federation.silo import Silo
 from silodp.federation.store import MemoryStore
 from silodp.federation.transport import Failure, Traffic
 from silodp.mechanisms.noise import Randomness
+
+_REFUSED = b"refused: "
 
 
 def serve(pipe: Connection, number: int, aggregator: Aggregator, setting: Setting, seed: int) -> None:
@@ -30,9 +31,9 @@ def serve(pipe: Connection, number: int, aggregator: Aggregator, setting: Settin
     party = SignedParty(silo, identity, server)
     while request := pipe.recv_bytes():
         try:
-            pipe.send_bytes(party.answer(Message.decode(request)).encode())
+            pipe.send_bytes(party.receive(request))
         except SilodpError as error:
-            pipe.send_bytes(Message("refused", setting.run, fields={"reason": str(error)}).encode())
+            pipe.send_bytes(_REFUSED + str(error).encode())
 
 
 class Processes:
@@ -63,11 +64,11 @@ class Processes:
     def ask(self, requests, timeout=None):
         answers, failures = {}, {}
         for name, request in requests.items():
-            self._pipes[name].send_bytes(request.encode())
+            self._pipes[name].send_bytes(request)
         for name in requests:
-            answer = Message.decode(self._pipes[name].recv_bytes())
-            if answer.kind == "refused":
-                failures[name] = Failure("refused", answer.fields["reason"])
+            answer = self._pipes[name].recv_bytes()
+            if answer.startswith(_REFUSED):
+                failures[name] = Failure("refused", answer.removeprefix(_REFUSED).decode())
             else:
                 answers[name] = answer
         return answers, failures

@@ -8,7 +8,7 @@ import pytest
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
 from silodp.federation.store import DirectoryStore, MemoryStore, write_durably
-from silodp.federation.transport import InProcess
+from silodp.federation.transport import InProcess, Traffic
 
 MESSAGE = Message(
     "update",
@@ -138,20 +138,23 @@ def test_a_write_reaches_the_disk_before_it_is_named(tmp_path, monkeypatch):
 
 
 class Echo:
-    def answer(self, request: Message) -> Message:
-        if request.kind == "refuse":
-            raise SilodpError("not today")
-        return request
+    def receive(self, data: bytes) -> bytes:
+        if data == b"refuse":
+            raise SilodpError("not today", code="gate.past")
+        return data
 
 
-@pytest.mark.parametrize("wire", [False, True])
-def test_failures_are_data(wire):
-    transport = InProcess({"a": Echo(), "b": Echo()}, wire=wire)
-    answers, failures = transport.ask({"a": MESSAGE, "b": Message("refuse", "run1"), "c": MESSAGE})
-    assert same(answers["a"], MESSAGE)
-    assert failures["b"].kind == "refused"
-    assert failures["b"].reason == "not today"
-    assert "c" in failures["c"].reason
+def test_failures_are_data():
+    transport = InProcess({"a": Echo(), "b": Echo()})
+    answers, failures = transport.ask({"a": b"bytes", "b": b"refuse", "c": b"bytes"})
+    assert answers == {"a": b"bytes"}
+    assert (failures["b"].kind, failures["b"].reason, failures["b"].code) == (
+        "refused",
+        "not today",
+        "gate.past",
+    )
+    assert (failures["c"].kind, failures["c"].code) == ("refused", "message.recipient")
+    assert transport.traffic == Traffic(5, 5)
 
 
 def test_what_a_party_keeps_is_for_its_own_account_only(tmp_path):

@@ -36,14 +36,14 @@ def assert_goes_on(name: str, out) -> None:
 
 # --- the wire ---
 
-ENCRYPTED = ["array params", "array sampled", "blob nonce", "blob public key", "blob ciphertexts"]
+ENCRYPTED = ["array params", "blob nonce", "blob public key", "blob ciphertexts"]
 SENT = [
     ("lattice", "masked counts", "silo1", [], ["array masked"]),
     ("lattice", "base", "silo0", ["blob offer"], ["blob reply"]),
     ("lattice", "reciprocals", "silo0", ["blob request"], ["blob answer"]),
     ("lattice", "sample", "silo0", ["blob request"], ["blob answer"]),
     ("lattice", "update", "silo1", ENCRYPTED, ["blob masked"]),
-    ("paillier", "blinded counts", "silo1", ["blob key"], ["blob counts"]),
+    ("paillier", "blinded counts", "silo1", ["blob key", "blob proof"], ["blob counts"]),
     ("paillier", "update", "silo1", ["array params", "blob inverses"], ["blob answer"]),
 ]
 
@@ -53,7 +53,7 @@ SENT = [
     ("name", "kind", "silo", "down", "up"), SENT, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_a_flipped_bit_is_noticed_and_the_run_goes_on(name, kind, silo, down, up, direction, wire, tmp_path):  # noqa: F811
-    parts = [*(down if direction == "to_silo" else up), "blob of the message"]
+    parts = [*(down if direction == "to_silo" else up)]
     for number, part in enumerate(parts):
         found: list[set[str]] = []
 
@@ -136,7 +136,7 @@ def test_a_set_up_begun_anew_has_new_secrets(name, wire, tmp_path):  # noqa: F81
 
 def secrets_of(name: str, wire: type[Wire]) -> tuple[bytes, ...]:  # noqa: F811
     """R; ρ and c, or nothing more; and what the server was told of the counts."""
-    side = wire.last.parties["silo2"].party._side
+    side = wire.last.parties["silo2"].silo._side
     run_id = wire.received[-1][1].run
     group = side._member.group_secret(run_id)
     if name == "paillier":

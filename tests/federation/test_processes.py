@@ -11,7 +11,7 @@ from silodp.crypto.keys import Identity
 from silodp.federation.aggregation import Plain, Setting
 from silodp.federation.masked import Masked
 from silodp.federation.rounds import Server
-from silodp.federation.signatures import SignedTransport
+from silodp.federation.signatures import SignedChannel
 from silodp.federation.store import MemoryStore
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population
@@ -30,7 +30,7 @@ def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, meth
     accountant = "rdp" if aggregator.exact else "pld"
     server = Server(
         setting,
-        SignedTransport(processes, identity, processes.pins),
+        SignedChannel(processes, identity, processes.pins),
         aggregator,
         Ledger(None, 1e-5, accountant, run="run"),
         MemoryStore(),

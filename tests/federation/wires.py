@@ -1,4 +1,5 @@
-"""Transports for tests: one that remembers everything the server is sent, and lets silos fail or the wire lie."""
+"""Ways to silos for tests: a wire that remembers what the server is sent, and lets silos fail or the wire lie; and a
+channel without signatures, for tests that drive parties by hand."""
 
 from __future__ import annotations
 
@@ -6,10 +7,20 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from silodp.errors import SilodpError
 from silodp.federation.messages import Message
-from silodp.federation.transport import Failure, InProcess, Party
+from silodp.federation.signatures import _OVERHEAD, SignedParty
+from silodp.federation.silo import Silo
+from silodp.federation.transport import Failure, InProcess, Traffic
 
 Tamper = Callable[[str, Message], Message]
+
+
+def tampered(data: bytes, tamper: Callable[[Message], Message]) -> bytes:
+    """Signed bytes with another message under the old signature; the same bytes where nothing was altered."""
+    message = Message.decode(data[_OVERHEAD:])
+    other = tamper(message)
+    return data if other is message else data[:_OVERHEAD] + other.encode()
 
 
 class Wire(InProcess):
@@ -20,9 +31,9 @@ class Wire(InProcess):
     to_silo: Tamper
     to_server: Tamper
 
-    def __init__(self, parties: Mapping[str, Party], wire: bool = False) -> None:
-        super().__init__(parties, wire)
-        self.parties = dict(parties)
+    def __init__(self, endpoints: Mapping[str, SignedParty]) -> None:
+        super().__init__(endpoints)
+        self.parties = dict(endpoints)
         type(self).last = self
 
     last: Wire
@@ -30,18 +41,21 @@ class Wire(InProcess):
     def ask(self, requests, timeout=None):
         answers, failures = {}, {}
         for name, request in requests.items():
-            when = type(self).fails(name, request)
+            when = type(self).fails(name, Message.decode(request[_OVERHEAD:]))
             if when == "before":
                 failures[name] = Failure("offline", "pulled out")
                 continue
-            answered, failed = super().ask({name: type(self).to_silo(name, request)})
+            sent = tampered(request, lambda message, name=name: type(self).to_silo(name, message))
+            answered, failed = super().ask({name: sent})
             failures |= failed
             for answer in answered.values():
-                type(self).received.append((name, answer))
+                type(self).received.append((name, Message.decode(answer[_OVERHEAD:])))
                 if when == "after":
                     failures[name] = Failure("timeout", "came late")
                 else:
-                    answers[name] = type(self).to_server(name, answer)
+                    answers[name] = tampered(
+                        answer, lambda message, name=name: type(self).to_server(name, message)
+                    )
         return answers, failures
 
 
@@ -54,3 +68,25 @@ def wire(monkeypatch) -> type[Wire]:
 
     monkeypatch.setattr("silodp.federation.parties.InProcess", Fresh)
     return Fresh
+
+
+class Direct:
+    """A channel to silos without signatures; every message passes through its encoding."""
+
+    def __init__(self, silos: Mapping[str, Silo]) -> None:
+        self._silos = dict(silos)
+        self.traffic = Traffic()
+
+    def ask(self, requests, timeout=None):
+        answers, failures = {}, {}
+        for name, request in requests.items():
+            try:
+                answer = self._silos[name].answer(Message.decode(request.encode()))
+                answers[name] = Message.decode(answer.encode())
+            except (SilodpError, OSError) as error:
+                failures[name] = Failure(
+                    "refused" if isinstance(error, SilodpError) else "error",
+                    str(error),
+                    getattr(error, "code", ""),
+                )
+        return answers, failures

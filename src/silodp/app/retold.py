@@ -27,7 +27,7 @@ from silodp.federation.guarantees import about_delta, guarantees_of
 from silodp.federation.messages import Message
 from silodp.federation.rounds import ROUNDS_OVER, Server
 from silodp.federation.store import DirectoryStore, MemoryStore, unseal
-from silodp.federation.transport import Transport
+from silodp.federation.transport import Channel
 from silodp.mechanisms.noise import Randomness
 from silodp.privacy.events import event_to_dict
 from silodp.privacy.guarantee import Adversary, Guarantee
@@ -115,7 +115,7 @@ def retold(
 def _check_age(directory: Path, ledger: Ledger) -> None:
     """Rounds that are over were charged: a ledger without them was set back."""
     folder = directory / "checkpoint" / "server"
-    mark = DirectoryStore(folder).get(ROUNDS_OVER) if folder.exists() else None
+    mark = DirectoryStore(folder, private=False).get(ROUNDS_OVER) if folder.exists() else None
     over = 0 if mark is None else Message.decode(mark).round
     if over > ledger.rounds:
         raise SilodpError(
@@ -195,7 +195,7 @@ class _Known:
         secret, delta = self._config.seed is None, self._config.delta
         server = Server(
             setting,
-            cast(Transport, None),  # nobody is asked
+            cast(Channel, None),  # nobody is asked
             self._aggregator,
             self._ledger,
             self._joined(setting),
@@ -250,7 +250,11 @@ class _Known:
     def _set_up(self, place: int) -> Mapping[str, np.ndarray] | None:
         """What a silo has kept of its set-up."""
         folder = self._checkpoint / "silos" / f"{place:03}"
-        kept = DirectoryStore(folder).get(f"{self._ledger.run}/setup") if folder.exists() else None
+        kept = (
+            DirectoryStore(folder, private=False).get(f"{self._ledger.run}/setup")
+            if folder.exists()
+            else None
+        )
         return None if kept is None else Message.decode(kept).arrays
 
     def _joined(self, setting: Setting) -> MemoryStore:
@@ -258,7 +262,7 @@ class _Known:
         store, folder = MemoryStore(), self._checkpoint / "server"
         rounds = [f"clients/{round_}" for round_ in range(self._ledger.rounds)]
         for key in (ROUNDS_OVER, *rounds) if folder.exists() else ():
-            drawn = DirectoryStore(folder).get(key)
+            drawn = DirectoryStore(folder, private=False).get(key)
             if drawn is not None:
                 store.put(key, drawn)
         drawn_at_all = self._method.clients(setting.population, np.random.default_rng(0)) is not None

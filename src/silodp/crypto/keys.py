@@ -179,7 +179,7 @@ class Session:
     opening: Opening
     roster: tuple[str, ...]
     transcript: bytes
-    pairs: Mapping[str, bytes]
+    pairs: Mapping[str, bytes] = field(repr=False)
     identities: Mapping[str, bytes]
 
     @property

@@ -49,7 +49,11 @@ class LatticeServer:
     def __init__(
         self, parameters: LatticeParameters, key: bytes | None = None, transform: Transform | None = None
     ):
-        """`key`: 32 secret bytes that the secret follows from, to be kept by who must decrypt after a restart."""
+        """`key`: 32 secret bytes that the secret follows from, to be kept by who must decrypt after a restart.
+
+        Make a fresh one for every attempt: a malicious silo can make the server's next model carry its secret (it adds
+        a multiple of the plaintext's step to one coefficient of its masked answer), and must learn no other attempt.
+        """
         parameters.check()
         self.parameters = parameters
         self._ring = parameters.ring
@@ -169,7 +173,7 @@ class LatticeSilo:
         """
         parameters = self.parameters
         ring = parameters.ring
-        sizes = self._sizes()
+        sizes = self.parameters.request_bytes
         if {name: len(value) for name, value in request.items()} != sizes:
             raise SilodpError(
                 f"the server's request must hold {sizes} bytes; server and silos differ in parameters"
@@ -207,11 +211,6 @@ class LatticeSilo:
         # Balanced limbs: to drop the low ones is to round to the nearest.
         kept = ring.balance(total)[:, :, parameters.dropped :]
         return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
-
-    def _sizes(self) -> dict[str, int]:
-        """Bytes of every part of a request."""
-        element = self.parameters.modulus_bits * self.parameters.ring_size // 8
-        return {"nonce": KEY_BYTES, "public key": element, "ciphertexts": self.parameters.users * element}
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,16 @@ class LatticeParameters:
         return 2 * self.sent_bits * self.ring_size * self.blocks / (8 * self.dimension)
 
     @property
+    def request_bytes(self) -> dict[str, int]:
+        """Of every part of the server's request: one polynomial a user and one of the public key; the others follow
+        from the nonce."""
+        element = self.modulus_bits * self.ring_size // 8
+        return {"nonce": 32, "public key": element, "ciphertexts": self.users * element}
+
+    @property
     def bytes_down(self) -> int:
-        """Per silo: one polynomial a user, one of the public key, and a nonce; the others follow from the nonce."""
-        return (self.users + 1) * self.modulus_bits * self.ring_size // 8 + 32
+        """Per silo."""
+        return sum(self.request_bytes.values())
 
     @property
     def noise_shift(self) -> int:

@@ -18,7 +18,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.oblivious_transfer import Bytes, TransferReceiver, TransferSender
+from silodp.crypto.oblivious_transfer import Bytes, TransferReceiver, TransferSender, choice_bytes
 from silodp.crypto.streams import KEY_BYTES, words
 from silodp.errors import SilodpError
 
@@ -90,6 +90,16 @@ class Lookup:
             np.frombuffer(indices, "<i8").astype(np.int64),
             np.frombuffer(keys, np.uint8).reshape(users, levels, KEY_BYTES),
         )
+
+
+def request_bytes(users: int, size: int) -> int:
+    """Length of `Lookup.message` for tables of `size` entries."""
+    return choice_bytes(users * _levels(size))
+
+
+def answer_bytes(users: int, size: int, width: int = 1) -> int:
+    """Length of an `answer` with entries of `width` words."""
+    return _FINGERPRINT + 8 * users * size * width
 
 
 def answer(sender: TransferSender, counter: int, message: bytes, tables: Words) -> bytes:

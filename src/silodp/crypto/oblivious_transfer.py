@@ -187,6 +187,15 @@ class TransferSender:
         return cls(domain, _matrix(rest[:SECURITY], -1), seeds, counter)
 
 
+OFFER_BYTES = _POINT
+REPLY_BYTES = SECURITY * _POINT
+
+
+def choice_bytes(count: int) -> int:
+    """Length of the message by which a receiver chooses in `count` transfers."""
+    return 8 + SECURITY * _stream_size(count) + (SECURITY + 1) * _CHECK // 8
+
+
 def _domain(session: bytes, purpose: str) -> bytes:
     """32 bytes that name this session and purpose in every hash."""
     if len(session) != 32:

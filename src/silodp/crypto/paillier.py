@@ -6,15 +6,17 @@ A ciphertext of m is (1 + n·m)·ρⁿ mod n² with ρ uniform mod n. The factor
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count, islice
 
 import gmpy2
 from gmpy2 import invert, mpz, powmod, powmod_sec
 
-from silodp.crypto.streams import keystream
+from silodp.crypto.streams import keystream, subkey
 from silodp.errors import SilodpError
 
 SECURE_BITS = 3072
@@ -41,7 +43,7 @@ class PublicKey:
     def from_bytes(cls, data: bytes, bits: int) -> PublicKey:
         """A key another party sent, of exactly `bits` bits: odd, composite, no prime power, no factor below 2^16.
 
-        That n is a product of two primes of the right size is not checked (an honest but curious key owner).
+        That gcd(n, φ(n)) = 1 its owner proves (`verify_modulus`).
         """
         n = mpz(int.from_bytes(data, "big"))
         if len(data) * 8 != bits or n.bit_length() != bits:
@@ -139,6 +141,65 @@ class PrivateKey:
     def _join(self, mod_p_squared: mpz, mod_q_squared: mpz) -> mpz:
         step = (mod_q_squared - mod_p_squared) * self._p_squared_inverse % (self.q * self.q)
         return mod_p_squared + self.p * self.p * step
+
+
+_PROOF_ROOTS = 8
+"""128 bits: if gcd(n, φ(n)) ≠ 1, a uniform unit has an nth root with probability at most 2^-16, since a prime factor of
+n that divides φ(n) is at least 2^16."""
+
+
+def prove_modulus(key: PrivateKey, context: bytes) -> bytes:
+    """Prove that gcd(n, φ(n)) = 1, so that every unit mod n² is a ciphertext and of one plaintext only.
+
+    The proof is the nth root mod n of values hashed from n and `context` (Goldberg, Reyzin, Sagga and Baldimtsi,
+    "Efficient Noninteractive Certification of RSA Moduli and Beyond", ASIACRYPT 2019, section 3.2): where a prime p of
+    n divides q − 1, only every p-th value has one. With such an n the owner could read a chosen person's row in a
+    silo's answer almost free of noise (`tests/crypto/test_paillier_modulus.py`).
+
+    Args:
+        key: the private key.
+        context: what the proof is bound to, e.g. a session's transcript.
+
+    Returns:
+        `proof_bytes(bits)` bytes.
+    """
+    n, phi = key.public.n, (key.p - 1) * (key.q - 1)
+    exponent = invert(n, phi)
+    roots = [powmod_sec(value, exponent, n) for value in _challenges(key.public, context)]
+    return residues_to_bytes(roots, key.public.bits // 8)
+
+
+def verify_modulus(public: PublicKey, proof: bytes, context: bytes) -> None:
+    """Check the proof of `prove_modulus`; `public` has no prime factor below 2^16 (`PublicKey.from_bytes`).
+
+    Raises:
+        SilodpError: it does not hold (code crypto.paillier_modulus).
+    """
+    n = public.n
+    sound = len(proof) == proof_bytes(public.bits)
+    if sound:
+        roots = residues_from_bytes(proof, _PROOF_ROOTS, int(n), "the key's owner")
+        values = _challenges(public, context)
+        sound = all(powmod(root, n, n) == value for root, value in zip(roots, values, strict=True))
+    if not sound:
+        raise SilodpError(
+            "the Paillier key is not proven to be one (gcd(n, φ(n)) = 1): its owner could single out a person; "
+            "nothing was sent, and ask who made the key.",
+            code="crypto.paillier_modulus",
+        )
+
+
+def proof_bytes(bits: int) -> int:
+    """Length of the proof for a modulus of so many bits."""
+    return _PROOF_ROOTS * bits // 8
+
+
+def _challenges(public: PublicKey, context: bytes) -> list[int]:
+    """Uniform units mod n that nobody chose: hashed from n and the context. Multiples of a factor are left out, since
+    among all residues they would raise the fraction of those that have a root."""
+    seed = hashlib.sha256(b"silodp paillier modulus\0" + public.to_bytes() + context).digest()
+    values = (value for i in count() for value in uniform_residues(subkey(seed, i), 1, int(public.n)))
+    return list(islice((value for value in values if gmpy2.gcd(value, public.n) == 1), _PROOF_ROOTS))
 
 
 def uniform_residues(key: bytes, count: int, modulus: int) -> list[int]:

@@ -27,6 +27,7 @@ from silodp.crypto.lookup import Words
 from silodp.crypto.paillier import (
     PrivateKey,
     PublicKey,
+    prove_modulus,
     residues_from_bytes,
     residues_to_bytes,
     uniform_residues,
@@ -65,6 +66,10 @@ class PaillierServer:
     def public_key(self) -> bytes:
         """The modulus n, for every silo."""
         return self._key.public.to_bytes()
+
+    def key_proof(self, context: bytes) -> bytes:
+        """The proof that n is a Paillier modulus, for every silo; see `paillier.prove_modulus`."""
+        return prove_modulus(self._key, context)
 
     def receive_counts(self, messages: Sequence[bytes]) -> None:
         """One message of masked r_u·n[s,u] from every silo; once: other counts or another roster are a new session.

@@ -104,7 +104,8 @@ class Words:
 class Attempt:
     """One try to add up the values of `roster`, all of whom must then open it.
 
-    `release` counts the noisy values of a round: it grows when someone may have opened the one before.
+    `release` counts the noisy values of a round: it grows when someone may have opened the one before. `request` is the
+    digest of what all silos on the roster were asked alike: silos that were asked different things share no masks.
     """
 
     round: int
@@ -112,12 +113,13 @@ class Attempt:
     release: int
     roster: tuple[str, ...]
     purpose: str
+    request: str = ""
 
     @property
     def use(self) -> tuple[str | int, ...]:
         """What every key of this attempt is derived for."""
         roster = hashlib.sha256(json.dumps(self.roster).encode()).hexdigest()
-        return self.round, self.attempt, self.release, roster, self.purpose
+        return self.round, self.attempt, self.release, roster, self.purpose, self.request
 
 
 def pair_masked(value: V, group: Group[V], session: Session, attempt: Attempt) -> V:

@@ -16,19 +16,25 @@ import torch
 from torch import Tensor
 
 from silodp.crypto.keys import Identity
-from silodp.errors import SilodpError
 from silodp.federation.messages import Message
+from silodp.federation.schemas import Array, Kind, Schema, Script
 from silodp.federation.store import Store
 from silodp.federation.transport import Failure
 from silodp.mechanisms.clipping import Bounds, Finished, Share, Update, release
 from silodp.methods.method import Method, Population
-from silodp.privacy.events import Event
+from silodp.privacy.events import Event, unsampled
 from silodp.privacy.guarantee import Adversary, View
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What everyone in a run knows: its id, the silos in order, method, U, the model's size d, the users' index, δ."""
+    """What everyone in a run knows.
+
+    Attributes:
+        run: its id. names: the silos, in order. method, population: as given. size: d, the model's parameters.
+        index: digest of the users' index. delta: δ. dtype: numpy's name of the type of parameters.
+        rounds: T; a silo answers no more. A run may be resumed with another T, so it is no part of `constants`.
+    """
 
     run: str
     names: tuple[str, ...]
@@ -37,6 +43,8 @@ class Setting:
     size: int
     index: str = ""
     delta: float = 1e-5
+    dtype: str = "float32"
+    rounds: int = 10**6
 
     @property
     def bounds(self) -> Bounds | None:
@@ -52,6 +60,7 @@ class Setting:
             self.size,
             self.index,
             self.delta,
+            self.dtype,
         ]
         return json.dumps([*public, repr(aggregator)])
 
@@ -77,6 +86,9 @@ class Desk(Protocol):
 
     def charged(self, round_: int, release: int) -> bool:
         """Whether a release was charged before."""
+
+    def affords(self, round_: int, release: int, survivors: int) -> bool:
+        """Whether a release may still be charged, or was."""
 
     def charge(self, round_: int, release: int, survivors: int) -> bool:
         """Charge a release durably, before anything of it can be seen; False if the budget forbids it."""
@@ -158,6 +170,9 @@ class Aggregator(Protocol):
     def describe(self, setting: Setting) -> dict[str, Any]:
         """What it will cost and is allowed, for people, known before anything runs."""
 
+    def script(self, setting: Setting, name: str) -> Script:
+        """The messages that the silo of this name answers."""
+
     def server(self, setting: Setting) -> ServerSide:
         """The server's side of a run."""
 
@@ -173,6 +188,41 @@ def events(
     seen = {name: replace(view, round=round_) for name, view in views.items()}
     largest = setting.method.of_largest
     return {name: largest(aggregator.event(setting, view), view) for name, view in seen.items()}
+
+
+def release_events(
+    aggregator: Aggregator, setting: Setting, survivors: int | None, round_: int, release: int
+) -> dict[Adversary, Event]:
+    """What one release of a round (both counted from 0) costs against each adversary, if so many silos answer.
+
+    Persons are drawn once in a round, so a further release of it is of the same sample: it is charged without
+    amplification. Records are drawn anew, inside a silo, for every release.
+    """
+    cost = events(aggregator, setting, survivors, round_)
+    if release == 0 or setting.method.clips_records:
+        return cost
+    return {adversary: unsampled(event) for adversary, event in cost.items()}
+
+
+def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind, ...]:
+    """The messages of the set-up that do not depend on how shares are added up: counts, if needed, and allotments."""
+    persons = (setting.population.users,)
+    dtype = None if weights_privately else setting.method.allotment_dtype
+    allotment = {} if dtype is None else {"allotment": Array(dtype, persons, finite=True)}
+    setup = Kind("setup", Schema(arrays=allotment))
+    if weights_privately or not setting.method.needs_counts:
+        return (setup,)
+    return Kind("counts", answer=Schema(arrays={"counts": Array("int64", persons)})), setup
+
+
+def round_arrays(setting: Setting, shows_sample: bool = True) -> dict[str, Array]:
+    """The arrays of an update: the model, and who and which silos take part where the method draws them."""
+    arrays = {"params": Array(setting.dtype, (setting.size,), finite=True)}
+    if shows_sample and setting.method.draws_users:
+        arrays["sample"] = Array("bool", (setting.population.users,))
+    if setting.method.draws_clients:
+        arrays["clients"] = Array("bool", (setting.population.silos,))
+    return arrays
 
 
 def calibrated(aggregator: Aggregator, setting: Setting) -> Setting:
@@ -233,6 +283,11 @@ class Plain:
         """What travels."""
         return {"bytes up, per silo and round": 8 * setting.size, "exactness": "floating point"}
 
+    def script(self, setting: Setting, name: str) -> Script:
+        """Set-up and updates in clear."""
+        share = Schema(arrays={"share": Array("float64", (setting.size,))})
+        return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), share))
+
     def server(self, setting: Setting) -> ServerSide:
         """Asks, and adds."""
         return _PlainServer(setting)
@@ -255,7 +310,7 @@ class _PlainServer:
             return None
         request = Message("update", self.setting.run, round_, arrays=dict(arrays))
         answers = desk.ask_all({name: request for name in self.setting.names})
-        shares = [checked_share(name, answers[name], self.setting.size) for name in sorted(answers)]
+        shares = [torch.from_numpy(answers[name].arrays["share"]) for name in sorted(answers)]
         return torch.stack(shares).sum(dim=0)  # in the order of the names: float addition depends on it
 
 
@@ -264,11 +319,6 @@ class _PlainSilo:
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
         """The share as it is."""
-        if request.attempt:
-            raise SilodpError(
-                f"round {request.round + 1} was asked a second time as attempt {request.attempt + 1}: a share in clear "
-                "is sent once; fresh noise under it would be another release."
-            )
         share = share_in_clear(*work(0))
         return request.answer(share=share.value.numpy()), share.refused
 
@@ -278,15 +328,3 @@ def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) 
     if isinstance(update, Finished):
         return Share(update.value, 0.0, update.refused)
     return release(update, weights, noise)
-
-
-def checked_share(sender: str, answer: Message, size: int) -> Tensor:
-    """A silo's share in clear, if it is one; the silo is named when not."""
-    share = answer.arrays.get("share")
-    if share is None or share.shape != (size,) or share.dtype != np.float64:
-        what = "nothing" if share is None else f"{share.dtype} of shape {share.shape}"
-        raise SilodpError(
-            f"silo '{sender}' sent {what} where {size} numbers of double precision were due: it has another model or "
-            "version; nothing was used."
-        )
-    return torch.from_numpy(share)

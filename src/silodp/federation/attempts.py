@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,13 +11,52 @@ from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import Attempt
 from silodp.errors import SilodpError, counted
 from silodp.federation.aggregation import Aggregator, Desk, Handler, Own, Setting
-from silodp.federation.hidden_sample import BOX
 from silodp.federation.messages import Message
+from silodp.federation.schemas import Array, Blob, Check, Kind, Schema, is_digest, is_roster, is_whole
 from silodp.federation.sessions import Member, current
 from silodp.federation.store import Store
 from silodp.federation.transport import Failure
 
 PURPOSE = "update"
+BOX = "sampled"
+"""The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
+_SEAL_BYTES = 32
+
+
+def model_and_sample(request: Message) -> str:
+    """Digest of what a silo's values in a round depend on: the model, and who and which silos take part."""
+    return Message("update", request.run, request.round, arrays=request.arrays).digest()
+
+
+def common_digest(request: Message) -> str:
+    """Digest of all that an update says to every silo on its roster alike.
+
+    Masks and seals are derived under it: silos that were asked different things, or one that is asked otherwise after
+    its store was set back, share no masks, so nothing of theirs can be subtracted.
+    """
+    if BOX not in request.blobs:
+        return request.digest()
+    return replace(request, blobs={n: blob for n, blob in request.blobs.items() if n != BOX}).digest()
+
+
+def _fields(setting: Setting) -> dict[str, Check]:
+    return {"session": is_digest, "release": is_whole, "roster": is_roster(setting.names)}
+
+
+def update_kind(
+    setting: Setting, arrays: Mapping[str, Array], blobs: Mapping[str, Blob], answer: Schema
+) -> Kind:
+    """An update in attempts."""
+    return Kind("update", Schema(_fields(setting), arrays, blobs), answer)
+
+
+def open_kind(setting: Setting) -> Kind:
+    """The request to open the seal of an attempt, named by its number and the digest of its update."""
+    return Kind(
+        "open",
+        Schema({**_fields(setting), "request": is_digest}),
+        Schema(blobs={"seal": Blob.of(_SEAL_BYTES)}),
+    )
 
 
 @dataclass(frozen=True)
@@ -35,8 +73,8 @@ class Attempts:
         arrays: Mapping[str, np.ndarray],
         blobs: Callable[[Attempt], Mapping[str, bytes]] = lambda attempt: {},
         boxes: Mapping[str, bytes] | None = None,
-    ) -> tuple[dict[str, Message], dict[str, bytes]] | None:
-        """(answers, seals) of everyone on the roster of the first attempt that succeeds; None: budget spent.
+    ) -> tuple[dict[str, Message], dict[str, bytes], Attempt] | None:
+        """(answers, seals, attempt): of everyone on the roster of the first attempt that succeeds; None: budget spent.
 
         `boxes`: what goes to one silo alone, in every attempt, as the blob `BOX`.
 
@@ -45,6 +83,8 @@ class Attempts:
         """
         now, session = self._progress(round_), current(self.desk.store).session
         while True:
+            if not self.desk.affords(round_, now.release, len(now.roster)):
+                return None  # before silos charge for it in ledgers of their own
             fields = {"session": session, "release": now.release, "roster": list(now.roster)}
             request = Message(
                 "update", self.setting.run, round_, now.attempt, fields, dict(arrays), dict(blobs(now))
@@ -58,16 +98,13 @@ class Attempts:
                 continue
             if not self.desk.charge(round_, now.release, len(now.roster)):
                 return None
-            opening = Message("open", self.setting.run, round_, now.attempt, fields)
+            about = {**fields, "request": request.digest()}
+            opening = Message("open", self.setting.run, round_, now.attempt, about)
             opened, failures = self.desk.ask({name: opening for name in now.roster})
             if failures:  # the others' seals may be open: what comes next is seen beside this
                 now = self._without(now, failures, now.release + 1)
                 continue
-            seals = {name: answer.blobs.get("seal", b"") for name, answer in opened.items()}
-            short = [name for name, seal in seals.items() if len(seal) != 32]
-            if short:
-                raise SilodpError(f"silo '{short[0]}' opened its seal with something that is no key.")
-            return answers, seals
+            return answers, {name: answer.blobs["seal"] for name, answer in opened.items()}, now
 
     def _progress(self, round_: int) -> Attempt:
         stored = self.desk.store.get(_progress_key(round_))
@@ -79,13 +116,16 @@ class Attempts:
     def _without(self, last: Attempt, failures: Mapping[str, Failure], release: int) -> Attempt:
         for name, failure in failures.items():
             if failure.kind == "refused":
-                raise SilodpError(f"silo '{name}' refused: {failure.reason}")
+                raise SilodpError(
+                    f"silo '{name}' refused: {failure.reason}", code=failure.code or "run.refused"
+                )
         roster = tuple(name for name in last.roster if name not in failures)
         if len(roster) < self.fewest:
             reasons = "; ".join(f"'{name}' ({f.kind}: {f.reason})" for name, f in failures.items())
             raise SilodpError(
                 f"round {last.round + 1} has {counted(len(roster), 'silo')} left and needs {self.fewest}: no answer "
-                f"from {reasons}. Mend it and resume: the round will go on where it is."
+                f"from {reasons}. Mend it and resume: the round will go on where it is.",
+                code="run.too_few_silos",
             )
         now = Attempt(last.round, last.attempt + 1, release, roster, PURPOSE)
         fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
@@ -100,128 +140,54 @@ def _progress_key(round_: int) -> str:
 
 @dataclass(frozen=True)
 class Seals:
-    """A silo's side: what it may take part in, what it has drawn, and which attempt it has opened."""
+    """A silo's side: what it has drawn for a release, and its seals. What it may be asked, its gate decides."""
 
     member: Member
     store: Store
-    fewest: int
 
     @classmethod
     def of(cls, aggregator: Aggregator, setting: Setting, own: Own) -> Seals:
         """Of one silo in a run."""
-        member = Member(own.identity, own.pins, setting.constants(aggregator), own.store)
-        return cls(member, own.store, setting.population.m)
+        return cls(Member(own.identity, own.pins, setting.constants(aggregator), own.store), own.store)
 
     @property
     def handlers(self) -> dict[str, Handler]:
         """By kind of request: to meet, and to open."""
         return {**self.member.handlers, "open": self.open}
 
-    def admitted(self, request: Message) -> tuple[Session, Attempt]:
-        """The session and attempt a request is about, if this silo may take part in it.
-
-        Raises:
-            SilodpError: the session is another; the roster is not a part of the session's, too small or without this
-                silo; or this release has been opened.
-        """
-        session, attempt = self.session(request), self._attempt(request)
-        known = tuple(name for name in session.roster if name in attempt.roster)
-        if attempt.roster != known or session.name not in known or len(known) < self.fewest:
-            raise SilodpError(
-                f"silo '{session.name}' was asked to add up with {list(attempt.roster)}: it takes part only with "
-                f"itself and at least {counted(self.fewest - 1, 'other')} of its session, in their order."
-            )
-        if self.store.get(self._opened_key(request, attempt)) is not None:
-            raise SilodpError(
-                f"silo '{session.name}' has opened release {attempt.release + 1} of round {attempt.round + 1} and will "
-                "not mask the same values again: two sums that differ by one silo would show that silo's part."
-            )
-        return session, attempt
-
     def session(self, request: Message) -> Session:
-        """The session a request names."""
-        return self.member.session(request.run, str(request.fields.get("session")))
+        """The session a request names, if it is the silo's."""
+        return self.member.session(request.run, request.fields["session"])
+
+    def attempt(self, request: Message) -> Attempt:
+        """The attempt that an update is of."""
+        return self._attempt(request, common_digest(request))
 
     def drawn(
         self, request: Message, attempt: Attempt, draw: Callable[[], dict[str, np.ndarray]]
     ) -> dict[str, np.ndarray]:
-        """What this silo drew for this release: once, and kept before it is used."""
-        kept = self.kept(request, attempt)
-        return self.keep(request, attempt, draw()) if kept is None else kept
-
-    def kept(self, request: Message, attempt: Attempt) -> dict[str, np.ndarray] | None:
-        """What this silo drew for this release, if it has.
-
-        Raises:
-            SilodpError: the request has another model or sample than the one it was drawn for.
-        """
-        stored = self.store.get(self._kept_key(request, attempt))
-        if stored is None:
-            return None
-        kept = Message.decode(stored)
-        if kept.fields["asked"] != _asked(request):
+        """What this silo drew for this release: once, and kept before it is used, for further attempts at it."""
+        key, asked = f"{request.run}/noisy/{attempt.round}/{attempt.release}", model_and_sample(request)
+        stored = self.store.get(key)
+        if stored is not None:
+            kept = Message.decode(stored)
+            if kept.fields["asked"] == asked:
+                return kept.arrays
+            # The gate lets no round be asked with two models; what was drawn for one serves no other.
             raise SilodpError(
-                f"round {attempt.round + 1} was asked again with another model or sample: within a release both stay."
+                f"silo '{self.member.identity.name}' has drawn noise for round {attempt.round + 1} with another model "
+                "or sample; nothing was sent.",
+                code="gate.model",
             )
-        return kept.arrays
-
-    def keep(self, request: Message, attempt: Attempt, drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Store what was drawn, durably, and give it back."""
-        kept = Message("kept", request.run, attempt.round, fields={"asked": _asked(request)}, arrays=drawn)
-        self.store.put(self._kept_key(request, attempt), kept.encode())
-        return drawn
+        arrays = draw()
+        self.store.put(key, Message("kept", request.run, attempt.round, 0, {"asked": asked}, arrays).encode())
+        return arrays
 
     def open(self, request: Message) -> Message:
-        """This silo's seal of one attempt: recorded first, and of one attempt per release.
+        """This silo's seal of the attempt that it masked last."""
+        attempt = self._attempt(request, request.fields["request"])
+        return request.reply(seal=self.session(request).seal_key(*attempt.use))
 
-        Raises:
-            SilodpError: it was not asked to mask this attempt, or with another roster, or has opened another one.
-        """
-        session, attempt = self.session(request), self._attempt(request)
-        masked = self.store.get(f"{request.run}/masked/{attempt.round}/{attempt.attempt}")
-        if masked is None or Message.decode(masked).fields != request.fields:
-            raise SilodpError(
-                f"silo '{session.name}' was asked to open attempt {attempt.attempt + 1} of round {attempt.round + 1}, "
-                "which it never masked with that roster."
-            )
-        key = self._opened_key(request, attempt)
-        opened = self.store.get(key)
-        if opened is not None and Message.decode(opened).attempt != attempt.attempt:
-            raise SilodpError(
-                f"silo '{session.name}' has opened another attempt of round {attempt.round + 1}: of one release it "
-                "opens one."
-            )
-        self.store.put(key, Message("opened", request.run, attempt.round, attempt.attempt).encode())
-        return request.reply(seal=session.seal_key(*attempt.use))
-
-    def record(self, request: Message, attempt: Attempt) -> None:
-        """Remember, durably, which roster an attempt was masked for."""
-        key = f"{request.run}/masked/{attempt.round}/{attempt.attempt}"
-        self.store.put(
-            key, Message("masked", request.run, attempt.round, attempt.attempt, request.fields).encode()
-        )
-
-    def _attempt(self, request: Message) -> Attempt:
-        try:
-            roster, release = request.fields["roster"], request.fields["release"]
-            if type(release) is not int or release < 0:
-                raise TypeError
-            names = tuple(str(name) for name in roster)
-            return Attempt(request.round, request.attempt, release, names, PURPOSE)
-        except (KeyError, TypeError):
-            raise SilodpError(
-                f"a request for round {request.round + 1} names no roster or no release: it was altered, or is of "
-                "another version."
-            ) from None
-
-    def _opened_key(self, request: Message, attempt: Attempt) -> str:
-        return f"{request.run}/opened/{attempt.round}/{attempt.release}"
-
-    def _kept_key(self, request: Message, attempt: Attempt) -> str:
-        return f"{request.run}/noisy/{attempt.round}/{attempt.release}"
-
-
-def _asked(request: Message) -> str:
-    """Of what the values depend on: the model and the sample."""
-    bare = Message("asked", request.run, request.round, arrays=request.arrays)
-    return hashlib.sha256(bare.digest().encode()).hexdigest()
+    def _attempt(self, request: Message, digest: str) -> Attempt:
+        release, roster = request.fields["release"], tuple(request.fields["roster"])
+        return Attempt(request.round, request.attempt, release, roster, PURPOSE, digest)

@@ -12,9 +12,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.federation.store import seal, unseal, write_durably
+from silodp.federation.store import PRIVATE_FILE, seal, unseal, write_durably
 
-FORMAT = 2  # 2: the server forgets rounds that are over, and counts attempts for itself
+FORMAT = 3  # 3: silos have a gate with a state and a ledger of their own; 2: the server forgets rounds that are over
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
     """Write durably; after a crash the file holds this state or the one before it."""
     header = {"format": FORMAT, "run": state.run, "fingerprint": state.fingerprint, "round": state.round}
     tensors = {"params": state.params.cpu(), "velocity": state.velocity.cpu()}
-    write_durably(path, seal(save(tensors, metadata={"checkpoint": json.dumps(header)})))
+    write_durably(path, seal(save(tensors, metadata={"checkpoint": json.dumps(header)})), PRIVATE_FILE)
 
 
 def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
@@ -55,7 +55,8 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     if header["format"] != FORMAT:
         raise SilodpError(
             f"checkpoint {path} has format {header['format']}, this silodp reads {FORMAT}: go on with the version of "
-            "silodp that began the run."
+            "silodp that began the run, or begin a new one, which adds its own ε.",
+            code="checkpoint.format",
         )
     if header["fingerprint"] != fingerprint:
         raise SilodpError(

@@ -14,8 +14,16 @@ from safetensors.torch import save
 from torch import nn
 
 from silodp.errors import SilodpError, counted
+from silodp.federation.aggregation import Setting
 from silodp.federation.checkpoint import Checkpoint, empty_velocity, load_checkpoint, save_checkpoint
-from silodp.federation.store import DirectoryStore, MemoryStore, Store, write_durably
+from silodp.federation.silo import own_ledger
+from silodp.federation.store import (
+    DirectoryStore,
+    MemoryStore,
+    Store,
+    make_private_folder,
+    write_durably,
+)
 from silodp.federation.terms import Terms
 from silodp.privacy.guarantee import Adversary, Guarantee
 from silodp.privacy.ledger import Ledger
@@ -52,8 +60,7 @@ class RunDirectory:
     def keep(self, state: Checkpoint) -> None:
         """The state after a round, on disk when this returns."""
         if self.path is not None:
-            # Nobody else may look into it: it holds what must not leave.
-            (self.path / "checkpoint").mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(self.path / "checkpoint")
             save_checkpoint(self._checkpoint(self.path), state)
 
     @contextmanager
@@ -78,6 +85,15 @@ class RunDirectory:
                     "not of one moment, and what was released is not known: begin a new run, which adds its own ε."
                 )
             yield ledger
+
+    def silo_ledger(self, terms: Terms, setting: Setting, place: int) -> Ledger:
+        """The silo's own ledger, open; `place`: of the silo in the public order."""
+        path = None
+        if self.path is not None:
+            folder = self.path / "checkpoint" / "silo_ledgers"
+            make_private_folder(folder)
+            path = folder / f"{place:03}.jsonl"
+        return own_ledger(terms.aggregator, setting, path)
 
     def store(self, *place: str) -> Store:
         """Of one party."""

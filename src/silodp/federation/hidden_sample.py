@@ -17,14 +17,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
-from silodp.crypto import hidden_sample
+from silodp.crypto import hidden_sample, lookup
 from silodp.crypto.hidden_sample import MOST_PLACES, SILO_CHOOSES, OneOf
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
+from silodp.crypto.oblivious_transfer import (
+    OFFER_BYTES,
+    REPLY_BYTES,
+    BaseTransfers,
+    TransferReceiver,
+    TransferSender,
+)
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Desk, Handler, Setting
+from silodp.federation.attempts import BOX
 from silodp.federation.messages import Message
+from silodp.federation.schemas import Blob, Check, Kind, Schema, is_digest
 from silodp.federation.sessions import Member, Met, current
 from silodp.federation.store import Store, claim
 from silodp.methods.method import Method
@@ -35,8 +43,6 @@ ASSUMPTION = (
     "with the server's own draws says who was sampled in every round"
 )
 _TAG = 16  # bytes of authentication
-BOX = "sampled"
-"""The blob of a request that holds what silo 0 passed on, to be opened by the silo that is asked."""
 
 
 def law_of(method: Method, places: int | None) -> OneOf | None:
@@ -77,14 +83,37 @@ def named(silo: str, finish: Callable[[], V]) -> V:
         raise SilodpError(f"silo '{silo}': {error}") from None
 
 
-def as_zero(member: Member, request: Message, what: str, *use: int) -> Session:
-    """The session of a request that only silo 0 answers, once in a session (and use)."""
-    session = member.session(request.run)
-    if session.name != session.roster[0]:
-        raise SilodpError(
-            f"silo '{session.name}' was asked to {what}, which only silo '{session.roster[0]}' does."
-        )
-    return member.once(request, *use)
+def choice_kinds() -> tuple[Kind, Kind]:
+    """The base transfers in which silo 0 will choose; asked of it alone, in the set-up."""
+    session: dict[str, Check] = {"session": is_digest}
+    return (
+        Kind("choice base", Schema(session), Schema(blobs={"offer": Blob.of(OFFER_BYTES)})),
+        Kind("choice keys", Schema(session, blobs={"reply": Blob.of(REPLY_BYTES)})),
+    )
+
+
+def chosen_kind(setting: Setting, law: OneOf, width: int, entry: int) -> Kind:
+    """The tables that silo 0 chooses from, with entries of `width` words, of which it passes on `entry` bytes."""
+    users = setting.population.users
+    box = Blob.of(users * entry + _TAG)
+    return Kind(
+        "chosen",
+        Schema(
+            {"session": is_digest}, blobs={"answer": Blob.of(lookup.answer_bytes(users, law.places, width))}
+        ),
+        Schema(blobs={f"to/{name}": box for name in setting.names[1:]}),
+    )
+
+
+def choice_blob(setting: Setting, law: OneOf) -> Blob:
+    """Silo 0's request for its entries."""
+    return Blob.of(lookup.request_bytes(setting.population.users, law.places))
+
+
+def box_blob(setting: Setting, name: str, entry: int) -> dict[str, Blob]:
+    """What an update carries for one silo: what silo 0 sealed for it, `entry` bytes a person; nothing for silo 0."""
+    size = setting.population.users * entry + _TAG
+    return {} if name == setting.names[0] else {BOX: Blob.of(size)}
 
 
 @dataclass(frozen=True)
@@ -97,27 +126,27 @@ class Offers:
     def set_up(self, met: Met) -> None:
         """Base transfers; the server's own part of them is kept before silo 0 can use them."""
         zero = self.setting.names[0]
-        offer = self._ask("choice base", met, 0, met.number).blobs.get("offer", b"")
+        offer = self._ask("choice base", met, 0, met.number).blobs["offer"]
         session = bytes.fromhex(met.session)
         sender, reply = named(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
         self.desk.store.put("hidden/transfers", sender.pack())
         self._ask("choice keys", met, 0, met.number, reply=reply)
 
-    def asked(self, round_: int, request: bytes = b"") -> Message:
+    def asked(self, round_: int, **request: bytes) -> Message:
         """Silo 0's request for its entries of this round's tables, and its answer to the server's own `request`."""
-        return self._ask("sample", current(self.desk.store), round_, 0, request=request)
+        return self._ask("sample", current(self.desk.store), round_, 0, **request)
 
     def passed_on(
-        self, round_: int, asked: Message, size: int, offer: Callable[[TransferSender, bytes], bytes]
+        self, round_: int, asked: Message, offer: Callable[[TransferSender, bytes], bytes]
     ) -> dict[str, bytes]:
-        """What silo 0 sealed for each other silo, `size` bytes of the entries it opened of what `offer` makes.
+        """What silo 0 sealed for each other silo, of the entries it opened of what `offer` makes.
 
         Raises:
             SilodpError: silo 0 asks a second time or passes on something else; or its request fails the check, after
                 which nothing is offered.
         """
         zero, store = self.setting.names[0], self.desk.store
-        choice = asked.blobs.get("choice", b"")
+        choice = asked.blobs["choice"]
         sender = TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
         if not claim(store, f"hidden/choice {round_}", hashlib.sha256(choice).digest()):
             raise SilodpError(
@@ -139,14 +168,7 @@ class Offers:
                 store.drop(f"hidden/choice {round_}")
             raise
         answer = self._ask("chosen", current(store), round_, 0, answer=offered)
-        boxes = {name: answer.blobs.get(f"to/{name}", b"") for name in self.setting.names[1:]}
-        for name, box in boxes.items():
-            if len(box) != size + _TAG:
-                raise SilodpError(
-                    f"silo '{zero}' passed on {len(box)} bytes to silo '{name}' where {size + _TAG} were due: it runs "
-                    "another version, or was altered; nothing was sent."
-                )
-        return boxes
+        return {name: answer.blobs[f"to/{name}"] for name in self.setting.names[1:]}
 
     def _ask(self, kind: str, met: Met, round_: int, number: int, **blobs: bytes) -> Message:
         request = Message(kind, self.setting.run, round_, number, {"session": met.session}, blobs=blobs)
@@ -174,7 +196,7 @@ class Choices:
 
     def sample(self, request: Message) -> Message:
         """Silo 0's request for a round's entries, where it is asked for nothing else."""
-        as_zero(self.member, request, "choose for all silos", request.round)
+        self._session(request)
         return request.reply(choice=self.choice(request))
 
     def choice(self, request: Message) -> bytes:
@@ -190,7 +212,7 @@ class Choices:
         session = self.member.session(request.run)
         zero = session.roster[0]
         if session.name != zero:
-            return session.decrypt(zero, request.blobs.get(BOX, b""), *_use(request))
+            return session.decrypt(zero, request.blobs[BOX], *_use(request))
         own = self.store.get(_key(request, "drawn"))
         if own is None:
             raise SilodpError(
@@ -199,33 +221,38 @@ class Choices:
         return own
 
     def _base(self, request: Message) -> Message:
-        session = as_zero(self.member, request, "choose for all silos")
-        base = BaseTransfers(session.transcript, SILO_CHOOSES)
-        self.store.put(f"{request.run}/choices/{request.attempt}/base", base.pack())
+        base = BaseTransfers(self._session(request).transcript, SILO_CHOOSES)
+        self.store.put(self._place(request, "choice base"), base.pack())
         return request.reply(offer=base.offer)
 
     def _keys(self, request: Message) -> Message:
-        as_zero(self.member, request, "choose for all silos")
-        place = f"{request.run}/choices/{request.attempt}"
-        base = BaseTransfers.unpack(self._stored(f"{place}/base"))
-        receiver = base.receiver(request.blobs.get("reply", b""))
-        self.store.put(f"{request.run}/choices", receiver.pack())
-        self.store.drop(f"{place}/base")
+        self._session(request)
+        base = BaseTransfers.unpack(self._stored(self._place(request, "choice base")))
+        receiver = base.receiver(request.blobs["reply"])
+        self.store.put(self._place(request, "choices"), receiver.pack())
+        self.store.drop(self._place(request, "choice base"))
         return request.reply()
 
     def _chosen(self, request: Message) -> Message:
-        session = as_zero(self.member, request, "choose for all silos", request.round)
-        drawn = self.opened(request, self._lookup(request), request.blobs.get("answer", b""))
+        session = self._session(request)
+        drawn = self.opened(request, self._lookup(request), request.blobs["answer"])
         self.store.put(_key(request, "drawn"), drawn)
         return request.reply(
             **{f"to/{peer}": session.encrypt(peer, drawn, *_use(request)) for peer in session.roster[1:]}
         )
 
+    def _session(self, request: Message) -> Session:
+        return self.member.session(request.run, request.fields["session"])
+
+    def _place(self, request: Message, what: str) -> str:
+        """Of one session: transfers of another one would be used a second time."""
+        return f"{request.run}/{what}/{request.fields['session']}"
+
     def _lookup(self, request: Message) -> Lookup:
         stored = self.store.get(_key(request, "choice"))
         if stored is not None:
             return Lookup.unpack(stored)
-        receiver = TransferReceiver.unpack(self._stored(f"{request.run}/choices"), 0)
+        receiver = TransferReceiver.unpack(self._stored(self._place(request, "choices")), 0)
         session = self.member.session(request.run)
         secret, users = self.member.group_secret(request.run), self.setting.population.users
         part = hidden_sample.ask(receiver, secret, session.transcript, users, self.law, request.round)

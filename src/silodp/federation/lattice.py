@@ -26,9 +26,20 @@ from silodp.crypto.secure_aggregation import Attempt, masked, opened
 from silodp.crypto.streams import KEY_BYTES
 from silodp.crypto.torch_transform import Device, transform_on
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
-from silodp.federation.attempts import Attempts, Seals
+from silodp.federation.aggregation import (
+    Desk,
+    Handler,
+    Own,
+    ServerSide,
+    Setting,
+    SiloSide,
+    Work,
+    round_arrays,
+    setup_kinds,
+)
+from silodp.federation.attempts import Attempts, Seals, open_kind, update_kind
 from silodp.federation.hidden_sample import ASSUMPTION as HIDDEN_SAMPLE
+from silodp.federation.hidden_sample import box_blob
 from silodp.federation.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.federation.masked import check_survivors
 from silodp.federation.messages import Message
@@ -38,9 +49,16 @@ from silodp.federation.private_weights import (
     described_sampling,
     integer_rows,
 )
-from silodp.federation.sessions import current, set_up
+from silodp.federation.schemas import Blob, Schema, Script
+from silodp.federation.sessions import current, meeting_kinds, set_up
 from silodp.federation.store import claim
-from silodp.federation.weight_shares import Constants, ServerShares, SiloWeights
+from silodp.federation.weight_shares import (
+    Constants,
+    ServerShares,
+    SiloWeights,
+    sampling_kinds,
+    weight_kinds,
+)
 from silodp.mechanisms.clipping import Bounds, ClippedStream
 from silodp.mechanisms.grid import Grid
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
@@ -56,7 +74,6 @@ ASSUMPTIONS = (
 )
 _FEWEST_UNITS = 1 << 12
 _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, section 3)
-PARTS = ("nonce", "public key", "ciphertexts")
 
 
 @dataclass(frozen=True)
@@ -148,6 +165,27 @@ class Lattice(HiddenWeights):
         """What a party multiplies with, on its device; refuses a device that is not there."""
         return transform_on(self.device, self.parameters(setting).ring_size)
 
+    def script(self, setting: Setting, name: str) -> Script:
+        """Set-up, the silos' meeting, shares of weights; then the round's sample, of silo 0, and attempts."""
+        p, constants, law = self.parameters(setting), self.constants(setting), self.law(setting.method)
+        sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
+        box = {} if law is None else box_blob(setting, name, 8)
+        return Script(
+            (
+                *setup_kinds(setting, weights_privately=True),
+                *meeting_kinds(setting.names, name),
+                *weight_kinds(setting, constants, name),
+            ),
+            update_kind(
+                setting,
+                round_arrays(setting, shows_sample=False),
+                {**sent, **box},
+                Schema(blobs={"masked": Blob.of(p.digits.size)}),
+            ),
+            sampling_kinds(setting, constants, name),
+            open_kind(setting),
+        )
+
     def server(self, setting: Setting) -> ServerSide:
         """Holds shares and the secret key."""
         return _Server(self, setting, self.transform(setting))
@@ -200,12 +238,10 @@ class _Server:
     transform: Transform
 
     def set_up(self, desk: Desk) -> None:
-        """Sessions, then shares of the weights, then the key."""
+        """Sessions, then shares of the weights."""
         shares = ServerShares(self.setting, self.aggregator.constants(self.setting), desk)
         run, names = self.setting.run, self.setting.names
         set_up(run, names, desk.store, desk.ask_all, shares.set_up)
-        if desk.store.get("lattice key") is None:
-            desk.store.put("lattice key", secrets.token_bytes(KEY_BYTES))
 
     def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Encrypt shares, collect, open, decrypt once."""
@@ -216,26 +252,29 @@ class _Server:
         shares, boxes = (
             (held.of_round(round_, sample), None) if law is None else held.of_hidden_round(round_, law)
         )
-        server = LatticeServer(p, desk.store.get("lattice key"), self.transform)
         session = current(desk.store).session
 
         def request(attempt: Attempt) -> Mapping[str, bytes]:
             key = self._key(desk, attempt)
-            return server.request(shares, context(session, attempt), key)
+            return LatticeServer(p, key, self.transform).request(shares, context(session, attempt), key)
 
-        sent = {"params": arrays["params"], "sampled": np.array([law is not None or sample is not None])}
+        sent = {name: value for name, value in arrays.items() if name != "sample"}
         attempts = Attempts(self.setting, desk, self.setting.population.m)
         result = attempts.collect(round_, sent, request, boxes)
         if result is None:
             return None
-        answers, seals = result
+        answers, seals, attempt = result
         values = [self._digits(name, answers[name]) for name in names if name in answers]
-        total = server.decrypt(opened(values, seals, p.digits))
+        total = LatticeServer(p, self._key(desk, attempt), self.transform).decrypt(
+            opened(values, seals, p.digits)
+        )
         bounds = check_private_weights(self.setting, self.aggregator.name)
         return torch.from_numpy(total * (bounds.clip / p.clip_units / 2.0**p.weight_bits))
 
     def _key(self, desk: Desk, attempt: Attempt) -> bytes:
-        """Of one attempt's encryptions: kept before it is used, so that a repeated request is the same."""
+        """Of one attempt: secret key and encryptions follow from it. Kept before it is used, so that a repeated
+        request is the same, and forgotten with its round: whoever learns one of them reads no other attempt.
+        """
         name = f"request/{attempt.round}/{attempt.attempt}"
         key = desk.store.get(name)
         if key is None:
@@ -264,7 +303,7 @@ class _Server:
 
     def _digits(self, name: str, answer: Message) -> np.ndarray:
         try:
-            return self.aggregator.parameters(self.setting).digits.from_bytes(answer.blobs.get("masked", b""))
+            return self.aggregator.parameters(self.setting).digits.from_bytes(answer.blobs["masked"])
         except SilodpError as error:
             raise SilodpError(f"silo '{name}': {error}") from None
 
@@ -286,23 +325,21 @@ class _Silo:
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
         """Encrypted shares times this silo's vectors, its noise, masks and seal."""
-        session, attempt = self._seals.admitted(request)
+        session, attempt = self._seals.session(request), self._seals.attempt(request)
         p = self._aggregator.parameters(self._setting)
-        sampled = bool(request.arrays.get("sampled", np.zeros(1))[0])
         update, _, stream = work(attempt.release)
         if not isinstance(update, ClippedStream):
             raise SilodpError("private weighting needs the clipped rows of every person.")
         drawn = self._seals.drawn(request, attempt, lambda: self._noise(update.bounds, stream))
         refused = [0]
         digits = LatticeSilo(p, lambda seed: self._claim(request, seed), transform=self._transform).answer(
-            {part: request.blobs.get(part, b"") for part in PARTS},
+            {part: request.blobs[part] for part in p.request_bytes},
             context(session.transcript.hex(), attempt),
             self._weights.capped,
             integer_rows(update, Grid(update.bounds.clip, p.clip_units), refused),
-            self._weights.of_round(request, sampled),
+            self._weights.of_round(request),
             drawn["noise"],
         )
-        self._seals.record(request, attempt)
         return request.reply(masked=p.digits.to_bytes(masked(digits, p.digits, session, attempt))), refused[0]
 
     def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:

@@ -20,10 +20,21 @@ from torch import Tensor
 
 from silodp.crypto.secure_aggregation import Words, masked, opened
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
-from silodp.federation.attempts import Attempts, Seals
+from silodp.federation.aggregation import (
+    Desk,
+    Handler,
+    Own,
+    ServerSide,
+    Setting,
+    SiloSide,
+    Work,
+    round_arrays,
+    setup_kinds,
+)
+from silodp.federation.attempts import Attempts, Seals, open_kind, update_kind
 from silodp.federation.messages import Message
-from silodp.federation.sessions import set_up
+from silodp.federation.schemas import Array, Schema, Script
+from silodp.federation.sessions import meeting_kinds, set_up
 from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.grid import FIXED_POINT_STEP, Grid, fixed_point, ring_bits
 from silodp.methods.method import Method
@@ -123,6 +134,16 @@ class Masked(FewestSilos):
             "security": "X25519, Ed25519, HKDF-SHA256, ChaCha20: 128 bits",
         }
 
+    def script(self, setting: Setting, name: str) -> Script:
+        """Set-up, the silos' meeting, then attempts."""
+        ring, _ = self.ring(setting)
+        masked = Schema(arrays={"masked": Array(ring.dtype.name, (setting.size,))})
+        return Script(
+            (*setup_kinds(setting), *meeting_kinds(setting.names, name)),
+            update_kind(setting, round_arrays(setting), {}, masked),
+            open=open_kind(setting),
+        )
+
     def server(self, setting: Setting) -> ServerSide:
         """Relays greetings; collects, opens, adds."""
         return _Server(self, setting)
@@ -158,13 +179,9 @@ class _Server:
         result = attempts.collect(round_, arrays)
         if result is None:
             return None
-        answers, seals = result
-        values = [ring.checked(_of(answer), name).copy() for name, answer in answers.items()]
+        answers, seals, _ = result
+        values = [answer.arrays["masked"].copy() for answer in answers.values()]
         return torch.from_numpy(ring.centered(opened(values, seals, ring)) * step)
-
-
-def _of(answer: Message) -> np.ndarray:
-    return answer.arrays.get("masked", np.empty(0))
 
 
 class _Silo:
@@ -176,9 +193,8 @@ class _Silo:
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
         """The round's noisy integers, drawn once, under this attempt's masks and seal."""
-        session, attempt = self._seals.admitted(request)
+        session, attempt = self._seals.session(request), self._seals.attempt(request)
         drawn = self._seals.drawn(request, attempt, lambda: self._noisy(work, attempt.release))
-        self._seals.record(request, attempt)
         ring, _ = self._aggregator.ring(self._setting)
         answer = request.answer(masked=masked(ring.of(drawn["noisy"]), ring, session, attempt))
         return answer, int(drawn["refused"][0])

@@ -12,9 +12,20 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, short
 
 _BLOB = "blob:"
+MOST_NAME = 400
+"""Characters of a kind, a run id, or the name of an entry."""
+_MOST_HEADER = 1 << 24  # bytes of JSON: names and offsets of all entries
+_MOST_ENTRIES = 1 << 14  # a roster names each silo a few times
+_MOST_DEPTH = 4
+_TOO_MUCH = (
+    RecursionError,
+    OverflowError,
+    MemoryError,
+)  # JSON nested a thousand times; sizes that nothing backs
+_MOST_NUMBER = 1 << 53  # whole numbers that every language reads alike
 
 
 @dataclass(frozen=True)
@@ -39,12 +50,18 @@ class Message:
     def __post_init__(self) -> None:
         for name in ("kind", "run"):
             value = getattr(self, name)
-            if type(value) is not str or "/" in value:
-                raise SilodpError(f"a message has {name} = {value!r}: it must be a name without '/'.")
+            if type(value) is not str or "/" in value or not _is_text(value):
+                raise SilodpError(
+                    f"a message has {name} = {short(value)}: it must be a name without '/'.",
+                    code="message.malformed",
+                )
         for name in ("round", "attempt"):
             value = getattr(self, name)
-            if type(value) is not int or value < 0:
-                raise SilodpError(f"a message has {name} = {value!r}: it must be a whole number ≥ 0.")
+            if type(value) is not int or not 0 <= value <= _MOST_NUMBER:
+                raise SilodpError(
+                    f"a message has {name} = {short(value)}: it must be a whole number ≥ 0.",
+                    code="message.malformed",
+                )
 
     @property
     def key(self) -> str:
@@ -74,29 +91,37 @@ class Message:
 
     @classmethod
     def decode(cls, data: bytes) -> Message:
-        """Inverse of `encode`.
+        """Inverse of `encode`; limits are checked before anything is parsed.
 
         Raises:
-            SilodpError: when the bytes are not a message.
+            SilodpError: when the bytes are not a message (code message.malformed).
         """
         try:
-            arrays = load(data)
             length = int.from_bytes(data[:8], "little")
-            header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["message"])
+            if length > min(_MOST_HEADER, len(data)):
+                raise ValueError("header")
+            arrays = load(data)
+            metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+            header = json.loads(metadata["message"])
+            if len(arrays) > _MOST_ENTRIES or not all(_is_text(name) for name in arrays):
+                raise ValueError("entries")
+            if header.keys() != {"kind", "run", "round", "attempt", "fields"} or not _is_shallow(header):
+                raise ValueError("fields")
             blobs = {
                 name.removeprefix(_BLOB): arrays.pop(name).tobytes()
                 for name in list(arrays)
                 if name.startswith(_BLOB)
             }
             return cls(**header, arrays=arrays, blobs=blobs)
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, *_TOO_MUCH) as error:
             raise SilodpError(
                 f"a message of {len(data)} bytes cannot be read: it was cut or altered on its way, or is not one of "
-                "this version's; resume, so that it is asked for again."
+                "this version's; resume, so that it is asked for again.",
+                code="message.malformed",
             ) from error
 
     def digest(self) -> str:
-        """SHA-256 of everything in it; the same request has the same digest. Nothing in a message changes."""
+        """SHA-256 (hexadecimal) of everything in it; the same request has the same digest. Messages never change."""
         return self._digest
 
     @cached_property
@@ -112,3 +137,23 @@ class Message:
             state.update(json.dumps([name, len(self.blobs[name])]).encode())
             state.update(self.blobs[name])
         return state.hexdigest()
+
+
+def _is_text(value: str) -> bool:
+    """Whether a name is short and has a UTF-8 encoding (a lone surrogate from JSON has none)."""
+    if len(value) > MOST_NAME:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_shallow(value: object, depth: int = 0) -> bool:
+    """Whether JSON is nested at most so deep, in dictionaries with string keys and in lists."""
+    if depth > _MOST_DEPTH:
+        return False
+    if isinstance(value, dict):
+        value = list(value.values())
+    return all(_is_shallow(inner, depth + 1) for inner in value) if isinstance(value, list) else True

@@ -20,15 +20,32 @@ from silodp.crypto import hidden_sample, lookup
 from silodp.crypto.hidden_sample import OneOf, transfer_counter
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.paillier import SECURE_BITS, PublicKey, Residues
+from silodp.crypto.paillier import SECURE_BITS, PublicKey, Residues, proof_bytes, verify_modulus
 from silodp.crypto.paillier_parameters import PaillierParameters
 from silodp.crypto.paillier_weighting import PaillierServer, PaillierSilo, chosen_ciphertexts
 from silodp.crypto.secure_aggregation import Attempt, masked, pair_masked
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Desk, Handler, Own, ServerSide, Setting, SiloSide, Work
-from silodp.federation.attempts import Attempts, Seals
+from silodp.federation.aggregation import (
+    Desk,
+    Handler,
+    Own,
+    ServerSide,
+    Setting,
+    SiloSide,
+    Work,
+    round_arrays,
+    setup_kinds,
+)
+from silodp.federation.attempts import Attempts, Seals, open_kind, update_kind
 from silodp.federation.hidden_sample import ASSUMPTION as HIDDEN_SAMPLE
-from silodp.federation.hidden_sample import Choices, Offers
+from silodp.federation.hidden_sample import (
+    Choices,
+    Offers,
+    box_blob,
+    choice_blob,
+    choice_kinds,
+    chosen_kind,
+)
 from silodp.federation.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.federation.masked import check_survivors
 from silodp.federation.messages import Message
@@ -38,7 +55,8 @@ from silodp.federation.private_weights import (
     described_sampling,
     integer_rows,
 )
-from silodp.federation.sessions import Met, set_up
+from silodp.federation.schemas import Blob, Check, Kind, Schema, Script, is_digest
+from silodp.federation.sessions import Met, meeting_kinds, set_up
 from silodp.mechanisms.clipping import ClippedStream
 from silodp.mechanisms.grid import Grid, noise_variance
 from silodp.mechanisms.noise import skellam
@@ -139,6 +157,36 @@ class Paillier(HiddenWeights):
             "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
         }
 
+    def script(self, setting: Setting, name: str) -> Script:
+        """Set-up, the silos' meeting, blinded counts; then the round's sample, of silo 0, and attempts."""
+        p, law, first = self.parameters(setting), self.law(setting.method), name == setting.names[0]
+        session: dict[str, Check] = {"session": is_digest}
+        key = {"key": Blob.of(p.key_bits // 8), "proof": Blob.of(proof_bytes(p.key_bits))}
+        counts = Schema(blobs={"counts": Blob.of(p.users * p.key_bits // 8)})
+        prepare: tuple[Kind, ...] = ()
+        if law is not None and first:
+            choice = Schema(blobs={"choice": choice_blob(setting, law)})
+            sample = Kind("sample", Schema(session), choice)
+            prepare = (sample, chosen_kind(setting, law, p.entry_words, p.key_bits // 4))
+        sent = {} if law is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
+        box = {} if law is None else box_blob(setting, name, p.key_bits // 4)
+        return Script(
+            (
+                *setup_kinds(setting, weights_privately=True),
+                *meeting_kinds(setting.names, name),
+                Kind("blinded counts", Schema(session, blobs=key), counts),
+                *(choice_kinds() if law is not None and first else ()),
+            ),
+            update_kind(
+                setting,
+                round_arrays(setting, shows_sample=False),
+                {**sent, **box},
+                Schema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
+            ),
+            prepare,
+            open_kind(setting),
+        )
+
     def server(self, setting: Setting) -> ServerSide:
         """Holds the private key."""
         return _Server(self, setting)
@@ -158,12 +206,12 @@ class _Server:
 
         def prepare(met: Met) -> None:
             server = PaillierServer(self.aggregator.parameters(self.setting))
-            blobs = {"key": server.public_key()}
+            # Bound to the session, so that a proof made for another one is not one here.
+            blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(met.session))}
             named = {"session": met.session}
             request = Message("blinded counts", self.setting.run, 0, met.number, named, blobs=blobs)
             answers = desk.ask_all({name: request for name in self.setting.names})
-            size = self.setting.population.users * self.aggregator.key_bits // 8
-            server.receive_counts(_sized(answers, "counts", size))
+            server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
             if self.aggregator.samples_privately:
                 Offers(self.setting, desk).set_up(met)
             desk.store.put("paillier", server.pack())
@@ -185,19 +233,20 @@ class _Server:
                 desk.store.put(name, stored)
             return {"inverses": stored}
 
-        attempts, sent = Attempts(self.setting, desk, self.setting.population.m), {"params": arrays["params"]}
+        attempts = Attempts(self.setting, desk, self.setting.population.m)
+        sent = {name: value for name, value in arrays.items() if name != "sample"}
         if law is None:
             result = attempts.collect(round_, sent, request)
         else:
             result = attempts.collect(round_, sent, boxes=self._boxes(desk, round_, server, law))
         if result is None:
             return None
-        answers, seals = result
+        answers, seals, _ = result
         group = Residues(p.ciphertexts, int.from_bytes(server.public_key(), "big"))
         sealed = group.zero()
         for key in seals.values():
             sealed = group.mask(sealed, key, 1)
-        scaled = server.scaled_sum(_sized(answers, "answer", p.ciphertexts * p.key_bits // 4), sealed)
+        scaled = server.scaled_sum([answer.blobs["answer"] for answer in answers.values()], sealed)
         return torch.from_numpy(server.rounded(scaled) * self.aggregator.grid(self.setting).step)
 
     def _boxes(self, desk: Desk, round_: int, server: PaillierServer, law: OneOf) -> dict[str, bytes]:
@@ -211,7 +260,6 @@ class _Server:
         boxes = offers.passed_on(
             round_,
             offers.asked(round_),
-            len(places) * self.aggregator.key_bits // 4,
             lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
         )
         desk.store.put(f"hidden/{round_}", Message("kept", self.setting.run, blobs=boxes).encode())
@@ -230,17 +278,6 @@ class _Server:
         return Message.decode(stored)
 
 
-def _sized(answers: Mapping[str, Message], blob: str, size: int) -> list[bytes]:
-    """What each silo sent, if it has the length that is due; the silo is named when not."""
-    for name, answer in answers.items():
-        sent = len(answer.blobs.get(blob, b""))
-        if sent != size:
-            raise SilodpError(
-                f"silo '{name}' sent {sent} bytes where {size} were due: it has other settings, or another version."
-            )
-    return [answer.blobs[blob] for answer in answers.values()]
-
-
 class _Silo:
     def __init__(self, aggregator: Paillier, setting: Setting, own: Own) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
@@ -257,7 +294,7 @@ class _Silo:
 
     def update(self, request: Message, work: Work) -> tuple[Message, int]:
         """Powers of the ciphertexts, noise, masks and seal."""
-        session, attempt = self._seals.admitted(request)
+        session, attempt = self._seals.session(request), self._seals.attempt(request)
         update, _, stream = work(attempt.release)
         if not isinstance(update, ClippedStream):
             raise SilodpError("private weighting needs the clipped rows of every person.")
@@ -276,13 +313,12 @@ class _Silo:
         masks: list[int] = masked(group.zero(), group, session, attempt)
         refused = [0]
         answer = silo.answer(
-            request.blobs.get("inverses", b"") if self._choices is None else self._choices.of_round(request),
+            request.blobs["inverses"] if self._choices is None else self._choices.of_round(request),
             integer_rows(update, grid, refused),
             drawn["noise"],
             masks,
             uniform_parts(drawn["uniform"].tobytes(), p),
         )
-        self._seals.record(request, attempt)
         return request.reply(answer=answer), refused[0]
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
@@ -290,8 +326,10 @@ class _Silo:
         return chosen_ciphertexts(p, part.entries(answer, p.entry_words))
 
     def _counts(self, request: Message) -> Message:
-        session = self._member.once(request)  # two keys under one mask would show who has records here
-        self._own.store.put(f"{request.run}/paillier key", request.blobs.get("key", b""))
+        session = self._member.session(request.run, request.fields["session"])
+        p, key = self._aggregator.parameters(self._setting), request.blobs["key"]
+        verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
+        self._own.store.put(f"{request.run}/paillier key", key)
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))
         attempt = Attempt(0, 0, 0, session.roster, "counts")

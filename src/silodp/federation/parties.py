@@ -7,11 +7,11 @@ from dataclasses import replace
 from silodp.crypto.keys import Identity
 from silodp.federation.directory import RunDirectory
 from silodp.federation.rounds import Server
-from silodp.federation.signatures import SignedParty, SignedTransport
+from silodp.federation.signatures import SignedChannel, SignedParty
 from silodp.federation.silo import Silo
 from silodp.federation.store import Store
 from silodp.federation.terms import Terms
-from silodp.federation.transport import InProcess, Party
+from silodp.federation.transport import InProcess
 from silodp.mechanisms.noise import Randomness
 from silodp.privacy.ledger import Ledger
 
@@ -34,16 +34,16 @@ def parties_of(terms: Terms, run: str, ledger: Ledger, directory: RunDirectory) 
             stores[data.name],
             identities[data.name],
             pins,
+            directory.silo_ledger(terms, setting, place),
         )
-        for data in terms.federation.silos
+        for place, data in enumerate(terms.federation.silos)
     ]
     store = directory.store("server")
     coordinator = _identity("server", store)
-    parties: dict[str, Party] = {
-        silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos
-    }
-    transport = SignedTransport(InProcess(parties, wire=True), coordinator, pins)
-    return silos, Server(setting, transport, terms.aggregator, ledger, store, randomness)
+    parties = {silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos}
+    most_bytes = max(silo.gate.most_bytes for silo in silos)
+    channel = SignedChannel(InProcess(parties), coordinator, pins, most_bytes)
+    return silos, Server(setting, channel, terms.aggregator, ledger, store, randomness)
 
 
 def _identity(name: str, store: Store) -> Identity:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Aggregator, ServerSide, Setting, events
+from silodp.federation.aggregation import Aggregator, ServerSide, Setting, events, release_events
 from silodp.federation.messages import Message
+from silodp.federation.schemas import Script
 from silodp.federation.store import Store
-from silodp.federation.transport import Failure, Transport
+from silodp.federation.transport import Channel, Failure
 from silodp.mechanisms.noise import Randomness
-from silodp.privacy.events import Event, NoGuarantee, unsampled
+from silodp.privacy.events import Event, NoGuarantee
 from silodp.privacy.guarantee import Adversary
 from silodp.privacy.ledger import Ledger
 
@@ -37,7 +38,7 @@ class Server:
     """The coordinating party of a run: it holds no records, only what it needs to ask and to add."""
 
     setting: Setting
-    transport: Transport
+    transport: Channel
     aggregator: Aggregator
     ledger: Ledger
     store: Store
@@ -110,20 +111,22 @@ class Server:
         """Whether this release was charged, so that some of it may have been seen."""
         return self.ledger.charged(round_, release)
 
-    def charge(self, round_: int, release: int, survivors: int) -> bool:
-        """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget.
+    def affords(self, round_: int, release: int, survivors: int) -> bool:
+        """Whether one release, with the noise of those who answered, stays within the budget, or was charged before.
 
         Budgets that units have of their own were met for so many rounds, each released once.
         """
         most = self.setting.method.most_rounds
         if most is not None and (release > 0 or round_ >= most):
             return False
-        cost = self._events(survivors, round_)
-        # Persons are drawn once in a round; records, inside a silo, anew for every release.
-        if release > 0 and not self.setting.method.clips_records:
-            cost = {adversary: unsampled(event) for adversary, event in cost.items()}
-        if not self.ledger.charged(round_, release) and not self.ledger.affords(cost):
+        cost = release_events(self.aggregator, self.setting, survivors, round_, release)
+        return self.ledger.charged(round_, release) or self.ledger.affords(cost)
+
+    def charge(self, round_: int, release: int, survivors: int) -> bool:
+        """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget."""
+        if not self.affords(round_, release, survivors):
             return False
+        cost = release_events(self.aggregator, self.setting, survivors, round_, release)
         self.ledger.charge(round_, release, cost)
         return True
 
@@ -135,19 +138,26 @@ class Server:
         return params + (rate * velocity).to(params), velocity
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
-        """One blocking call; an answer must be to what was asked.
+        """One blocking call; an answer must be to what was asked, and of its kind.
 
         Raises:
-            SilodpError: a silo answered something else.
+            SilodpError: a silo answered something else, or with a malformed message; it is named.
         """
         answers, failures = self.transport.ask(requests)
         for name, answer in answers.items():
             if answer.key != requests[name].key:
                 raise SilodpError(
                     f"silo '{name}' answered {answer.key} where {requests[name].key} was asked: an old message was "
-                    "played back, or it is of another version; nothing was used."
+                    "played back, or it is of another version; nothing was used.",
+                    code="message.unexpected",
                 )
+            self._scripts[name].kinds[answer.kind].answer.check(answer, f"silo '{name}'")
         return answers, failures
+
+    @cached_property
+    def _scripts(self) -> dict[str, Script]:
+        """What each silo is asked, and how it must answer."""
+        return {name: self.aggregator.script(self.setting, name) for name in self.setting.names}
 
     def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
         """The same where everyone must answer."""
@@ -156,7 +166,8 @@ class Server:
             name, failure = next(iter(failures.items()))
             raise SilodpError(
                 f"silo '{name}' gave no answer ({failure.kind}: {failure.reason}); nothing was released, "
-                "mend it and resume: the round will be repeated and charged once."
+                "mend it and resume: the round will be repeated and charged once.",
+                code=failure.code or "run.no_answer",
             )
         return answers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -103,8 +104,10 @@ def train(
     untrained = _evaluate(task, state.params, federation) if state.round == 0 else None
     if not resume:
         directory.keep(state)
-    with directory.ledger(terms, state) as ledger:
+    with directory.ledger(terms, state) as ledger, ExitStack() as silo_ledgers:
         silos, server = parties_of(terms, state.run, ledger, directory)
+        for silo in silos:
+            silo_ledgers.enter_context(silo.gate.ledger)
         server.check_age(state.round)
         metrics = directory.metrics(state.round if resume else None)
         if not metrics.rows and untrained is not None:

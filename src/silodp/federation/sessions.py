@@ -8,9 +8,37 @@ from dataclasses import dataclass, field, replace
 from silodp.crypto.keys import Hello, Identity, Opening, Session
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
-from silodp.federation.store import Store, claim
+from silodp.federation.schemas import Blob, Kind, Schema, is_digest
+from silodp.federation.store import Store
 
 _READY, _NUMBER = "session ready", "session number"
+
+_GREETING = Blob(1, 2048)  # JSON: a name of up to 200 characters, escaped, and 160 bytes in hexadecimal
+_SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + 16)
+
+
+def meeting_kinds(names: tuple[str, ...], own: str) -> tuple[Kind, Kind, Kind]:
+    """The messages by which silos meet, as the silo of the name `own` is asked."""
+    order, peers = list(names), [name for name in names if name != own]
+    return (
+        Kind("hello", answer=Schema(blobs={"hello": _GREETING})),
+        Kind(
+            "roster",
+            Schema({"order": lambda value: value == order}, blobs={name: _GREETING for name in names}),
+            Schema(blobs={"signature": _SIGNATURE, **{f"to/{name}": _SEALED for name in peers}}),
+        ),
+        Kind(
+            "confirm",
+            Schema(
+                blobs={
+                    **{f"signature/{name}": _SIGNATURE for name in names},
+                    **{f"sealed/{name}": _SEALED for name in peers},
+                }
+            ),
+            Schema({"session": is_digest}),
+        ),
+    )
+
 
 Ask = Callable[[dict[str, Message]], dict[str, Message]]
 """Ask silos, all of whom must answer."""
@@ -104,13 +132,15 @@ class Member:
         if number is None:
             raise SilodpError(
                 f"silo '{self.identity.name}' has no confirmed session in run {run}: it was never set up, or its store "
-                "is lost; begin a new run."
+                "is lost; begin a new run.",
+                code="session.missing",
             )
         met = self._met(run, int(number))
         if session is not None and session != met.transcript.hex():
             raise SilodpError(
                 f"silo '{self.identity.name}' was asked in the name of another session: an old message was played "
-                "back, or the server has lost its state; nothing was sent."
+                "back, or the server has lost its state; nothing was sent.",
+                code="session.unknown",
             )
         return met
 
@@ -120,31 +150,7 @@ class Member:
         number = int(self._kept(run, "confirmed"))
         return Message.decode(self._kept(run, f"group/{number}")).blobs["group"]
 
-    def once(self, request: Message, *use: int) -> Session:
-        """The session, of which a kind of request (and use) is answered once, whatever attempt it calls itself.
-
-        Raises:
-            SilodpError: another one was answered.
-        """
-        session = self.session(request.run, str(request.fields.get("session")))
-        place = "/".join([session.transcript.hex(), request.kind, *map(str, use)])
-        if not claim(self.store, f"{request.run}/once/{place}", request.digest().encode()):
-            raise SilodpError(
-                f"silo '{session.name}' was asked for '{request.kind}' a second time in a session, otherwise than the "
-                "first time: two answers would show record counts; nothing was sent."
-            )
-        return session
-
-    def _refuse_the_past(self, request: Message) -> None:
-        confirmed = self.store.get(_key(request.run, "confirmed"))
-        if confirmed is not None and request.attempt < int(confirmed):
-            raise SilodpError(
-                f"silo '{self.identity.name}' is in session {int(confirmed) + 1} of the run and was asked to set up "
-                f"session {request.attempt + 1}: an old message came late; nothing was changed."
-            )
-
     def _hello(self, request: Message) -> Message:
-        self._refuse_the_past(request)
         opening = Opening.fresh(self.identity, request.run)
         secret = {"ephemeral": opening.ephemeral, "nonce": opening.nonce}
         secret |= {"seal": opening.seal, "contribution": opening.contribution}
@@ -153,14 +159,12 @@ class Member:
         return request.reply(hello=opening.hello.to_bytes())
 
     def _roster(self, request: Message) -> Message:
-        self._refuse_the_past(request)
         self.store.put(_key(request.run, f"roster/{request.attempt}"), request.encode())
         session = self._met(request.run, request.attempt)
         sealed = {f"to/{peer}": box for peer, box in session.sealed_contributions().items()}
         return request.reply(signature=session.signature(), **sealed)
 
     def _confirm(self, request: Message) -> Message:
-        self._refuse_the_past(request)
         session = self._met(request.run, request.attempt)
         session.confirm({n: request.blobs.get(f"signature/{n}", b"") for n in session.roster})
         group = session.group_secret({n: request.blobs.get(f"sealed/{n}", b"") for n in session.roster})
@@ -192,7 +196,8 @@ class Member:
         kept = self.store.get(_key(run, what))
         if kept is None:
             raise SilodpError(
-                f"silo '{self.identity.name}' was asked to go on with a session it never began: begin a new run."
+                f"silo '{self.identity.name}' was asked to go on with a session it never began: begin a new run.",
+                code="session.missing",
             )
         return kept
 

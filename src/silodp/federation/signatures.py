@@ -1,12 +1,16 @@
-"""Messages signed by who sent them, so that whatever carries them can only lose them.
+"""Signed messages: whatever carries them can lose, delay or repeat them, and nothing else.
 
-A silo's signature covers the request it answers: an answer cannot be played back in another round, attempt or run.
+On the wire a message is a fixed number of bytes of marker and signature, then the encoded message. The signature is
+checked over those bytes before anything in them is parsed. It covers the recipient, so that a request cannot be
+redirected to another silo, and in an answer the digest of the request, so that it cannot be played back in another
+round, attempt or run.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -14,77 +18,136 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
-from silodp.federation.transport import Failure, Party, Traffic, Transport
+from silodp.federation.silo import Silo
+from silodp.federation.transport import Failure, Traffic, Transport
 
-_SIGNATURE = "of the message"
+SERVER = "server"
+"""The server's name as a recipient; a silo of this name is told apart by its key."""
+_MARKER = b"silodp 2"  # of this encoding; another version has another one
+_SIGNATURE_BYTES = 64
+_OVERHEAD = len(_MARKER) + _SIGNATURE_BYTES
 
 
-def signed(message: Message, identity: Identity, about: str = "") -> Message:
-    """The message with its sender's signature; `about` is the digest of the request, for an answer."""
-    return replace(message, blobs={**message.blobs, _SIGNATURE: identity.sign(_content(message, about))})
+def sign(message: Message, identity: Identity, recipient: str, request: str = "") -> bytes:
+    """Encode and sign a message.
+
+    Args:
+        message: what is sent.
+        identity: the sender's.
+        recipient: the name of the silo, or `SERVER`.
+        request: for an answer, the digest of the request that it answers.
+    """
+    return _sign_bytes(message.encode(), identity, recipient, request)
 
 
-def verified(message: Message, public: bytes, sender: str, about: str = "") -> Message:
-    """The message without its signature.
+def verify(
+    data: bytes, public: bytes, sender: str, recipient: str, request: str = "", most_bytes: int | None = None
+) -> Message:
+    """Check the signature over the bytes, then decode them; the inverse of `sign`.
+
+    Args:
+        data: what arrived.
+        public: the sender's pinned Ed25519 key, 32 bytes.
+        sender: how the sender is called in an error.
+        recipient: who received it.
+        request: for an answer, the digest of the request that it answers.
+        most_bytes: refuse more, before anything else is done with them; None: no limit.
 
     Raises:
-        SilodpError: the signature is missing or does not hold; `sender` is named.
+        SilodpError: too long, not signed by the sender for this recipient and request, or malformed.
     """
-    bare = replace(message, blobs={n: blob for n, blob in message.blobs.items() if n != _SIGNATURE})
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(
-            message.blobs.get(_SIGNATURE, b""), _content(bare, about)
+    if most_bytes is not None and len(data) > most_bytes + _OVERHEAD:
+        raise SilodpError(
+            f"{len(data):,} bytes in the name of {sender} are more than any message of this run has: nothing was read.",
+            code="message.too_large",
         )
+    signature, body = data[len(_MARKER) : _OVERHEAD], memoryview(data)[_OVERHEAD:]
+    try:
+        if data[: len(_MARKER)] != _MARKER:
+            raise InvalidSignature
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _signed(body, recipient, request))
     except InvalidSignature:
         raise SilodpError(
-            f"a message of kind '{message.kind}' in the name of {sender} does not carry its signature: it was altered, "
-            "played back, or sent by someone else; nothing was used."
+            f"a message in the name of {sender} does not carry its signature for '{recipient}': it was altered, "
+            "redirected, played back, or sent by someone else; nothing was used.",
+            code="message.signature",
         ) from None
-    return bare
+    try:
+        return Message.decode(bytes(body))
+    except SilodpError as error:
+        raise SilodpError(f"{sender} signed what is no message: {error}", code=error.code) from None
 
 
 @dataclass(frozen=True)
 class SignedParty:
-    """A silo that answers only the server it has pinned, and signs."""
+    """A silo that answers only the server it has pinned, and signs.
 
-    party: Party
+    Attributes:
+        silo: answers messages.
+        identity: the silo's long-term key.
+        server: the server's pinned public key, 32 bytes.
+    """
+
+    silo: Silo
     identity: Identity
     server: bytes
 
-    def answer(self, request: Message) -> Message:
+    def receive(self, data: bytes) -> bytes:
         """Verify, answer, sign."""
-        asked = verified(request, self.server, "the server")
-        return signed(self.party.answer(asked), self.identity, asked.digest())
+        name = self.silo.name
+        asked = verify(data, self.server, "the server", name, most_bytes=self.silo.gate.most_bytes)
+        return sign(self.silo.answer(asked), self.identity, SERVER, asked.digest())
 
 
 @dataclass(frozen=True)
-class SignedTransport:
-    """The server's side: requests are signed; an answer that is not its silo's counts as refused."""
+class SignedChannel:
+    """The server's side: requests are signed; an answer that its silo did not sign counts as refused.
+
+    Attributes:
+        transport: carries the bytes.
+        identity: the server's long-term key.
+        silos: the silos' pinned public keys, 32 bytes each.
+        most_bytes: what the longest answer of the run may have; None: no limit.
+    """
 
     transport: Transport
     identity: Identity
     silos: Mapping[str, bytes]
+    most_bytes: int | None = None
 
     @property
     def traffic(self) -> Traffic:
-        """As counted beneath, signatures included."""
+        """As counted by the transport, signatures included."""
         return self.transport.traffic
 
     def ask(
         self, requests: Mapping[str, Message], timeout: float | None = None
     ) -> tuple[dict[str, Message], dict[str, Failure]]:
-        """As the transport beneath, but for what does not verify."""
-        answers, failures = self.transport.ask(
-            {name: signed(request, self.identity) for name, request in requests.items()}, timeout
-        )
+        """Sign, ask, verify."""
+        encoded = {id(request): request.encode() for request in requests.values()}  # most silos get the same
+        sent = {
+            name: _sign_bytes(encoded[id(request)], self.identity, name, "")
+            for name, request in requests.items()
+        }
+        answers, failures = self.transport.ask(sent, timeout)
         genuine: dict[str, Message] = {}
-        for name, answer in answers.items():
+        for name, data in answers.items():
+            digest = requests[name].digest()
             try:
-                genuine[name] = verified(answer, self.silos[name], f"silo '{name}'", requests[name].digest())
+                genuine[name] = verify(
+                    data, self.silos[name], f"silo '{name}'", SERVER, digest, self.most_bytes
+                )
             except SilodpError as error:
-                failures[name] = Failure("refused", str(error))
+                failures[name] = Failure("refused", str(error), error.code)
         return genuine, failures
 
 
-def _content(message: Message, about: str) -> bytes:
-    return f"silodp message {message.digest()} {about}".encode()
+def _sign_bytes(body: bytes, identity: Identity, recipient: str, request: str) -> bytes:
+    return b"".join((_MARKER, identity.sign(_signed(memoryview(body), recipient, request)), body))
+
+
+def _signed(body: memoryview, recipient: str, request: str) -> bytes:
+    """What a signature is over: every part has a fixed length or is hashed, so that none can be read as another."""
+    to = hashlib.sha256(recipient.encode()).hexdigest()
+    about = hashlib.sha256(request.encode()).hexdigest()
+    return f"silodp message to {to} about {about}: {hashlib.sha256(body).hexdigest()}".encode()

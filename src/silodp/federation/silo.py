@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silodp.crypto.keys import Identity
+from silodp.crypto.streams import KEY_BYTES, subkey
 from silodp.data.silo import SiloData
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Aggregator, Own, Setting
+from silodp.federation.aggregation import Aggregator, Own, Setting, events
+from silodp.federation.attempts import model_and_sample
+from silodp.federation.gate import Gate
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
 from silodp.mechanisms.clipping import Finished, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.method import SiloWork
+from silodp.privacy.accounting import usual_accountant
+from silodp.privacy.guarantee import Adversary
+from silodp.privacy.ledger import Ledger
 from silodp.training.task import Task
 
 _OF_A_ROUND = ("sample", "chosen", "update", "open")
-_KEPT_FOR_A_ROUND = (*_OF_A_ROUND, "noisy", "masked", "opened", "choice", "drawn", "seeds")
-_FORGOTTEN = re.compile(rf"(?:once/[^/]+/)?(?:{'|'.join(_KEPT_FOR_A_ROUND)})/(\d+)(?:/[^/]+)?")
+_KEPT_FOR_A_ROUND = (*_OF_A_ROUND, "noisy", "choice", "drawn", "seeds")
+_FORGOTTEN = re.compile(rf"(?:{'|'.join(_KEPT_FOR_A_ROUND)})/(\d+)(?:/[^/]+)?")
 
 
 class Silo:
-    """One organization's side of a run. Records never leave it; what leaves is counted in `answer`.
+    """One organization's side of a run. Records never leave it; what leaves is decided by its gate and charged there.
 
     `journal` keeps, per round, what concerns this silo alone (how many updates were not finite): it depends on private
     records, is not covered by any ε, and is never part of an answer.
+
+    Args:
+        data: the silo's name and records.
+        task: model, loss and metrics.
+        aggregator, setting: as everyone in the run knows them.
+        randomness: secret, or of a seed; see `_round_randomness`.
+        store: the silo's durable memory.
+        identity: its long-term key; None: a fresh one.
+        pins: the long-term public keys of all silos.
+        ledger: the silo's own; None: one in memory, for runs that keep nothing on disk.
+        limits: the ε that this silo lets the run spend against each adversary; none where absent.
     """
 
     def __init__(
@@ -42,8 +61,9 @@ class Silo:
         store: Store,
         identity: Identity | None = None,
         pins: Mapping[str, bytes] | None = None,
+        ledger: Ledger | None = None,
+        limits: Mapping[Adversary, float] | None = None,
     ) -> None:
-        """Its records; what everyone knows; its randomness and store; its long-term key; all silos' pinned ones."""
         self.name = data.name
         self.journal: dict[int, int] = {}
         self._task, self._method, self._population = task, setting.method, setting.population
@@ -54,7 +74,11 @@ class Silo:
         self._records = data.digest()  # of private rows: it stays in this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
-        own = Own(identity or Identity.fresh(data.name), pins or {}, store, self._own_counts())
+        counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
+        self._counts_here = counts
+        ledger = own_ledger(aggregator, setting) if ledger is None else ledger
+        self.gate = Gate(data.name, setting, aggregator, store, counts, ledger, limits)
+        own = Own(identity or Identity.fresh(data.name), pins or {}, store, counts)
         self._side = aggregator.silo(setting, own)
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "counts": self._counts,
@@ -63,53 +87,52 @@ class Silo:
             **self._side.handlers,
         }
 
+    def __repr__(self) -> str:
+        return f"Silo({self.name!r})"  # nothing of its records or keys
+
     def answer(self, request: Message) -> Message:
         """Answer, having stored the answer first; a repeated request gets the stored bytes.
 
         Raises:
-            SilodpError: for an unknown kind, a different request under an answered key, or a round long past.
+            SilodpError: the gate refuses the request, or it differs from the one that was answered under its key.
         """
-        handler = self._handlers.get(request.kind)
-        if handler is None:
-            raise SilodpError(f"silo '{self.name}' knows no request of kind '{request.kind}'.")
+        self.gate.check_message(request)
         digest = request.digest().encode()
         stored = self._store.get(request.key)
         if stored is not None:
             if stored[: len(digest)] != digest:
                 raise SilodpError(
-                    f"silo '{self.name}' has answered another request under {request.key}: it answers each key once."
+                    f"silo '{self.name}' has answered another request under {request.key}: it answers each key once.",
+                    code="gate.answered",
                 )
+            self._commit_again(request)
             return Message.decode(stored[len(digest) :])
-        self._refuse_the_past(request)
-        answer = handler(request)
+        state = self.gate.next_state(request)
+        self.gate.charge(request)
+        answer = self._handlers[request.kind](request)
         self._store.put(request.key, digest + answer.encode())
+        self.gate.commit(state)
         self._forget_before(request)
         return answer
 
-    def _refuse_the_past(self, request: Message) -> None:
-        # Old answers are dropped, so a request for an old round would draw fresh noise: a second, uncharged release.
-        if request.kind in _OF_A_ROUND and request.round < self._last_round(request.run):
-            raise SilodpError(
-                f"silo '{self.name}' has answered round {self._last_round(request.run) + 1} and will not repeat round "
-                f"{request.round + 1}: the server's checkpoint is older than its silos."
-            )
-
-    def _last_round(self, run: str) -> int:
-        prefix = f"{run}/update/"
-        return max(
-            (int(key[len(prefix) :].split("/")[0]) for key in self._store.names() if key.startswith(prefix)),
-            default=-1,
-        )
+    def _commit_again(self, request: Message) -> None:
+        """A process may have died between storing an answer and committing the state after it."""
+        try:
+            state = self.gate.next_state(request)
+        except SilodpError:
+            return  # the state is already past this request
+        self.gate.commit(state)
 
     def _forget_before(self, request: Message) -> None:
-        """Drop what was kept for the rounds before an update, whose stored answer is the mark that refuses them.
+        """Drop what was kept for the rounds before an update, which the gate refuses from now on.
 
-        With it go marks of what was answered once in a round, and the seeds of its attempts, which cannot come again:
-        a seed is a hash of its round (`silodp.crypto.lattice.seed_of`). Whatever holds for a session, or for the run,
-        stays: that transfers have ended, what was answered once in all, what records have spent.
+        With it go the seeds of its attempts, which cannot come again: a seed is a hash of its round
+        (`silodp.crypto.lattice.seed_of`). Whatever holds for a session, or for the run, stays: that transfers have
+        ended, what records have spent.
         """
         if request.kind != "update":
             return
+        self._forget_round_keys(request.run, request.round)
         prefix = f"{request.run}/"
         for key in self._store.names():
             kept = _FORGOTTEN.fullmatch(key[len(prefix) :]) if key.startswith(prefix) else None
@@ -128,25 +151,20 @@ class Silo:
         memory = None if stored is None else Message.decode(stored).arrays["memory"]
         own = None if self._budget is None else self._budget[admitted]
         accounts = {}
-        for name, values in self._method.book(own, self._last_round(run) + 1, memory).items():
+        for name, values in self._method.book(own, self.gate.state.round + 1, memory).items():
             accounts[name] = np.zeros(len(admitted), values.dtype)
             accounts[name][admitted] = values
         return accounts
 
     def _counts(self, request: Message) -> Message:
         """How many records each person has here, in clear: asked for only by methods that say so in their guarantee."""
-        return request.answer(counts=self._own_counts())
-
-    def _own_counts(self) -> np.ndarray:
-        return np.bincount(self._user_index, minlength=self._population.users).astype(np.int64)
+        return request.answer(counts=self._counts_here)
 
     def _setup(self, request: Message) -> Message:
         """Keep the allotment, and draw once which records take part in the run."""
-        if request.round or request.attempt:
-            raise SilodpError(f"silo '{self.name}' is set up once in a run; begin a new run.")
         allotment = request.arrays.get("allotment")
         admitted = self._method.admit(
-            self._user_index, allotment, self._randomness.stream("admit"), self._budget
+            self._user_index, allotment, self._run_randomness(request.run).stream("admit"), self._budget
         )
         kept = {"admitted": admitted, **request.arrays}
         fields = {"records": self._records}
@@ -186,7 +204,7 @@ class Silo:
         admitted, allotment = self._admitted(request.run)
         records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
         weights = self._sampled(allotment, request.arrays.get("sample"))
-        randomness = self._randomness.child("round", request.round, release)
+        randomness = self._round_randomness(request, release)
         clients = request.arrays.get("clients")
         place = self._names.index(self.name)
         if clients is not None and not clients[place]:
@@ -208,6 +226,44 @@ class Silo:
             )
         )
         return weights, update, randomness
+
+    def _round_randomness(self, request: Message, release: int) -> Randomness:
+        """The streams of one release.
+
+        Without a seed they follow from a key in the silo's store and from the model and sample that were asked for, so
+        that a store that was set back repeats the noise of a repeated request, and draws other noise for another one.
+        """
+        if self._randomness.reproducible:
+            return self._randomness.child("round", request.round, release)
+        key = self._round_key(request.run, request.round)
+        return Randomness(
+            key, (*self._randomness.prefix, "round", request.round, release, model_and_sample(request))
+        )
+
+    def _run_randomness(self, run: str) -> Randomness:
+        """The streams of what is drawn once in a run."""
+        if self._randomness.reproducible:
+            return self._randomness
+        return Randomness(subkey(self._round_key(run, 0), "once in a run"), self._randomness.prefix)
+
+    def _round_key(self, run: str, round_: int) -> bytes:
+        """The secret key of a round's streams; every round's follows from the one before."""
+        stored = self._store.get(_round_key_place(run))
+        if stored is None:
+            stored = Message("round key", run, blobs={"key": secrets.token_bytes(KEY_BYTES)}).encode()
+            self._store.put(_round_key_place(run), stored)
+        kept = Message.decode(stored)
+        key = kept.blobs["key"]
+        for _ in range(round_ - kept.round):
+            key = subkey(key, "next round")
+        return key
+
+    def _forget_round_keys(self, run: str, round_: int) -> None:
+        """Keep this round's key alone, so that who reads the store later cannot compute the noise of earlier rounds."""
+        stored = self._store.get(_round_key_place(run))
+        if stored is not None and Message.decode(stored).round < round_:
+            kept = Message("round key", run, round_, blobs={"key": self._round_key(run, round_)})
+            self._store.put(_round_key_place(run), kept.encode())
 
     def _memory(self, request: Message, release: int) -> np.ndarray | None:
         """What was kept last before this release; the same however often the release is computed."""
@@ -238,3 +294,13 @@ class Silo:
 
 def _memory_key(run: str, round_: int, release: int) -> str:
     return f"{run}/memory/{round_}/{release}"
+
+
+def _round_key_place(run: str) -> str:
+    return f"{run}/round key"
+
+
+def own_ledger(aggregator: Aggregator, setting: Setting, path: Path | None = None) -> Ledger:
+    """A silo's own ledger of a run, at the part of δ that noise is accounted at; in memory without a path."""
+    accountant = usual_accountant(events(aggregator, setting).values())
+    return Ledger(path, setting.delta * aggregator.delta_share, accountant, run=setting.run)

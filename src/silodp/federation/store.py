@@ -13,10 +13,16 @@ from silodp.errors import SilodpError
 _DIGEST = 32
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file's content in one step that survives a crash: either the old content or the new, never a part."""
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+
+
+def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace a file's content in one step that survives a crash: either the old content or the new, never a part.
+
+    `mode`: permissions of a new file, less the process's umask.
+    """
     temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -90,19 +96,44 @@ class MemoryStore:
         return list(self._values)
 
 
-class DirectoryStore:
-    """One file per key, written durably and checked on reading."""
+def make_private_folder(path: Path) -> None:
+    """Make a folder for secrets, if it is not there, that only its owner may enter.
 
-    def __init__(self, directory: Path) -> None:
+    Raises:
+        SilodpError: it is there, and others may read or enter it (code store.permissions).
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
+    mode = path.stat().st_mode & 0o777
+    if mode & ~PRIVATE_FOLDER:
+        raise SilodpError(
+            f"folder {path} holds keys and stored answers, and others may read it (mode {mode:04o}): run "
+            f"'chmod 700 {path}' if nobody else has, or choose another place.",
+            code="store.permissions",
+        )
+
+
+class DirectoryStore:
+    """One file per key, written durably and checked on reading.
+
+    Args:
+        directory: made if it is not there, for its owner alone.
+        private: whether a folder that others may enter is refused; False to read a copy of a finished run.
+
+    Raises:
+        SilodpError: others may enter the folder (code store.permissions).
+    """
+
+    def __init__(self, directory: Path, private: bool = True) -> None:
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # keys, answers, selections
+        if private:
+            make_private_folder(directory)
 
     def _path(self, key: str) -> Path:
         return self._directory / quote(key, safe="")
 
     def put(self, key: str, value: bytes) -> None:
         """Write durably."""
-        write_durably(self._path(key), seal(value))
+        write_durably(self._path(key), seal(value), PRIVATE_FILE)
 
     def get(self, key: str) -> bytes | None:
         """Read and check, or None.

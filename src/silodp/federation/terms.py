@@ -100,7 +100,9 @@ def agreed(
     names = tuple(silo.name for silo in federation.silos)
     own = None if federation.user_budgets is None else tuple(federation.user_budgets.tolist())
     population = Population(len(names), federation.users, aggregator.shares_for(len(names)), own)
-    setting = Setting("", names, method, population, task.size, index_of(federation), delta)
+    setting = Setting(
+        "", names, method, population, task.size, index_of(federation), delta, dtype_of(task), int(rounds)
+    )
     method.check(federation, rounds, delta)
     aggregator.check(setting)
     setting = calibrated(aggregator, setting)
@@ -122,6 +124,11 @@ def agreed(
         terms = replace(terms, budget=replace(budget, delta=terms.noise_delta))
         _check_affordable(terms, cost)
     return terms
+
+
+def dtype_of(task: Task) -> str:
+    """numpy's name of the type of the model's parameters."""
+    return str(task.dtype).removeprefix("torch.")
 
 
 def index_of(federation: Federation) -> str:

@@ -1,4 +1,4 @@
-"""How requests reach silos: one blocking call, with failures as data."""
+"""How requests reach silos: opaque signed bytes out, opaque signed bytes back, with failures as data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from silodp.federation.messages import Message
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a silo gave no answer, in one sentence."""
+    """Why a silo gave no answer, in one sentence; `code` is that of the error, where a silo refused."""
 
     kind: Literal["offline", "timeout", "error", "refused"]
     reason: str
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,35 @@ class Traffic:
         return Traffic(self.down - before.down, self.up - before.up)
 
 
-class Party(Protocol):
-    """Whatever answers requests."""
+class Endpoint(Protocol):
+    """A silo as a courier sees it."""
 
-    def answer(self, request: Message) -> Message:
-        """The answer; a repeated request gets the same bytes."""
+    def receive(self, data: bytes) -> bytes:
+        """The signed answer to a signed request; a repeated request gets the same bytes.
+
+        Raises:
+            SilodpError: the silo refuses; the courier reports that as a `Failure` of kind "refused".
+        """
 
 
 class Transport(Protocol):
-    """The seam to deployed engines."""
+    """A courier: it carries signed bytes, knows no secrets, and can only lose, delay or repeat them.
+
+    This is the interface to implement for a network of your own.
+    """
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was sent so far."""
+
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None
+    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+        """Send each silo its request and wait at most `timeout` seconds: (answers, failures), by silo name."""
+
+
+class Channel(Protocol):
+    """What the server asks silos through: messages out, verified messages back."""
 
     @property
     def traffic(self) -> Traffic:
@@ -47,38 +68,34 @@ class Transport(Protocol):
     def ask(
         self, requests: Mapping[str, Message], timeout: float | None = None
     ) -> tuple[dict[str, Message], dict[str, Failure]]:
-        """Send each silo its request and wait at most `timeout` seconds: (answers, failures), by silo name."""
+        """Ask each silo: (answers, failures), by silo name."""
 
 
 class InProcess:
-    """Silos in this process, called one after the other; `wire` passes every message through its encoding."""
+    """A transport to silos in this process, called one after the other."""
 
-    def __init__(self, parties: Mapping[str, Party], wire: bool = False) -> None:
-        self._parties = dict(parties)
-        self._wire = wire
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self._endpoints = dict(endpoints)
         self.traffic = Traffic()
 
     def ask(
-        self, requests: Mapping[str, Message], timeout: float | None = None
-    ) -> tuple[dict[str, Message], dict[str, Failure]]:
+        self, requests: Mapping[str, bytes], timeout: float | None = None
+    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
         """Ask each silo in turn; a direct call cannot be interrupted, so `timeout` has no effect here."""
-        answers: dict[str, Message] = {}
+        answers: dict[str, bytes] = {}
         failures: dict[str, Failure] = {}
         for name, request in requests.items():
             try:
                 answers[name] = self._ask_one(name, request)
             except SilodpError as error:
-                failures[name] = Failure("refused", str(error))
+                failures[name] = Failure("refused", str(error), error.code)
             except OSError as error:
                 failures[name] = Failure("error", str(error))
         return answers, failures
 
-    def _ask_one(self, name: str, request: Message) -> Message:
-        if name not in self._parties:
-            raise SilodpError(f"silo '{name}' is not known to this transport.")
-        if not self._wire:
-            return self._parties[name].answer(request)
-        sent = request.encode()
-        received = self._parties[name].answer(Message.decode(sent)).encode()
-        self.traffic = Traffic(self.traffic.down + len(sent), self.traffic.up + len(received))
-        return Message.decode(received)
+    def _ask_one(self, name: str, request: bytes) -> bytes:
+        if name not in self._endpoints:
+            raise SilodpError(f"silo '{name}' is not known to this transport.", code="message.recipient")
+        answer = self._endpoints[name].receive(request)
+        self.traffic = Traffic(self.traffic.down + len(request), self.traffic.up + len(answer))
+        return answer

@@ -7,17 +7,24 @@ roster; it must answer where persons are sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.crypto import lookup
 from silodp.crypto.hidden_sample import OneOf
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
-from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
+from silodp.crypto.oblivious_transfer import (
+    OFFER_BYTES,
+    REPLY_BYTES,
+    BaseTransfers,
+    TransferReceiver,
+    TransferSender,
+)
 from silodp.crypto.reciprocals import (
     SERVER_CHOOSES,
     Awaited,
@@ -30,8 +37,17 @@ from silodp.crypto.reciprocals import (
 from silodp.crypto.secure_aggregation import Attempt, Unsigned, Words, pair_masked, summed
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Desk, Setting
-from silodp.federation.hidden_sample import Choices, Offers, as_zero, law_of, named
+from silodp.federation.hidden_sample import (
+    Choices,
+    Offers,
+    choice_blob,
+    choice_kinds,
+    chosen_kind,
+    law_of,
+    named,
+)
 from silodp.federation.messages import Message
+from silodp.federation.schemas import Array, Blob, Check, Kind, Schema, is_digest
 from silodp.federation.sessions import Member, Met, current
 from silodp.federation.store import Store
 
@@ -76,18 +92,15 @@ class ServerShares:
         zero = self.setting.names[0]
         base = BaseTransfers(plan.session, SERVER_CHOOSES)
         offered = self._ask_zero("base", met, offer=base.offer)
-        receiver = named(zero, lambda: base.receiver(offered.blobs.get("reply", b"")))
+        receiver = named(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, met.number, {"session": met.session})
         counts = self.desk.ask_all({name: request for name in self.setting.names})
         group, _ = _counted(plan, self.setting.names)
-        masked = [
-            group.checked(answer.arrays.get("masked", np.empty(0)), name).copy()
-            for name, answer in counts.items()
-        ]
+        masked = [answer.arrays["masked"].copy() for answer in counts.values()]
         counted: Unsigned = summed(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
         answer = self._ask_zero("reciprocals", met, request=awaited.message)
-        shares = named(zero, lambda: awaited.finish(answer.blobs.get("answer", b"")))
+        shares = named(zero, lambda: awaited.finish(answer.blobs["answer"]))
         if self.constants.law(self.setting) is not None:
             Offers(self.setting, self.desk).set_up(met)
         self._keep("shares", {"shares": shares}, {"receiver": receiver.pack()}, {"counter": receiver.counter})
@@ -102,7 +115,7 @@ class ServerShares:
             return Message.decode(done).arrays["shares"]
         awaited = self._awaited(round_, sample, kept)
         answer = self._ask_zero("sample", current(self.desk.store), round_, request=awaited.message)
-        shares = named(self.setting.names[0], lambda: awaited.finish(answer.blobs.get("answer", b"")))
+        shares = named(self.setting.names[0], lambda: awaited.finish(answer.blobs["answer"]))
         self._keep(str(round_), {"shares": shares})
         return shares
 
@@ -113,13 +126,12 @@ class ServerShares:
             return Message.decode(done).arrays["shares"], Message.decode(done).blobs
         kept, offers = self._kept("shares"), Offers(self.setting, self.desk)
         awaited = self._awaited(round_, law, kept)
-        asked = offers.asked(round_, awaited.message)
-        shares = named(self.setting.names[0], lambda: awaited.finish(asked.blobs.get("answer", b"")))
+        asked = offers.asked(round_, request=awaited.message)
+        shares = named(self.setting.names[0], lambda: awaited.finish(asked.blobs["answer"]))
         own = kept.arrays["shares"]
         boxes = offers.passed_on(
             round_,
             asked,
-            8 * len(own),
             lambda sender, choice: answer_unknown(sender, awaited, law, own, choice),
         )
         self._keep(str(round_), {"shares": shares}, boxes)
@@ -169,7 +181,7 @@ class ServerShares:
 
 @dataclass(frozen=True)
 class SiloWeights:
-    """A silo's shares, and silo 0's tables. Each is given once in a session, or in one of its rounds (2b.2)."""
+    """A silo's shares, and silo 0's tables. Each is given once in a session, or in one of its rounds: see its gate."""
 
     setting: Setting
     constants: Constants
@@ -193,12 +205,12 @@ class SiloWeights:
         """min(n[s,u], n_max)."""
         return np.minimum(self.counts, self.constants.count_cap)
 
-    def of_round(self, request: Message, sampled: bool) -> Shares:
+    def of_round(self, request: Message) -> Shares:
         """This silo's shares of v_u, or of β_u·v_u, for the round of a request."""
         if self._choices is not None:
             return np.frombuffer(self._choices.of_round(request), "<u8").astype(np.uint64)
         silo = self._shares(request.run)
-        return silo.masks(request.round, _USE) if sampled else silo.shares()
+        return silo.masks(request.round, _USE) if self.setting.method.draws_users else silo.shares()
 
     @cached_property
     def _choices(self) -> Choices | None:
@@ -218,7 +230,7 @@ class SiloWeights:
         )
 
     def _counts(self, request: Message) -> Message:
-        session, silo = self.member.once(request), self._shares(request.run)
+        session, silo = self._session(request), self._shares(request.run)
         group, attempt = _counted(silo.plan, session.roster)
         value = group.of(self.capped)
         if session.name == session.roster[0]:
@@ -226,18 +238,16 @@ class SiloWeights:
         return request.answer(masked=pair_masked(value, group, session, attempt))
 
     def _base(self, request: Message) -> Message:
-        session = self._as_zero(request)
-        offer = request.blobs.get("offer", b"")
-        sender, reply = TransferSender.accept(session.transcript, SERVER_CHOOSES, offer)
-        self.store.put(f"{request.run}/transfers/{request.attempt}", sender.pack())
-        self.store.put(f"{request.run}/transfers", str(request.attempt).encode())
+        session = self._session(request)
+        sender, reply = TransferSender.accept(session.transcript, SERVER_CHOOSES, request.blobs["offer"])
+        self.store.put(self._transfers(request), sender.pack())
         return request.reply(reply=reply)
 
     def _reciprocals(self, request: Message) -> Message:
         return self._offered(request, self._zero(request).set_up)
 
     def _sample(self, request: Message) -> Message:
-        zero, choices = self._zero(request, request.round), self._choices
+        zero, choices = self._zero(request), self._choices
         if choices is None:
             return self._offered(request, lambda asked: zero.sample(request.round, _USE, asked))
         answer = self._offered(
@@ -251,28 +261,71 @@ class SiloWeights:
         Each failed check would otherwise tell a cheating server one bit of the secret that all transfers rest on.
         """
         try:
-            return request.reply(answer=offer(request.blobs.get("request", b"")))
+            return request.reply(answer=offer(request.blobs["request"]))
         except SilodpError:
             self.store.put(self._ended(request), b"ended")
             raise
 
     def _ended(self, request: Message) -> str:
-        return f"{request.run}/transfers ended/{request.fields.get('session')}"
+        return f"{request.run}/transfers ended/{request.fields['session']}"
 
-    def _zero(self, request: Message, *use: int) -> SiloZero:
-        session = self._as_zero(request, *use)
+    def _transfers(self, request: Message) -> str:
+        """Of one session: pads of another session's transfers, used again, would show counts."""
+        return f"{request.run}/transfers/{request.fields['session']}"
+
+    def _zero(self, request: Message) -> SiloZero:
+        session = self._session(request)
         if self.store.get(self._ended(request)) is not None:
             raise SilodpError(
                 f"silo '{session.name}' has ended its transfers, because a request failed their check: begin a new "
-                "run, and find out who altered it."
+                "run, and find out who altered it.",
+                code="session.transfers_ended",
             )
-        number = self.store.get(f"{request.run}/transfers")
-        packed = None if number is None else self.store.get(f"{request.run}/transfers/{int(number)}")
+        packed = self.store.get(self._transfers(request))
         if packed is None:
             raise SilodpError(
-                f"silo '{self.member.identity.name}' was asked for transfers it has no base for."
+                f"silo '{self.member.identity.name}' was asked for transfers it has no base for.",
+                code="gate.order",
             )
         return SiloZero(self._shares(request.run), TransferSender.unpack(packed, 0))
 
-    def _as_zero(self, request: Message, *use: int) -> Session:
-        return as_zero(self.member, request, "offer tables", *use)
+    def _session(self, request: Message) -> Session:
+        return self.member.session(request.run, request.fields["session"])
+
+
+def weight_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kind, ...]:
+    """The set-up of shares, as the silo of this name is asked."""
+    plan, users = constants.plan(setting, bytes(32).hex()), setting.population.users
+    session: dict[str, Check] = {"session": is_digest}
+    group, _ = _counted(plan, setting.names)
+    counts = Kind(
+        "masked counts", Schema(session), Schema(arrays={"masked": Array(group.dtype.name, (users,))})
+    )
+    if name != setting.names[0]:
+        return (counts,)
+    base = Kind(
+        "base",
+        Schema(session, blobs={"offer": Blob.of(OFFER_BYTES)}),
+        Schema(blobs={"reply": Blob.of(REPLY_BYTES)}),
+    )
+    reciprocals = _lookup_kind("reciprocals", users, plan.modulus)
+    return (base, counts, reciprocals, *(() if constants.law(setting) is None else choice_kinds()))
+
+
+def sampling_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kind, ...]:
+    """What the silo of this name is asked in a round before its update."""
+    law, users = constants.law(setting), setting.population.users
+    if name != setting.names[0] or not setting.method.draws_users:
+        return ()
+    if law is None:
+        return (_lookup_kind("sample", users, 2),)
+    choice = {"choice": choice_blob(setting, law)}
+    return _lookup_kind("sample", users, law.places, choice), chosen_kind(setting, law, 1, 8)
+
+
+def _lookup_kind(name: str, users: int, size: int, more: Mapping[str, Blob] | None = None) -> Kind:
+    return Kind(
+        name,
+        Schema({"session": is_digest}, blobs={"request": Blob.of(lookup.request_bytes(users, size))}),
+        Schema(blobs={"answer": Blob.of(lookup.answer_bytes(users, size)), **(more or {})}),
+    )

@@ -80,6 +80,18 @@ class UldpGroup(Common):
             quota[:, user] = stream.multivariate_hypergeometric(counts[:, user], self.group_size)
         return quota
 
+    @property
+    def allotment_dtype(self) -> str:
+        """Quotas of records."""
+        return "int64"
+
+    def allotment_problem(
+        self, allotment: np.ndarray, counts: np.ndarray, population: Population, silo: int
+    ) -> str | None:
+        """At most k records of a person, and at most those that are here."""
+        within = (allotment >= 0) & (allotment <= np.minimum(counts, self.group_size))
+        return None if within.all() else f"is not 0 to {self.group_size} of each person's records here"
+
     def admit(
         self,
         user: np.ndarray,

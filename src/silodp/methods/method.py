@@ -122,6 +122,34 @@ class Method(Protocol):
     def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
         """(U,) bool: who takes part in a round, in all silos at once; None: everyone."""
 
+    @property
+    def draws_users(self) -> bool:
+        """Whether `sample` draws persons."""
+
+    @property
+    def draws_clients(self) -> bool:
+        """Whether `clients` draws silos."""
+
+    @property
+    def allotment_dtype(self) -> str | None:
+        """numpy's name of the type of allotments; None where there are none."""
+
+    def allotment_problem(
+        self, allotment: np.ndarray, counts: np.ndarray, population: Population, silo: int
+    ) -> str | None:
+        """Check what the server allots to a silo, which takes the server for an adversary.
+
+        Args:
+            allotment: (U,), of type `allotment_dtype`.
+            counts: (U,) int64, the silo's own record counts.
+            population: the run's.
+            silo: its place in the public order.
+
+        Returns:
+            what is wrong with it, as the end of a sentence ("is not …"); None if it is as this method defines it. One
+            silo sees its own part only: that parts add to at most 1 over all silos it cannot check.
+        """
+
     def silo_update(self, work: SiloWork) -> Update:
         """Train and clip; the aggregator weights with the allotments, sums, and adds this silo's share of noise."""
 
@@ -197,6 +225,27 @@ class Common:
     def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
         """Everyone, always; records may be drawn inside a silo."""
         return None
+
+    @property
+    def draws_users(self) -> bool:
+        """Nobody is drawn."""
+        return False
+
+    @property
+    def draws_clients(self) -> bool:
+        """Every silo takes part."""
+        return False
+
+    @property
+    def allotment_dtype(self) -> str | None:
+        """There are no allotments."""
+        return None
+
+    def allotment_problem(
+        self, allotment: np.ndarray, counts: np.ndarray, population: Population, silo: int
+    ) -> str | None:
+        """There are no allotments."""
+        return "this method does not have"
 
     @property
     def most_rounds(self) -> int | None:

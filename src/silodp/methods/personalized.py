@@ -154,6 +154,11 @@ class TwoStageSampling(Common):
             raise without_budgets(self.name)
         return self.asked(budget) > 0
 
+    @property
+    def draws_clients(self) -> bool:
+        """Where the rate is below 1."""
+        return self.client_sampling != 1
+
     def clients(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
         """One coin per silo."""
         if self.client_sampling == 1:

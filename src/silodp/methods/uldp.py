@@ -145,6 +145,27 @@ class UldpAvg(Common):
             raise SilodpError("weighting = 'records' needs the record counts of every silo: none were given.")
         return weighting.records(counts)
 
+    @property
+    def draws_users(self) -> bool:
+        """By the one rate, or by everyone's own."""
+        return self._own_rates or self.user_sampling != 1
+
+    @property
+    def allotment_dtype(self) -> str:
+        """Weights."""
+        return "float64"
+
+    def allotment_problem(
+        self, allotment: np.ndarray, counts: np.ndarray, population: Population, silo: int
+    ) -> str | None:
+        """Uniform weights are 1/S, and weights by records at most 1 where there are records, 0 elsewhere."""
+        if self.weighting == "uniform":
+            due = weighting.uniform(population.silos, population.users)[silo]
+            return None if np.array_equal(allotment, due) else f"is not 1/{population.silos} for every person"
+        if not ((allotment >= 0) & (allotment <= 1)).all():
+            return "is not between 0 and 1 for every person"
+        return "weights a person who has no record here" if (allotment[counts == 0] != 0).any() else None
+
     def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
         """One coin per person and round."""
         if self._own_rates:

@@ -171,6 +171,14 @@ class Ledger:
         epsilon = self._spent[adversary].epsilon(self.delta if delta is None else delta)
         return epsilon if math.isfinite(epsilon) else None
 
+    def epsilon_after(self, events: Mapping[Adversary, Event], adversary: Adversary) -> float | None:
+        """ε against `adversary` at the ledger's δ if these events were charged too; None where nothing is promised."""
+        event = events[adversary]
+        if adversary in self._reasons or reason_of(event) is not None:
+            return None
+        epsilon = self._spent[adversary].after(event).epsilon(self.delta)
+        return epsilon if math.isfinite(epsilon) else None
+
     def reason(self, adversary: Adversary) -> str | None:
         """Why nothing is promised against `adversary`; None where something is."""
         if adversary not in self._reasons and self.epsilon(adversary) is None:

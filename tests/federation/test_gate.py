@@ -1,0 +1,439 @@
+"""What a server that signs whatever it likes gets out of a silo: nothing beyond what the run's constants allow.
+
+Each attack here read record counts, took noise away, or drew releases that nobody charged, before silos had a gate
+(S1 to S6, S11 and S13 of the review of version 0.1). They are run against real silos.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from federation.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
+from federation.test_hidden_sample import HALF, HIDDEN
+from federation.test_masked import AVG
+from oracles import small_federation
+from refusals import refused
+from silodp.crypto.keys import Identity
+from silodp.crypto.oblivious_transfer import BaseTransfers
+from silodp.crypto.reciprocals import SERVER_CHOOSES
+from silodp.federation.aggregation import Plain
+from silodp.federation.gate import costliest_events
+from silodp.federation.masked import Masked
+from silodp.federation.messages import Message
+from silodp.federation.sessions import meet
+from silodp.federation.signatures import SignedParty, sign, verify
+from silodp.federation.silo import Silo
+from silodp.methods import Default, UldpGroup, UldpNaive
+from silodp.privacy.accounting import epsilon
+from silodp.privacy.ledger import Ledger
+
+GROUP = UldpGroup(2.0, 0.5, 4, 0.2, local_steps=3, expected_batch_size=4, local_learning_rate=0.5)
+METHODS = {
+    "default": Default(AVG.local),
+    "naive": UldpNaive(5.0, 0.5, AVG.local),
+    "group": GROUP,
+    "uniform": AVG,
+    "records": RECORDS,
+    "sampled": SAMPLED,
+}
+RUNS = {
+    **{f"plain {name}": (Plain(), method) for name, method in METHODS.items()},
+    **{f"masked {name}": (Masked(), method) for name, method in METHODS.items()},
+    "lattice": (LATTICE, RECORDS),
+    "lattice sampled": (LATTICE, SAMPLED),
+    "lattice hidden": (HIDDEN["lattice"], HALF),
+    "paillier": (PAILLIER, RECORDS),
+    "paillier hidden": (HIDDEN["paillier"], HALF),
+}
+SHOWN = {"plain group", "masked group", "plain records", "masked records", "plain sampled", "masked sampled"}
+"""Runs whose guarantee says that counts are disclosed."""
+
+
+def restored(parties: Parties, name: str, store: dict[str, bytes]) -> Silo:
+    """The silo on a copy of its store, with a ledger as old."""
+    parties.stores[name]._values = dict(store)
+    return parties.started(name)
+
+
+def backup(parties: Parties, name: str) -> dict[str, bytes]:
+    return dict(parties.stores[name]._values)
+
+
+# --- S1: counts ---
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_counts_are_shown_only_where_the_guarantee_says_so(name):
+    parties = Parties(*RUNS[name])
+    for silo in parties.silos.values():
+        if name in SHOWN:
+            assert silo.answer(Message("counts", "run")).arrays["counts"].sum() > 0
+            with refused("gate.order"):
+                silo.answer(Message("counts", "run", attempt=1))
+        else:
+            with refused("gate.kind"):
+                silo.answer(Message("counts", "run"))
+
+
+# --- S2: transfers of another session ---
+
+
+def test_tables_are_not_offered_under_the_pads_of_an_earlier_session():
+    """With one pad for two tables their difference gave N[u] of every person."""
+    parties = Parties(LATTICE, RECORDS)
+    first = parties.last("reciprocals")
+    ask = lambda requests: {n: parties.silos[n].answer(m) for n, m in requests.items()}  # noqa: E731
+    session = meet("run", parties.names, ask, 1)
+    zero, fields = parties.silos["silo0"], {"session": session}
+    lie = replace(first, attempt=1, fields=fields)
+    with refused("gate.order"):
+        zero.answer(lie)
+    with refused("gate.order"):  # and not by the gate alone
+        zero._handlers["reciprocals"](lie)
+    zero.answer(replace(parties.last("base"), attempt=1, fields=fields, blobs={"offer": offer(session)}))
+    old = replace(first, fields={"session": parties.session})
+    with refused("gate.order", "session.unknown"):
+        zero.answer(replace(old, attempt=1))
+
+
+def offer(session: str) -> bytes:
+    return BaseTransfers(bytes.fromhex(session), SERVER_CHOOSES).offer
+
+
+# --- S3: what a request holds ---
+
+WRONG = {
+    "silenced silos": ("sampled", {"clients": np.array([True, False, False])}),
+    "a person counted twice": ("sampled", {"sample": np.full(12, 2, np.int64)}),
+    "a sample of bytes": ("sampled", {"sample": np.full(12, 7, np.uint8).view(bool)}),
+    "a sample where nobody is drawn": ("uniform", {"sample": np.ones(12, bool)}),
+    "a sample too short": ("sampled", {"sample": np.ones(11, bool)}),
+    "a model too short": ("uniform", {"params": np.zeros(4, np.float32)}),
+    "a model of another type": ("uniform", {"params": np.zeros(5)}),
+    "a model that is not finite": ("uniform", {"params": np.full(5, np.nan, np.float32)}),
+    "something else": ("uniform", {"more": np.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda a: a.name)
+@pytest.mark.parametrize("lie", WRONG)
+def test_arrays_that_the_method_does_not_define_are_refused(lie, aggregator):
+    name, arrays = WRONG[lie]
+    parties = Parties(aggregator, METHODS[name])
+    parties.play(0)
+    asked = parties.last("update")
+    with refused("message.malformed"):
+        parties.silos["silo0"].answer(replace(asked, round=1, arrays={**asked.arrays, **arrays}))
+    if "sample" in asked.arrays:
+        bare = {name: array for name, array in asked.arrays.items() if name != "sample"}
+        with refused("message.malformed"):
+            parties.silos["silo0"].answer(replace(asked, round=1, arrays=bare))
+    parties.play(1)
+
+
+ALLOTMENTS = [
+    ("uniform", np.full(12, 1000.0)),
+    ("uniform", np.full(12, 0.5)),
+    ("uniform", np.zeros(12)),
+    ("records", np.full(12, 1.5)),
+    ("records", np.full(12, -0.1)),
+    ("group", np.full(12, 5)),
+    ("group", np.full(12, -1)),
+]
+
+
+@pytest.mark.parametrize(("name", "allotment"), ALLOTMENTS)
+def test_allotments_beyond_what_the_method_allots_are_refused(name, allotment):
+    fresh = restored(Parties(Plain(), METHODS[name]), "silo0", {})
+    if name != "uniform":
+        fresh.answer(Message("counts", "run"))
+    with refused("gate.allotment"):
+        fresh.answer(Message("setup", "run", arrays={"allotment": allotment}))
+    for other in (allotment[:-1], allotment.astype(np.float32), np.full(12, np.inf)):
+        with refused("message.malformed"):
+            fresh.answer(Message("setup", "run", arrays={"allotment": other}))
+
+
+def test_a_weight_for_a_person_without_records_is_refused():
+    parties = Parties(Plain(), RECORDS, federation=small_federation(users=40, records=12))
+    counts = parties.last("setup").arrays["allotment"] > 0
+    assert not counts.all()
+    fresh = restored(parties, "silo0", {})
+    fresh.answer(Message("counts", "run"))
+    with refused("gate.allotment"):
+        fresh.answer(Message("setup", "run", arrays={"allotment": np.full(40, 0.5)}))
+
+
+# --- S4: the silo's own bounds and ledger ---
+
+
+@pytest.mark.parametrize("name", ["plain uniform", "masked uniform", "lattice sampled", "paillier"])
+def test_no_more_than_the_rounds_that_were_agreed(name):
+    parties = Parties(*RUNS[name], rounds=2)
+    parties.play(0)
+    parties.play(1)
+    with refused("gate.rounds"):
+        parties.play(2)
+    for silo in parties.silos.values():
+        with refused("gate.run"):
+            silo.answer(replace(parties.last("update"), run="another"))
+
+
+def test_releases_of_a_round_end_when_no_silo_is_left_to_lose():
+    """400 releases of one round were opened, with fresh noise under each: their mean is free of noise."""
+    parties = Parties(Masked(min_silos=3), AVG, silos=5)
+    parties.play(0)
+    asked, opened = parties.last("update"), parties.last("open")
+    silo = parties.silos["silo0"]  # it answers with 5, 4 and 3 silos
+    for attempt in range(400):
+        roster = list(parties.names[: max(5 - attempt, 3)])
+        update = replace(
+            asked, round=1, attempt=attempt, fields={**asked.fields, "release": attempt, "roster": roster}
+        )
+        if attempt < 3:
+            silo.answer(update)
+            about = {**update.fields, "request": update.digest()}
+            silo.answer(replace(opened, round=1, attempt=attempt, fields=about))
+        else:
+            with refused("gate.roster"):
+                silo.answer(update)
+    assert [(c.round, c.release) for c in silo.gate.ledger.history] == [(0, 0), (1, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("name", ["masked uniform", "masked records", "masked group", "masked naive"])
+def test_a_silo_charges_the_number_of_survivors_that_costs_most(name):
+    """It cannot know who else answers. For every method, no number from m to S costs more than the ends."""
+    parties = Parties(Masked(min_silos=3), METHODS[name.removeprefix("masked ")], silos=5)
+    parties.play(0)
+    aggregator, setting = Masked(min_silos=3), parties.setting
+    charged = parties.silos["silo0"].gate.ledger.history[0].events
+    for n in range(3, 6):
+        for adversary, event in aggregator.views(setting.method, 5, n).items():
+            cost = aggregator.event(setting, event)
+            if not hasattr(cost, "reason"):
+                spent = epsilon([(cost, 10)], 1e-5, "rdp")
+                assert spent <= epsilon([(charged[adversary], 10)], 1e-5, "rdp") * (1 + 1e-12)
+    assert charged == costliest_events(aggregator, setting, 0, 0)
+
+
+def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():
+    parties = Parties(Masked(), AVG)
+    one = costliest_events(Masked(), parties.setting, 0, 0)
+    three = epsilon([(one["server"], 3)], 1e-5, "rdp")
+    parties = Parties(Masked(), AVG, limits={"server": three})
+    for round_ in range(3):
+        parties.play(round_)
+    with refused("gate.budget"):
+        parties.play(3)
+    ledger = parties.silos["silo1"].gate.ledger
+    assert ledger.rounds == 3
+    assert ledger.epsilon("server") == pytest.approx(three)
+
+
+def test_a_limit_against_one_to_whom_nothing_is_promised_lets_nothing_out():
+    parties = Parties(Masked(), RECORDS, limits={"server": 100.0})
+    with refused("gate.budget"):
+        parties.play(0)
+
+
+def test_a_charge_is_on_disk_before_the_update_is_computed(tmp_path, monkeypatch):
+    """And a silo that dies in between has charged what it then answers once."""
+    parties = Parties(Plain(), AVG)
+    path = tmp_path / "ledger.jsonl"
+
+    def started() -> Silo:
+        return parties.started("silo0", ledger=Ledger(path, 1e-5, "pld", run="run"))
+
+    silo, lines = started(), []
+    parties.silos["silo0"]._method = None
+
+    def dying(request):
+        lines.append(len(path.read_text().splitlines()) - 1)
+        raise KeyboardInterrupt
+
+    update = Message("update", "run", arrays={"params": np.zeros(5, np.float32)})
+    silo._handlers["update"] = dying
+    with pytest.raises(KeyboardInterrupt):
+        silo.answer(update)
+    assert lines == [1]
+    silo.gate.ledger.close()
+    again = started()
+    answer = again.answer(update)
+    assert again.gate.ledger.rounds == 1
+    again.gate.ledger.close()
+    assert started().answer(update).encode() == answer.encode()
+
+
+# --- S5: a store that was set back ---
+
+
+@pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda a: a.name)
+def test_a_restored_silo_repeats_its_noise_for_a_repeated_request(aggregator):
+    """With fresh noise, forty restores gave its noise to a sixth of itself."""
+    parties = Parties(aggregator, AVG)
+    parties.play(0)
+    before = backup(parties, "silo0")
+    asked = replace(parties.last("update"), round=1)
+    answers = {restored(parties, "silo0", before).answer(asked).encode() for _ in range(5)}
+    assert len(answers) == 1
+    other = replace(asked, arrays={**asked.arrays, "params": asked.arrays["params"] + 1})
+    assert restored(parties, "silo0", before).answer(other).encode() not in answers
+
+
+def test_a_restored_silo_masks_another_request_under_other_masks():
+    """Under the same masks and seal the difference of two answers was that of two noisy values."""
+    parties = Parties(Masked(), AVG)
+    parties.play(0)
+    before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
+    one = restored(parties, "silo0", before).answer(asked).arrays["masked"]
+    nudged = asked.arrays["params"].copy()
+    nudged[0] = np.nextafter(nudged[0], np.float32(1))
+    two = replace(asked, arrays={**asked.arrays, "params": nudged})
+    other = restored(parties, "silo0", before).answer(two).arrays["masked"]
+    bits = Masked().ring(parties.setting)[0].bits
+    difference = np.abs((one - other).astype(np.int64 if bits == 64 else np.int32).astype(np.float64))
+    noise = 5.0 * 2**20  # no value is longer: σ clips on the finest grid
+    assert np.median(difference) > 20 * noise, "uniform in the ring"
+    assert "request" in (replace(parties.last("open")).fields)
+
+
+def test_a_store_older_than_its_run_is_noticed_where_every_silo_must_answer():
+    parties = Parties(Masked(), AVG)
+    parties.play(0)
+    old = backup(parties, "silo0")
+    parties.play(1)
+    restored(parties, "silo0", old)
+    parties.silos["silo0"] = parties.started("silo0")
+    parties.transport._silos["silo0"] = parties.silos["silo0"]
+    with refused("gate.round_left_out"):
+        parties.play(2)
+
+
+def test_whoever_reads_a_store_later_cannot_draw_the_noise_of_earlier_rounds():
+    parties = Parties(Plain(), AVG)
+    keys = []
+    for round_ in range(3):
+        parties.play(round_)
+        keys.append(parties.silos["silo0"]._round_key("run", round_))
+    assert len(set(keys)) == 3
+    kept = b"".join(parties.stores["silo0"]._values.values())
+    assert keys[2] in kept
+    assert keys[0] not in kept
+    assert keys[1] not in kept
+
+
+# --- S6: different models to different silos ---
+
+
+@pytest.mark.parametrize("aggregator", [Masked(), LATTICE], ids=lambda a: a.name)
+def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
+    """NaN to all but one made the sum that one silo's part."""
+    parties = Parties(aggregator, RECORDS if aggregator is LATTICE else AVG)
+    honest = parties.play(0).abs().max()
+    ask = parties.transport.ask
+
+    def two_faced(requests, timeout=None):
+        if "silo1" in requests and requests["silo1"].kind == "update":
+            one = requests["silo1"]
+            params = one.arrays["params"] + np.float32(1)
+            requests = {**requests, "silo1": replace(one, arrays={**one.arrays, "params": params})}
+        return ask(requests, timeout)
+
+    parties.transport.ask = two_faced
+    with refused("gate.open"):  # silo1 masked another request than the one that is to be opened
+        parties.play(1)
+    masked = {
+        name: message
+        for name, message in parties.transport.answered
+        if (message.kind, message.round) == ("update", 1)
+    }
+    assert len(masked) == 3
+    if aggregator is not LATTICE:
+        ring, step = Masked().ring(parties.setting)
+        total = sum(message.arrays["masked"] for message in masked.values())
+        for name in masked:
+            opened = parties.silos[name]._side._seals
+            request = (
+                next(
+                    m for n, m in parties.transport.asked if n == name and (m.kind, m.round) == ("update", 1)
+                )
+                if name != "silo1"
+                else two_faced_request(parties)
+            )
+            total = ring.mask(total, opened.session(request).seal_key(*opened.attempt(request).use), -1)
+        assert np.abs(ring.centered(total) * step).max() > 100 * float(honest)
+
+
+def two_faced_request(parties: Parties) -> Message:
+    """What silo1 was asked in truth."""
+    one = next(m for n, m in parties.transport.asked if n == "silo1" and (m.kind, m.round) == ("update", 1))
+    return one
+
+
+# --- S11: recipients ---
+
+
+def test_a_request_for_another_silo_is_refused_before_it_is_read():
+    parties = Parties(Plain(), RECORDS)
+    server, own = Identity.fresh("server"), Identity.fresh("silo0")
+    party = SignedParty(restored(parties, "silo0", {}), own, server.public)
+    counts = Message("counts", "run")
+    with refused("message.signature"):
+        party.receive(sign(counts, server, "silo1"))
+    answer = party.receive(sign(counts, server, "silo0"))
+    assert verify(answer, own.public, "it", "server", counts.digest()).arrays["counts"].sum() > 0
+    for other in (("silo0", counts.digest()), ("server", "")):
+        with refused("message.signature"):
+            verify(answer, own.public, "it", *other)
+
+
+# --- S13: secrets of a session ---
+
+
+@pytest.mark.parametrize("lie", [{"round": 1}, {"attempt": 1}, {"round": 1, "attempt": 1}])
+def test_a_session_is_not_begun_anew_once_a_round_was_answered(lie):
+    parties = Parties(Masked(), AVG)
+    parties.play(0)
+    before = backup(parties, "silo0")
+    with refused("gate.order"):
+        parties.silos["silo0"].answer(replace(Message("hello", "run"), **lie))
+    assert backup(parties, "silo0") == before
+    parties.play(1)
+
+
+def test_an_opening_is_not_drawn_again_under_another_round_name():
+    """It overwrote the secrets of a confirmed session."""
+    parties = Parties(Masked(), AVG)
+    before = backup(parties, "silo0")
+    with refused("gate.order"):
+        parties.silos["silo0"].answer(Message("hello", "run", round=1))
+    assert backup(parties, "silo0") == before
+
+
+# --- order ---
+
+
+@pytest.mark.parametrize("name", ["lattice sampled", "lattice hidden", "paillier hidden"])
+def test_silo_0_answers_a_round_in_order(name):
+    parties = Parties(*RUNS[name])
+    parties.play(0)
+    zero = parties.silos["silo0"]
+    with refused("gate.order"):  # an update before its sample
+        zero.answer(replace(parties.last("update"), round=1))
+    parties.play(1)
+    with refused("gate.order"):  # a sample after the update
+        zero.answer(replace(parties.last("sample"), attempt=3))
+    with refused("gate.past"):
+        zero.answer(replace(parties.last("sample", round_=0), attempt=3))
+
+
+def test_states_survive_a_restart():
+    parties = Parties(Masked(min_silos=3), AVG, silos=4)
+    parties.play(0)
+    state = parties.silos["silo0"].gate.state
+    assert copy.deepcopy(parties.started("silo0")).gate.state == state
+    assert (state.round, state.attempt, state.opened) == (0, 0, True)
