@@ -183,6 +183,16 @@ def test_no_more_than_the_rounds_that_were_agreed(name):
             silo.answer(replace(parties.last("update"), run="another"))
 
 
+def test_no_more_attempts_than_the_encryption_was_chosen_for():
+    """What flooding hides is a part of δ for so many; the server's own count is not the silo's."""
+    parties = Parties(replace(LATTICE, attempts=2), RECORDS)
+    parties.play(0)
+    parties.play(1)
+    asked = parties.last("update")
+    with refused("gate.attempts"):
+        parties.silos["silo1"].answer(replace(asked, round=2))
+
+
 def test_releases_of_a_round_end_when_no_silo_is_left_to_lose():
     """400 releases of one round were opened, with fresh noise under each: their mean is free of noise."""
     parties = Parties(Masked(min_silos=3), AVG, silos=5)

@@ -59,6 +59,7 @@ class State:
         asked: digest of the round's model and sample.
         request: digest of that attempt's request, which its masks and its seal are bound to.
         opened: whether the release was opened.
+        attempts: how many updates of the run were answered.
     """
 
     step: int = 0
@@ -71,6 +72,7 @@ class State:
     asked: str = ""
     request: str = ""
     opened: bool = False
+    attempts: int = 0
 
     def encode(self) -> bytes:
         """For the silo's store."""
@@ -257,6 +259,13 @@ class Gate:
                 "gate.model",
                 f"was asked for round {request.round + 1} again with another model or sample: within a round both stay",
             )
+        most = self._aggregator.most_rounds
+        if most is not None and state.attempts >= most:
+            self._refuse(
+                "gate.attempts",
+                f"has answered the {counted(most, 'attempt')} that the run's encryption was chosen for",
+            )
+        state = replace(state, attempts=state.attempts + 1)
         if self.script.open is None:
             if request.attempt:
                 self._refuse(
