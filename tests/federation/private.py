@@ -159,6 +159,22 @@ class Parties:
         self.server.set_up()
         self.params = task.initial(1)
 
+    @staticmethod
+    @contextmanager
+    def watch(name: str, sent: list[Message], stores: list[dict[str, bytes]]) -> Iterator[None]:
+        """Keeps, inside, what a silo of this name is sent, and its store as it was before."""
+        answer = Silo.answer
+
+        def watched(self: Silo, request: Message) -> Message:
+            if self.name == name:
+                sent.append(request)
+                stores.append(dict(self._store._values))
+            return answer(self, request)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Silo, "answer", watched)
+            yield
+
     def started(self, name: str, ledger: Ledger | None = None) -> Silo:
         """A silo in a new process, with the store that it has."""
         return self._started(self._data[name], ledger)
