@@ -48,8 +48,9 @@ FEWEST = 3
 ASSUMPTIONS = (
     "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20, and each silo has checked the other silos' long-term keys by "
     "another channel (in a simulation, one process makes them all)",
-    "the server follows the protocol: it neither makes up silos nor chooses rosters to single someone out. The "
-    "protocol was not reviewed outside this project, and hides no timing",
+    "the server follows the protocol: it draws samples and computes weights as the method says (one silo sees its own "
+    "weights only, and cannot check that a person's add to at most 1 over all silos). The protocol was not reviewed "
+    "outside this project, and hides no timing",
 )
 
 

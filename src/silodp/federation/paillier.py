@@ -67,6 +67,8 @@ ASSUMPTIONS = (
     *SECURE_AGGREGATION,
     "nobody but the server factors its Paillier modulus, and no silo tells the server the silos' common secret: "
     "together they would learn every count",
+    "against a malicious server no ε is promised: silos cannot see which weights it encrypts, and a weight of its own "
+    "choice reads one person's part",
 )
 _MOST_UNITS = 1 << 16
 
