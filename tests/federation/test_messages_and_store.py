@@ -1,3 +1,4 @@
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -5,10 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from oracles import logistic_task, small_federation
+from refusals import refused
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
+from silodp.federation.run import train
 from silodp.federation.store import DirectoryStore, MemoryStore, write_durably
 from silodp.federation.transport import InProcess, Traffic
+from silodp.methods import UldpSgd
 
 MESSAGE = Message(
     "update",
@@ -160,3 +165,61 @@ def test_failures_are_data():
 def test_what_a_party_keeps_is_for_its_own_account_only(tmp_path):
     DirectoryStore(tmp_path / "checkpoint" / "silos" / "000").put("identity", b"seed")
     assert (tmp_path / "checkpoint" / "silos" / "000").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("place", ["checkpoint", "checkpoint/silos/000", "checkpoint/silo_ledgers"])
+def test_a_folder_for_secrets_that_others_may_read_is_refused(place, tmp_path):
+    """An existing one was taken as it was, with the identity's seed in it."""
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "checkpoint").chmod(0o700)
+    (tmp_path / place).chmod(0o755)
+    with refused("store.permissions"):
+        train(small_federation(), logistic_task(), UldpSgd(5.0, 0.5), rounds=1, out=tmp_path)
+    assert not list((tmp_path / place).rglob("identity"))
+
+
+def test_what_a_run_keeps_to_itself_is_for_its_owner_alone(tmp_path):
+    train(small_federation(), logistic_task(), UldpSgd(5.0, 0.5), rounds=1, out=tmp_path)
+    secrets = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert len(secrets) > 10
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o044, "what may be shared is not hidden"
+
+
+def header(text: bytes, claimed: int | None = None) -> bytes:
+    return (len(text) if claimed is None else claimed).to_bytes(8, "little") + text
+
+
+def in_metadata(message: bytes) -> bytes:
+    """As the encoding has it: JSON in JSON."""
+    return header(json.dumps({"__metadata__": {"message": message.decode()}}).encode())
+
+
+TOO_MUCH = {
+    "nested header": header(b"[" * 3000),
+    "nested metadata": in_metadata(b"[" * 3000),
+    "nested objects": in_metadata(b'{"a":' * 3000),
+    "nested fields": in_metadata(
+        b'{"kind": "update", "run": "r", "round": 0, "attempt": 0, "fields": {"a": [[[[[[]]]]]]}}'
+    ),
+    "a header of a terabyte": header(b"{}", 2**40),
+    "a length beyond 64 bits signed": header(b"{}", 2**63 + 5),
+    "no metadata": header(b"{}"),
+    "metadata that is a number": header(b'{"__metadata__": 5}'),
+    "a message that is a list": in_metadata(b"[]"),
+    "another header": in_metadata(b'{"kind": "update"}'),
+    "a round of 400 digits": in_metadata(
+        b'{"kind": "update", "run": "r", "attempt": 0, "fields": {}, "round": ' + b"9" * 400 + b"}"
+    ),
+    "a run without an encoding": in_metadata(
+        b'{"kind": "update", "run": "\\ud800", "round": 0, "attempt": 0, "fields": {}}'
+    ),
+    "too many entries": Message("update", "r", blobs={str(i): b"" for i in range(1 << 15)}).encode(),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_bytes_that_ask_too_much_of_the_parser_are_refused(name):
+    """3,134 bytes of brackets were a RecursionError, before any signature was checked."""
+    with refused("message.malformed"):
+        Message.decode(TOO_MUCH[name])

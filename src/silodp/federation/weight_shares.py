@@ -285,7 +285,7 @@ class SiloWeights:
         if packed is None:
             raise SilodpError(
                 f"silo '{self.member.identity.name}' was asked for transfers it has no base for.",
-                code="gate.order",
+                code="session.no_transfers",
             )
         return SiloZero(self._shares(request.run), TransferSender.unpack(packed, 0))
 
