@@ -294,16 +294,32 @@ def test_a_restored_silo_repeats_its_noise_for_a_repeated_request(aggregator):
     assert restored(parties, "silo0", before).answer(other).encode() not in answers
 
 
+def test_a_restored_silo_draws_other_noise_for_another_model():
+    """Two answers with the same noise differ by two updates in clear."""
+    parties = Parties(Plain(), replace(AVG, local=replace(AVG.local, batch_size=None)))
+    parties.play(0)
+    before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
+    one = restored(parties, "silo0", before).answer(asked).arrays["share"]
+    nudged = nudge(asked)
+    other = restored(parties, "silo0", before).answer(nudged).arrays["share"]
+    noise = 5.0 * 0.5 / np.sqrt(3)  # one silo's share of σC
+    assert np.abs(one - other).max() > 0.05 * noise
+
+
+def nudge(asked: Message) -> Message:
+    """The same request with the smallest change of the model."""
+    params = asked.arrays["params"].copy()
+    params[0] = np.nextafter(params[0], np.float32(1))
+    return replace(asked, arrays={**asked.arrays, "params": params})
+
+
 def test_a_restored_silo_masks_another_request_under_other_masks():
     """Under the same masks and seal the difference of two answers was that of two noisy values."""
     parties = Parties(Masked(), AVG)
     parties.play(0)
     before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
     one = restored(parties, "silo0", before).answer(asked).arrays["masked"]
-    nudged = asked.arrays["params"].copy()
-    nudged[0] = np.nextafter(nudged[0], np.float32(1))
-    two = replace(asked, arrays={**asked.arrays, "params": nudged})
-    other = restored(parties, "silo0", before).answer(two).arrays["masked"]
+    other = restored(parties, "silo0", before).answer(nudge(asked)).arrays["masked"]
     bits = Masked().ring(parties.setting)[0].bits
     difference = np.abs((one - other).astype(np.int64 if bits == 64 else np.int32).astype(np.float64))
     noise = 5.0 * 2**20  # no value is longer: σ clips on the finest grid

@@ -8,9 +8,11 @@ import pytest
 
 from oracles import logistic_task, small_federation
 from refusals import refused
+from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
 from silodp.federation.run import train
+from silodp.federation.signatures import sign, verify
 from silodp.federation.store import DirectoryStore, MemoryStore, write_durably
 from silodp.federation.transport import InProcess, Traffic
 from silodp.methods import UldpSgd
@@ -214,6 +216,7 @@ TOO_MUCH = {
     "a run without an encoding": in_metadata(
         b'{"kind": "update", "run": "\\ud800", "round": 0, "attempt": 0, "fields": {}}'
     ),
+    "a header of 16 MiB": Message("update", "r", fields={"a": "x" * (1 << 24)}).encode(),
     "too many entries": Message("update", "r", blobs={str(i): b"" for i in range(1 << 15)}).encode(),
 }
 
@@ -223,3 +226,19 @@ def test_bytes_that_ask_too_much_of_the_parser_are_refused(name):
     """3,134 bytes of brackets were a RecursionError, before any signature was checked."""
     with refused("message.malformed"):
         Message.decode(TOO_MUCH[name])
+
+
+def test_nothing_is_parsed_before_its_signature_was_checked(monkeypatch):
+    read: list[int] = []
+    decode = Message.decode
+    monkeypatch.setattr(Message, "decode", lambda data: read.append(len(data)) or decode(data))
+    sender, other = Identity.fresh("a"), Identity.fresh("b")
+    data = sign(MESSAGE, sender, "silo0")
+    for lie in (data[:-1], data + b"x", bytes(len(data)), b"", data[:72], sign(MESSAGE, other, "silo0")):
+        with refused("message.signature"):
+            verify(lie, sender.public, "a", "silo0")
+    with refused("message.too_large"):
+        verify(data, sender.public, "a", "silo0", most_bytes=10)
+    assert read == []
+    verify(data, sender.public, "a", "silo0")
+    assert len(read) == 1
