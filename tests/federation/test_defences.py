@@ -44,6 +44,8 @@ def quiet_party(method, store=None) -> Silo:
 
 
 def answer(silo: Silo, allotment: np.ndarray, **arrays: np.ndarray) -> np.ndarray:
+    if silo._method.needs_counts:
+        silo.answer(Message("counts", "run"))
     silo.answer(Message("setup", "run", arrays={"allotment": allotment}))
     request = Message("update", "run", 0, arrays={"params": np.zeros(5, np.float32), **arrays})
     return silo.answer(request).arrays["share"]
@@ -51,20 +53,24 @@ def answer(silo: Silo, allotment: np.ndarray, **arrays: np.ndarray) -> np.ndarra
 
 def test_a_silo_heeds_sample_allotment_and_quota():
     third, nobody = np.full(12, 1 / 3), np.zeros(12, dtype=bool)
+    sampled = replace(AVG, user_sampling=0.5)
     assert np.abs(answer(quiet_party(AVG), third)).max() > 0
-    assert (answer(quiet_party(AVG), third, sample=nobody) == 0).all()
-    assert (answer(quiet_party(AVG), np.zeros(12)) == 0).all()
+    assert (answer(quiet_party(sampled), third, sample=nobody) == 0).all()
+    # Full batches: the same people move the same way, however much they count.
+    records = replace(AVG, weighting="records", local=LocalTraining(0.1))
+    weights = (small_federation().counts()[0] > 0) / 4
     np.testing.assert_allclose(
-        answer(quiet_party(replace(AVG, local=LocalTraining(0.1))), third),
-        answer(quiet_party(replace(AVG, local=LocalTraining(0.1))), third / 2) * 2,
+        answer(quiet_party(records), weights), answer(quiet_party(records), weights / 2) * 2
     )
+    assert (answer(quiet_party(records), np.zeros(12)) == 0).all()
     everyone = replace(GROUP, record_sampling=1.0)
-    assert np.abs(answer(quiet_party(everyone), np.full(12, 99))).max() > 0
+    most = np.minimum(small_federation().counts()[0], GROUP.group_size)
+    assert np.abs(answer(quiet_party(everyone), most)).max() > 0
     assert (answer(quiet_party(everyone), np.zeros(12, dtype=np.int64)) == 0).all()
 
 
 def test_who_is_admitted_is_drawn_once_and_survives_a_restart():
-    quota = np.ones(12, dtype=np.int64)
+    quota = np.minimum(small_federation().counts()[0], 1)
     store = MemoryStore()
     silo = quiet_party(GROUP, store)
     answer(silo, quota)

@@ -242,7 +242,7 @@ def test_no_silo_gets_a_share_that_depends_on_the_sample():
             parties.play(round_)
             weights = [parties.silos[name]._side._weights for name in parties.names]
             asked = [parties.last("update", name, round_) for name in parties.names]
-            shares = [w.of_round(request, True) for w, request in zip(weights, asked, strict=True)]
+            shares = [w.of_round(request) for w, request in zip(weights, asked, strict=True)]
             assert not any(shares[0][:4].tobytes() in m.blobs["sampled"] for m in asked[1:]), (
                 "the boxes are sealed"
             )

@@ -53,7 +53,9 @@ SENT = [
     ("name", "kind", "silo", "down", "up"), SENT, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_a_flipped_bit_is_noticed_and_the_run_goes_on(name, kind, silo, down, up, direction, wire, tmp_path):  # noqa: F811
-    parts = [*(down if direction == "to_silo" else up)]
+    parts = down if direction == "to_silo" else up
+    if not parts:
+        pytest.skip("it says nothing but its name, which test_wire_attacks alters")
     for number, part in enumerate(parts):
         found: list[set[str]] = []
 
