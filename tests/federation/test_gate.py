@@ -92,7 +92,7 @@ def test_tables_are_not_offered_under_the_pads_of_an_earlier_session():
     lie = replace(first, attempt=1, fields=fields)
     with refused("gate.order"):
         zero.answer(lie)
-    with refused("gate.order"):  # and not by the gate alone
+    with refused("session.no_transfers"):  # and not by the gate alone
         zero._handlers["reciprocals"](lie)
     zero.answer(replace(parties.last("base"), attempt=1, fields=fields, blobs={"offer": offer(session)}))
     old = replace(first, fields={"session": parties.session})

@@ -174,7 +174,8 @@ class ServerShares:
         stored = self.desk.store.get(f"weights/{what}")
         if stored is None:
             raise SilodpError(
-                "the server holds no shares of the weights: its store is lost; begin a new run."
+                "the server holds no shares of the weights: its store is lost; begin a new run.",
+                code="session.missing",
             )
         return Message.decode(stored)
 
@@ -285,7 +286,7 @@ class SiloWeights:
         if packed is None:
             raise SilodpError(
                 f"silo '{self.member.identity.name}' was asked for transfers it has no base for.",
-                code="gate.order",
+                code="session.no_transfers",
             )
         return SiloZero(self._shares(request.run), TransferSender.unpack(packed, 0))
 

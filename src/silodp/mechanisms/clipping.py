@@ -154,7 +154,9 @@ def check_clip(clip: float) -> None:
     check_real("clip", clip)
     if not (math.isfinite(clip) and clip > 0):
         raise SilodpError(
-            f"clip = {clip} bounds nothing: set a finite clip > 0, in units of the update's 2-norm."
+            f"clip = {clip} bounds nothing: set a finite clip > 0, in units of the update's 2-norm.",
+            code="argument.value",
+            field="clip",
         )
 
 
@@ -184,13 +186,16 @@ def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
     and in other silos; that is `methods.weighting`'s promise. They count only where the stream is `weighted`.
     """
     if stream.weighted and weights is None:
-        raise SilodpError("rows that count with their owner's weight cannot be folded without weights.")
+        raise SilodpError(
+            "rows that count with their owner's weight cannot be folded without weights.", code="method.rows"
+        )
     value = torch.zeros(stream.size, dtype=torch.float64)
     refused = 0
     for chunk in stream.chunks:
         if chunk.clip > stream.bounds.clip:
             raise SilodpError(
-                f"rows clipped to {chunk.clip} cannot be folded where {stream.bounds.clip} was declared."
+                f"rows clipped to {chunk.clip} cannot be folded where {stream.bounds.clip} was declared.",
+                code="method.rows",
             )
         coefficients = chunk.factors
         if stream.weighted and weights is not None:
