@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -147,7 +147,7 @@ class LatticeSilo:
     """
 
     parameters: LatticeParameters
-    claim: Callable[[bytes], bool]
+    claim: Callable[[bytes], bool] = field(repr=False)  # a method would print what it belongs to
     workers: int = 1
     transform: Transform | None = None
 
@@ -217,7 +217,7 @@ class LatticeSilo:
         return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # `owners` says who has records
 class _Ciphertexts:
     """Both halves of the ciphertexts of some users, limb rows (u, 2K, N): c0 as sent, c1 from the seed."""
 

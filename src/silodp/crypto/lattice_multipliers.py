@@ -6,7 +6,7 @@ The flooding margin and the sensitivity rest on these bounds, so they are checke
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ class Multipliers:
     """
 
     parameters: LatticeParameters
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64] = field(repr=False)
 
     def __post_init__(self) -> None:
         counts, cap = self.counts, self.parameters.count_cap

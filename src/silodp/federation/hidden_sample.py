@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeVar
 
@@ -197,7 +197,7 @@ class Choices:
     law: OneOf
     member: Member
     store: Store
-    opened: Callable[[Message, Lookup, bytes], bytes]
+    opened: Callable[[Message, Lookup, bytes], bytes] = field(repr=False)
 
     @property
     def handlers(self) -> dict[str, Handler]:

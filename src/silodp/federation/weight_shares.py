@@ -8,7 +8,7 @@ roster; it must answer where persons are sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -188,7 +188,7 @@ class SiloWeights:
     constants: Constants
     member: Member
     store: Store
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64] = field(repr=False)
 
     @property
     def handlers(self) -> dict[str, Callable[[Message], Message]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,9 +29,9 @@ class ClippedRows:
     factors (r,) float64 with ‖factors[i]·rows[i]‖₂ ≤ clip, and 0 for rows that are not finite.
     """
 
-    owners: Tensor
-    rows: Tensor
-    factors: Tensor
+    owners: Tensor = field(repr=False)
+    rows: Tensor = field(repr=False)
+    factors: Tensor = field(repr=False)
     clip: float
 
     @property
@@ -92,9 +92,9 @@ class Finished:
     memory: what the silo keeps for its next round (`SiloWork.memory`), durably, before its answer is stored.
     """
 
-    value: Tensor
+    value: Tensor = field(repr=False)
     refused: int = 0
-    memory: np.ndarray | None = None
+    memory: np.ndarray | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ Update = ClippedStream | Stepwise | Finished
 class Share:
     """What leaves a silo: value (d,) float64; `noise_std` is the absolute std of the noise added by `release`."""
 
-    value: Tensor
+    value: Tensor = field(repr=False)
     noise_std: float
     refused: int = 0
 
@@ -139,7 +139,7 @@ class Share:
 class ClippedSum:
     """Σ weight·clipped row: value (d,) float64, and how far emptying one unit can move it."""
 
-    value: Tensor
+    value: Tensor = field(repr=False)
     sensitivity: float
     refused: int = 0
 

@@ -8,7 +8,7 @@ it is done per row before anything is added, so the integer sum moves by at most
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ class Grid:
 class IntegerSum:
     """Σ of truncated rows (d,) in grid steps."""
 
-    value: Integers
+    value: Integers = field(repr=False)
     grid: Grid
     bounds: Bounds
     refused: int = 0
@@ -151,7 +151,7 @@ class IntegerSum:
 class IntegerShare:
     """What a silo may mask and send: value (d,) and the noise's std, in grid steps."""
 
-    value: Integers
+    value: Integers = field(repr=False)
     noise_std: float
     refused: int = 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ class Randomness:
     purpose, and guarantees say "not for release".
     """
 
-    key: bytes | None
+    key: bytes | None = field(repr=False)
     prefix: tuple[str | int, ...] = ()
 
     @classmethod
