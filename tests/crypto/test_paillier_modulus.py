@@ -77,6 +77,17 @@ def test_every_root_is_checked(place):
         verify_modulus(key.public, bytes(proof), SESSION)
 
 
+def test_a_proof_of_another_length_or_with_a_root_beyond_the_modulus_is_no_proof():
+    """A proof for a larger modulus was refused as a malformed message, if one of its roots was beyond this one."""
+    key = PrivateKey.generate(BITS)
+    proof = prove_modulus(key, SESSION)
+    first, n = int.from_bytes(proof[: BITS // 8], "big"), int(key.public.n)
+    beyond = (first + n).to_bytes(BITS // 8 + 1, "big")[-(BITS // 8) :]
+    for wrong in (proof[:-1], proof + b"\0", b"", beyond + proof[BITS // 8 :], b"\xff" * len(proof)):
+        with refused("crypto.paillier_modulus"):
+            verify_modulus(key.public, wrong, SESSION)
+
+
 def test_a_modulus_that_singles_out_a_person_cannot_be_proven():
     key = singling_out()
     PublicKey.from_bytes(key.public.to_bytes(), BITS)  # nothing else is wrong with it

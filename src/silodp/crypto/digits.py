@@ -110,7 +110,8 @@ class Digits:
         if len(packed) != self.size:
             raise SilodpError(
                 f"a vector of {self.count} numbers modulo 2^{self.bits} takes {self.size} bytes, not {len(packed)}; "
-                "server and silos must use the same parameters"
+                "server and silos must use the same parameters",
+                code="message.malformed",
             )
         return self._unpacked(np.frombuffer(packed, np.uint8))
 

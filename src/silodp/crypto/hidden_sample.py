@@ -33,7 +33,8 @@ class OneOf:
         if not (1 <= self.drawn <= self.places and 2 <= self.places <= MOST_PLACES):
             raise SilodpError(
                 f"Hidden sampling: a rate of {self.drawn}/{self.places}; set 1 ≤ drawn ≤ places, "
-                f"2 ≤ places ≤ {MOST_PLACES:,}."
+                f"2 ≤ places ≤ {MOST_PLACES:,}.",
+                code="argument.value",
             )
 
     @property
@@ -49,7 +50,7 @@ class OneOf:
 def transfer_counter(round: int) -> int:
     """The counter of a round's transfers; counter 0 is the set-up's."""
     if round < 0:
-        raise SilodpError(f"Hidden sampling: round {round}; number the rounds from 0.")
+        raise SilodpError(f"Hidden sampling: round {round}; number the rounds from 0.", code="argument.value")
     return round + 1
 
 

@@ -82,11 +82,13 @@ class Hello:
             hello = cls(str(name), *(bytes.fromhex(part) for part in parts))
         except (ValueError, TypeError):
             raise SilodpError(
-                f"the greeting of silo '{sender}' cannot be read: it was cut or altered."
+                f"the greeting of silo '{sender}' cannot be read: it was cut or altered.",
+                code="message.malformed",
             ) from None
         if [len(part) for part in hello._parts] != [32, 32, 32, 64]:
             raise SilodpError(
-                f"the greeting of silo '{sender}' has keys of a wrong length: it was cut or altered."
+                f"the greeting of silo '{sender}' has keys of a wrong length: it was cut or altered.",
+                code="message.malformed",
             )
         return hello
 
@@ -120,7 +122,8 @@ class Opening:
             return self._key.exchange(X25519PublicKey.from_public_bytes(hello.ephemeral))
         except ValueError:  # a point of small order, of which everyone knows the result
             raise SilodpError(
-                f"silo '{hello.name}' sent a key that hides nothing: do not go on with it."
+                f"silo '{hello.name}' sent a key that hides nothing: do not go on with it.",
+                code="session.pins",
             ) from None
 
     @property
@@ -144,13 +147,15 @@ class Opening:
             odd = sorted(set(names) ^ set(pins)) or sorted({n for n in names if names.count(n) > 1})
             raise SilodpError(
                 f"the roster shown to silo '{self.identity.name}' differs from its pinned one in '{', '.join(odd)}': "
-                "ask the other silos which roster they were shown, and do not go on."
+                "ask the other silos which roster they were shown, and do not go on.",
+                code="session.pins",
             )
         for hello in hellos:
             if hello.identity != pins[hello.name]:
                 raise SilodpError(
                     f"silo '{hello.name}' appears with a key that silo '{self.identity.name}' has not pinned: check it "
-                    "with that silo by another channel."
+                    "with that silo by another channel.",
+                    code="session.pins",
                 )
             _verify(
                 hello.identity, hello.signature, hello.signed(self.run), f"greeting of silo '{hello.name}'"
@@ -158,7 +163,8 @@ class Opening:
         own = next(hello for hello in hellos if hello.name == self.identity.name)
         if own != self.hello:
             raise SilodpError(
-                f"silo '{self.identity.name}' was shown a greeting of its own that it never sent."
+                f"silo '{self.identity.name}' was shown a greeting of its own that it never sent.",
+                code="session.altered",
             )
         fields: list[str | bytes] = []
         for hello in hellos:
@@ -238,7 +244,8 @@ class Session:
             return ChaCha20Poly1305(key).decrypt(_NO_NONCE, message, None)
         except InvalidTag:
             raise SilodpError(
-                f"what silo '{peer}' sent to silo '{self.name}' was altered, or is of another session."
+                f"what silo '{peer}' sent to silo '{self.name}' was altered, or is of another session.",
+                code="session.altered",
             ) from None
 
 
@@ -247,7 +254,8 @@ def _verify(identity: bytes, signature: bytes, message: bytes, what: str) -> Non
         Ed25519PublicKey.from_public_bytes(identity).verify(signature, message)
     except InvalidSignature:
         raise SilodpError(
-            f"the signature on the {what} does not hold: something was altered on the way; do not go on."
+            f"the signature on the {what} does not hold: something was altered on the way; do not go on.",
+            code="session.altered",
         ) from None
 
 

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,9 @@ class LatticeServer:
         step = 2.0 ** (parameters.modulus_bits - parameters.plaintext_bits)
         if np.abs(errors).max() > 256 * 2**parameters.room_bits / step + 1:
             raise SilodpError(
-                "the sum does not decrypt: a mask is left in it, or an answer was altered or belongs to another request"
+                "the sum does not decrypt: a mask is left in it, or an answer was altered or belongs to another "
+                "request",
+                code="crypto.decryption",
             )
         plain = digits.bits_from(numbers, step_bits, parameters.plaintext_bits)
         rest = 64 - parameters.plaintext_bits
@@ -145,7 +147,7 @@ class LatticeSilo:
     """
 
     parameters: LatticeParameters
-    claim: Callable[[bytes], bool]
+    claim: Callable[[bytes], bool] = field(repr=False)  # a method would print what it belongs to
     workers: int = 1
     transform: Transform | None = None
 
@@ -176,7 +178,8 @@ class LatticeSilo:
         sizes = self.parameters.request_bytes
         if {name: len(value) for name, value in request.items()} != sizes:
             raise SilodpError(
-                f"the server's request must hold {sizes} bytes; server and silos differ in parameters"
+                f"the server's request must hold {sizes} bytes; server and silos differ in parameters",
+                code="message.malformed",
             )
         shares = _checked(shares, "shares", parameters.users)
         noise = _checked(noise, "noise", parameters.dimension)
@@ -184,7 +187,8 @@ class LatticeSilo:
         seed = seed_of(request, context)
         if not self.claim(seed):
             raise SilodpError(
-                "the server sent ciphertexts under a seed seen before; refused: begin a new attempt"
+                "the server sent ciphertexts under a seed seen before; refused: begin a new attempt",
+                code="crypto.reused",
             )
         key = secrets.token_bytes(KEY_BYTES)
         total = np.zeros((parameters.blocks, 2, parameters.limbs, ring.size), np.int64)
@@ -213,7 +217,7 @@ class LatticeSilo:
         return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # `owners` says who has records
 class _Ciphertexts:
     """Both halves of the ciphertexts of some users, limb rows (u, 2K, N): c0 as sent, c1 from the seed."""
 
@@ -233,6 +237,8 @@ class _Ciphertexts:
 def _checked(vector: NDArray[Any], name: str, size: int) -> NDArray[Any]:
     if vector.shape != (size,) or vector.dtype.itemsize != 8 or vector.dtype.kind not in "iu":
         raise SilodpError(
-            f"{name} must be {size} integers of 64 bits, not {vector.dtype} of shape {vector.shape}"
+            f"{name} must be {size} integers of 64 bits, not {vector.dtype} of shape {vector.shape}",
+            code="argument.shape",
+            field=name,
         )
     return vector

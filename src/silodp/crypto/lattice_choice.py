@@ -37,7 +37,8 @@ def choose(
         x > 0 for x in (dimension, users, silos, count_cap, attempts, delta, weight_bits, clip_units or 1)
     ):
         raise SilodpError(
-            "the constants of a private weighting must be positive; check users, silos, caps and delta"
+            "the constants of a private weighting must be positive; check users, silos, caps and delta",
+            code="argument.value",
         )
     grids = [1 << bits for bits in range(17, 7, -1) if 1 << bits >= 64 * math.sqrt(dimension)]
     tried: list[LatticeParameters] = []
@@ -70,7 +71,8 @@ def choose(
     raise SilodpError(
         f"no lattice holds {counted(users, 'user')} with up to {counted(count_cap, 'record')} a silo at C/g = "
         f"{nearest.clip_units}: the nearest breaks {', '.join(broken)}; lower the count cap, or take fewer rounds or "
-        "weight bits"
+        "weight bits",
+        code="crypto.parameters",
     )
 
 

@@ -6,7 +6,7 @@ The flooding margin and the sensitivity rest on these bounds, so they are checke
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,15 +28,21 @@ class Multipliers:
     """
 
     parameters: LatticeParameters
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64] = field(repr=False)
 
     def __post_init__(self) -> None:
         counts, cap = self.counts, self.parameters.count_cap
         if counts.shape != (self.parameters.users,) or counts.dtype.kind not in "iu":
-            raise SilodpError(f"counts must be {self.parameters.users} integers, one for every user")
+            raise SilodpError(
+                f"counts must be {self.parameters.users} integers, one for every user",
+                code="argument.shape",
+                field="counts",
+            )
         if counts.min(initial=0) < 0 or counts.max(initial=0) > cap:
             raise SilodpError(
-                f"counts must lie between 0 and the public cap of {cap}; cap them before the first round"
+                f"counts must lie between 0 and the public cap of {cap}; cap them before the first round",
+                code="argument.value",
+                field="counts",
             )
 
     def batches(self, chunks: Iterable[Chunk]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
@@ -56,17 +62,22 @@ class Multipliers:
 
         for some, rows in chunks:
             if rows.shape != (len(some), parameters.dimension) or rows.dtype.kind not in "iu":
-                raise SilodpError(f"rows must be integers of shape ({len(some)}, {parameters.dimension})")
+                raise SilodpError(
+                    f"rows must be integers of shape ({len(some)}, {parameters.dimension})",
+                    code="method.rows",
+                )
             for owner, row in zip(some.tolist(), rows, strict=True):
                 if not 0 <= owner < parameters.users or seen[owner]:
                     raise SilodpError(
-                        "every owner must be a user of the common index, with one row; check the rows"
+                        "every owner must be a user of the common index, with one row; check the rows",
+                        code="method.rows",
                     )
                 seen[owner] = True
                 norm2 = float(np.einsum("d,d->", row, row, dtype=np.float64))  # exact as far as the bound
                 if not norm2 <= float(parameters.clip_units) ** 2:
                     raise SilodpError(
-                        f"a row is longer than C/g = {parameters.clip_units}; clip, then round toward zero"
+                        f"a row is longer than C/g = {parameters.clip_units}; clip, then round toward zero",
+                        code="method.rows",
                     )
                 into = held[len(owners), : parameters.dimension]
                 np.multiply(row, self.counts[owner], out=into, dtype=np.int32, casting="unsafe")

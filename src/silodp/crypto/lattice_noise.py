@@ -61,7 +61,8 @@ def scaled_noise(share: Integers, shift: int, stream: np.random.Generator) -> In
     """
     if shift < 0 or np.abs(share).max(initial=0) >= 1 << (61 - shift):
         raise SilodpError(
-            f"integer noise does not fit at the scale 2^{shift}; check the noise multiplier and the grid"
+            f"integer noise does not fit at the scale 2^{shift}; check the noise multiplier and the grid",
+            code="argument.grid",
         )
     if not shift:
         return share.astype(np.int64)

@@ -231,7 +231,8 @@ class LatticeParameters:
             if not rule.holds and not (rule.safety and self.insecure_for_tests):
                 raise SilodpError(
                     f"the lattice breaks the rule '{rule.name}': {rule.value:.2f} where at most {rule.limit:.2f} "
-                    f"is allowed; {rule.advice}"
+                    f"is allowed; {rule.advice}",
+                    code="crypto.parameters",
                 )
 
     @property

@@ -88,7 +88,8 @@ class VerifiedProducts:
                 if (self._digest(rows) != expected[tile]).any():
                     raise SilodpError(
                         "a block of the weighted sum cannot be computed exactly, even in pieces; nothing was sent: "
-                        "take a coarser grid (smaller C/g) or a smaller count cap"
+                        "take a coarser grid (smaller C/g) or a smaller count cap",
+                        code="crypto.parameters",
                     )
             total[tile] += rows.reshape(total[tile].shape)
             self._ring.balance(total[tile])

@@ -46,7 +46,7 @@ class Lookup:
         """Ask for entry `indices[u]` of user u's table of `size` entries, using up this transfer counter."""
         levels = _levels(size)
         if indices.ndim != 1 or not len(indices) or indices.min() < 0 or indices.max() >= size:
-            _refuse(f"an index lies outside the table of {size} entries", "point inside it")
+            _refuse("argument.value", f"an index lies outside the table of {size} entries", "point inside it")
         places: NDArray[np.int64] = indices.astype(np.int64)
         bits = (places[:, None] >> np.arange(levels)) & 1
         message, keys = receiver.choose(counter, bits.ravel())
@@ -62,7 +62,11 @@ class Lookup:
         fingerprint, hidden = answer[:_FINGERPRINT], answer[_FINGERPRINT:]
         expected = _fingerprint(self.domain, self.message, hidden)
         if len(hidden) != users * self.size * width * 8 or fingerprint != expected:
-            _refuse("the answer does not belong to this request, or was altered", "ask for it again")
+            _refuse(
+                "message.unexpected",
+                "the answer does not belong to this request, or was altered",
+                "ask for it again",
+            )
         table = np.frombuffer(hidden, "<u8").reshape(users, self.size, width)
         entries = table[np.arange(users), self.indices]
         for u, index in enumerate(self.indices):
@@ -131,7 +135,7 @@ def _without_bit(index: int, i: int) -> int:
 
 def _levels(size: int) -> int:
     if size < 2:
-        _refuse(f"a table of {size} entries", "give at least two")
+        _refuse("argument.value", f"a table of {size} entries", "give at least two")
     return (size - 1).bit_length()
 
 
@@ -140,5 +144,5 @@ def _fingerprint(domain: bytes, message: bytes, hidden: bytes) -> bytes:
     return hashlib.sha256(b"answer\0" + domain + request + hidden).digest()
 
 
-def _refuse(what: str, remedy: str) -> NoReturn:
-    raise SilodpError(f"Lookup: {what}; {remedy}.")
+def _refuse(code: str, what: str, remedy: str) -> NoReturn:
+    raise SilodpError(f"Lookup: {what}; {remedy}.", code=code)

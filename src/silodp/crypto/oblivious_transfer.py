@@ -50,7 +50,7 @@ class BaseTransfers:
     def pack(self) -> bytes:
         """Everything, the secret included, for this party's own durable store, until the reply is there."""
         if self._scalar is None:
-            _refuse("a base transfer was answered before", "begin new base transfers")
+            _refuse("crypto.reused", "a base transfer was answered before", "begin new base transfers")
         return self._domain + self._scalar
 
     @classmethod
@@ -63,10 +63,14 @@ class BaseTransfers:
     def receiver(self, reply: bytes) -> TransferReceiver:
         """The receiver that these base transfers make, once: a second reply is refused."""
         if self._scalar is None:
-            _refuse("a base transfer was answered twice", "begin new base transfers")
+            _refuse("crypto.reused", "a base transfer was answered twice", "begin new base transfers")
         scalar, self._scalar = self._scalar, None
         if len(reply) != SECURITY * _POINT:
-            _refuse(f"{len(reply)} bytes answer {SECURITY} base transfers", "begin new base transfers")
+            _refuse(
+                "message.malformed",
+                f"{len(reply)} bytes answer {SECURITY} base transfers",
+                "begin new base transfers",
+            )
         step = rbcl.crypto_scalarmult_ristretto255(scalar, self.offer)
         seeds = np.empty((2, SECURITY, KEY_BYTES), np.uint8)
         for i in range(SECURITY):
@@ -97,7 +101,7 @@ class TransferReceiver:
         self.counter = _advanced(self.counter, counter)
         count = len(choices)
         if not np.isin(choices, (0, 1)).all():
-            _refuse("a choice is neither 0 nor 1", "choose one of two")
+            _refuse("argument.value", "a choice is neither 0 nor 1", "choose one of two")
         size = _stream_size(count)
         # Random choices fill the last byte and mask what the check reveals.
         filling = keystream(secrets.token_bytes(KEY_BYTES), 8 * size - count) & 1
@@ -162,7 +166,11 @@ class TransferSender:
         size, following = _stream_size(count), _advanced(self.counter, counter)
         proof_size = (SECURITY + 1) * _CHECK // 8
         if len(message) != 8 + SECURITY * size + proof_size or message[:8] != counter.to_bytes(8, "big"):
-            _refuse(f"a message is not {count} transfers under counter {counter}", "repeat the exchange")
+            _refuse(
+                "message.malformed",
+                f"a message is not {count} transfers under counter {counter}",
+                "repeat the exchange",
+            )
         self.counter = following
         difference = message[8:-proof_size]
         corrections = _matrix(difference, SECURITY, size) * self.delta[:, None]
@@ -171,7 +179,11 @@ class TransferSender:
         folded = _fold(bits, _challenge(self.domain, counter, count, difference))
         if not np.array_equal(folded, proof[1:] ^ np.outer(self.delta, proof[0])):
             self.counter = _ENDED
-            _refuse("columns disagree, altered or of another session or a cheat", "start a new session")
+            _refuse(
+                "session.transfers_ended",
+                "columns disagree, altered or of another session or a cheat",
+                "start a new session",
+            )
         rows = _rows(bits, count)
         return np.stack([_row_keys(self.domain, counter, r) for r in (rows, rows ^ np.packbits(self.delta))])
 
@@ -199,14 +211,14 @@ def choice_bytes(count: int) -> int:
 def _domain(session: bytes, purpose: str) -> bytes:
     """32 bytes that name this session and purpose in every hash."""
     if len(session) != 32:
-        _refuse(f"a session id of {len(session)} bytes", "give the 32 bytes of the session")
+        _refuse("argument.value", f"a session id of {len(session)} bytes", "give the 32 bytes of the session")
     return hashlib.sha256(json.dumps(["silodp transfers", session.hex(), purpose]).encode()).digest()
 
 
 def _checked(point: bytes) -> bytes:
     """The point, if it is the canonical encoding of a group element other than the identity."""
     if len(point) != _POINT or not any(point) or not rbcl.crypto_core_ristretto255_is_valid_point(point):
-        _refuse("a base transfer's point is not valid", "begin new base transfers")
+        _refuse("message.malformed", "a base transfer's point is not valid", "begin new base transfers")
     return point
 
 
@@ -252,7 +264,7 @@ def _row_keys(domain: bytes, counter: int, rows: Bytes) -> Bytes:
 def _stream_size(count: int) -> int:
     """Bytes of a column: one bit per transfer, filled to a byte, and the mask."""
     if not 0 < count <= _MOST_TRANSFERS:
-        _refuse(f"{count} transfers at once", f"ask for 1 to {_MOST_TRANSFERS}")
+        _refuse("argument.value", f"{count} transfers at once", f"ask for 1 to {_MOST_TRANSFERS}")
     return (count + 7) // 8 + _CHECK // 8
 
 
@@ -262,15 +274,23 @@ def _matrix(data: bytes, *shape: int) -> Bytes:
 
 def _advanced(first_unused: int, counter: int) -> int:
     if not first_unused <= counter < _ENDED:
-        _refuse(f"transfer counter {counter} was used or has ended", "use a later one, or new base transfers")
+        _refuse(
+            "crypto.reused",
+            f"transfer counter {counter} was used or has ended",
+            "use a later one, or new base transfers",
+        )
     return counter + 1
 
 
 def _unpacked(stored: bytes, counter: int, secret_size: int) -> tuple[bytes, int, bytes]:
     if len(stored) != 40 + secret_size or not int.from_bytes(stored[32:40], "big") <= counter <= _ENDED:
-        _refuse(f"stored transfers are damaged or were used past {counter}", "make new base transfers")
+        _refuse(
+            "crypto.reused",
+            f"stored transfers are damaged or were used past {counter}",
+            "make new base transfers",
+        )
     return stored[:32], counter, stored[40:]
 
 
-def _refuse(what: str, remedy: str) -> NoReturn:
-    raise SilodpError(f"Oblivious transfer: {what}; {remedy}.")
+def _refuse(code: str, what: str, remedy: str) -> NoReturn:
+    raise SilodpError(f"Oblivious transfer: {what}; {remedy}.", code=code)

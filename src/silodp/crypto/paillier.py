@@ -48,11 +48,13 @@ class PublicKey:
         n = mpz(int.from_bytes(data, "big"))
         if len(data) * 8 != bits or n.bit_length() != bits:
             raise SilodpError(
-                f"the Paillier key has {n.bit_length()} bits, {bits} were agreed: use the run's key_bits"
+                f"the Paillier key has {n.bit_length()} bits, {bits} were agreed: use the run's key_bits",
+                code="crypto.paillier_modulus",
             )
         if gmpy2.gcd(n, _SMALL_PRIMES) != 1 or gmpy2.is_power(n) or gmpy2.is_prime(n):
             raise SilodpError(
-                "the Paillier key is even, prime, a power or has a small factor: generate another"
+                "the Paillier key is even, prime, a power or has a small factor: generate another",
+                code="crypto.paillier_modulus",
             )
         return cls(n)
 
@@ -77,7 +79,8 @@ class PublicKey:
         ciphertexts = residues_from_bytes(data, count, self.n_squared, sender)
         if any(gmpy2.gcd(c, self.n) != 1 for c in ciphertexts):
             raise SilodpError(
-                f"{sender} sent a number that is no Paillier ciphertext (not coprime to n): repeat the round"
+                f"{sender} sent a number that is no Paillier ciphertext (not coprime to n): repeat the round",
+                code="message.malformed",
             )
         return ciphertexts
 
@@ -176,12 +179,11 @@ def verify_modulus(public: PublicKey, proof: bytes, context: bytes) -> None:
         SilodpError: it does not hold (code crypto.paillier_modulus).
     """
     n = public.n
-    sound = len(proof) == proof_bytes(public.bits)
-    if sound:
+    try:
         roots = residues_from_bytes(proof, _PROOF_ROOTS, int(n), "the key's owner")
-        values = _challenges(public, context)
-        sound = all(powmod(root, n, n) == value for root, value in zip(roots, values, strict=True))
-    if not sound:
+    except SilodpError:  # another length, or a number beyond n: no proof either
+        roots = []
+    if [powmod(root, n, n) for root in roots] != _challenges(public, context):
         raise SilodpError(
             "the Paillier key is not proven to be one (gcd(n, φ(n)) = 1): its owner could single out a person; "
             "nothing was sent, and ask who made the key.",
@@ -240,11 +242,15 @@ def residues_from_bytes(data: bytes, count: int, modulus: int, sender: str) -> l
     width = (int(modulus).bit_length() + 7) // 8
     if len(data) != count * width:
         raise SilodpError(
-            f"{sender} sent {len(data)} bytes where {count} numbers of {width} bytes belong: check its constants"
+            f"{sender} sent {len(data)} bytes where {count} numbers of {width} bytes belong: check its constants",
+            code="message.malformed",
         )
     residues = [mpz(int.from_bytes(data[i : i + width], "big")) for i in range(0, len(data), width)]
     if any(x >= modulus for x in residues):
-        raise SilodpError(f"{sender} sent a number beyond the modulus: check that it uses the session's key")
+        raise SilodpError(
+            f"{sender} sent a number beyond the modulus: check that it uses the session's key",
+            code="message.malformed",
+        )
     return residues
 
 

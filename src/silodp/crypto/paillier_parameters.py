@@ -38,20 +38,30 @@ class PaillierParameters:
         smallest = {"silos": 2, "users": 1, "dimension": 1, "count_cap": 1, "row_bound": 1, "noise_std": 0}
         for name, least in smallest.items():
             if not getattr(self, name) >= least:
-                raise SilodpError(f"{name} is {getattr(self, name)}: it must be at least {least}")
+                raise SilodpError(
+                    f"{name} is {getattr(self, name)}: it must be at least {least}",
+                    code="argument.value",
+                    field=name,
+                )
         if self.key_bits % 16 or self.key_bits < (256 if self.insecure_for_tests else SECURE_BITS):
             raise SilodpError(
-                f"key_bits is {self.key_bits}: it must be a multiple of 16, at least {SECURE_BITS}"
+                f"key_bits is {self.key_bits}: it must be a multiple of 16, at least {SECURE_BITS}",
+                code="argument.value",
+                field="key_bits",
             )
         if self._largest_in_grid >= 1 << 62:
-            raise SilodpError("users · row_bound or noise_std leaves 64-bit integers: use a coarser grid")
+            raise SilodpError(
+                "users · row_bound or noise_std leaves 64-bit integers: use a coarser grid",
+                code="argument.grid",
+            )
         if self.largest_count > self.key_bits or not self.slots:  # lcm(1..N) ≥ 2^N for N ≥ 7
             enough = (
                 math.ceil(1.5 * self.largest_count) + self._largest_in_grid.bit_length() + _SPARE_BITS + 2
             )
             raise SilodpError(
                 f"count_cap {self.count_cap} in {self.silos} silos needs lcm(1..{self.largest_count}), with the rows"
-                f" more than {self.key_bits} bits: lower count_cap, or raise key_bits to {-(-enough // 16) * 16}"
+                f" more than {self.key_bits} bits: lower count_cap, or raise key_bits to {-(-enough // 16) * 16}",
+                code="crypto.parameters",
             )
 
     @property
@@ -127,6 +137,7 @@ class PaillierParameters:
                 value = (value - x) >> self.slot_bits
             if value:
                 raise SilodpError(
-                    "the sum is out of range: its masks do not add to 0, or answers of two attempts mix"
+                    "the sum is out of range: its masks do not add to 0, or answers of two attempts mix",
+                    code="crypto.decryption",
                 )
         return coordinates

@@ -79,11 +79,13 @@ class PaillierServer:
         n, users = self._key.public.n, self.parameters.users
         if self._inverses is not None:
             raise SilodpError(
-                "the counts of this session were received before: open a session with new secrets"
+                "the counts of this session were received before: open a session with new secrets",
+                code="crypto.reused",
             )
         if len(messages) != self.parameters.silos:
             raise SilodpError(
-                f"{len(messages)} of {self.parameters.silos} silos sent counts: ask those missing"
+                f"{len(messages)} of {self.parameters.silos} silos sent counts: ask those missing",
+                code="run.too_few_silos",
             )
         received = [residues_from_bytes(m, users, n, f"silo {s} (counts)") for s, m in enumerate(messages)]
         totals = [sum(of_user) % n for of_user in zip(*received, strict=True)]
@@ -92,9 +94,16 @@ class PaillierServer:
     def encrypted_inverses(self, sampled: NDArray[np.bool_]) -> bytes:
         """A round's request, the same for all silos: fresh ciphertexts, of zero for users not `sampled` (U,)."""
         if self._inverses is None:
-            raise SilodpError("no counts were received in this session: run its setup before the first round")
+            raise SilodpError(
+                "no counts were received in this session: run its setup before the first round",
+                code="session.missing",
+            )
         if np.shape(sampled) != (self.parameters.users,):
-            raise SilodpError(f"the sample has shape {np.shape(sampled)}: give one entry for each user")
+            raise SilodpError(
+                f"the sample has shape {np.shape(sampled)}: give one entry for each user",
+                code="argument.shape",
+                field="sampled",
+            )
         chosen = [inverse if taken else 0 for inverse, taken in zip(self._inverses, sampled, strict=True)]
         return self._key.public.ciphertexts_to_bytes([self._key.encrypt(m) for m in chosen])
 
@@ -124,7 +133,9 @@ class PaillierServer:
         p, public = self.parameters, self._key.public
         if not 1 <= len(answers) <= p.silos:
             raise SilodpError(
-                f"{len(answers)} answers of {p.silos} silos: pass one of each silo of the attempt"
+                f"{len(answers)} answers of {p.silos} silos: pass one of each silo of the attempt",
+                code="argument.shape",
+                field="answers",
             )
         products = [mpz(1)] * p.ciphertexts
         for s, answer in enumerate(answers):
@@ -167,14 +178,22 @@ class PaillierSilo:
     ):
         cap, values = parameters.count_cap, np.asarray(counts)
         if not 0 <= index < parameters.silos:
-            raise SilodpError(f"silo {index} is not in a roster of {parameters.silos}: number silos from 0")
+            raise SilodpError(
+                f"silo {index} is not in a roster of {parameters.silos}: number silos from 0",
+                code="argument.value",
+                field="index",
+            )
         if values.shape != (parameters.users,) or values.dtype.kind not in "iu":
             raise SilodpError(
-                f"silo {index} has counts of shape {values.shape}: give one integer for each user"
+                f"silo {index} has counts of shape {values.shape}: give one integer for each user",
+                code="argument.shape",
+                field="counts",
             )
         if (values < 0).any() or (values > cap).any():
             raise SilodpError(
-                f"silo {index} has a user with a count outside 0..{cap}: raise count_cap or drop records"
+                f"silo {index} has a user with a count outside 0..{cap}: raise count_cap or drop records",
+                code="argument.value",
+                field="counts",
             )
         self.parameters, self._index, self._counts = parameters, index, [int(n) for n in values]
         self._public = PublicKey.from_bytes(public_key, parameters.key_bits)
@@ -188,7 +207,8 @@ class PaillierSilo:
         """Setup: r_u·n[s,u] + mask mod n for every user; once in a session."""
         if self._counted:
             raise SilodpError(
-                "this session's counts were sent before: resend the stored message or open a new session"
+                "this session's counts were sent before: resend the stored message or open a new session",
+                code="crypto.reused",
             )
         masks = self._fresh(masks, self.parameters.users)
         self._counted = True
@@ -225,7 +245,8 @@ class PaillierSilo:
             for owner, row in zip(owners.tolist(), rows, strict=True):
                 if owner not in absent:
                     raise SilodpError(
-                        f"user {owner} is unknown or has a second row: give one row per user and round"
+                        f"user {owner} is unknown or has a second row: give one row per user and round",
+                        code="method.rows",
                     )
                 absent.remove(owner)
                 products.multiply(bases[owner], row)
@@ -257,30 +278,42 @@ class PaillierSilo:
         n = self._public.n
         if len(masks) != count or any(not 0 <= m < n for m in masks):
             raise SilodpError(
-                f"{len(masks)} masks for {count} numbers, or one not in 0..n−1: draw one mod n for each"
+                f"{len(masks)} masks for {count} numbers, or one not in 0..n−1: draw one mod n for each",
+                code="argument.value",
+                field="masks",
             )
         digest = hashlib.sha256(residues_to_bytes(masks, self.parameters.key_bits // 8)).digest()
         if digest in self._used_masks:
-            raise SilodpError("these masks were used before: draw them anew for every message")
+            raise SilodpError(
+                "these masks were used before: draw them anew for every message", code="crypto.reused"
+            )
         self._used_masks.add(digest)
         return [int(m) for m in masks]
 
     def _check_noise(self, noise: NDArray[np.int64]) -> None:
         p = self.parameters
         if noise.shape != (p.dimension,) or noise.dtype != np.int64:
-            raise SilodpError(f"the noise is {noise.dtype} of shape {noise.shape}: give {p.dimension} int64")
+            raise SilodpError(
+                f"the noise is {noise.dtype} of shape {noise.shape}: give {p.dimension} int64",
+                code="argument.shape",
+                field="noise",
+            )
         if max(int(noise.max()), -int(noise.min())) > p.noise_bound:
             raise SilodpError(
-                f"the noise leaves ±{p.noise_bound}: raise noise_std ({p.noise_std:g}) to this share's own"
+                f"the noise leaves ±{p.noise_bound}: raise noise_std ({p.noise_std:g}) to this share's own",
+                code="argument.value",
+                field="noise_std",
             )
 
     def _check_rows(self, rows: NDArray[np.int64]) -> None:
         p = self.parameters
         if rows.ndim != 2 or rows.shape[1] != p.dimension or rows.dtype != np.int64:
             raise SilodpError(
-                f"rows are {rows.dtype} of shape {rows.shape}: give int64 of shape (r, {p.dimension})"
+                f"rows are {rows.dtype} of shape {rows.shape}: give int64 of shape (r, {p.dimension})",
+                code="method.rows",
             )
         if any(sum(x * x for x in row.tolist()) > p.row_bound**2 for row in rows):
             raise SilodpError(
-                f"a row's norm is above row_bound {p.row_bound}: clip, and truncate toward zero on the grid"
+                f"a row's norm is above row_bound {p.row_bound}: clip, and truncate toward zero on the grid",
+                code="method.rows",
             )

@@ -39,7 +39,9 @@ def reciprocals(weight_bits: int, modulus: int, cap: int) -> Words:
     """⌊2ᵏ/N⌋ for 1 ≤ N ≤ cap and 0 for every other N: shape (modulus,)."""
     if not (1 <= cap < modulus and 0 <= weight_bits < 64):
         _refuse(
-            f"{weight_bits} bits of weight, counts to {cap} modulo {modulus}", "set k < 64 and 1 ≤ cap < M"
+            "argument.value",
+            f"{weight_bits} bits of weight, counts to {cap} modulo {modulus}",
+            "set k < 64 and 1 ≤ cap < M",
         )
     table = np.zeros(modulus, np.uint64)
     table[1 : cap + 1] = np.uint64(1 << weight_bits) // np.arange(1, cap + 1, dtype=np.uint64)
@@ -58,13 +60,23 @@ class Plan:
 
     def __post_init__(self) -> None:
         if len(self.session) != 32:
-            _refuse(f"a session id of {len(self.session)} bytes", "give the 32 bytes of the session")
+            _refuse(
+                "argument.value",
+                f"a session id of {len(self.session)} bytes",
+                "give the 32 bytes of the session",
+            )
         if self.users < 1 or not 1 <= self.cap < 1 << 24:
             _refuse(
-                f"{self.users} users with a cap of {self.cap}", "set at least one user and a cap below 2²⁴"
+                "argument.value",
+                f"{self.users} users with a cap of {self.cap}",
+                "set at least one user and a cap below 2²⁴",
             )
         if not 0 <= self.weight_bits < self.word_bits <= 64:
-            _refuse(f"{self.weight_bits} bits of weight in words of {self.word_bits}", "set k < T ≤ 64")
+            _refuse(
+                "argument.value",
+                f"{self.weight_bits} bits of weight in words of {self.word_bits}",
+                "set k < T ≤ 64",
+            )
 
     @property
     def modulus(self) -> int:
@@ -78,7 +90,11 @@ class Plan:
     def checked(self, values: NDArray[np.integer], bound: int, what: str) -> Words:
         """The values, if there is one per user in [0, bound)."""
         if values.shape != (self.users,) or values.min() < 0 or int(values.max()) >= bound:
-            _refuse(f"the {what} are not {self.users} numbers from 0 below {bound}", "correct them")
+            _refuse(
+                "argument.value",
+                f"the {what} are not {self.users} numbers from 0 below {bound}",
+                "correct them",
+            )
         return values.astype(np.uint64)
 
 
@@ -88,7 +104,9 @@ class SiloShares:
     def __init__(self, plan: Plan, secret: bytes) -> None:
         self.plan = plan
         if len(secret) != KEY_BYTES:
-            _refuse(f"a run secret of {len(secret)} bytes", "give 32 bytes that the silos share")
+            _refuse(
+                "argument.value", f"a run secret of {len(secret)} bytes", "give 32 bytes that the silos share"
+            )
         self._secret = secret
 
     def count_masks(self) -> Words:
@@ -198,5 +216,5 @@ def answer_unknown(
     return lookup.answer(sender, awaited.part.counter, request, tables)
 
 
-def _refuse(what: str, remedy: str) -> NoReturn:
-    raise SilodpError(f"Shares of reciprocals: {what}; {remedy}.")
+def _refuse(code: str, what: str, remedy: str) -> NoReturn:
+    raise SilodpError(f"Shares of reciprocals: {what}; {remedy}.", code=code)

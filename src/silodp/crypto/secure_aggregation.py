@@ -95,7 +95,8 @@ class Words:
         if value.shape != (self.size,) or value.dtype != self.dtype:
             raise SilodpError(
                 f"silo '{sender}' sent {value.dtype} of shape {value.shape} where {self.size} words of {self.bits} "
-                "bits were due: it runs another version, or was altered; nothing was used."
+                "bits were due: it runs another version, or was altered; nothing was used.",
+                code="message.malformed",
             )
         return value
 

@@ -81,10 +81,16 @@ def transform_on(device: str, size: int) -> Transform:
     if device == "cpu":
         return FourierTransform(size)
     if device != "cuda":
-        raise SilodpError(f"device = '{device}' is not known to the lattice: use 'cpu' or 'cuda'.")
+        raise SilodpError(
+            f"device = '{device}' is not known to the lattice: use 'cpu' or 'cuda'.",
+            code="argument.value",
+            field="device",
+        )
     if not torch.cuda.is_available():
         raise SilodpError(
             "device = 'cuda' was asked for and torch finds no CUDA device here: use device = 'cpu', which gives the "
-            "same sums."
+            "same sums.",
+            code="argument.value",
+            field="device",
         )
     return TorchTransform(size, device)

@@ -91,6 +91,15 @@ class SiloData:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __repr__(self) -> str:
+        # Shapes only: what is printed ends up in logs and error reports, where private rows must not be. Arrays that
+        # are none are left out, since an error report may print a table that was refused.
+        named = {name: getattr(self, name) for name in ("x", "y", "user", "budget")}
+        arrays = {name: array for name, array in named.items() if isinstance(array, np.ndarray)}
+        shapes = [f"{name}={array.dtype}{array.shape}" for name, array in arrays.items()]
+        records = [f"records={len(self)}"] if "x" in arrays and self.x.ndim else []
+        return f"SiloData({', '.join([repr(self.name), *records, *shapes])})"
+
     def digest(self) -> str:
         """SHA-256 (hex) over name, shapes, dtypes and bytes. It fingerprints private rows: keep it local."""
         hasher = hashlib.sha256(repr(self.name).encode())
@@ -198,6 +207,13 @@ class Federation:
                     f"silo {silo.name!r}: label {wrong[0]} is outside 0..{self.classes - 1}; "
                     "correct the label or the public number of classes"
                 )
+
+    def __repr__(self) -> str:
+        # Neither rows nor users' keys, as in `SiloData`.
+        return (
+            f"Federation({self.name!r}, users={self.users}, classes={self.classes}, silos={self.silos}, "
+            f"test={self.test}, user_budgets={self.user_budgets is not None})"
+        )
 
     def counts(self) -> NDArray[np.int64]:
         """Records of every user in every silo: (S, U) int64, n[s,u]. Private."""

@@ -6,7 +6,7 @@ import csv
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Table:
 
     path: Path
     schema: Schema
-    columns: Mapping[str, Strings]
+    columns: Mapping[str, Strings] = field(repr=False)
 
     @classmethod
     def read(cls, path: Path, schema: Schema) -> Table:

@@ -121,7 +121,7 @@ class Own:
     identity: Identity
     pins: Mapping[str, bytes]
     store: Store
-    counts: np.ndarray
+    counts: np.ndarray = field(repr=False)
 
 
 class Aggregator(Protocol):

@@ -44,14 +44,21 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     try:
         sealed = path.read_bytes()
     except FileNotFoundError:
-        raise SilodpError(f"there is no checkpoint at {path}: begin the run without --resume.") from None
+        raise SilodpError(
+            f"there is no checkpoint at {path}: begin the run without --resume.",
+            code="run.nothing_to_resume",
+            field="out",
+        ) from None
     data = unseal(sealed, f"checkpoint {path}")
     try:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["checkpoint"])
     except (SafetensorError, ValueError, KeyError) as error:
-        raise SilodpError(f"checkpoint {path} cannot be read ({error}): it is not one of silodp's.") from None
+        raise SilodpError(
+            f"checkpoint {path} cannot be read ({error}): it is not one of silodp's.",
+            code="checkpoint.damaged",
+        ) from None
     if header["format"] != FORMAT:
         raise SilodpError(
             f"checkpoint {path} has format {header['format']}, this silodp reads {FORMAT}: go on with the version of "
@@ -62,7 +69,8 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
         raise SilodpError(
             f"checkpoint {path} belongs to another set-up (data, task, method, seed, δ or aggregator differ; "
             "where budgets are laid out over a number of rounds, this number is a part of the method): resume with "
-            "the configuration it was made with, or choose another output directory."
+            "the configuration it was made with, or choose another output directory.",
+            code="checkpoint.setup",
         )
     return Checkpoint(header["run"], fingerprint, header["round"], tensors["params"], tensors["velocity"])
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeVar
 
@@ -57,10 +57,16 @@ def law_of(method: Method, places: int | None) -> OneOf | None:
     if rate == 1:
         raise SilodpError(
             f"hidden_sample = {places} hides whom one rate for all draws, and {method.name} has user_sampling = 1: set "
-            "it below 1, or take hidden_sample out."
+            "it below 1, or take hidden_sample out.",
+            code="argument.conflict",
+            field="hidden_sample",
         )
     if not 2 <= places <= MOST_PLACES:
-        raise SilodpError(f"hidden_sample = {places}: set a number of cells from 2 to {MOST_PLACES:,}.")
+        raise SilodpError(
+            f"hidden_sample = {places}: set a number of cells from 2 to {MOST_PLACES:,}.",
+            code="argument.value",
+            field="hidden_sample",
+        )
     drawn = round(rate * places)
     if drawn < 1 or drawn / places != rate:
         nearest = Fraction(rate).limit_denominator(MOST_PLACES)
@@ -70,7 +76,9 @@ def law_of(method: Method, places: int | None) -> OneOf | None:
         )
         raise SilodpError(
             f"hidden_sample = {places} draws persons at a rate of k/{places}, and user_sampling = {rate} is none: set "
-            f"{remedy}."
+            f"{remedy}.",
+            code="argument.conflict",
+            field="hidden_sample",
         )
     return OneOf(drawn, places)
 
@@ -80,7 +88,7 @@ def named(silo: str, finish: Callable[[], V]) -> V:
     try:
         return finish()
     except SilodpError as error:
-        raise SilodpError(f"silo '{silo}': {error}") from None
+        raise SilodpError(f"silo '{silo}': {error}", code=error.code) from None
 
 
 def choice_kinds() -> tuple[Kind, Kind]:
@@ -151,12 +159,14 @@ class Offers:
         if not claim(store, f"hidden/choice {round_}", hashlib.sha256(choice).digest()):
             raise SilodpError(
                 f"silo '{zero}' asked for entries of round {round_ + 1} a second time, otherwise than the first time: "
-                "two entries of one person would show the server's share; nothing was sent."
+                "two entries of one person would show the server's share; nothing was sent.",
+                code="crypto.reused",
             )
         if store.get("hidden/ended") is not None:
             raise SilodpError(
                 f"a request of silo '{zero}' failed the check of its transfers, which has ended them: begin a new run, "
-                "and find out who altered it."
+                "and find out who altered it.",
+                code="session.transfers_ended",
             )
         try:
             offered = named(zero, lambda: offer(sender, choice))
@@ -187,7 +197,7 @@ class Choices:
     law: OneOf
     member: Member
     store: Store
-    opened: Callable[[Message, Lookup, bytes], bytes]
+    opened: Callable[[Message, Lookup, bytes], bytes] = field(repr=False)
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -216,7 +226,8 @@ class Choices:
         own = self.store.get(_key(request, "drawn"))
         if own is None:
             raise SilodpError(
-                f"silo '{zero}' was asked for round {request.round + 1} before it chose for it: nothing was sent."
+                f"silo '{zero}' was asked for round {request.round + 1} before it chose for it: nothing was sent.",
+                code="gate.order",
             )
         return own
 
@@ -263,7 +274,8 @@ class Choices:
         stored = self.store.get(key)
         if stored is None:
             raise SilodpError(
-                f"silo '{self.member.identity.name}' was asked for transfers it has no base for: begin a new run."
+                f"silo '{self.member.identity.name}' was asked for transfers it has no base for: begin a new run.",
+                code="session.no_transfers",
             )
         return stored
 

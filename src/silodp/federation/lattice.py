@@ -119,12 +119,18 @@ class Lattice(HiddenWeights):
         check_survivors(setting)
         self.law(setting.method)
         if self.units is not None and (self.units < 1 or self.units & (self.units - 1)):
-            raise SilodpError(f"units = {self.units}: set a power of two, of grid steps to the clip.")
+            raise SilodpError(
+                f"units = {self.units}: set a power of two, of grid steps to the clip.",
+                code="argument.value",
+                field="units",
+            )
         most = math.sqrt(MOST_SKELLAM_VARIANCE) / _NOISE_STEPS
         if bounds.noise_multiplier > most:
             raise SilodpError(
                 f"a silo's share of the noise is {bounds.noise_multiplier:.3g} clips, and 'lattice' can draw {most:.3g}"
-                ": lower noise_multiplier, raise min_silos, or sample persons."
+                ": lower noise_multiplier, raise min_silos, or sample persons.",
+                code="argument.grid",
+                field="noise_multiplier",
             )
         self.parameters(setting)
 
@@ -298,7 +304,9 @@ class _Server:
         if counted["made"] >= self.aggregator.attempts:
             raise SilodpError(
                 f"this run has made the {counted['made']} attempts its encryption was chosen for: begin a new run with "
-                "more (aggregation.attempts), which adds its own ε."
+                "more (aggregation.attempts), which adds its own ε.",
+                code="run.attempts",
+                field="attempts",
             )
         counted = {"made": counted["made"] + 1, "last": name}
         desk.store.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
@@ -307,7 +315,7 @@ class _Server:
         try:
             return self.aggregator.parameters(self.setting).digits.from_bytes(answer.blobs["masked"])
         except SilodpError as error:
-            raise SilodpError(f"silo '{name}': {error}") from None
+            raise SilodpError(f"silo '{name}': {error}", code=error.code) from None
 
 
 def context(session: str, attempt: Attempt) -> bytes:
@@ -331,7 +339,7 @@ class _Silo:
         p = self._aggregator.parameters(self._setting)
         update, _, stream = work(attempt.release)
         if not isinstance(update, ClippedStream):
-            raise SilodpError("private weighting needs the clipped rows of every person.")
+            raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
         drawn = self._seals.drawn(request, attempt, lambda: self._noise(update.bounds, stream))
         refused = [0]
         digits = LatticeSilo(p, lambda seed: self._claim(request, seed), transform=self._transform).answer(

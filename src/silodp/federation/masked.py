@@ -160,7 +160,9 @@ def check_survivors(setting: Setting) -> None:
     if not min(FEWEST, silos) <= fewest <= silos or silos < 2:
         raise SilodpError(
             f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {FEWEST} silos (all, where "
-            "there are two), and no more than there are."
+            "there are two), and no more than there are.",
+            code="argument.value",
+            field="min_silos",
         )
 
 

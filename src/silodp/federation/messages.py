@@ -63,6 +63,11 @@ class Message:
                     code="message.malformed",
                 )
 
+    def __repr__(self) -> str:
+        # Names only: parties also keep secrets and counts in messages.
+        entries = ", ".join([*self.fields, *self.arrays, *self.blobs])
+        return f"Message({self.key!r}, entries=[{entries}])"
+
     @property
     def key(self) -> str:
         """What an answer is stored under."""

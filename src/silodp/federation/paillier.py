@@ -115,7 +115,9 @@ class Paillier(HiddenWeights):
         if grid.units < 64 * math.sqrt(setting.size):
             raise SilodpError(
                 f"{grid.units} grid steps to the clip are too few for {setting.size} parameters under 'paillier': set "
-                f"units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.size)))}, or aggregator = 'lattice'."
+                f"units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.size)))}, or aggregator = 'lattice'.",
+                code="argument.grid",
+                field="units",
             )
         return grid
 
@@ -299,7 +301,7 @@ class _Silo:
         session, attempt = self._seals.session(request), self._seals.attempt(request)
         update, _, stream = work(attempt.release)
         if not isinstance(update, ClippedStream):
-            raise SilodpError("private weighting needs the clipped rows of every person.")
+            raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
         silo, public = self._party(request.run, session)
         p, grid = silo.parameters, self._aggregator.grid(self._setting)
 

@@ -52,7 +52,9 @@ def check_private_weights(setting: Setting, name: str) -> Bounds:
     if bounds is None or not setting.method.needs_counts:
         raise SilodpError(
             f"aggregator = '{name}' hides weights by records, and {setting.method.name} as it is set uses none: set "
-            "weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'."
+            "weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'.",
+            code="argument.conflict",
+            field="aggregator",
         )
     return bounds
 

@@ -181,12 +181,14 @@ class Server:
         if round_ < over:
             raise SilodpError(
                 f"round {round_ + 1} is over, and what was drawn for it is forgotten: the checkpoint is older than the "
-                "server's store; restore the newest checkpoint and ledger, or begin a new run, which adds its own ε."
+                "server's store; restore the newest checkpoint and ledger, or begin a new run, which adds its own ε.",
+                code="checkpoint.mismatch",
             )
         if round_ > over + 1 or (round_ > over and self.store.get(f"clients/{over}") is None):
             raise SilodpError(
                 f"the server's store knows nothing of round {round_}: it is older than the checkpoint, and how many "
-                "attempts were made is not known; restore the newest store, or begin a new run, which adds its own ε."
+                "attempts were made is not known; restore the newest store, or begin a new run, which adds its own ε.",
+                code="checkpoint.mismatch",
             )
 
     def _over(self) -> tuple[int, np.ndarray]:

@@ -71,7 +71,7 @@ def current(store: Store) -> Met:
     """The session that was set up."""
     stored = store.get(_READY)
     if stored is None:
-        raise SilodpError("the silos have no session yet: begin a new run.")
+        raise SilodpError("the silos have no session yet: begin a new run.", code="session.missing")
     return Met(**Message.decode(stored).fields)
 
 
@@ -94,7 +94,9 @@ def meet(run: str, names: tuple[str, ...], ask: Ask, number: int = 0) -> str:
     }
     sessions = {answer.fields["session"] for answer in ask(confirm).values()}
     if len(sessions) != 1:
-        raise SilodpError("the silos ended their set-up in different sessions: begin a new run.")
+        raise SilodpError(
+            "the silos ended their set-up in different sessions: begin a new run.", code="session.altered"
+        )
     return str(sessions.pop())
 
 

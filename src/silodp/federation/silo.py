@@ -178,12 +178,14 @@ class Silo:
         if stored is None:
             raise SilodpError(
                 f"silo '{self.name}' knows nothing of run {run}: it was never set up, or its store is lost; "
-                "begin a new run."
+                "begin a new run.",
+                code="session.missing",
             )
         kept = Message.decode(stored)
         if kept.fields["records"] != self._records:
             raise SilodpError(
-                f"silo '{self.name}' has other records than this run began with: restore them, or begin a new run."
+                f"silo '{self.name}' has other records than this run began with: restore them, or begin a new run.",
+                code="data.changed",
             )
         return kept.arrays["admitted"], kept.arrays.get("allotment")
 

@@ -44,7 +44,8 @@ def unseal(sealed: bytes, where: str) -> bytes:
     digest, data = sealed[:_DIGEST], sealed[_DIGEST:]
     if hashlib.sha256(data).digest() != digest:
         raise SilodpError(
-            f"{where} is damaged: its checksum does not fit; restore it from a copy or begin a new run."
+            f"{where} is damaged: its checksum does not fit; restore it from a copy or begin a new run.",
+            code="checkpoint.damaged",
         )
     return data
 

@@ -8,7 +8,7 @@ roster; it must answer where persons are sampled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -174,7 +174,8 @@ class ServerShares:
         stored = self.desk.store.get(f"weights/{what}")
         if stored is None:
             raise SilodpError(
-                "the server holds no shares of the weights: its store is lost; begin a new run."
+                "the server holds no shares of the weights: its store is lost; begin a new run.",
+                code="session.missing",
             )
         return Message.decode(stored)
 
@@ -187,7 +188,7 @@ class SiloWeights:
     constants: Constants
     member: Member
     store: Store
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64] = field(repr=False)
 
     @property
     def handlers(self) -> dict[str, Callable[[Message], Message]]:

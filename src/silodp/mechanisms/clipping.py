@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,9 +29,9 @@ class ClippedRows:
     factors (r,) float64 with ‖factors[i]·rows[i]‖₂ ≤ clip, and 0 for rows that are not finite.
     """
 
-    owners: Tensor
-    rows: Tensor
-    factors: Tensor
+    owners: Tensor = field(repr=False)
+    rows: Tensor = field(repr=False)
+    factors: Tensor = field(repr=False)
     clip: float
 
     @property
@@ -92,9 +92,9 @@ class Finished:
     memory: what the silo keeps for its next round (`SiloWork.memory`), durably, before its answer is stored.
     """
 
-    value: Tensor
+    value: Tensor = field(repr=False)
     refused: int = 0
-    memory: np.ndarray | None = None
+    memory: np.ndarray | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ Update = ClippedStream | Stepwise | Finished
 class Share:
     """What leaves a silo: value (d,) float64; `noise_std` is the absolute std of the noise added by `release`."""
 
-    value: Tensor
+    value: Tensor = field(repr=False)
     noise_std: float
     refused: int = 0
 
@@ -139,7 +139,7 @@ class Share:
 class ClippedSum:
     """Σ weight·clipped row: value (d,) float64, and how far emptying one unit can move it."""
 
-    value: Tensor
+    value: Tensor = field(repr=False)
     sensitivity: float
     refused: int = 0
 
@@ -154,7 +154,9 @@ def check_clip(clip: float) -> None:
     check_real("clip", clip)
     if not (math.isfinite(clip) and clip > 0):
         raise SilodpError(
-            f"clip = {clip} bounds nothing: set a finite clip > 0, in units of the update's 2-norm."
+            f"clip = {clip} bounds nothing: set a finite clip > 0, in units of the update's 2-norm.",
+            code="argument.value",
+            field="clip",
         )
 
 
@@ -184,13 +186,16 @@ def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
     and in other silos; that is `methods.weighting`'s promise. They count only where the stream is `weighted`.
     """
     if stream.weighted and weights is None:
-        raise SilodpError("rows that count with their owner's weight cannot be folded without weights.")
+        raise SilodpError(
+            "rows that count with their owner's weight cannot be folded without weights.", code="method.rows"
+        )
     value = torch.zeros(stream.size, dtype=torch.float64)
     refused = 0
     for chunk in stream.chunks:
         if chunk.clip > stream.bounds.clip:
             raise SilodpError(
-                f"rows clipped to {chunk.clip} cannot be folded where {stream.bounds.clip} was declared."
+                f"rows clipped to {chunk.clip} cannot be folded where {stream.bounds.clip} was declared.",
+                code="method.rows",
             )
         coefficients = chunk.factors
         if stream.weighted and weights is not None:

@@ -8,7 +8,7 @@ it is done per row before anything is added, so the integer sum moves by at most
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -42,15 +42,22 @@ class Grid:
         """
         spread = bounds.noise_multiplier * bounds.sensitivity / bounds.clip  # std of a share, in clips
         finest = math.sqrt(MOST_SKELLAM_VARIANCE) / spread if spread > 0 else math.inf
+        at_fault = "noise_multiplier" if units is None else "units"
         if units is None:
             units = 1 << int(math.log2(min(finest, MOST_UNITS))) if finest >= 1 else 0
         if units & (units - 1):
-            raise SilodpError(f"units = {units}: set a power of two, of grid steps to the clip.")
+            raise SilodpError(
+                f"units = {units}: set a power of two, of grid steps to the clip.",
+                code="argument.value",
+                field="units",
+            )
         if units < FEWEST_UNITS or units > finest:
             raise SilodpError(
                 f"a silo's noise has a standard deviation of {spread:.4g} clips: on a grid of {units} steps to the "
                 f"clip it cannot be drawn exactly, or truncates too much (2^12 to {finest:.4g} steps are possible); "
-                "choose fewer steps, or a smaller noise_multiplier."
+                "choose fewer steps, or a smaller noise_multiplier.",
+                code="argument.grid",
+                field=at_fault,
             )
         return cls(bounds.clip, units)
 
@@ -90,7 +97,10 @@ class Grid:
         refused = 0
         for chunk in stream.chunks:
             if chunk.clip > self.clip:
-                raise SilodpError(f"rows clipped to {chunk.clip} cannot lie on a grid made for {self.clip}.")
+                raise SilodpError(
+                    f"rows clipped to {chunk.clip} cannot lie on a grid made for {self.clip}.",
+                    code="method.rows",
+                )
             # Double precision adds whole numbers exactly up to 2^53: 2^33 rows of at most 2^20 units.
             total = torch.zeros(stream.size, dtype=torch.float64, device=chunk.rows.device)
             for part in chunk.split(rows_at_once(chunk.rows)):
@@ -124,7 +134,7 @@ class Grid:
 class IntegerSum:
     """Σ of truncated rows (d,) in grid steps."""
 
-    value: Integers
+    value: Integers = field(repr=False)
     grid: Grid
     bounds: Bounds
     refused: int = 0
@@ -141,7 +151,7 @@ class IntegerSum:
 class IntegerShare:
     """What a silo may mask and send: value (d,) and the noise's std, in grid steps."""
 
-    value: Integers
+    value: Integers = field(repr=False)
     noise_std: float
     refused: int = 0
 
@@ -164,7 +174,8 @@ def ring_bits(bounds: Bounds, grid: Grid, silos: int) -> int:
         if 2 * largest < 2.0**bits:
             return bits
     raise SilodpError(
-        f"sums of up to 2^{math.log2(largest):.0f} grid steps do not fit 64 bits: use fewer steps."
+        f"sums of up to 2^{math.log2(largest):.0f} grid steps do not fit 64 bits: use fewer steps.",
+        code="argument.grid",
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ class Randomness:
     purpose, and guarantees say "not for release".
     """
 
-    key: bytes | None
+    key: bytes | None = field(repr=False)
     prefix: tuple[str | int, ...] = ()
 
     @classmethod
@@ -91,7 +91,8 @@ def skellam(size: int, variance: float, stream: np.random.Generator) -> NDArray[
     if not 0 <= variance <= MOST_SKELLAM_VARIANCE:
         raise SilodpError(
             f"integer noise of variance {variance:.4g} cannot be drawn: choose a coarser grid (at most "
-            f"{MOST_SKELLAM_VARIANCE:.0e})."
+            f"{MOST_SKELLAM_VARIANCE:.0e}).",
+            code="argument.grid",
         )
     draws: NDArray[np.int64] = stream.poisson(variance / 2, size) - stream.poisson(variance / 2, size)
     return draws

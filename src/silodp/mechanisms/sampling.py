@@ -11,7 +11,11 @@ def check_probability(name: str, q: float) -> None:
     """Refuse a sampling probability outside (0, 1]."""
     check_real(name, q)
     if not 0 < q <= 1:
-        raise SilodpError(f"{name} = {q} is not a sampling probability: set a number in (0, 1].")
+        raise SilodpError(
+            f"{name} = {q} is not a sampling probability: set a number in (0, 1].",
+            code="argument.value",
+            field=name,
+        )
 
 
 def poisson(count: int, q: float | np.ndarray, stream: np.random.Generator) -> np.ndarray:
