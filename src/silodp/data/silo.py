@@ -50,6 +50,14 @@ class SiloData:
             if not isinstance(getattr(self, field), np.ndarray):
                 kind = type(getattr(self, field)).__name__
                 raise SilodpError(f"silo {self.name!r}: {field} is a {kind}; give a numpy array")
+        if self.x.dtype.kind in "iub":
+            raise SilodpError(
+                f"silo {self.name!r}: x holds whole numbers ({self.x.dtype}); give measurements as float32 "
+                "(x.astype(numpy.float32)); ids of tokens or categories are not supported as inputs yet: one-hot or "
+                "embed them beforehand",
+                code="model.integer_inputs",
+                field="x",
+            )
         if self.x.dtype != np.float32 or self.x.ndim < 2:
             raise SilodpError(
                 f"silo {self.name!r}: x has shape {self.x.shape} and dtype {self.x.dtype}; "
