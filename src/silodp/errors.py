@@ -24,12 +24,16 @@ class SilodpError(ValueError):
 CODES: dict[str, str] = {
     "argument.shape": "an array or vector has another shape than is needed",
     "argument.type": "an argument is of another type than is needed",
+    "argument.value": "an argument is outside of what it may be",
     "config.missing_field": "a setting that is needed is not there",
     "config.no_signature": "a function that a configuration names does not say which arguments it takes",
     "config.not_importable": "a file or module that a configuration names cannot be imported, or lacks the name",
     "config.unknown_field": "a setting is not known",
+    "data.array": "an array of a silo is of another type or shape than is needed, or not finite",
+    "data.budgets": "budgets of persons or records are missing, infinite or not above 0",
     "data.column": "a table lacks a column of the schema, or has it twice",
     "data.encoding": "a table is not UTF-8 text",
+    "data.federation": "the parts of a federation do not fit together",
     "data.files": "the list of tables is empty, or names one twice",
     "data.kind": "label, classes, event and time do not go with the kind of label",
     "data.no_file": "a table is not there, or is a folder",
@@ -96,4 +100,4 @@ def counted(number: int, noun: str) -> str:
 def check_real(name: str, value: object) -> None:
     """Refuse what is no real number, before anything compares it; True is not 1."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise SilodpError(f"{name} = {short(value)}: set a number.", field=name)
+        raise SilodpError(f"{name} = {short(value)}: set a number.", code="argument.type", field=name)

@@ -392,3 +392,16 @@ def test_many_categories_take_no_square_of_memory(tmp_path):
     )
     assert built.silos[0].x.shape == (1, 200_001)
     assert np.flatnonzero(built.silos[0].x[0, 1:]).tolist() == [199_999]
+
+
+def test_a_list_of_users_that_is_none_is_refused(tmp_path):
+    for users in (3, tmp_path / "absent.txt"):
+        with pytest.raises(SilodpError) as caught:
+            read(tmp_path, berlin=BERLIN, options={"users": users})
+        assert caught.value.code == "data.users"
+
+
+def test_a_path_that_no_file_can_have_is_refused():
+    with pytest.raises(SilodpError) as caught:
+        Federation.from_tables(["a\0.csv"], schema())
+    assert caught.value.code == "data.files"

@@ -299,3 +299,18 @@ def test_what_is_no_function_is_refused():
         with pytest.raises(SilodpError) as caught:
             make()
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("weights", "code"),
+    [
+        ("ab", "argument.type"),
+        (3, "argument.type"),
+        ([1.0], "argument.shape"),
+        ([1.0, -1.0], "argument.value"),
+    ],
+)
+def test_class_weights_that_are_none_are_refused(weights, code):
+    with pytest.raises(SilodpError) as caught:
+        binary_cross_entropy(weights)
+    assert caught.value.code == code

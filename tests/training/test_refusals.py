@@ -127,6 +127,25 @@ def test_a_batch_norm_folded_as_the_refusal_says_is_trained_with_the_same_output
     assert torch.allclose(task.model(x), model(x), atol=1e-6)
 
 
+class ComplexState(nn.Linear):
+    """Dense, copied and run without trouble, and unknown to the format that models are stored in."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("phases", torch.ones(3, dtype=torch.complex128))
+
+
+class LooksUpAndFails(nn.Module):
+    """What fails is not the lookup."""
+
+    def __init__(self):
+        super().__init__()
+        self.places, self.last = nn.Embedding(3, 1), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(x + self.places(torch.arange(3)).squeeze(1))
+
+
 class Raises(nn.Linear):
     def forward(self, x):
         raise KeyError("no such layer")
@@ -173,6 +192,8 @@ def old_weight_norm() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "code"),
     [
+        (ComplexState(), "model.not_storable"),
+        (LooksUpAndFails(), "model.raised"),
         (Raises(3, 2), "model.raised"),
         (Leaves(3, 2), "model.raised"),
         (Detached(3, 2), "model.no_gradient"),
@@ -189,9 +210,16 @@ def test_a_model_is_refused_on_made_up_records_with_a_code(model, code):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_a_model_that_cannot_be_copied_is_refused():
+def test_a_model_that_cannot_be_copied_is_refused_at_sight_or_on_made_up_records():
     with pytest.raises(SilodpError) as caught:
-        Task(old_weight_norm(), cross_entropy()).check(X, Y)
+        Task(old_weight_norm(), cross_entropy())
+    assert caught.value.code == "model.not_copyable"
+    model = old_weight_norm()
+    with torch.no_grad():
+        model(torch.tensor(X))  # afterwards it can be copied, until it is run with gradients
+    task = Task(model, cross_entropy())
+    with pytest.raises(SilodpError) as caught:
+        task.check(X, Y)
     assert caught.value.code == "model.not_copyable"
     Task(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), cross_entropy()).check(X, Y)
 
@@ -227,3 +255,21 @@ def test_checking_leaves_model_and_random_numbers_as_they_were():
     assert task.model.training
     assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+class ResetsBadly(nn.Linear):
+    ready = False
+
+    def reset_parameters(self):
+        if self.ready:
+            raise LookupError("no")
+        super().reset_parameters()
+
+
+def test_a_reset_that_raises_is_one_sentence():
+    task = Task(ResetsBadly(3, 2), cross_entropy())
+    task.model.ready = True
+    with pytest.raises(SilodpError) as caught:
+        task.initial(0)
+    assert caught.value.code == "model.raised"
+    assert isinstance(caught.value.__cause__, LookupError)

@@ -87,10 +87,18 @@ def read_tables(
 def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
     listed = list(files.values()) if isinstance(files, Mapping) else files
     if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise SilodpError(f"files is {str(files)!r}; give silo name → path, or a list of paths")
+        raise SilodpError(
+            f"files is {str(files)!r}; give silo name → path, or a list of paths",
+            code="data.files",
+            field="data.files",
+        )
     for path in listed:
-        if not isinstance(path, str | Path):
-            raise SilodpError(f"files names {path!r}; give every table's path as text")
+        if not isinstance(path, str | Path) or "\0" in str(path):
+            raise SilodpError(
+                f"files names {path!r}; give every table's path as text",
+                code="data.files",
+                field="data.files",
+            )
     if isinstance(files, Mapping):
         paths = {silo: Path(path) for silo, path in files.items()}
     else:
@@ -146,6 +154,13 @@ def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, 
             ) from error
     else:
         listed = schema.users
+        if not isinstance(listed, Sequence | np.ndarray):
+            raise SilodpError(
+                f"users is a {type(listed).__name__}; give a list of keys, or the path of a text file with one "
+                "per line",
+                code="data.users",
+                field="data.schema.users",
+            )
     known: dict[str, int] = {}
     for value in listed:
         key = normalize_key(value)

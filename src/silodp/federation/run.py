@@ -92,7 +92,9 @@ def train(
         SilodpError: for any mistake its maker can mend.
     """
     if not (out is None or isinstance(out, str | Path)):
-        raise SilodpError(f"out = {out!r}: give the path of a directory, or None.", field="out")
+        raise SilodpError(
+            f"out = {out!r}: give the path of a directory, or None.", code="argument.type", field="out"
+        )
     terms = agreed(
         federation,
         task,

@@ -104,7 +104,9 @@ def agreed(
     check_real("delta", delta)
     delta = float(delta)
     if not 0 < delta < 1:
-        raise SilodpError(f"delta = {delta}: set a number above 0 and below 1.", field="delta")
+        raise SilodpError(
+            f"delta = {delta}: set a number above 0 and below 1.", code="argument.value", field="delta"
+        )
     aggregator, budget = _aggregator(aggregator), _budget(budget, delta)
     _check_task(federation, task, method)
     names = tuple(silo.name for silo in federation.silos)
@@ -160,7 +162,9 @@ def _check_whole(**given: tuple[object, int]) -> None:
     """By name: the number given, and the least it may be."""
     for name, (value, least) in given.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
-            raise SilodpError(f"{name} = {value!r}: set a whole number ≥ {least}.", field=name)
+            raise SilodpError(
+                f"{name} = {value!r}: set a whole number ≥ {least}.", code="argument.value", field=name
+            )
 
 
 def _aggregator(given: str | Aggregator) -> Aggregator:

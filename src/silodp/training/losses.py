@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 
 import torch
 import torch.nn.functional as F
@@ -261,11 +262,26 @@ def _wrong_labels(name: str, needs: str, targets: Tensor, other: str) -> SilodpE
 
 
 def _public_weights(weights: Sequence[float], length: int | None = None) -> list[float]:
-    values = [float(weight) for weight in weights]
+    try:
+        values = [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise SilodpError(
+            f"class_weights are {short(weights)}: give one number per class",
+            code="argument.type",
+            field="class_weights",
+        ) from None
     if length is not None and len(values) != length:
-        raise SilodpError(f"class_weights needs {length} numbers, not {len(values)}: one per class")
+        raise SilodpError(
+            f"class_weights needs {length} numbers, not {len(values)}: one per class",
+            code="argument.shape",
+            field="class_weights",
+        )
     if not values or any(not 0 <= value < float("inf") for value in values):
-        raise SilodpError(f"class_weights must be finite and at least 0, not {values}")
+        raise SilodpError(
+            f"class_weights must be finite and at least 0, not {short(values)}",
+            code="argument.value",
+            field="class_weights",
+        )
     return values
 
 

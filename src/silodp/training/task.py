@@ -98,7 +98,14 @@ class Task:
                     module, "_reset_parameters", None
                 )
                 if callable(reset):
-                    reset()
+                    try:
+                        reset()
+                    except (Exception, SystemExit) as error:
+                        raise SilodpError(
+                            f"{type(module).__name__}.reset_parameters raised {describe_exception(error)}: correct it.",
+                            code="model.raised",
+                            field="task.model",
+                        ) from error
         return self.flatten(model).to(self.device)
 
     def flatten(self, model: nn.Module) -> Tensor:
@@ -191,9 +198,8 @@ class Task:
         inspect_vectorized(self.forward, params, example)
         if example_y is not None:
             inspect_loss(self.model, self.loss, self.objective, params, example, self._tensor(example_y))
-        _copy(
-            self.model
-        )  # the trained model will be a copy, and running a model may have left in it what cannot be
+        # The trained model will be a copy, and running a model may have left in it what cannot be copied.
+        _copy(self.model)
 
 
 def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
