@@ -81,6 +81,14 @@ def test_silo_refuses(changes, sentence):
         ({"test": silo("test", x=np.zeros((3, 5), dtype=np.float32))}, "the same columns"),
         ({"features": ("age",)}, "1 feature names"),
         ({"user_keys": ("a",)}, "1 user keys for 4 users"),
+        ({"user_keys": ("a", "b", "c", "a")}, "4 user keys for 4 users; give one each, all different"),
+        ({"user_keys": (1, 2, 3, 4)}, "a user key is no text"),
+        ({"users": 2.0}, r"users is 2\.0"),
+        ({"users": True}, "users is True"),
+        ({"classes": "2"}, "classes is '2'"),
+        ({"classes": 2.5}, r"classes is 2\.5"),
+        ({"silos": (1,)}, "has a int among its silos"),
+        ({"test": 3}, "has a int among its silos or as test"),
     ],
 )
 def test_federation_refuses(changes, sentence):
@@ -107,3 +115,22 @@ def test_digest_tells_data_apart():
 def test_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         silo().name = "b"
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, bool])
+def test_inputs_of_whole_numbers_are_not_supported_yet(kind):
+    with pytest.raises(SilodpError) as caught:
+        silo(x=np.ones((3, 2), dtype=kind))
+    assert caught.value.code == "model.integer_inputs"
+
+
+def test_records_without_features_are_refused():
+    with pytest.raises(SilodpError) as caught:
+        silo(x=np.ones((3, 0), dtype=np.float32))
+    assert caught.value.code == "data.array"
+
+
+def test_numbers_of_numpy_are_numbers():
+    built = Federation((silo(),), users=np.int64(4), test=None, classes=np.int8(2))
+    assert type(built.users) is int
+    assert type(built.classes) is int

@@ -277,7 +277,7 @@ def test_bad_user_lists(tmp_path, users, sentence):
     [
         ({"kind": "ranking"}, "kind is 'ranking'; choose"),
         ({"out_of_range": "drop"}, "out_of_range is 'drop'; choose"),
-        ({"classes": None}, "kind is 'classes' and classes is None"),
+        ({"classes": None}, "has no classes; .* kind = 'real'"),
         ({"kind": "real"}, "kind is 'real' and classes is"),
         ({"label": None}, "kind 'classes' takes label"),
         ({"kind": "survival"}, "kind 'survival' takes event and time"),
@@ -301,3 +301,107 @@ def test_bad_user_lists(tmp_path, users, sentence):
 def test_bad_schemas(changes, sentence):
     with pytest.raises(SilodpError, match=sentence):
         schema(**changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "data.no_records"),
+        (b"patient,age,sex,ill\n", "data.no_records"),
+        (b"patient,age,age,sex,ill\n1,2,3,f,no\n", "data.column"),
+        (b"patient,age,sex\n1,30,f\n", "data.column"),  # no label
+        (BERLIN.encode("utf-16"), "data.encoding"),
+        (BERLIN.encode("utf-16-le"), "data.encoding"),  # without a mark of the byte order
+        ("patient,age,sex,ill\nMüller,30,f,no\n".encode("latin-1"), "data.encoding"),
+        (b"patient,age,sex,ill\n\xed\xa0\x80,30,f,no\n", "data.encoding"),  # half of a surrogate pair
+        (b"PK\x03\x04\x00\x00", "data.encoding"),  # a spreadsheet
+        (b"patient;age;sex;ill\n1;30,5;f;no\n", "data.unreadable"),
+        (b"patient,age,sex,ill\n1,30,5,f,no\n", "data.unreadable"),
+        (b'patient,age,sex,ill\n"1,30,f,no\n', "data.unreadable"),
+        (b'patient,age,sex,ill\n1,"30,5",f,no\n', "data.value"),
+        (b"patient,age,sex,ill\n1,inf,f,no\n", "data.value"),
+        (b"patient,age,sex,ill\n1,,f,no\n", "data.value"),
+        (b"patient,age,sex,ill\n1," + b"9" * 400 + b",f,no\n", "data.value"),
+        (b"patient,age,sex,ill\n1,2020-01-01,f,no\n", "data.value"),
+        (b"patient,age,sex,ill\n,30,f,no\n", "data.value"),
+        (b"patient,age,sex,ill\nNaN,30,f,no\n", "data.value"),
+    ],
+)
+def test_a_bad_table_is_refused_with_a_code(tmp_path, content, code):
+    path = tmp_path / "odd.csv"
+    path.write_bytes(content)
+    with pytest.raises(SilodpError) as caught:
+        Federation.from_tables([path], schema())
+    assert caught.value.code == code
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 500 + len(str(path))
+
+
+def test_a_decimal_comma_is_named(tmp_path):
+    with pytest.raises(SilodpError, match="decimal comma"):
+        read(tmp_path, odd='patient,age,sex,ill\n1,"30,5",f,no\n')
+
+
+@pytest.mark.parametrize("key", [b"x", [1], {"a": 1}])
+def test_a_cell_that_is_no_text_or_number_is_refused(tmp_path, key):
+    pd.DataFrame({"patient": [key], "age": [30], "sex": ["f"], "ill": ["no"]}).to_parquet(
+        tmp_path / "odd.parquet"
+    )
+    with pytest.raises(SilodpError) as caught:
+        Federation.from_tables([tmp_path / "odd.parquet"], schema())
+    assert caught.value.code == "data.value"
+
+
+def test_a_real_label_beyond_float32_is_refused(tmp_path):
+    options = {"label": "cost", "kind": "real", "classes": None}
+    with pytest.raises(SilodpError) as caught:
+        read(tmp_path, odd="patient,age,sex,cost\n1,30,f,1e39\n", options=options)
+    assert caught.value.code == "data.value"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"classes": None}, "kind = 'real'"),  # a label that is a number
+        ({"label": None, "classes": None, "event": "dead", "time": "days"}, "kind = 'survival'"),
+    ],
+)
+def test_a_label_without_its_kind_is_told_which(changes, kind):
+    with pytest.raises(SilodpError) as caught:
+        schema(**changes)
+    assert caught.value.code == "data.kind"
+    assert kind in str(caught.value)
+
+
+def test_a_label_that_is_no_class_is_told_of_kind(tmp_path):
+    with pytest.raises(SilodpError, match="kind = 'real'"):
+        read(tmp_path, odd="patient,age,sex,ill\n1,30,f,12.5\n")
+
+
+def test_long_lists_are_cut_short(tmp_path):
+    options = {"categorical": {"sex": [str(i) for i in range(100_000)]}}
+    with pytest.raises(SilodpError) as caught:
+        read(tmp_path, berlin=BERLIN, options=options)
+    assert len(str(caught.value)) < 500
+
+
+def test_many_categories_take_no_square_of_memory(tmp_path):
+    categories = [str(i) for i in range(200_000)]  # their identity matrix is 160 GB
+    built = read(
+        tmp_path, odd="patient,age,sex,ill\n1,30,199999,no\n", options={"categorical": {"sex": categories}}
+    )
+    assert built.silos[0].x.shape == (1, 200_001)
+    assert np.flatnonzero(built.silos[0].x[0, 1:]).tolist() == [199_999]
+
+
+def test_a_list_of_users_that_is_none_is_refused(tmp_path):
+    for users in (3, tmp_path / "absent.txt"):
+        with pytest.raises(SilodpError) as caught:
+            read(tmp_path, berlin=BERLIN, options={"users": users})
+        assert caught.value.code == "data.users"
+
+
+def test_a_path_that_no_file_can_have_is_refused():
+    with pytest.raises(SilodpError) as caught:
+        Federation.from_tables(["a\0.csv"], schema())
+    assert caught.value.code == "data.files"

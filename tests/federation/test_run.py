@@ -30,7 +30,8 @@ from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, U
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Gaussian
 from silodp.training.local import LocalTraining
-from silodp.training.losses import Loss, cox
+from silodp.training.losses import Loss, cox, cross_entropy
+from silodp.training.metrics import concordance
 from silodp.training.task import Task
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
@@ -354,7 +355,7 @@ def test_a_foreign_checkpoint_is_refused(change, tmp_path):
         "method": {"method": replace(AVG, noise_multiplier=0.1)},
         "data": {"federation": small_federation(seed=1)},
         "seed": {"seed": 1},
-        "model": {"task": Task(torch.nn.Linear(4, 2), logistic_task().loss)},
+        "model": {"task": Task(torch.nn.Linear(4, 1, bias=False), logistic_task().loss)},
     }[change]
     with pytest.raises(SilodpError, match=r"another set-up|other records than this run began with"):
         train(**arguments, rounds=2, out=tmp_path, resume=True)
@@ -476,12 +477,139 @@ def test_a_loss_of_ones_own_is_used():
     assert result.metrics[-1]["loss"] > 0
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    plain = train(small_federation(), logistic_task(), AVG, rounds=2, seed=1, delta=1e-5)
+    numpy = {
+        "rounds": np.int64(2),
+        "seed": np.int64(1),
+        "delta": np.float64(1e-5),
+        "evaluate_every": np.int32(1),
+    }
+    first = train(small_federation(), logistic_task(), AVG, **numpy | {"rounds": np.int64(1)}, out=tmp_path)
+    resumed = train(small_federation(), logistic_task(), AVG, **numpy, out=tmp_path, resume=True)
+    assert first.guarantees["released"].rounds == 1
+    assert torch.equal(resumed.params, plain.params)
+
+
+class Tied(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        self[2].weight = self[0].weight
+
+
+def test_a_model_with_tied_parameters_is_stored_and_resumed(tmp_path):
+    task = Task(Tied(), logistic_task().loss)
+    train(small_federation(), task, AVG, rounds=1, seed=0, out=tmp_path)
+    # As a run of a version that could not store it: everything is spent, and there is neither model nor guarantee.
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "guarantee.json").unlink()
+    result = train(small_federation(), task, AVG, rounds=1, seed=0, out=tmp_path, resume=True)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(stored["0.weight"], stored["2.weight"])
+    model = Tied()
+    model.load_state_dict(stored)
+    assert torch.equal(task.flatten(model), result.params)
+    assert result.guarantees["released"].rounds == 1
+    assert not torch.equal(task.flatten(model), task.initial(0))
+
+
+class ExtraState(torch.nn.Linear):
+    def get_extra_state(self):
+        return {"version": 1}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def refuses(*_):
+    raise LookupError("no")
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: Task(ExtraState(4, 1), logistic_task().loss), "model.not_storable"),
+        (lambda: Task(torch.nn.Linear(4, 1), Loss.per_record("own", refuses)), "loss.raised"),
+        (
+            lambda: Task(
+                torch.nn.Linear(4, 1), Loss.per_record("mean", lambda o, t: (o[:, 0] - t).square().mean())
+            ),
+            "loss.not_per_record",
+        ),
+        (lambda: Task(torch.nn.Linear(4, 1), cross_entropy()), "loss.output_shape"),
+        (lambda: Task(torch.nn.Linear(4, 1), cox()), "loss.wrong_labels"),
+    ],
+)
+def test_what_cannot_be_trained_or_stored_is_refused_before_anything_is_written(
+    make, code, held_out, tmp_path
+):
+    federation = small_federation()
+    with pytest.raises(SilodpError) as caught:
+        train(federation if held_out else replace(federation, test=None), make(), AVG, rounds=3, out=tmp_path)
+    assert caught.value.code == code
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "code"), [(concordance, "metric.wrong_labels"), (refuses, "metric.raised")]
+)
+def test_a_metric_that_cannot_be_measured_is_refused_before_anything_is_written(metric, code, tmp_path):
+    task = Task(torch.nn.Linear(4, 1), logistic_task().loss, {"own": metric})
+    with pytest.raises(SilodpError) as caught:
+        train(small_federation(), task, AVG, rounds=3, out=tmp_path)
+    assert caught.value.code == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_classes_than_a_loss_can_learn_are_refused(tmp_path):
+    federation = replace(small_federation(), classes=3)
+    with pytest.raises(SilodpError) as caught:
+        train(federation, logistic_task(), AVG, rounds=1, out=tmp_path)
+    assert caught.value.code == "loss.wrong_labels"
+
+
+def test_how_many_persons_are_in_how_many_silos_is_said_in_private_files_only(tmp_path):
+    federation = small_federation()
+    train(federation, logistic_task(), AVG, rounds=1, seed=0, out=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    expected = np.bincount((federation.counts() > 0).sum(0))
+    assert rows[0]["persons_by_silos"] == {str(s): int(n) for s, n in enumerate(expected) if n}
+    assert "persons_by_silos" not in rows[1]
+    assert "persons_by_silos" not in (tmp_path / "guarantee.json").read_text()
+
+
+def test_persons_whose_keys_may_be_one_are_warned_of_once_methods_protect_persons(caplog):
+    federation = small_federation()
+    keys = tuple(f"{u}" for u in range(federation.users))
+    same = [replace(silo, user=silo.user % 2 + 2 * s) for s, silo in enumerate(federation.silos)]
+    apart = replace(federation, silos=tuple(same), user_keys=keys)
+    for linked, method, warned in (
+        (apart, AVG, 1),
+        (replace(apart, user_keys=None), AVG, 0),
+        (apart, GROUP, 1),
+    ):
+        caplog.clear()
+        train(linked, logistic_task(), method, rounds=0, seed=0)
+        assert len([r for r in caplog.records if "no person appears" in r.getMessage()]) == warned
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"rounds": "3"}, "rounds = '3'"),
         ({"rounds": 1.5}, "rounds = 1.5"),
         ({"rounds": True}, "rounds = True"),
+        ({"rounds": None}, "rounds = None"),
+        ({"evaluate_every": None}, "evaluate_every = None"),
+        ({"delta": "x"}, "delta = 'x'"),
+        ({"delta": None}, "delta = None"),
+        ({"delta": True}, "delta = True"),
+        ({"delta": 0}, "delta = 0"),
+        ({"delta": 1}, "delta = 1"),
+        ({"delta": float("nan")}, "delta = nan"),
+        ({"out": 3}, "out = 3"),
+        ({"out": b"there"}, "out = b'there'"),
         ({"evaluate_every": 0}, "evaluate_every = 0"),
         ({"seed": 1.5}, "seed = 1.5"),
         ({"seed": -1}, "seed = -1"),

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from silodp.errors import SilodpError
 from silodp.training import (
     METRICS,
+    Loss,
+    Task,
     accuracy,
     average_precision,
     binary_cross_entropy,
@@ -190,3 +192,125 @@ def test_scores_that_are_not_finite_have_no_ranking(metric, bad):
     z[1] = bad
     assert math.isnan(metric(z, y))
     assert math.isnan(metric(torch.stack([-z, z], 1), y))
+
+
+Z, CLASSES = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda o, t: F.cross_entropy(o, t), ()),  # the mean, in place of reduction="none"
+        (lambda o, t: F.mse_loss(o[:, :1], t.to(o.dtype), reduction="none"), (4, 4)),  # (n, 1) against (n,)
+        (lambda o, t: F.mse_loss(o, o.detach(), reduction="none"), (4, 3)),
+        (lambda o, t: F.cross_entropy(o, t, reduction="none").unsqueeze(1), (4, 1)),
+        (lambda o, t: F.cross_entropy(o, t, reduction="none")[:2], (2,)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_of_records_that_is_no_number_per_record_is_refused(function, shape):
+    assert function(Z, CLASSES).shape == shape
+    with pytest.raises(SilodpError) as caught:
+        Loss.per_record("own", function).compute(Z, CLASSES, torch.ones(4))
+    assert caught.value.code == "loss.not_per_record"
+    assert ('reduction="none"' in str(caught.value)) == (shape == ())
+
+
+def test_a_single_number_is_refused_where_one_record_is_trained_alone():
+    loss = Loss.per_record("own", lambda o, t: F.cross_entropy(o, t))
+    with pytest.raises(SilodpError) as caught:
+        loss.compute(Z[:1], CLASSES[:1], torch.ones(1))
+    assert caught.value.code == "loss.not_per_record"
+
+
+def explode(*_):
+    raise ZeroDivisionError("no " * 1000)
+
+
+def leave(*_):
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize("function", [explode, leave])
+def test_what_a_loss_or_metric_raises_is_one_short_sentence_with_its_type(function):
+    kind = ZeroDivisionError if function is explode else SystemExit
+    task = Task(torch.nn.Linear(3, 3), cross_entropy(), {"own": function})
+    for code, call in (
+        ("loss.raised", lambda: Loss.per_record("own", function).compute(Z, CLASSES, torch.ones(4))),
+        ("metric.raised", lambda: task.evaluate(task.initial(0), Z, CLASSES)),
+    ):
+        with pytest.raises(SilodpError) as caught:
+            call()
+        assert caught.value.code == code
+        assert isinstance(caught.value.__cause__, kind)
+        assert kind.__name__ in str(caught.value)
+        assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("value", [None, "good", torch.ones(2)])
+def test_a_metric_that_is_no_number_is_refused(value):
+    task = Task(torch.nn.Linear(3, 3), cross_entropy(), {"own": lambda o, t: value})
+    with pytest.raises(SilodpError) as caught:
+        task.evaluate(task.initial(0), Z, CLASSES)
+    assert caught.value.code == "metric.raised"
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets", "code"),
+    [
+        (cross_entropy(), Z[:, :1], CLASSES, "loss.output_shape"),
+        (cross_entropy(), Z, CLASSES.float(), "loss.wrong_labels"),
+        (cox(), Z[:, :1], CLASSES, "loss.wrong_labels"),
+        (binary_cross_entropy(), Z[:, :1], torch.ones(4, 2), "loss.wrong_labels"),
+        (squared_error(), Z[:, :2], torch.ones(4), "loss.output_shape"),
+        (squared_error(), Z[:, :1], torch.ones(4, 2), "loss.output_shape"),
+        (Loss("own", lambda o, t, mask: mask * o[:, 0]), Z, CLASSES, "loss.not_scalar"),
+        (Loss("own", lambda o, t, mask: 1.0), Z, CLASSES, "loss.not_scalar"),
+    ],
+)
+def test_losses_refuse_outputs_and_labels_that_do_not_fit(loss, outputs, targets, code):
+    with pytest.raises(SilodpError) as caught:
+        loss.compute(outputs, targets, torch.ones(4))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("metric", "targets"),
+    [
+        (concordance, CLASSES),
+        (accuracy, torch.rand(4, 2)),
+        (accuracy, torch.tensor([0.5, 1.0, 0.0, 1.0])),
+        (roc_auc, torch.rand(4, 2)),
+        (average_precision, torch.tensor([0.5, 1.0, 0.0, 1.0])),
+    ],
+)
+def test_metrics_refuse_labels_that_do_not_fit(metric, targets):
+    with pytest.raises(SilodpError) as caught:
+        metric(Z[:, :1], targets)
+    assert caught.value.code == "metric.wrong_labels"
+
+
+def test_what_is_no_function_is_refused():
+    for make, code in (
+        (lambda: Loss.per_record("own", 7), "loss.not_callable"),
+        (lambda: Loss("own", 7), "loss.not_callable"),
+        (lambda: Task(torch.nn.Linear(3, 3), cross_entropy(), {"own": 7}), "metric.not_callable"),
+    ):
+        with pytest.raises(SilodpError) as caught:
+            make()
+        assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("weights", "code"),
+    [
+        ("ab", "argument.type"),
+        (3, "argument.type"),
+        ([1.0], "argument.shape"),
+        ([1.0, -1.0], "argument.value"),
+    ],
+)
+def test_class_weights_that_are_none_are_refused(weights, code):
+    with pytest.raises(SilodpError) as caught:
+        binary_cross_entropy(weights)
+    assert caught.value.code == code

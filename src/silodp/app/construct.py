@@ -17,7 +17,7 @@ from numbers import Integral
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from silodp.errors import SilodpError
 
@@ -45,19 +45,38 @@ def checked(
 ) -> dict[str, Any]:
     """The arguments `make` would pass, without making anything."""
     fields = fields_of(maker)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in _parameters(maker).values())
     for name in values:
-        if name not in fields:
-            raise SilodpError(unknown(name, fields, what, where))
+        if name not in fields and not takes_any:
+            raise SilodpError(
+                unknown(name, fields, what, where), code="config.unknown_field", field=_at(where, name)
+            )
     for name, parameter in fields.items():
         if name not in values and parameter.default is parameter.empty:
-            raise SilodpError(f"{_at(where, name)} is missing: {what} needs it.")
+            raise SilodpError(
+                f"{_at(where, name)} is missing: {what} needs it.",
+                code="config.missing_field",
+                field=_at(where, name),
+            )
     hints = _hints(maker)
     return {name: _value(hints.get(name, Any), value, _at(where, name)) for name, value in values.items()}
 
 
 def fields_of(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """What may be given by name."""
-    return inspect.signature(maker).parameters
+    """The parameters that may be given by name, without those that collect the rest (`*args`, `**kwargs`)."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: p for name, p in _parameters(maker).items() if p.kind in by_name}
+
+
+def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(maker).parameters
+    except ValueError:  # a function written in C, which keeps its signature to itself
+        name = getattr(maker, "__name__", repr(maker))
+        raise SilodpError(
+            f"'{name}' does not say which arguments it takes: wrap it in a Python function.",
+            code="config.no_signature",
+        ) from None
 
 
 def table_of(maker: Callable[..., Any], field: str) -> type | None:
@@ -98,7 +117,8 @@ def sentence(error: ValidationError, where: str = "") -> SilodpError:
     first = error.errors()[0]
     field = _at(where, ".".join(str(part) for part in first["loc"]))
     if first["type"] == "value_error":
-        return SilodpError(str(first["ctx"]["error"]))
+        raised = first["ctx"]["error"]
+        return raised if isinstance(raised, SilodpError) else SilodpError(str(raised))
     if first["type"] == "missing":
         return SilodpError(f"{field} is missing: set it.")
     if first["type"] in ("model_type", "dict_type"):
@@ -111,7 +131,11 @@ def _expected(error: ValidationError) -> str:
 
 
 def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
-    return get_type_hints(maker.func if isinstance(maker, partial) else maker)
+    try:
+        return get_type_hints(maker.func if isinstance(maker, partial) else maker)
+    except (NameError, AttributeError, TypeError):
+        # A user's function whose annotations are names imported for type checkers only: its values go unchecked.
+        return {}
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -129,6 +153,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         raise SilodpError(f"{where} = {value!r}: {_expected(error)}.") from None
+    except PydanticUserError:  # a type of somebody else's that pydantic knows nothing of
+        return value
 
 
 def _table_in(hint: Any) -> type | None:

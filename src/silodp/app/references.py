@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from silodp.app.construct import choose, fields_of, make
+from silodp.app.construct import checked, choose, fields_of
 from silodp.data.silo import Federation
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, describe_exception, first_line
 from silodp.training.inspection import inspect_model, inspect_on
 from silodp.training.losses import LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric
@@ -73,18 +73,32 @@ def _model(name: str, options: Mapping[str, Any], federation: Federation, seed: 
         return builder
     if not callable(builder):
         raise SilodpError(
-            f"task.model = '{name}' is of type {type(builder).__name__}: refer to a function or a module."
+            f"task.model = '{name}' is of type {type(builder).__name__}: refer to a function or a module.",
+            code="model.not_a_module",
+            field="task.model",
         )
     public = {"features": int(np.prod(federation.silos[0].x.shape[1:])), "classes": federation.classes}
     taken = {key: value for key, value in public.items() if key in fields_of(builder) and value is not None}
+    arguments = checked(builder, {**taken, **options}, f"the model '{name}'", "task.options")
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        network = make(builder, {**taken, **options}, f"the model '{name}'", "task.options")
+        try:
+            network = builder(**arguments)
+        except SilodpError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise SilodpError(
+                f"task.model = '{name}' raised {describe_exception(error)}: correct it, or its task.options.",
+                code="model.raised",
+                field="task.model",
+            ) from error
     if not isinstance(network, nn.Module):
         raise SilodpError(
             f"task.model = '{name}' returned an object of type {type(network).__name__}: "
-            "let it return a torch.nn.Module."
+            "let it return a torch.nn.Module.",
+            code="model.not_a_module",
+            field="task.model",
         )
     return network
 
@@ -131,14 +145,18 @@ def refer(reference: str, where: str) -> Any:
     place, _, name = reference.removeprefix("python:").rpartition(":")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # whatever a user's module raises is the user's to mend
-        reason = " ".join(str(error).split())
+    except (Exception, SystemExit) as error:  # whatever a user's module raises is the user's to correct
+        reason = describe_exception(error) if isinstance(error, SystemExit) else first_line(error)
         raise SilodpError(
-            f"{where} = '{reference}': {place} cannot be imported ({reason}): mend it."
+            f"{where} = '{reference}': {place} cannot be imported ({reason or type(error).__name__}): mend it.",
+            code="config.not_importable",
+            field=where,
         ) from error
     if not hasattr(module, name):
         raise SilodpError(
-            f"{where} = '{reference}': {place} has no '{name}': refer to a function defined there."
+            f"{where} = '{reference}': {place} has no '{name}': refer to a function defined there.",
+            code="config.not_importable",
+            field=where,
         )
     return getattr(module, name)
 

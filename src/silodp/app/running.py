@@ -18,6 +18,7 @@ from silodp.app.report import write_report
 from silodp.app.resuming import differences, how_to_go_on, laid_out_over, laid_out_over_before
 from silodp.app.rundir import versions
 from silodp.app.sanity import doubts
+from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError, counted
 from silodp.federation.aggregation import events
@@ -79,6 +80,9 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
         raise
     summary = _summary(config, directory, result, page)
     summary["warnings"] += _left_out(config, federation, task.size) + _retired(method, summary["rounds"])
+    if method.unit == "user":
+        summary["warnings"] += find_linkage_doubts(federation)
+    summary["persons_by_silos"] = count_persons_by_silos(federation)
     for warning in summary["warnings"]:
         say(f"warning: {warning}")
     return summary
@@ -187,4 +191,14 @@ def in_lines(summary: dict[str, Any]) -> list[str]:
     lines = [head, *summary["in_words"]]
     if summary["private"] and not summary["releasable"]:
         lines.append("Not for release: the noise came from a fixed seed.")
+    lines.append(_persons_in_words(summary["persons_by_silos"]))
     return [*lines, *summary["beyond"], f"Report: {summary['report']}"]
+
+
+def _persons_in_words(by_silos: dict[int, int]) -> str:
+    """How many persons are in how many silos: counts of private records."""
+    parts = [
+        f"{persons:,} in {counted(silos, 'silo') if silos else 'no silo'}"
+        for silos, persons in by_silos.items()
+    ]
+    return f"Persons with training records (private, not for release): {', '.join(parts)}."

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +37,7 @@ class Schema:
         budget: optional column of the ε that each training record may be charged, above 0; public like the rest.
 
     Features are the numeric columns, then the categorical ones, in the order given here. Values are compared
-    as text after whole floats have become integers ("1.0" is "1").
+    as text in Unicode's form NFC, after whole floats have become integers ("1.0" is "1").
     """
 
     user: str
@@ -53,21 +55,39 @@ class Schema:
 
     def __post_init__(self) -> None:
         if self.kind not in ("classes", "real", "survival"):
-            raise SilodpError(f"schema: kind is {self.kind!r}; choose 'classes', 'real' or 'survival'")
+            raise SilodpError(
+                f"schema: kind is {self.kind!r}; choose 'classes', 'real' or 'survival'",
+                code="data.kind",
+                field="data.schema.kind",
+            )
         if self.out_of_range not in ("refuse", "clip"):
             raise SilodpError(f"schema: out_of_range is {self.out_of_range!r}; choose 'refuse' or 'clip'")
         if self.kind == "survival":
             if self.event is None or self.time is None or self.label is not None or self.classes is not None:
                 raise SilodpError(
-                    "schema: kind 'survival' takes event and time, and neither label nor classes"
+                    "schema: kind 'survival' takes event and time, and neither label nor classes",
+                    code="data.kind",
+                    field="data.schema.kind",
                 )
         elif self.label is None or self.event is not None or self.time is not None:
-            raise SilodpError(f"schema: kind {self.kind!r} takes label, and neither event nor time")
-        if (self.classes is not None) != (self.kind == "classes"):
             raise SilodpError(
-                f"schema: kind is {self.kind!r} and classes is {self.classes!r}; list the label's public "
-                "values "
-                "for kind 'classes' and only there"
+                f"schema: kind {self.kind!r} takes label, and neither event nor time; set kind = 'survival' for a "
+                "label of event and time",
+                code="data.kind",
+                field="data.schema.kind",
+            )
+        if self.classes is None and self.kind == "classes":
+            raise SilodpError(
+                f"schema: the label {self.label!r} has no classes; list its public values in classes, or set "
+                "kind = 'real' where it is a number",
+                code="data.kind",
+                field="data.schema.classes",
+            )
+        if self.classes is not None and self.kind != "classes":
+            raise SilodpError(
+                f"schema: kind is {self.kind!r} and classes is {self.classes!r}; list classes for kind 'classes' only",
+                code="data.kind",
+                field="data.schema.classes",
             )
         if self.classes is not None:
             _check_values("classes", self.classes)
@@ -117,19 +137,23 @@ def _is_range(bounds: Any) -> bool:
 def _check_values(what: str, values: Any) -> None:
     listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
     if not listed or len(values) < 2 or len({text_of(value) for value in values}) < len(values):
-        raise SilodpError(f"schema: {what} are {values!r}; list at least two values, all different")
+        raise SilodpError(
+            f"schema: {what} are {short(values)}; list at least two values, all different",
+            code="data.values",
+            field="data.schema",
+        )
 
 
 def text_of(value: object) -> str:
-    """A cell as text: stripped, and a whole float written as an integer."""
-    text = str(value).strip()
+    """Return a cell as text: stripped, in Unicode's form NFC, and a whole float written as an integer."""
+    text = unicodedata.normalize("NFC", str(value).strip())
     whole = _WHOLE.fullmatch(text)
     return whole[1] if whole else text
 
 
 def normalize_key(value: object) -> str:
-    """The form in which user keys are compared: stripped text, "17.0" (a float-parsed column) being "17".
+    """Return the form in which user keys are compared: stripped text in NFC, "17.0" (a float-parsed column) as "17".
 
-    "007" and "7" stay two keys. Should two persons' keys fall together, they are protected as one.
+    "007" and "7" stay two keys (see `linkage`). Should two persons' keys fall together, they are protected as one.
     """
     return text_of(value)

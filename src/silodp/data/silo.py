@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,32 +46,53 @@ class SiloData:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise SilodpError(f"a silo's name is {self.name!r}; give every silo a name that is not empty")
+            raise SilodpError(
+                f"a silo's name is {self.name!r}; give every silo a name that is not empty", code="data.array"
+            )
         for field in ("x", "y", "user"):
             if not isinstance(getattr(self, field), np.ndarray):
                 kind = type(getattr(self, field)).__name__
-                raise SilodpError(f"silo {self.name!r}: {field} is a {kind}; give a numpy array")
+                raise SilodpError(
+                    f"silo {self.name!r}: {field} is a {kind}; give a numpy array", code="data.array"
+                )
+        if self.x.size == 0 and 0 in self.x.shape[1:]:
+            raise SilodpError(
+                f"silo {self.name!r}: x has shape {self.x.shape}, so no features; give at least one",
+                code="data.array",
+            )
+        if self.x.dtype.kind in "iub":
+            raise SilodpError(
+                f"silo {self.name!r}: x holds whole numbers ({self.x.dtype}); give measurements as float32 "
+                "(x.astype(numpy.float32)); ids of tokens or categories are not supported as inputs yet: one-hot or "
+                "embed them beforehand",
+                code="model.integer_inputs",
+                field="x",
+            )
         if self.x.dtype != np.float32 or self.x.ndim < 2:
             raise SilodpError(
                 f"silo {self.name!r}: x has shape {self.x.shape} and dtype {self.x.dtype}; "
-                "give (records, features…) as float32, e.g. x.astype(numpy.float32)"
+                "give (records, features…) as float32, e.g. x.astype(numpy.float32)",
+                code="data.array",
             )
         survival = self.y.dtype == np.float32 and self.y.ndim == 2 and self.y.shape[1] == 2
         plain = self.y.dtype in (np.int64, np.float32) and self.y.ndim == 1
         if not (survival or plain):
             raise SilodpError(
                 f"silo {self.name!r}: y has shape {self.y.shape} and dtype {self.y.dtype}; give (n,) int64 "
-                "classes, (n,) float32 targets or (n, 2) float32 [event, time]"
+                "classes, (n,) float32 targets or (n, 2) float32 [event, time]",
+                code="data.array",
             )
         if self.user.dtype != np.int64 or self.user.ndim != 1:
             raise SilodpError(
                 f"silo {self.name!r}: user has shape {self.user.shape} and dtype {self.user.dtype}; "
-                "give (n,) int64 user numbers"
+                "give (n,) int64 user numbers",
+                code="data.array",
             )
         if not len(self.x) == len(self.y) == len(self.user):
             raise SilodpError(
                 f"silo {self.name!r}: x, y and user have {len(self.x)}, {len(self.y)} and {len(self.user)} "
-                "records; give one label and one user number per record"
+                "records; give one label and one user number per record",
+                code="data.array",
             )
         if self.budget is not None:
             check_budgets(self.budget, len(self.x), f"silo {self.name!r}", "record")
@@ -80,12 +102,14 @@ class SiloData:
                 record = int(np.argwhere(~finite)[0][0])
                 raise SilodpError(
                     f"silo {self.name!r}: {field} of record {record} is not finite; "
-                    "replace or drop NaN and infinite values before training"
+                    "replace or drop NaN and infinite values before training",
+                    code="data.array",
                 )
         if survival and not (np.isin(self.y[:, 0], (0, 1)).all() and (self.y[:, 1] >= 0).all()):
             raise SilodpError(
                 f"silo {self.name!r}: y holds an event other than 0 or 1, or a negative time; "
-                "give [event, time] with event 0 (censored) or 1 and time ≥ 0"
+                "give [event, time] with event 0 (censored) or 1 and time ≥ 0",
+                code="data.array",
             )
 
     def __len__(self) -> int:
@@ -112,11 +136,15 @@ class SiloData:
 def check_budgets(budgets: Any, count: int, where: str, unit: str) -> None:
     """Refuse personal budgets that are not `count` finite numbers above 0; how many are wrong is said, not whose."""
     if not isinstance(budgets, np.ndarray) or budgets.dtype != np.float64 or budgets.shape != (count,):
-        raise SilodpError(f"{where}: budgets are no array ({count},) of float64; give one ε for every {unit}")
+        raise SilodpError(
+            f"{where}: budgets are no array ({count},) of float64; give one ε for every {unit}",
+            code="data.budgets",
+        )
     wrong = int((~(np.isfinite(budgets) & (budgets > 0))).sum())
     if wrong:
         raise SilodpError(
-            f"{where}: {wrong} of {count} budgets are missing, infinite or not above 0; give every {unit} an ε > 0"
+            f"{where}: {wrong} of {count} budgets are missing, infinite or not above 0; give every {unit} an ε > 0",
+            code="data.budgets",
         )
 
 
@@ -151,27 +179,52 @@ class Federation:
 
     def __post_init__(self) -> None:
         if not isinstance(self.silos, tuple) or not self.silos:
-            raise SilodpError(f"federation {self.name!r} has no tuple of silos; give at least one SiloData")
-        if isinstance(self.users, bool) or not isinstance(self.users, int) or self.users < 1:
-            raise SilodpError(f"federation {self.name!r}: users is {self.users!r}; give a positive integer")
+            raise SilodpError(
+                f"federation {self.name!r} has no tuple of silos; give at least one SiloData",
+                code="data.federation",
+            )
+        for part in (*self.silos, *([] if self.test is None else [self.test])):
+            if not isinstance(part, SiloData):
+                raise SilodpError(
+                    f"federation {self.name!r} has a {type(part).__name__} among its silos or as test; give a SiloData",
+                    code="data.federation",
+                )
+        for field, least in (("users", 1), ("classes", 2)):
+            value = getattr(self, field)
+            if field == "classes" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+                raise SilodpError(
+                    f"federation {self.name!r}: {field} is {value!r}; give a whole number, at least {least}",
+                    code="data.federation",
+                )
+            object.__setattr__(self, field, int(value))  # numpy's integers are no JSON
         names = [silo.name for silo in self.silos]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise SilodpError(f"federation {self.name!r}: two silos are named {twice!r}; rename one")
-        if self.user_keys is not None and len(self.user_keys) != self.users:
             raise SilodpError(
-                f"federation {self.name!r}: {len(self.user_keys)} user keys for {self.users} users; give "
-                "one each"
+                f"federation {self.name!r}: two silos are named {twice!r}; rename one", code="data.federation"
             )
+        if self.user_keys is not None:
+            if len(self.user_keys) != self.users or len(set(self.user_keys)) < self.users:
+                raise SilodpError(
+                    f"federation {self.name!r}: {len(self.user_keys)} user keys for {self.users} users; give one "
+                    "each, all different",
+                    code="data.federation",
+                )
+            if not all(isinstance(key, str) for key in self.user_keys):
+                raise SilodpError(
+                    f"federation {self.name!r}: a user key is no text; give every key as text",
+                    code="data.federation",
+                )
         if self.user_budgets is not None:
             check_budgets(self.user_budgets, self.users, f"federation {self.name!r}", "user")
-        if self.classes is not None and self.classes < 2:
-            raise SilodpError(f"federation {self.name!r}: classes is {self.classes}; give 2 or more, or None")
         first = self.silos[0]
         if self.features and first.x.shape[1:] != (len(self.features),):
             raise SilodpError(
                 f"federation {self.name!r}: {len(self.features)} feature names for features of shape "
-                f"{first.x.shape[1:]}; give one name per column"
+                f"{first.x.shape[1:]}; give one name per column",
+                code="data.federation",
             )
         for silo in self.silos:
             self._check(silo, first, lowest_user=0)
@@ -182,30 +235,35 @@ class Federation:
         if silo.x.shape[1:] != first.x.shape[1:]:
             raise SilodpError(
                 f"silo {silo.name!r} has features of shape {silo.x.shape[1:]} but silo {first.name!r} of "
-                f"{first.x.shape[1:]}; give all silos the same columns"
+                f"{first.x.shape[1:]}; give all silos the same columns",
+                code="data.federation",
             )
         if silo.y.dtype != first.y.dtype or silo.y.shape[1:] != first.y.shape[1:]:
             raise SilodpError(
                 f"silo {silo.name!r} has labels {silo.y.dtype}{silo.y.shape[1:]} but silo {first.name!r} "
-                f"{first.y.dtype}{first.y.shape[1:]}; give all silos the same kind of label"
+                f"{first.y.dtype}{first.y.shape[1:]}; give all silos the same kind of label",
+                code="data.federation",
             )
         outside = silo.user[(silo.user < lowest_user) | (silo.user >= self.users)]
         if outside.size:
             raise SilodpError(
                 f"silo {silo.name!r}: user {outside[0]} is outside {lowest_user}..{self.users - 1}; "
-                "renumber the users or raise the public number of users"
+                "renumber the users or raise the public number of users",
+                code="data.federation",
             )
         if self.classes is not None:
             if silo.y.dtype != np.int64:
                 raise SilodpError(
                     f"silo {silo.name!r}: labels are {silo.y.dtype} but classes is {self.classes}; "
-                    "give int64 class numbers, or classes=None"
+                    "give int64 class numbers, or classes=None",
+                    code="data.federation",
                 )
             wrong = silo.y[(silo.y < 0) | (silo.y >= self.classes)]
             if wrong.size:
                 raise SilodpError(
                     f"silo {silo.name!r}: label {wrong[0]} is outside 0..{self.classes - 1}; "
-                    "correct the label or the public number of classes"
+                    "correct the label or the public number of classes",
+                    code="data.federation",
                 )
 
     def __repr__(self) -> str:
@@ -239,10 +297,12 @@ class Federation:
             SilodpError: an unknown name, another number of budgets than units, or budgets that are none, counted.
         """
         if unit not in ("record", "user"):
-            raise SilodpError(f"unit is {unit!r}; choose 'record' or 'user'")
+            raise SilodpError(f"unit is {unit!r}; choose 'record' or 'user'", code="data.federation")
         if isinstance(budgets, str):
             if budgets not in PREFERENCES:
-                raise SilodpError(f"budgets is {budgets!r}; choose one of {', '.join(PREFERENCES)}")
+                raise SilodpError(
+                    f"budgets is {budgets!r}; choose one of {', '.join(PREFERENCES)}", code="data.federation"
+                )
             budgets = PREFERENCES[budgets]
         sizes = [len(silo) for silo in self.silos]
         count = self.users if unit == "user" else sum(sizes)
@@ -255,7 +315,8 @@ class Federation:
             if not parts:
                 raise SilodpError(
                     f"budgets is a {type(budgets).__name__}; give one of {', '.join(PREFERENCES)}, a function, or "
-                    f"arrays of one ε for every {unit}"
+                    f"arrays of one ε for every {unit}",
+                    code="data.federation",
                 )
             given = np.concatenate(parts)
         if np.issubdtype(given.dtype, np.number):

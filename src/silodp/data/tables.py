@@ -15,7 +15,7 @@ import numpy as np
 from silodp.data.schema import Schema, normalize_key
 from silodp.data.silo import Federation, SiloData
 from silodp.data.table import MISSING, Table
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, first_line
 
 __all__ = ["Schema", "normalize_key", "read_tables"]
 
@@ -46,7 +46,9 @@ def read_tables(
         first = by_file.setdefault(path.resolve(), silo)
         if first != silo:
             raise SilodpError(
-                f"silos '{first}' and '{silo}' are the same file {path}: give each silo its own."
+                f"silos '{first}' and '{silo}' are the same file {path}: give each silo its own.",
+                code="data.files",
+                field="data.files",
             )
     tables = {silo: Table.read(path, schema) for silo, path in paths.items()}
     known, assumptions = _user_index(tables, schema)
@@ -85,10 +87,18 @@ def read_tables(
 def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
     listed = list(files.values()) if isinstance(files, Mapping) else files
     if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise SilodpError(f"files is {str(files)!r}; give silo name → path, or a list of paths")
+        raise SilodpError(
+            f"files is {str(files)!r}; give silo name → path, or a list of paths",
+            code="data.files",
+            field="data.files",
+        )
     for path in listed:
-        if not isinstance(path, str | Path):
-            raise SilodpError(f"files names {path!r}; give every table's path as text")
+        if not isinstance(path, str | Path) or "\0" in str(path):
+            raise SilodpError(
+                f"files names {path!r}; give every table's path as text",
+                code="data.files",
+                field="data.files",
+            )
     if isinstance(files, Mapping):
         paths = {silo: Path(path) for silo, path in files.items()}
     else:
@@ -97,11 +107,15 @@ def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
             if path.stem in paths:
                 raise SilodpError(
                     f"{paths[path.stem]} and {path} would both be silo {path.stem!r}; name the silos in a "
-                    "mapping"
+                    "mapping",
+                    code="data.files",
+                    field="data.files",
                 )
             paths[path.stem] = path
     if not paths:
-        raise SilodpError("files is empty; give at least one silo's table")
+        raise SilodpError(
+            "files is empty; give at least one silo's table", code="data.files", field="data.files"
+        )
     return paths
 
 
@@ -112,7 +126,11 @@ def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, 
         for table in tables.values():
             found.update(table.keys()[~table.test_rows()])
         if not found:
-            raise SilodpError("no table has a training row; check the split column")
+            raise SilodpError(
+                "no table has a training row; check the split column",
+                code="data.no_records",
+                field=schema.split,
+            )
         ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
         said = (
             "The list of ids may be public although it was taken from the tables themselves (schema.users "
@@ -129,15 +147,29 @@ def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, 
             ]
         except (OSError, UnicodeDecodeError) as error:
             raise SilodpError(
-                f"{source}: the list of users is not readable ({error}); check the path"
+                f"{source}: the list of users is not readable ({first_line(error)}); check the path, and save "
+                "it as UTF-8",
+                code="data.users",
+                field="data.schema.users",
             ) from error
     else:
         listed = schema.users
+        if not isinstance(listed, Sequence | np.ndarray):
+            raise SilodpError(
+                f"users is a {type(listed).__name__}; give a list of keys, or the path of a text file with one "
+                "per line",
+                code="data.users",
+                field="data.schema.users",
+            )
     known: dict[str, int] = {}
     for value in listed:
         key = normalize_key(value)
         if key in known or key.lower() in MISSING:
-            raise SilodpError(f"{source}: user key {key!r} is empty or listed twice; list every user once")
+            raise SilodpError(
+                f"{source}: user key {key!r} is empty or listed twice; list every user once",
+                code="data.users",
+                field="data.schema.users",
+            )
         known[key] = len(known)
     if not known:
         raise SilodpError(f"{source}: the list of users is empty; list every user's key, one per line")

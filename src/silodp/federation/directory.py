@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-from safetensors.torch import save
 from torch import nn
 
 from silodp.errors import SilodpError, counted
@@ -27,6 +26,7 @@ from silodp.federation.store import (
 from silodp.federation.terms import Terms
 from silodp.privacy.guarantee import Adversary, Guarantee
 from silodp.privacy.ledger import Ledger
+from silodp.training.task import serialize
 
 Row = dict[str, Any]
 """What is said of one round; of the untrained model as round 0."""
@@ -126,8 +126,7 @@ class RunDirectory:
         }
         text = json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n"
         write_durably(self.path / "guarantee.json", text.encode())
-        tensors = {name: value.detach().contiguous().cpu() for name, value in model.state_dict().items()}
-        write_durably(self.path / "model.safetensors", save(tensors, metadata={"method": method.name}))
+        write_durably(self.path / "model.safetensors", serialize(model, {"method": method.name}))
 
     @staticmethod
     def _checkpoint(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -11,7 +12,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
 from silodp.data.silo import Federation
+from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator
 from silodp.federation.checkpoint import Checkpoint
 from silodp.federation.directory import Row, RunDirectory
@@ -25,13 +28,16 @@ from silodp.privacy.guarantee import Adversary, Guarantee
 from silodp.privacy.ledger import Budget
 from silodp.training.task import Task
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Result:
     """What a run gives.
 
     params (d,): the final global model as one vector; `model` carries it. metrics: one row per round, the untrained
-    model first. `stopped` says what ended the run.
+    model first, with the number of persons by how many silos they were found in (private). `stopped` says what ended
+    the run.
     """
 
     params: Tensor
@@ -86,6 +92,10 @@ def train(
     Raises:
         SilodpError: for any mistake its maker can mend.
     """
+    if not (out is None or isinstance(out, str | Path)):
+        raise SilodpError(
+            f"out = {out!r}: give the path of a directory, or None.", code="argument.type", field="out"
+        )
     terms = agreed(
         federation,
         task,
@@ -99,6 +109,10 @@ def train(
         evaluate_every=evaluate_every,
         on_round=on_round,
     )
+    delta = terms.delta
+    if method.unit == "user":
+        for doubt in find_linkage_doubts(federation):
+            _log.warning("warning: %s", doubt)
     directory = RunDirectory(None if out is None else Path(out))
     state = directory.state(terms, resume)
     untrained = _evaluate(task, state.params, federation) if state.round == 0 else None
@@ -111,7 +125,10 @@ def train(
         server.check_age(state.round)
         metrics = directory.metrics(state.round if resume else None)
         if not metrics.rows and untrained is not None:
-            metrics.add({"round": 0, **untrained, "epsilon": server.spent()}, on_round)
+            # Private, as all metrics are: how many persons were found in 0, 1, 2… silos.
+            persons = {str(silos): count for silos, count in count_persons_by_silos(federation).items()}
+            row = {"round": 0, **untrained, "epsilon": server.spent(), "persons_by_silos": persons}
+            metrics.add(row, on_round)
         if ledger.rounds == 0:  # afterwards a silo that has forgotten its set-up must not be set up anew
             server.set_up()
         stopped: Literal["rounds", "budget"] = "rounds"
@@ -122,7 +139,7 @@ def train(
                 stopped = "budget"
                 break
             state, refusal = _advance(server, state, total)
-            row: Row = {"round": state.round}
+            row = {"round": state.round}
             if state.round % evaluate_every == 0 or state.round == rounds:
                 row |= _evaluate(task, state.params, federation)
             row["epsilon"] = server.spent()

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from silodp.data.silo import Federation
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError, check_real, counted
 from silodp.federation.aggregation import Aggregator, Setting, calibrated, events
 from silodp.federation.aggregators import AGGREGATORS
 from silodp.methods.method import Method, Population
@@ -21,6 +22,8 @@ from silodp.privacy.events import Event
 from silodp.privacy.guarantee import Adversary
 from silodp.privacy.ledger import Budget, Ledger, Subject
 from silodp.training.task import Task
+
+_MADE_UP = 4  # records that models and losses are tried on
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,16 @@ def agreed(
         SilodpError: for what cannot be run, before anything is written.
     """
     _check_kinds(federation, task, method, on_round)
-    _check_whole(rounds=(rounds, 0), evaluate_every=(evaluate_every, 1), seed=(seed, 0))
+    _check_whole(rounds=(rounds, 0), evaluate_every=(evaluate_every, 1))
+    if seed is not None:
+        _check_whole(seed=(seed, 0))
+        seed = int(seed)  # a numpy integer is no JSON, which fingerprints are made of
+    check_real("delta", delta)
+    delta = float(delta)
+    if not 0 < delta < 1:
+        raise SilodpError(
+            f"delta = {delta}: set a number above 0 and below 1.", code="argument.value", field="delta"
+        )
     aggregator, budget = _aggregator(aggregator), _budget(budget, delta)
     _check_task(federation, task, method)
     names = tuple(silo.name for silo in federation.silos)
@@ -154,12 +166,12 @@ def _check_kinds(federation: object, task: object, method: object, on_round: obj
 
 
 def _check_whole(**given: tuple[object, int]) -> None:
-    """By name: the number given, if any, and the least it may be."""
+    """By name: the number given, and the least it may be."""
     for name, (value, least) in given.items():
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least
-        ):
-            raise SilodpError(f"{name} = {value!r}: set a whole number ≥ {least}.")
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
+            raise SilodpError(
+                f"{name} = {value!r}: set a whole number ≥ {least}.", code="argument.value", field=name
+            )
 
 
 def _aggregator(given: str | Aggregator) -> Aggregator:
@@ -193,15 +205,33 @@ def _budget(given: Budget | Mapping[str, Any] | None, delta: float) -> Budget | 
 
 def _check_task(federation: Federation, task: Task, method: Method) -> None:
     """Refuse a model or loss that the method cannot train."""
-    # Made-up records of the right shape: what breaks a model must not depend on anyone's record.
-    task.check(
-        np.random.default_rng(0).standard_normal((4, *federation.silos[0].x.shape[1:]), dtype=np.float32)
-    )
+    if task.loss.most_classes is not None and (federation.classes or 0) > task.loss.most_classes:
+        raise SilodpError(
+            f"the loss '{task.loss.name}' is for {task.loss.most_classes} classes, and the labels have "
+            f"{federation.classes}: use cross_entropy, with one output of the model per class.",
+            code="loss.wrong_labels",
+            field="task.loss",
+        )
     if method.clips_records and not task.loss.separable:
         raise SilodpError(
             f"{method.name} clips the gradient of every single record, and the loss '{task.loss.name}' is not a mean "
             "over records: use a loss made by Loss.per_record, or a method that clips per person (uldp-avg)."
         )
+    # Made-up records of the right shape: what breaks a model or a loss must not depend on anyone's record, and it must
+    # show before anything is spent.
+    shape = federation.silos[0].x.shape[1:]
+    records = np.random.default_rng(0).standard_normal((_MADE_UP, *shape), dtype=np.float32)
+    task.check(records, _made_up_labels(federation))
+
+
+def _made_up_labels(federation: Federation) -> NDArray[Any]:
+    """Labels (`_MADE_UP`, ...) of the federation's kind; the first and the last class are among them."""
+    like = federation.silos[0].y
+    if like.ndim == 2:
+        return np.stack([np.arange(_MADE_UP) != 1, np.arange(_MADE_UP) + 1], axis=1).astype(np.float32)
+    if like.dtype == np.int64:
+        return np.linspace(0, (federation.classes or 2) - 1, _MADE_UP).round().astype(np.int64)
+    return np.linspace(0, 1, _MADE_UP, dtype=np.float32)
 
 
 def _check_affordable(terms: Terms, cost: dict[Adversary, Event]) -> None:

@@ -6,13 +6,15 @@ User-level clipping bounds a user's influence only if nothing of one record reac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.training.losses import Loss
 
 # How far another record's output may move, relative to the largest output, before records count as mixed:
 # kernels may sum in another order, mixing layers move outputs by far more.
@@ -22,34 +24,93 @@ _TOLERANCE = 1e-4
 def inspect_model(model: nn.Module) -> None:
     """Refuse what can be seen without running the model.
 
-    Raises `SilodpError` for batch statistics, no trainable parameters, or parameters that are not all float32
-    or all float64 on one device.
+    Raises `SilodpError` for batch statistics, no trainable parameters, parameters that are not all float32
+    or all float64 on one device, memory that two parameters share, or a state that is no tensor.
     """
     for name, module in model.named_modules():
         where = (
             f"layer '{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise SilodpError(
-                f"{where} normalizes over the batch, so one person's records change another's gradient: "
-                "use GroupNorm or LayerNorm instead"
-            )
+            raise _batch_norm(module, where)
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
             raise SilodpError(
                 f"{where} keeps running statistics of the records, which no noise protects: "
-                "set track_running_stats=False, or use GroupNorm or LayerNorm instead"
+                "set track_running_stats=False, or use GroupNorm or LayerNorm instead",
+                code="model.running_state",
+                field="task.model",
             )
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)):
             raise SilodpError(
-                f"{where} has no shape yet: run the model once on an example before building the task"
+                f"{where} has no shape yet: run the model once on an example before building the task",
+                code="model.no_shape",
+                field="task.model",
             )
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not any(p.numel() for p in trainable):
-        raise SilodpError("the model has no trainable parameters: there is nothing to learn")
+        raise SilodpError(
+            "the model has no trainable parameters: there is nothing to learn",
+            code="model.no_parameters",
+            field="task.model",
+        )
     kinds = {(p.dtype, p.device) for p in model.parameters()}
     if len(kinds) > 1 or trainable[0].dtype not in (torch.float32, torch.float64):
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise SilodpError(f"parameters must all be float32, or all float64, on one device, not {found}")
+        raise SilodpError(
+            f"parameters must all be float32, or all float64, on one device, not {found}",
+            code="model.dtype",
+            field="task.model",
+        )
+    _inspect_state(model)
+
+
+def _batch_norm(layer: nn.modules.batchnorm._BatchNorm, where: str) -> SilodpError:
+    if layer.training or layer.running_mean is None:
+        return SilodpError(
+            f"{where} normalizes over the batch, so one person's records change another's gradient: "
+            "use GroupNorm or LayerNorm instead",
+            code="model.batch_norm",
+            field="task.model",
+        )
+    return SilodpError(
+        f"{where} is a batch normalization in eval mode, which is not supported yet (training would put it back into "
+        "train mode): fold it into the layer before it (torch.nn.utils.fusion.fuse_conv_bn_eval), or put a layer with "
+        "the same statistics as constants (such as torchvision.ops.FrozenBatchNorm2d) or GroupNorm in its place",
+        code="model.frozen_batch_norm",
+        field="task.model",
+    )
+
+
+def _inspect_state(model: nn.Module) -> None:
+    """Refuse a state that cannot be copied and stored as it is, and two parameters in one memory."""
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided:
+            kind = (
+                type(value).__name__ if not isinstance(value, Tensor) else f"{value.layout} on {value.device}"
+            )
+            raise SilodpError(
+                f"the model's state '{name}' ({kind}) cannot be stored: keep only dense tensors with values in the "
+                "state of a model",
+                code="model.not_storable",
+                field="task.model",
+            )
+    named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    spans = sorted((*_span(tensor), name, tensor.requires_grad) for name, tensor in named if tensor.numel())
+    for (storage, _, end, name, trained), (other, begin, _, second, also) in pairwise(spans):
+        if storage == other and begin < end and (trained or also):
+            raise SilodpError(
+                f"'{name}' and '{second}' of the model share memory but are not one parameter, so training would move "
+                "them apart: assign one parameter to both (b.weight = a.weight), or give each its own (.clone())",
+                code="model.shared_memory",
+                field="task.model",
+            )
+
+
+def _span(tensor: Tensor) -> tuple[int, int, int]:
+    """Where a tensor lies: its storage, and the bytes in it from the first to beyond the last element."""
+    extent: int = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    return tensor.untyped_storage().data_ptr(), begin, begin + extent * tensor.element_size()
 
 
 def inspect_on(model: nn.Module, example: Tensor) -> None:
@@ -58,7 +119,7 @@ def inspect_on(model: nn.Module, example: Tensor) -> None:
     One record of a batch is replaced; outputs of the others must not move, in train and in eval mode.
     """
     if len(example) == 0:
-        raise SilodpError("checking a model needs at least one example record")
+        raise SilodpError("checking a model needs at least one example record", code="data.no_records")
     batch = example[:8] if len(example) >= 3 else example[:1].expand(3, *example.shape[1:])
     batch = batch.clone()
     changed = batch.clone()
@@ -73,7 +134,9 @@ def inspect_on(model: nn.Module, example: Tensor) -> None:
             if moved:
                 raise SilodpError(
                     f"running the model changes its state '{moved[0]}', which no noise protects: "
-                    "use a layer without running state instead"
+                    "use a layer without running state instead",
+                    code="model.running_state",
+                    field="task.model",
                 )
             _inspect_runs(model, batch, changed)
     finally:
@@ -92,11 +155,94 @@ def inspect_vectorized(
     try:
         with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
             vmap(grad(lambda p, x: forward(p, x).sum()), randomness="different")(stacked, two)
-    except (RuntimeError, ValueError, TypeError) as problem:
-        reason = str(problem).strip().split("\n")[0]
+    except Exception as problem:
         raise SilodpError(
-            f"the model cannot run for many users at once, with parameters of their own: {reason}"
+            f"the model cannot run for many users at once, with parameters of their own: {first_line(problem)}",
+            code="model.not_vectorizable",
+            field="task.model",
         ) from problem
+
+
+def inspect_loss(
+    model: nn.Module,
+    loss: Loss,
+    objective: Callable[[tuple[Tensor, ...], Tensor, Tensor, Tensor], Tensor],
+    params: tuple[Tensor, ...],
+    x: Tensor,
+    y: Tensor,
+) -> None:
+    """Refuse, with a `SilodpError`, a loss that cannot train this model or that counts records it must leave out.
+
+    Args:
+        model: in any mode; its outputs are taken in eval mode.
+        loss: to be inspected.
+        objective: (parameters, x, y, mask) -> the loss of one user, as it is trained.
+        params: the model's parameters, shaped.
+        x: (n, ...) made-up records, n ≥ 3.
+        y: (n, ...) made-up labels of the right kind.
+    """
+    with _in_mode(model, training=False), torch.enable_grad():
+        outputs = model(x)
+    if not outputs.requires_grad:
+        raise SilodpError(
+            f"the outputs of {type(model).__name__} have no gradient with respect to its parameters: write its forward "
+            "with differentiable torch operations only (no argmax, no .detach(), no numpy)",
+            code="model.no_gradient",
+            field="task.model",
+        )
+    outputs = outputs.detach().requires_grad_()
+    everyone = torch.ones(len(x), dtype=params[0].dtype, device=x.device)
+    if not _alike(loss, outputs, y, everyone).requires_grad:
+        raise SilodpError(
+            f"the loss '{loss.name}' has no gradient with respect to the model's outputs: write it with differentiable "
+            "torch operations only (no argmax, no .detach(), no numpy)",
+            code="loss.no_gradient",
+            field="task.loss",
+        )
+    # A record that is left out by the mask may become any other: the loss of the rest must stay.
+    without = everyone.clone()
+    without[1] = 0
+    swap = torch.arange(len(x), device=x.device)
+    swap[1] = 0
+    before, after = (_alike(loss, o, t, without) for o, t in ((outputs, y), (outputs[swap], y[swap])))
+    moved = (before - after).abs() > _TOLERANCE * before.abs().clamp(min=1e-6)
+    if torch.isfinite(before) and torch.isfinite(after) and bool(moved):
+        raise SilodpError(
+            f"the loss '{loss.name}' of some records changes with a record that is left out (mask 0): give every "
+            "record a loss of its own, or leave records of mask 0 out of every sum",
+            code="loss.counts_masked_records",
+            field="task.loss",
+        )
+    stacked = tuple(torch.stack([p, p]) for p in params)
+    two = [torch.stack([tensor, tensor]) for tensor in (x, y, everyone)]
+    try:
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            vmap(grad(objective), randomness="different")(stacked, *two)
+    except SilodpError:
+        raise
+    except Exception as problem:
+        raise SilodpError(
+            f"the loss '{loss.name}' cannot run for many users at once: {first_line(problem)}",
+            code="loss.not_vectorizable",
+            field="task.loss",
+        ) from problem
+
+
+def _alike(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """The loss, with the same random numbers in every call."""
+    with torch.random.fork_rng(devices=[outputs.device] if outputs.is_cuda else []):
+        torch.manual_seed(0)
+        return loss.compute(outputs, targets, mask)
+
+
+@contextmanager
+def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
 
 
 def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
@@ -105,10 +251,16 @@ def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
     if final.dim() == 0 or final.shape[0] != len(batch):
         raise SilodpError(
             f"the model turns {len(batch)} records into an output of shape {tuple(final.shape)}: "
-            "it must give one row per record"
+            "it must give one row per record",
+            code="model.output_shape",
+            field="task.model",
         )
     if torch.isfinite(batch).all() and not torch.isfinite(final).all():
-        raise SilodpError("the model gives outputs that are not finite on a finite example: scale the inputs")
+        raise SilodpError(
+            "the model gives outputs that are not finite on a finite example: scale the inputs",
+            code="model.not_finite",
+            field="task.model",
+        )
     others = [i for i in range(len(batch)) if i != 1]
     if not _moved(final, after[""], others):
         return
@@ -118,11 +270,15 @@ def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
             layer = model.get_submodule(name)
             raise SilodpError(
                 f"layer '{name}' ({type(layer).__name__}) mixes the records of a batch, so one person's "
-                "records change another's gradient: use a layer that works on each record alone"
+                "records change another's gradient: use a layer that works on each record alone",
+                code="model.mixes_records",
+                field="task.model",
             )
     raise SilodpError(
         f"the forward of {type(model).__name__} mixes the records of a batch, so one person's records change "
-        "another's gradient: work on each record alone"
+        "another's gradient: work on each record alone",
+        code="model.mixes_records",
+        field="task.model",
     )
 
 
@@ -145,21 +301,59 @@ def _outputs(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
 
         return hook
 
-    with _hooks([(m, keep(name)) for name, m in model.named_modules() if name]), torch.no_grad():
+    with (
+        _hooks([(m, keep(name)) for name, m in model.named_modules() if name]),
+        _lookups(model) as unfinished,
+        torch.no_grad(),
+    ):
         devices = [batch.device] if batch.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(0)
             try:
                 final = model(batch)
-            except (RuntimeError, ValueError, TypeError, IndexError) as problem:
-                reason = str(problem).strip().split("\n")[0]
+            except SilodpError:
+                raise
+            except (Exception, SystemExit) as problem:
+                if unfinished and batch.is_floating_point():
+                    raise _integer_inputs(unfinished[0]) from problem
                 raise SilodpError(
-                    f"the model fails on records of shape {tuple(batch.shape[1:])}: {reason}"
+                    f"the model fails on records of shape {tuple(batch.shape[1:])} (tried with made-up numbers): "
+                    f"{describe_exception(problem)}",
+                    code="model.raised",
+                    field="task.model",
                 ) from problem
     if not isinstance(final, Tensor):
-        raise SilodpError(f"the model must return one tensor, not {type(final).__name__}")
+        raise SilodpError(
+            f"the model must return one tensor, not {type(final).__name__}",
+            code="model.output_shape",
+            field="task.model",
+        )
     found[""] = final
     return found
+
+
+def _integer_inputs(where: str) -> SilodpError:
+    return SilodpError(
+        f"{where} looks up whole numbers (token ids), and integer inputs are not supported yet: turn ids into numbers "
+        "beforehand, one-hot (data.schema.categorical) or as embeddings, and leave the lookup out of the model",
+        code="model.integer_inputs",
+        field="task.model",
+    )
+
+
+@contextmanager
+def _lookups(model: nn.Module) -> Iterator[list[str]]:
+    """The embedding layers that have begun and not ended, for the time of the context."""
+    unfinished: list[str] = []
+    with ExitStack() as handles:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                where = f"layer '{name}' ({type(module).__name__})" if name else "the model"
+                begin = module.register_forward_pre_hook(lambda *_, where=where: unfinished.append(where))
+                end = module.register_forward_hook(lambda *_: unfinished.clear())
+                handles.callback(begin.remove)
+                handles.callback(end.remove)
+        yield unfinished
 
 
 @contextmanager

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, describe_exception
 
 # Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running
 # sum.
@@ -27,24 +28,105 @@ class Loss:
 
     `function` must be made of torch operations without data-dependent Python branches (it runs under
     `torch.func.vmap`) and must ignore records whose mask is 0. `separable` says that it is a mean over records of
-    each one's own loss; only then has a record a gradient of its own, which record-level methods clip.
+    each one's own loss; only then has a record a gradient of its own, which record-level methods clip. `most_classes`
+    is the largest number of classes that it can learn, None where any number will do.
     """
 
     name: str
     function: Callable[[Tensor, Tensor, Tensor], Tensor]
     separable: bool = False
+    most_classes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise SilodpError(
+                f"loss '{self.name}' is of type {type(self.function).__name__}: give a function.",
+                code="loss.not_callable",
+            )
 
     @classmethod
-    def per_record(cls, name: str, f: Callable[[Tensor, Tensor], Tensor]) -> Loss:
-        """The mean over a user's records of an ordinary `f(outputs, targets) -> (n,)`."""
+    def per_record(
+        cls, name: str, f: Callable[[Tensor, Tensor], Tensor], most_classes: int | None = None
+    ) -> Loss:
+        """The mean over a user's records of an ordinary `f(outputs, targets) -> (n,)`.
+
+        Args:
+            name: what the loss is called in messages and metrics.
+            f: gets outputs (n, ...) and targets (n, ...); returns one number per record, (n,). Losses of
+                `torch.nn.functional` do so with `reduction="none"`.
+            most_classes: see the class.
+
+        Raises:
+            SilodpError: `f` is no function. Whether it returns (n,) is checked when it is called, the first time on
+                made-up records before a run begins.
+        """
+        if not callable(f):
+            raise SilodpError(
+                f"loss '{name}' is of type {type(f).__name__}: give a function of outputs and targets.",
+                code="loss.not_callable",
+            )
 
         def masked_mean(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+            values = f(outputs, targets)
+            # Any other shape broadcasts against the weights to a number that is no mean over records.
+            if not isinstance(values, Tensor) or values.shape != mask.shape:
+                raise _not_per_record(name, values, outputs, targets)
             # The weights 1/n first: they do not depend on the parameters, so a traced step computes them
             # once.
             weights = mask / mask.sum().clamp(min=1)
-            return (weights * f(outputs, targets)).sum()
+            return (weights * values).sum()
 
-        return cls(name, masked_mean, separable=True)
+        return cls(name, masked_mean, separable=True, most_classes=most_classes)
+
+    def compute(self, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        """Return the loss (scalar tensor) of records with outputs (n, ...), targets (n, ...) and mask (n,) of 0/1.
+
+        Raises:
+            SilodpError: the function raises, or returns anything but one number.
+        """
+        try:
+            value = self.function(outputs, targets, mask)
+        except SilodpError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise SilodpError(
+                f"the loss '{self.name}' raised {describe_exception(error)} (on outputs {tuple(outputs.shape)} and "
+                f"targets {tuple(targets.shape)} of {targets.dtype}): correct it, or choose another.",
+                code="loss.raised",
+                field="task.loss",
+            ) from error
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            raise SilodpError(
+                f"the loss '{self.name}' returned {_kind_of(value)}: return one number (a tensor without dimensions), "
+                "or wrap a function of single records in Loss.per_record.",
+                code="loss.not_scalar",
+                field="task.loss",
+            )
+        return value
+
+
+def _not_per_record(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:
+    count = outputs.shape[0]
+    if isinstance(values, Tensor) and values.dim() == 0:
+        remedy = 'return one per record, for example with reduction="none".'
+    elif isinstance(values, Tensor) and values.shape[:1] == (count,):
+        remedy = (
+            "give outputs and targets the same shape (for example outputs.squeeze(1)), and sum over the rest."
+        )
+    else:
+        remedy = "return one number per record."
+    return SilodpError(
+        f"the loss '{name}' returned {_kind_of(values)} for {count} records (outputs {tuple(outputs.shape)}, targets "
+        f"{tuple(targets.shape)}): {remedy}",
+        code="loss.not_per_record",
+        field="task.loss",
+    )
+
+
+def _kind_of(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"an object of type {type(value).__name__}"
+    return "a single number" if value.dim() == 0 else f"numbers of shape {tuple(value.shape)}"
 
 
 def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
@@ -53,14 +135,22 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     `class_weights` (K,) are **public** constants (never class frequencies of private rows). The mean divides
     by the number of records, not by the sum of their weights.
     """
-    if class_weights is None:
-        return Loss.per_record("cross_entropy", lambda o, t: F.cross_entropy(o, t, reduction="none"))
-    weights = _public_weights(class_weights)
+    weights = None if class_weights is None else _public_weights(class_weights)
 
-    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, weight=outputs.new_tensor(weights), reduction="none")
+    def softmax_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.dim() < 2 or outputs.shape[1] < 2:
+            raise SilodpError(
+                f"cross_entropy needs one output per class, and the model gives {tuple(outputs.shape[1:])} per record: "
+                "end it in a layer as wide as there are classes, or use binary_cross_entropy for two.",
+                code="loss.output_shape",
+                field="task.loss",
+            )
+        if targets.is_floating_point():
+            raise _wrong_labels("cross_entropy", "class numbers", targets, "squared_error or cox")
+        weight = None if weights is None else outputs.new_tensor(weights)
+        return F.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
-    return Loss.per_record("cross_entropy", weighted)
+    return Loss.per_record("cross_entropy", softmax_loss)
 
 
 def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
@@ -69,14 +159,14 @@ def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     `class_weights` = (weight of class 0, weight of class 1), **public** constants.
     """
     if class_weights is None:
-        return Loss.per_record("binary_cross_entropy", _logistic)
+        return Loss.per_record("binary_cross_entropy", _logistic, most_classes=2)
     zero, one = _public_weights(class_weights, length=2)
 
     def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
         positive = targets.to(outputs.dtype)
         return (zero + (one - zero) * positive) * _logistic(outputs, positive)
 
-    return Loss.per_record("binary_cross_entropy", weighted)
+    return Loss.per_record("binary_cross_entropy", weighted, most_classes=2)
 
 
 def squared_error() -> Loss:
@@ -85,6 +175,13 @@ def squared_error() -> Loss:
     def error(outputs: Tensor, targets: Tensor) -> Tensor:
         rows = outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1)
         wanted = targets.flatten(1) if targets.dim() > 1 else targets.unsqueeze(1)
+        if rows.shape != wanted.shape:
+            raise SilodpError(
+                f"squared_error needs as many outputs as targets per record, and the model gives {rows.shape[1]} "
+                f"for {wanted.shape[1]}: end it in a layer of width {wanted.shape[1]}, or choose another loss.",
+                code="loss.output_shape",
+                field="task.loss",
+            )
         return (rows - wanted.to(rows.dtype)).square().sum(1)
 
     return Loss.per_record("squared_error", error)
@@ -105,12 +202,16 @@ def cox() -> Loss:
 
 def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     logit = one_column(outputs)
+    if targets.dim() != 1:
+        raise _wrong_labels("binary_cross_entropy", "labels 0 and 1", targets, "cox")
     # log(1 + e^z) − y·z: the same value as binary_cross_entropy_with_logits in a quarter of the operations.
     return F.softplus(logit) - targets.to(logit.dtype) * logit
 
 
 def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     score = one_column(outputs)
+    if targets.dim() != 2 or targets.shape[1] != 2:
+        raise _wrong_labels("cox", "pairs of event and time", targets, "cross_entropy or squared_error")
     event, time = targets[:, 0].to(score.dtype), targets[:, 1]
     # Padding has no event, and is at no real record's risk; a padded row keeps itself, so its sum is never
     # empty.
@@ -146,16 +247,41 @@ def one_column(outputs: Tensor) -> Tensor:
         return outputs.squeeze(1)
     raise SilodpError(
         f"the loss or metric needs one output per record but the model gives {tuple(outputs.shape[1:])}: "
-        "end it in a layer of width 1, or use cross_entropy"
+        "end it in a layer of width 1, or use cross_entropy",
+        code="loss.output_shape",
+    )
+
+
+def _wrong_labels(name: str, needs: str, targets: Tensor, other: str) -> SilodpError:
+    return SilodpError(
+        f"{name} needs {needs}, and the labels are of shape {tuple(targets.shape[1:])} and {targets.dtype}: use "
+        f"{other}, or set the table's kind of label (schema.kind) to what it is.",
+        code="loss.wrong_labels",
+        field="task.loss",
     )
 
 
 def _public_weights(weights: Sequence[float], length: int | None = None) -> list[float]:
-    values = [float(weight) for weight in weights]
+    try:
+        values = [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise SilodpError(
+            f"class_weights are {short(weights)}: give one number per class",
+            code="argument.type",
+            field="class_weights",
+        ) from None
     if length is not None and len(values) != length:
-        raise SilodpError(f"class_weights needs {length} numbers, not {len(values)}: one per class")
+        raise SilodpError(
+            f"class_weights needs {length} numbers, not {len(values)}: one per class",
+            code="argument.shape",
+            field="class_weights",
+        )
     if not values or any(not 0 <= value < float("inf") for value in values):
-        raise SilodpError(f"class_weights must be finite and at least 0, not {values}")
+        raise SilodpError(
+            f"class_weights must be finite and at least 0, not {short(values)}",
+            code="argument.value",
+            field="class_weights",
+        )
     return values
 
 

@@ -25,6 +25,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     1."""
     if outputs.shape[0] == 0:
         return float("nan")
+    _check_one_label("accuracy", targets)
     predicted = outputs.argmax(1) if outputs.dim() == 2 and outputs.shape[1] > 1 else one_column(outputs) > 0
     return float((predicted == targets.to(predicted.device)).double().mean())
 
@@ -52,6 +53,13 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
     equal times, if just one is an event (it counts as the earlier). Equal scores count half. nan without a
     comparable pair.
     """
+    if targets.dim() != 2 or targets.shape[1] != 2:
+        raise SilodpError(
+            f"concordance needs pairs of event and time, and the labels are of shape {tuple(targets.shape[1:])}: use "
+            "another metric, or set the table's kind of label (schema.kind) to 'survival'",
+            code="metric.wrong_labels",
+            field="task.metrics",
+        )
     hazard = one_column(outputs).detach().double().cpu()
     event, time = targets[:, 0].cpu() > 0, targets[:, 1].cpu()
     usable, half_wins = 0, 0
@@ -70,12 +78,26 @@ def _two_class(metric: Callable[..., float], outputs: Tensor, targets: Tensor) -
         outputs = outputs[:, 1] - outputs[:, 0]
     elif outputs.dim() == 2 and outputs.shape[1] > 2:
         raise SilodpError(
-            f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy"
+            f"roc_auc and average_precision need two classes, not {outputs.shape[1]}: use accuracy",
+            code="metric.wrong_labels",
+            field="task.metrics",
         )
+    _check_one_label("roc_auc or average_precision", targets)
     score, positive = one_column(outputs).detach().double().cpu(), (targets > 0).cpu()
     if not (0 < positive.sum() < len(positive) and bool(score.isfinite().all())):
         return float("nan")
     return float(metric(positive.numpy(), score.numpy()))
+
+
+def _check_one_label(name: str, targets: Tensor) -> None:
+    """Refuse targets that are no class numbers (n,), for example real numbers or pairs of event and time."""
+    if targets.dim() != 1 or (targets.is_floating_point() and bool((targets != targets.round()).any())):
+        raise SilodpError(
+            f"{name} needs one class number per record, and the labels are of shape {tuple(targets.shape[1:])} and "
+            f"{targets.dtype}: use another metric, or declare the classes of the label (schema.classes)",
+            code="metric.wrong_labels",
+            field="task.metrics",
+        )
 
 
 METRICS: dict[str, Metric] = {

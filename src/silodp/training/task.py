@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, describe_exception, first_line
 from silodp.training.cost import Recent
-from silodp.training.inspection import inspect_model, inspect_on, inspect_vectorized
+from silodp.training.inspection import inspect_loss, inspect_model, inspect_on, inspect_vectorized
 from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
 
@@ -26,7 +27,8 @@ class Task:
     """A `torch.nn.Module`, a loss of one user's own records, and metrics.
 
     Parameters travel as one flat vector (d,), the trainable ones in the order of `named_parameters()`; frozen
-    ones and buffers are constants of the model. Data type (float32 or float64) and device follow the model's
+    ones and buffers are constants of the model; a parameter with several names (tied weights) is there once, under its
+    first name. Data type (float32 or float64) and device follow the model's
     parameters. `forward` must be a function of parameters, inputs and torch's random numbers: no counters, no
     Python randomness. The model is copied, so later changes to the caller's module do not matter.
 
@@ -37,19 +39,32 @@ class Task:
     def __init__(self, model: nn.Module, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise SilodpError(
-                f"model is a {type(model).__name__}: give a torch.nn.Module, for example torch.nn.Linear(3, 2)."
+                f"model is a {type(model).__name__}: give a torch.nn.Module, for example torch.nn.Linear(3, 2).",
+                code="argument.type",
+                field="model",
             )
         if not isinstance(loss, Loss):
             raise SilodpError(
-                f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record."
+                f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record.",
+                code="argument.type",
+                field="loss",
             )
         if metrics is not None and not isinstance(metrics, Mapping):
             raise SilodpError(
                 f"metrics is a {type(metrics).__name__}: give a mapping of names to functions, "
-                "for example {'accuracy': silodp.training.accuracy}."
+                "for example {'accuracy': silodp.training.accuracy}.",
+                code="argument.type",
+                field="metrics",
             )
+        for name, metric in (metrics or {}).items():
+            if not callable(metric):
+                raise SilodpError(
+                    f"metric '{name}' is of type {type(metric).__name__}: give a function of outputs and targets.",
+                    code="metric.not_callable",
+                    field="metrics",
+                )
         inspect_model(model)
-        self.model = copy.deepcopy(model).train()
+        self.model = _copy(model).train()
         self.loss = loss
         self.metrics = dict(metrics or {})
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -83,7 +98,14 @@ class Task:
                     module, "_reset_parameters", None
                 )
                 if callable(reset):
-                    reset()
+                    try:
+                        reset()
+                    except (Exception, SystemExit) as error:
+                        raise SilodpError(
+                            f"{type(module).__name__}.reset_parameters raised {describe_exception(error)}: correct it.",
+                            code="model.raised",
+                            field="task.model",
+                        ) from error
         return self.flatten(model).to(self.device)
 
     def flatten(self, model: nn.Module) -> Tensor:
@@ -107,7 +129,13 @@ class Task:
 
     def objective(self, params: tuple[Tensor, ...], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         """The loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,)."""
-        return self.loss.function(self.forward(params, x), y, mask)
+        try:
+            outputs = self.forward(params, x)
+        except SilodpError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise _raised(self.model, error) from error
+        return self.loss.compute(outputs, y, mask)
 
     def tensors(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Arrays or tensors x (n, ...), y (n, ...) on this task's device, floating ones in its data type."""
@@ -122,7 +150,10 @@ class Task:
     def load(self, params: Tensor) -> nn.Module:
         """A copy of the model that carries these parameters (d,), in eval mode."""
         if params.shape != (self.size,):
-            raise SilodpError(f"the model has {self.size} parameters, the vector {tuple(params.shape)}")
+            raise SilodpError(
+                f"the model has {self.size} parameters, the vector {tuple(params.shape)}",
+                code="argument.shape",
+            )
         model = copy.deepcopy(self.model)
         named = dict(model.named_parameters())
         with torch.no_grad():
@@ -135,21 +166,97 @@ class Task:
         left out."""
         inputs, targets = self.tensors(x, y)
         if len(inputs) == 0:
-            raise SilodpError("there are no records to evaluate on")
+            raise SilodpError("there are no records to evaluate on", code="data.no_records")
         model = self.load(params)
         with torch.no_grad():
             # The outputs of all batches before the loss: a Cox loss is not a mean over batches.
-            outputs = torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
+            try:
+                outputs = torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
+            except (Exception, SystemExit) as error:
+                raise _raised(self.model, error) from error
             everyone = torch.ones(len(outputs), dtype=self.dtype, device=self.device)
-            values = {"loss": float(self.loss.function(outputs, targets, everyone))}
-        values |= {name: float(metric(outputs, targets)) for name, metric in self.metrics.items()}
+            values = {"loss": float(self.loss.compute(outputs, targets, everyone))}
+        values |= {name: _measured(name, metric, outputs, targets) for name, metric in self.metrics.items()}
         return {name: value for name, value in values.items() if name == "loss" or not math.isnan(value)}
 
-    def check(self, example_x: Any) -> None:
-        """Refuse, with a `SilodpError`, a model that mixes records or fails on an example input (n ≥ 1, ...).
+    def check(self, example_x: Any, example_y: Any = None) -> None:
+        """Refuse a model or a loss that cannot be trained or stored, before anything is spent on it.
 
         Run it on public or synthetic inputs of the right shape, or on own records: nothing leaves this call.
+
+        Args:
+            example_x: (n, ...) records, n ≥ 1.
+            example_y: (n, ...) their labels, n ≥ 3; None leaves the loss unchecked.
+
+        Raises:
+            SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.
         """
+        serialize(self.model, {})
         example = self._tensor(example_x)
         inspect_on(self.model, example)
-        inspect_vectorized(self.forward, tuple(self.unflatten(self.flatten(self.model))), example)
+        params = self.unflatten(self.flatten(self.model))
+        inspect_vectorized(self.forward, params, example)
+        if example_y is not None:
+            inspect_loss(self.model, self.loss, self.objective, params, example, self._tensor(example_y))
+        # The trained model will be a copy, and running a model may have left in it what cannot be copied.
+        _copy(self.model)
+
+
+def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
+    """Return the model's state as a safetensors file that `load_state_dict` can read.
+
+    Tied parameters, of which the format allows only one, are written as a copy under each of their names.
+
+    Raises:
+        SilodpError: the format does not know such a tensor.
+    """
+    tensors: dict[str, Tensor] = {}
+    written: set[int] = set()
+    for name, value in model.state_dict().items():
+        tensor = value.detach().contiguous().cpu()
+        storage = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if storage in written else tensor
+        written.add(storage)
+    try:
+        return bytes(save(tensors, metadata=dict(metadata)))
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise SilodpError(
+            f"the model cannot be stored ({first_line(error)}): keep only dense tensors of numbers in its state.",
+            code="model.not_storable",
+            field="model",
+        ) from error
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise SilodpError(
+            f"the model cannot be copied ({first_line(error)}): keep only modules, parameters and buffers in it "
+            "(torch.nn.utils.parametrizations instead of older hooks).",
+            code="model.not_copyable",
+            field="task.model",
+        ) from error
+
+
+def _raised(model: nn.Module, error: BaseException) -> SilodpError:
+    return SilodpError(
+        f"the model ({type(model).__name__}) raised {describe_exception(error)}: correct its forward.",
+        code="model.raised",
+        field="task.model",
+    )
+
+
+def _measured(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """The value of a metric; whatever it raises is its author's to correct."""
+    try:
+        return float(metric(outputs, targets))
+    except SilodpError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SilodpError(
+            f"the metric '{name}' raised {describe_exception(error)}: correct it so that it returns one number, or "
+            "leave it out.",
+            code="metric.raised",
+            field="task.metrics",
+        ) from error

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, first_line
 from silodp.training.cost import Cost, measure
 from silodp.training.planning import bucket
 from silodp.training.schedule import LocalTraining, UserRecords, batch_order, step_records
@@ -195,10 +195,10 @@ def cost_of(task: Task, computation: Callable[[], Any]) -> Cost:
         try:
             return measure(computation)
         except RuntimeError as problem:
-            reason = str(problem).strip().split("\n")[0]
             raise SilodpError(
                 f"{type(task.model).__name__} with loss '{task.loss.name}' cannot run for many users "
-                f"at once: {reason}"
+                f"at once: {first_line(problem)}",
+                code="model.not_vectorizable",
             ) from problem
 
 

@@ -1,0 +1,275 @@
+"""Models and losses that cannot be trained or stored: refused on made-up records, and what is close to them trains."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load
+from torch import nn
+
+from silodp.errors import SilodpError
+from silodp.training import LocalTraining, Loss, Task, binary_cross_entropy, cross_entropy, user_updates
+from silodp.training.task import serialize
+
+X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+Y = np.array([0, 1, 1, 0, 1, 0])
+
+
+def tied() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 1))
+    model[2].weight = model[0].weight
+    return model
+
+
+def test_tied_parameters_are_trained_as_one():
+    task = Task(tied(), binary_cross_entropy())
+    assert task.size == 9 + 3 + 3 + 4
+    params = task.initial(0)
+    local = LocalTraining(learning_rate=0.5, epochs=3)
+    ((_, deltas),) = user_updates(task, params, X, Y, np.zeros(6, np.int64), local, torch.Generator())
+    model = task.load(params).train()  # torch's own optimizer, whose gradients of both places add up
+    assert model[0].weight is model[2].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        outputs = model(torch.tensor(X)).squeeze(1)
+        F.binary_cross_entropy_with_logits(outputs, torch.tensor(Y).float()).backward()
+        optimizer.step()
+    assert torch.allclose(deltas[0], task.flatten(model) - params, atol=1e-6)
+    assert float(deltas[0].abs().max()) > 0.1
+
+
+def test_tied_parameters_are_stored_under_each_name():
+    task = Task(tied(), binary_cross_entropy())
+    model = task.load(task.initial(3))
+    stored = load(serialize(model, {}))
+    assert set(stored) == set(model.state_dict())
+    again = tied()
+    again.load_state_dict(stored)
+    assert again[0].weight is again[2].weight
+    assert torch.equal(task.flatten(again), task.initial(3))
+    assert torch.equal(again(torch.tensor(X)), model(torch.tensor(X)))
+
+
+class SparseState(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 1)
+        self.register_buffer("pairs", torch.eye(3).to_sparse())
+
+
+class ExtraState(nn.Linear):
+    def get_extra_state(self):
+        return {"version": 1}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def sharing() -> nn.Sequential:
+    model = tied()
+    model[2].weight = nn.Parameter(model[0].weight.detach().t())
+    return model
+
+
+def parts_of_one_vector() -> nn.Sequential:
+    """As cuDNN lays out the weights of an LSTM: one memory, nothing shared."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 1, bias=False))
+    flat = torch.randn(12)
+    model[0].weight, model[1].weight = nn.Parameter(flat[:9].view(3, 3)), nn.Parameter(flat[9:].view(1, 3))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [
+        (SparseState(), "model.not_storable"),
+        (ExtraState(3, 1), "model.not_storable"),
+        (nn.Linear(3, 1, device="meta"), "model.not_storable"),
+        (sharing(), "model.shared_memory"),
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "model.batch_norm"),
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval(), "model.frozen_batch_norm"),
+        (
+            nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval(),
+            "model.batch_norm",
+        ),
+        (nn.Dropout(0.5), "model.no_parameters"),
+        (nn.Linear(3, 1).half(), "model.dtype"),
+    ],
+)
+def test_a_model_is_refused_at_sight_with_a_code(model, code):
+    with pytest.raises(SilodpError) as caught:
+        Task(model, cross_entropy())
+    assert caught.value.code == code
+
+
+def test_parameters_that_lie_side_by_side_in_one_memory_are_fine():
+    task = Task(parts_of_one_vector(), binary_cross_entropy())
+    task.check(X, Y)
+    assert set(load(serialize(task.model, {}))) == {"0.weight", "1.weight"}
+
+
+def test_a_batch_norm_folded_as_the_refusal_says_is_trained_with_the_same_outputs():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 4, 2), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 1))
+    x = torch.tensor(X).unsqueeze(1)
+    for _ in range(3):
+        model(3 * x + 1)
+    model.eval()
+    with pytest.raises(SilodpError) as caught:
+        Task(model, binary_cross_entropy())
+    assert caught.value.code == "model.frozen_batch_norm"
+    folded = nn.Sequential(torch.nn.utils.fusion.fuse_conv_bn_eval(model[0], model[1]), *model[2:])
+    task = Task(folded, binary_cross_entropy())
+    task.check(x, Y)
+    assert torch.allclose(task.model(x), model(x), atol=1e-6)
+
+
+class ComplexState(nn.Linear):
+    """Dense, copied and run without trouble, and unknown to the format that models are stored in."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("phases", torch.ones(3, dtype=torch.complex128))
+
+
+class LooksUpAndFails(nn.Module):
+    """What fails is not the lookup."""
+
+    def __init__(self):
+        super().__init__()
+        self.places, self.last = nn.Embedding(3, 1), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(x + self.places(torch.arange(3)).squeeze(1))
+
+
+class Raises(nn.Linear):
+    def forward(self, x):
+        raise KeyError("no such layer")
+
+
+class Leaves(nn.Linear):
+    def forward(self, x):
+        raise SystemExit(0)
+
+
+class Detached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+class Embedded(nn.Module):
+    """Token ids as a federation would have them: whole numbers in a float table."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.last = nn.Embedding(9, 2), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(self.tokens(x.long()).flatten(1))
+
+
+class Positions(nn.Module):
+    """Looks up whole numbers too, but its own: inputs are real numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.places, self.last = nn.Embedding(3, 1), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(x + self.places(torch.arange(3)).squeeze(1))
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [
+        (ComplexState(), "model.not_storable"),
+        (LooksUpAndFails(), "model.raised"),
+        (Raises(3, 2), "model.raised"),
+        (Leaves(3, 2), "model.raised"),
+        (Detached(3, 2), "model.no_gradient"),
+        (Embedded(), "model.integer_inputs"),
+        (nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(6, 2)), "model.integer_inputs"),
+        (nn.LSTM(3, 2), "model.output_shape"),
+        (nn.Linear(3, 1), "loss.output_shape"),  # cross entropy of one output
+    ],
+)
+def test_a_model_is_refused_on_made_up_records_with_a_code(model, code):
+    with pytest.raises(SilodpError) as caught:
+        Task(model, cross_entropy()).check(X, Y)
+    assert caught.value.code == code
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_model_that_cannot_be_copied_is_refused_at_sight_or_on_made_up_records():
+    with pytest.raises(SilodpError) as caught:
+        Task(old_weight_norm(), cross_entropy())
+    assert caught.value.code == "model.not_copyable"
+    model = old_weight_norm()
+    with torch.no_grad():
+        model(torch.tensor(X))  # afterwards it can be copied, until it is run with gradients
+    task = Task(model, cross_entropy())
+    with pytest.raises(SilodpError) as caught:
+        task.check(X, Y)
+    assert caught.value.code == "model.not_copyable"
+    Task(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), cross_entropy()).check(X, Y)
+
+
+def test_a_lookup_of_the_models_own_positions_is_fine():
+    Task(Positions(), cross_entropy()).check(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("loss", "code"),
+    [
+        (Loss.per_record("mean", lambda o, t: F.cross_entropy(o, t)), "loss.not_per_record"),
+        (
+            Loss.per_record("centered", lambda o, t: (o - o.mean(0)).square().sum(1)),
+            "loss.counts_masked_records",
+        ),
+        (Loss("unmasked", lambda o, t, mask: F.cross_entropy(o, t)), "loss.counts_masked_records"),
+        (Loss.per_record("errors", lambda o, t: (o.argmax(1) != t).float()), "loss.no_gradient"),
+        (Loss.per_record("item", lambda o, t: o[:, 0] * float(o.detach()[0, 0] * 0 + 2)), "loss.raised"),
+    ],
+)
+def test_a_loss_is_refused_on_made_up_records_with_a_code(loss, code):
+    task = Task(nn.Linear(3, 2), loss)
+    with pytest.raises(SilodpError) as caught:
+        task.check(X, Y)
+    assert caught.value.code == code
+
+
+def test_checking_leaves_model_and_random_numbers_as_they_were():
+    task = Task(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), cross_entropy())
+    before, state = copy.deepcopy(task.model.state_dict()), torch.random.get_rng_state()
+    task.check(X, Y)
+    assert task.model.training
+    assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+class ResetsBadly(nn.Linear):
+    ready = False
+
+    def reset_parameters(self):
+        if self.ready:
+            raise LookupError("no")
+        super().reset_parameters()
+
+
+def test_a_reset_that_raises_is_one_sentence():
+    task = Task(ResetsBadly(3, 2), cross_entropy())
+    task.model.ready = True
+    with pytest.raises(SilodpError) as caught:
+        task.initial(0)
+    assert caught.value.code == "model.raised"
+    assert isinstance(caught.value.__cause__, LookupError)
