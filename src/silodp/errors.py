@@ -22,6 +22,7 @@ class SilodpError(ValueError):
 
 
 CODES: dict[str, str] = {
+    "accounting.events_differ": "the events of a round differ in more than their noise",
     "invalid": "an argument or setting is not usable",
 }
 """Every code that an error can carry, with what it means. Codes are never renamed; new ones may be added."""

@@ -22,7 +22,7 @@ from silodp.federation.store import Store
 from silodp.federation.transport import Failure
 from silodp.mechanisms.clipping import Bounds, Finished, Share, Update, release
 from silodp.methods.method import Method, Population
-from silodp.privacy.events import Event
+from silodp.privacy.events import Event, costliest, unsampled
 from silodp.privacy.guarantee import Adversary, View
 
 
@@ -173,6 +173,37 @@ def events(
     seen = {name: replace(view, round=round_) for name, view in views.items()}
     largest = setting.method.of_largest
     return {name: largest(aggregator.event(setting, view), view) for name, view in seen.items()}
+
+
+def costliest_events(
+    aggregator: Aggregator, setting: Setting, round_: int = 0, release: int = 0
+) -> dict[Adversary, Event]:
+    """Return what one release costs at most, whichever of the silos answer it.
+
+    Where the silos that answer are chosen by looking at the earlier models, rounds cost this, and not what the
+    numbers that happened to answer would cost (docs/privacy.md, section 3).
+
+    Args:
+        round_: counted from 0.
+        release: counted from 0 within the round.
+    """
+    population = setting.population
+    found = [
+        release_events(aggregator, setting, survivors, round_, release)
+        for survivors in range(population.m, population.silos + 1)
+    ]
+    return {name: costliest([cost[name] for cost in found]) for name in found[0]}
+
+
+def release_events(
+    aggregator: Aggregator, setting: Setting, survivors: int | None, round_: int, release: int
+) -> dict[Adversary, Event]:
+    """Return what a release of a round costs against each adversary: the first one, or a further one."""
+    cost = events(aggregator, setting, survivors, round_)
+    # Persons are drawn once in a round; records, inside a silo, anew for every release.
+    if release > 0 and not setting.method.clips_records:
+        return {adversary: unsampled(event) for adversary, event in cost.items()}
+    return cost
 
 
 def calibrated(aggregator: Aggregator, setting: Setting) -> Setting:

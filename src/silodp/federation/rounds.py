@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Aggregator, ServerSide, Setting, events
+from silodp.federation.aggregation import Aggregator, ServerSide, Setting, events, release_events
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
 from silodp.federation.transport import Failure, Transport
 from silodp.mechanisms.noise import Randomness
-from silodp.privacy.events import Event, NoGuarantee, unsampled
+from silodp.privacy.events import Event, NoGuarantee
 from silodp.privacy.guarantee import Adversary
 from silodp.privacy.ledger import Ledger
 
@@ -118,10 +118,7 @@ class Server:
         most = self.setting.method.most_rounds
         if most is not None and (release > 0 or round_ >= most):
             return False
-        cost = self._events(survivors, round_)
-        # Persons are drawn once in a round; records, inside a silo, anew for every release.
-        if release > 0 and not self.setting.method.clips_records:
-            cost = {adversary: unsampled(event) for adversary, event in cost.items()}
+        cost = release_events(self.aggregator, self.setting, survivors, round_, release)
         if not self.ledger.charged(round_, release) and not self.ledger.affords(cost):
             return False
         self.ledger.charge(round_, release, cost)
