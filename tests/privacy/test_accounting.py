@@ -5,6 +5,7 @@ import math
 import warnings
 
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
@@ -187,6 +188,22 @@ def gaussian_delta(eps, sigma):
 def test_gaussian_against_the_closed_form(sigma, eps):
     exact = gaussian_delta(eps, sigma)
     assert exact - 1e-15 <= delta_of([(Gaussian(sigma), 1)], eps) <= exact * (1 + 1e-4) + 1e-14
+
+
+@pytest.mark.parametrize("mu", [1e-4, 0.01, 0.3, 1.0, 8.0, 80.0])
+@pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-12, 1e-30])
+def test_the_epsilon_of_gaussian_releases_is_exact_and_never_below(mu, delta):
+    """Against the closed form in sixty digits."""
+
+    def exact(eps):
+        with mpmath.workdps(60):
+            m, e = mpmath.mpf(mu), mpmath.mpf(eps)
+            return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+    found = epsilon([(Gaussian(2 / mu), 4)], delta)
+    assert exact(found) <= delta
+    assert found == 0 or exact(found * (1 - 1e-7)) > delta
+    assert exact(found) <= delta_of([(Gaussian(2 / mu), 4)], found) <= delta * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("q", [0.05, 0.5, 0.95])

@@ -1,9 +1,9 @@
 """Events to ε (docs/privacy.md, sections 3, 4 and 9).
 
-Two accountants: `pld`, privacy loss distributions, tight up to the grid (see `losses`), and `rdp`, Rényi orders (see
-`renyi`), which also knows integer noise. Both are upper bounds of the same δ(ε), and so is the smaller of them: `pld`
-returns Rényi orders' answer where that is smaller, for a δ near the arithmetic's precision or a very large number of
-very small steps.
+Two accountants: `pld`, privacy loss distributions, exact for Gaussian releases alone (see `gaussian`) and else tight up
+to the grid (see `losses`), and `rdp`, Rényi orders (see `renyi`), which also knows integer noise. Both are upper bounds
+of the same δ(ε), and so is the smaller of them: `pld` returns Rényi orders' answer where that is smaller, for a δ near
+the arithmetic's precision or a very large number of very small steps.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import get_args
 
 from silodp.errors import SilodpError, check_real
-from silodp.privacy import losses, renyi
-from silodp.privacy.events import Composed, Event, Skellam, alternatives, nested
+from silodp.privacy import gaussian, losses, renyi
+from silodp.privacy.events import Composed, Event, Gaussian, Skellam, alternatives, nested
 from silodp.privacy.steps import Accountant, Charge, Steps, books, steps_of
 
 __all__ = [
@@ -146,6 +146,8 @@ def _epsilon(steps: Steps | None, delta: float, accountant: Accountant) -> float
         return 0.0
     if accountant == "rdp":
         return renyi.epsilon(steps, delta)
+    if (sigma := _only_gaussian(steps)) is not None:
+        return gaussian.epsilon(1 / sigma, delta)
     try:
         return max(direction.epsilon(delta) for direction in losses.composed(steps, losses.grid_of(steps)))
     except OverflowError:  # losses too large for any grid: Rényi orders still have a bound
@@ -159,4 +161,14 @@ def _delta(steps: Steps | None, epsilon: float, accountant: Accountant) -> float
         return 0.0
     if accountant == "rdp":
         return renyi.delta(steps, epsilon)
+    if (sigma := _only_gaussian(steps)) is not None:
+        return float(gaussian.delta(1 / sigma, epsilon))
     return max(direction.delta(epsilon) for direction in losses.composed(steps, losses.grid_of(steps)))
+
+
+def _only_gaussian(steps: Steps) -> float | None:
+    """Return σ where all steps together are one Gaussian release, whose δ(ε) is known exactly."""
+    match steps:
+        case ((Gaussian(sigma), 1),):
+            return sigma
+    return None
