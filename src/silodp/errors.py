@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from reprlib import repr as short
 
-__all__ = ["CODES", "SilodpError", "check_real", "counted", "short"]
+__all__ = ["CODES", "SilodpError", "check_real", "counted", "describe_exception", "first_line", "short"]
 
 
 class SilodpError(ValueError):
@@ -24,6 +24,7 @@ class SilodpError(ValueError):
 
 
 CODES: dict[str, str] = {
+    "accounting.events_differ": "the events of a round differ in more than their noise",
     "argument.conflict": "two settings exclude each other",
     "argument.grid": "integer noise, or a sum with it, does not fit the grid of steps to the clip",
     "argument.shape": "an array or vector has another shape than is needed",
@@ -122,6 +123,22 @@ CODES: dict[str, str] = {
 """Every code that an error can carry, with what it means. Codes are never renamed; new ones may be added."""
 
 
+LONGEST_REASON = 200
+"""Characters of somebody else's message that a sentence of ours passes on; torch writes up to a thousand."""
+
+
+def describe_exception(error: BaseException) -> str:
+    """Return "ValueError: message", the message shortened to its first line and `LONGEST_REASON` characters."""
+    reason = first_line(error)
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, at most `LONGEST_REASON` characters of it."""
+    line = " ".join(str(error).strip().partition("\n")[0].split())
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
+
+
 def counted(number: int, noun: str) -> str:
     """ "1 round", "1,000 rounds"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -130,4 +147,4 @@ def counted(number: int, noun: str) -> str:
 def check_real(name: str, value: object) -> None:
     """Refuse what is no real number, before anything compares it; True is not 1."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise SilodpError(f"{name} = {short(value)}: set a number.", field=name)
+        raise SilodpError(f"{name} = {short(value)}: set a number.", code="argument.type", field=name)

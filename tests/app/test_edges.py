@@ -251,18 +251,44 @@ def test_a_target_that_limits_nothing_is_said_so(silodp: Silodp, config: Path) -
     assert limited["unlimited"] == []
 
 
-def test_a_plan_says_what_it_costs_if_only_the_fewest_silos_answer(silodp: Silodp, config: Path) -> None:
-    secure = ("--set", "aggregator=masked", "--set", "data.silos=5")
+@pytest.mark.parametrize("weighting", ["uniform", "records"])
+def test_a_plan_says_what_fewer_silos_cost_and_what_any_dropouts_do(
+    silodp: Silodp, config: Path, weighting: str
+) -> None:
+    secure = ("--set", "aggregator=masked", "--set", "data.silos=5", "--set", f"method.weighting={weighting}")
     few = ("--set", "aggregation.min_silos=3")
     found = silodp("plan", config, *secure, *few, "--json").json
     assert found["fewest"]["silos"] == 3
-    # Five shares of noise that three of would do: σ√(5/3), against σ.
-    best, worst = found["adversaries"]["released"]["epsilon"], found["fewest"]["epsilon"]
-    assert worst == pytest.approx(told_epsilon([(Gaussian(5.0), 2)], 1e-5, "rdp"), rel=0.01)
-    assert best == pytest.approx(told_epsilon([(Gaussian(5.0 * (5 / 3) ** 0.5), 2)], 1e-5, "rdp"), rel=0.01)
-    said = f"if all 5 silos answer; released ε = {rounded_up(worst)} if only 3 ever do"
-    assert said in silodp("plan", config, *secure, *few).out
-    assert silodp("plan", config, *secure, "--json").json["fewest"] is None
+
+    def expected(sigma: float) -> float:
+        return pytest.approx(told_epsilon([(Gaussian(sigma), 2)], 1e-5, "rdp"), rel=0.01)
+
+    # Shares of 5/√3: all five add to 5√(5/3) over a whole clip. Three add to 5, over 3/5 of the clip with uniform
+    # weights; by records, one of the three may carry all of it.
+    everyone, fewest = 5.0 * (5 / 3) ** 0.5, 5.0 * 5 / 3 if weighting == "uniform" else 5.0
+    assert found["adversaries"]["released"]["epsilon"] == expected(everyone)
+    assert found["fewest"]["epsilon"] == expected(fewest)
+    assert found["any_dropouts"]["released"] == expected(min(everyone, fewest))
+    assert found["any_dropouts"]["server"] == (
+        found["any_dropouts"]["released"] if weighting == "uniform" else None
+    )
+    said = f"released ε = {rounded_up(found['fewest']['epsilon'])} if only 3 ever do, at most "
+    assert said + rounded_up(found["any_dropouts"]["released"]) in silodp("plan", config, *secure, *few).out
+    all_must = silodp("plan", config, *secure, "--json").json
+    assert all_must["fewest"] is None
+    assert all_must["any_dropouts"] is None
+
+
+def test_epsilon_of_any_dropouts_is_that_of_the_costliest_number_of_silos(silodp: Silodp) -> None:
+    masked = ("--aggregator", "masked", "--aggregation", "min_silos=5", "--silos", 10)
+    asked = ("epsilon", "--method", "uldp-avg", "--noise-multiplier", 5, "--rounds", 100, *masked)
+    uniform, records = (silodp(*asked, "--weighting", kind, "--json").json for kind in ("uniform", "records"))
+    assert uniform["any_dropouts"] == pytest.approx(uniform["epsilon"], rel=1e-6), "all ten cost most"
+    assert records["any_dropouts"] == pytest.approx(10.80, abs=0.01), "five cost most"
+    assert records["epsilon"] == pytest.approx(uniform["epsilon"], rel=1e-6)
+    silo = silodp(*asked, "--adversary", "silo", "--colluding", 2, "--json").json
+    at_most = told_epsilon([(Gaussian(5 / 5**0.5 * 10 / 8**0.5), 100)], 1e-5, "rdp")
+    assert silo["any_dropouts"] == pytest.approx(at_most, rel=0.01)
 
 
 def test_one_of_a_thing_is_not_several(silodp: Silodp, config: Path) -> None:

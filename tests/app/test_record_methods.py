@@ -522,7 +522,15 @@ def test_settings_of_single_clients_in_toml(silodp: Silodp, steps: Path) -> None
     done = silodp("run", steps, *own, "--out", "out", "--json")
     assert done.status == 0, done.err
     persons: list[Any] = done.json["guarantees"]["released"]["persons"]
-    assert [value for _, value in persons] == [None] * 4  # silos differ, and her records may lie in several
+    values = [value for _, value in persons]
+    assert done.json["guarantees"]["released"]["epsilon"] < values[0] < values[1] < values[2] < values[3]
+    steps_differ = silodp(
+        "run", steps, *own, "--set", "method.local_steps=[1, 2, 3]", "--out", "more", "--json"
+    )
+    persons = steps_differ.json["guarantees"]["released"]["persons"]
+    assert [value for _, value in persons] == [
+        None
+    ] * 4  # no one bound for records in several such silos is proven
 
 
 @pytest.mark.parametrize(

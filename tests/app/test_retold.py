@@ -25,8 +25,11 @@ from silodp.federation.messages import Message
 from silodp.federation.rounds import ROUNDS_OVER
 from silodp.federation.run import train
 from silodp.federation.store import DirectoryStore
+from silodp.federation.transport import Failure, InProcess
 from silodp.methods import UldpAvg
-from silodp.privacy.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED
+from silodp.privacy import journal
+from silodp.privacy.guarantee import ADVERSARIES, EARLIER_WORDING, HELD_OUT, NOT_COVERED
+from silodp.privacy.ledger import ACCOUNTING, Ledger
 from silodp.training.local import LocalTraining
 
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -316,3 +319,70 @@ def test_a_wrong_word_is_one_sentence_at_the_command(silodp: Silodp, copy: Ran) 
     whole[2]["assumptions"].pop(0)
     tell(directory, whole)
     assert_sentence(silodp("report", directory), "contradicted by the run's ledger and config.toml", "'silo'")
+
+
+def as_the_first_version_left_it(directory: Path, silos: int, lost_in: int) -> None:
+    """Rewrite a run's files as the first version wrote them: no accounting, older words, a whole clip per release."""
+    ledger = directory / "checkpoint" / "ledger.jsonl"
+    lines, previous = [], ""
+    for text in ledger.read_text().splitlines():
+        fields = json.loads(text)
+        del fields["hash"], fields["previous"]
+        if "subject" in fields:
+            assert fields["subject"].pop("accounting") == ACCOUNTING
+        elif fields["round"] == lost_in:
+            for name in ("released", "server"):
+                event = fields["events"][name]
+                event["noise_multiplier"] *= (silos - 1) / silos
+                event["units"] = fields["events"]["silo"]["units"] * silos + 4
+        line = journal._line(fields, previous)
+        previous = journal._hash(line)
+        lines.append(line)
+    ledger.write_bytes(b"".join(lines))
+    whole = told(directory)
+    opened = Ledger(ledger, 1e-5, "rdp", run=json.loads(lines[0])["run"])
+    with opened as kept:
+        for said in whole:
+            said["assumptions"] = [EARLIER_WORDING.get(text, text) for text in said["assumptions"]]
+            said["epsilon"] = kept.epsilon(said["adversary"])
+            del said["any_dropouts"]
+    tell(directory, whole)
+
+
+def test_a_run_of_the_first_version_is_read_and_goes_on(
+    silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One silo of five dropped out of round 2: that version charged a whole clip, and this one charges 4/5 of it."""
+    ask = InProcess.ask
+
+    def loses(self: InProcess, requests: Any, timeout: float | None = None) -> Any:
+        lost = [name for name, m in requests.items() if m.kind == "update" and m.round == 1][4:]
+        answers, failures = ask(self, {name: m for name, m in requests.items() if name not in lost})
+        return answers, {**failures, **{name: Failure("offline", "a test") for name in lost}}
+
+    monkeypatch.setattr(InProcess, "ask", loses)
+    secure = ("--set", "aggregator=masked", "--set", "data.silos=5", "--set", "aggregation.min_silos=3")
+    assert silodp("run", config, "--out", "out", "--set", "rounds=3", *secure).status == 0
+    directory = Path("out")
+    assert audit(directory).unchecked == (retold.DATA,)
+    whole = told(directory)
+    assert whole[0]["any_dropouts"] > whole[0]["epsilon"]
+    tell(directory, [whole[0] | {"any_dropouts": whole[0]["epsilon"]}, *whole[1:]])
+    refused(directory, "against 'released' it says any_dropouts = ")
+    old = [EARLIER_WORDING.get(text, text) for text in whole[0]["assumptions"]]
+    tell(directory, [whole[0] | {"assumptions": old}, *whole[1:]])
+    refused(directory, "against 'released' it says nothing of what it assumes")
+    tell(directory, whole)
+
+    as_the_first_version_left_it(directory, silos=5, lost_in=1)
+    assert audit(directory).unchecked == (retold.DATA, retold.EARLIER)
+    assert told(directory)[0]["epsilon"] > whole[0]["epsilon"]
+    less = told(directory)
+    tell(directory, [less[0] | {"epsilon": whole[0]["epsilon"]}, *less[1:]])
+    refused(directory, "and the ledger's rounds cost")
+    tell(directory, less)
+    assert (
+        silodp("run", directory / "config.toml", "--out", "out", "--resume", "--set", "rounds=4").status == 0
+    )
+    assert audit(directory).unchecked == (retold.DATA, retold.EARLIER)
+    assert told(directory)[0]["rounds"] == 4

@@ -1,6 +1,7 @@
 """Secure aggregation in whole runs: what is summed, what is charged, what the server sees, what silos refuse."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,8 @@ from silodp.federation.masked import Masked
 from silodp.federation.messages import Message
 from silodp.federation.rounds import Server
 from silodp.federation.run import train
+from silodp.mechanisms.clipping import clip_rows
+from silodp.mechanisms.grid import Grid, noise_variance
 from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import KnownSample, NoGuarantee, Skellam
@@ -86,7 +89,7 @@ def setting(method, silos=3, shares_for=None) -> Setting:
 
 
 def test_shares_are_sized_for_the_survivors_that_are_charged(monkeypatch, wire):  # noqa: F811
-    """m = 3 of 4: with all four the sum carries more noise, with three exactly σ, and the ledger knows which."""
+    """m = 3 of 4: with all four the sum carries more noise, with three exactly σ clips, and the ledger knows which."""
     wire.fails = staticmethod(
         lambda name, request: "before" if name == "silo3" and request.kind == "update" else None
     )
@@ -113,11 +116,34 @@ def test_a_silo_lost_before_seals_open_costs_one_charge_with_the_survivors_noise
 
     wire.fails = staticmethod(fails)
     result = run(Masked(min_silos=3), rounds=3, silos=4, out=tmp_path)
-    four, three = 5.0 * np.sqrt(4 / 3), 5.0
+    # Three of four silos move by 3/4 of the clip: fewer grid steps, and more noise for each of them.
+    four, three = 5.0 * np.sqrt(4 / 3), 5.0 / (3 / 4)
     assert multipliers(tmp_path) == pytest.approx([four, three, four])
     units = Masked(min_silos=3).event(setting(AVG, 4, 3), View("released", 4, shares_for=3)).units
-    expected = epsilon([(Skellam(four, units, 5), 2), (Skellam(three, units, 5), 1)], 1e-5, "rdp")
+    assert charges(tmp_path)[1]["events"]["released"]["units"] == units * 3 // 4
+    expected = epsilon([(Skellam(four, units, 5), 2), (Skellam(three, units * 3 // 4, 5), 1)], 1e-5, "rdp")
     assert result.epsilon == pytest.approx(expected)
+    # Had the silo dropped out because of what it saw, the round would cost what it costs with all four.
+    cap = result.guarantees["released"].any_dropouts
+    assert cap == pytest.approx(epsilon([(Skellam(four, units * 3 // 4, 5), 3)], 1e-5, "rdp"))
+    assert cap > result.epsilon
+
+
+@pytest.mark.parametrize("n", [3, 5, 7, 10])
+def test_integers_of_n_silos_move_by_no_more_than_is_charged(n):
+    """Uniform weights over 10 silos; every silo has the person's whole clip in one coordinate."""
+    known = setting(AVG, 10, 3)
+    event = Masked(min_silos=3).event(known, View("released", 10, shares_for=3, survivors=n))
+    grid = Grid.for_(known.bounds)
+    clipped = clip_rows(
+        torch.zeros(1, dtype=torch.int64), torch.tensor([[9.0, 0, 0, 0, 0]]), known.bounds.clip
+    )
+    moved = n * np.linalg.norm(grid.truncated(clipped, torch.tensor([1 / 10], dtype=torch.float64)))
+    assert moved > n * (grid.units // 10 - 1)
+    noise = math.sqrt(n * noise_variance(known.bounds, grid))
+    assert event.noise_multiplier <= noise / moved
+    assert event.noise_multiplier == pytest.approx(noise / moved, rel=1e-3)
+    assert event.units == grid.units * n // 10
 
 
 def test_the_survivors_send_the_same_noisy_integers_again(wire, tmp_path):  # noqa: F811
@@ -148,7 +174,7 @@ def test_a_silo_lost_while_seals_open_costs_a_second_charge_and_fresh_noise(when
     wire.fails = staticmethod(fails)
     result = run(Masked(min_silos=3), rounds=1, silos=4, seed=None, out=tmp_path)
     assert [(c["round"], c["release"]) for c in charges(tmp_path)] == [(0, 0), (0, 1)]
-    assert multipliers(tmp_path) == pytest.approx([5 * np.sqrt(4 / 3), 5.0])
+    assert multipliers(tmp_path) == pytest.approx([5 * np.sqrt(4 / 3), 5.0 * 4 / 3])
     assert result.guarantees["released"].rounds == 1
     kept = sorted((tmp_path / "checkpoint" / "silos" / "000").glob("*noisy*"))
     assert len(kept) == 2
@@ -277,8 +303,8 @@ def test_views_under_secure_aggregation():
     views = Masked(min_silos=4).views(replace(AVG, user_sampling=0.5), 5, survivors=4)
     sampled = replace(AVG, user_sampling=0.5)
     events = {name: Masked(min_silos=4).event(setting(sampled, 5, 4), view) for name, view in views.items()}
-    assert events["server"] == KnownSample(0.5, Skellam(pytest.approx(5.0), 1 << 18, 5))
-    assert events["released"].event.noise_multiplier == pytest.approx(5.0)
+    assert events["server"] == KnownSample(0.5, Skellam(pytest.approx(5.0 / (4 / 5)), (1 << 18) * 4 // 5, 5))
+    assert events["released"].event.noise_multiplier == pytest.approx(5.0 / (4 / 5))
     # Four shares sized for four, none of them the curious silo's; a person moves their sum by 4/5 of the clip at most.
     assert events["silo"].event.noise_multiplier == pytest.approx(5.0 / (4 / 5))
     records = replace(AVG, weighting="records")

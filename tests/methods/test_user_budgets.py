@@ -207,14 +207,25 @@ def test_common_sampling_and_clips_of_ones_own_go_together():
 
 @pytest.mark.parametrize("adversary", ["server", "silo"])
 def test_however_many_silos_answer_budgets_hold(adversary):
-    """Against a curious silo with uniform weights more answers cost more: they move what it does not know further."""
+    """With uniform weights more answers cost more: they move the sum further than their noise hides."""
     masked = Masked(min_silos=3)
     personal = own("clip", largest=1.0, adversary=adversary)
     known = setting(UldpAvg(5.0, 1.0, personal=personal), aggregator=masked, silos=6)
     spent = [_rdp([events(masked, known, n)[adversary]], 20) for n in range(3, 7)]
     assert max(spent) <= 1.0
     assert max(spent) == pytest.approx(1.0, rel=2e-3)
-    assert (np.argmax(spent) == 0) == (adversary == "server")
+    assert spent[0] == min(spent)
+    assert spent[-1] == max(spent)
+
+
+def test_with_weights_by_records_the_fewest_answers_cost_most():
+    fewest = replace(SMALL_PAILLIER, min_silos=3)
+    personal = own("clip", largest=1.0, adversary="server")
+    method = UldpAvg(5.0, 1.0, weighting="records", personal=personal)
+    known = setting(method, aggregator=fewest, silos=6)
+    spent = [_rdp([events(fewest, known, n)["server"]], 20) for n in range(3, 7)]
+    assert spent[0] == max(spent) <= 1.0
+    assert spent[0] == pytest.approx(1.0, rel=2e-3)
 
 
 # --- integers ---

@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from scipy import optimize, stats
 
 from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, weighting
+from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Gaussian, Group, KnownSample, NoGuarantee, PoissonSampled, Repeated
 from silodp.privacy.guarantee import View
 
@@ -18,12 +20,44 @@ def multiplier(method, view):
     return event.noise_multiplier
 
 
-@pytest.mark.parametrize("method", [UNIFORM, RECORDS])
 @pytest.mark.parametrize(("m", "n"), [(5, 5), (4, 5), (4, 4), (5, 4)])
-def test_the_sum_carries_the_noise_of_those_who_answered(method, m, n):
+def test_the_sum_carries_the_noise_of_those_who_answered(m, n):
+    """With weights by records one silo may carry the whole clip; with uniform weights n of S silos carry n/S of it."""
     for adversary in ("released", "server"):
         view = View(adversary, 5, shares_for=m, survivors=n)
-        assert multiplier(method, view) == pytest.approx(5 * math.sqrt(n / m))
+        assert multiplier(RECORDS, view) == pytest.approx(5 * math.sqrt(n / m))
+        assert multiplier(UNIFORM, view) == pytest.approx(5 * math.sqrt(n / m) * 5 / n)
+
+
+def gaussian_epsilon(mu, delta):
+    """ε of N(μ, 1) against N(0, 1) by its closed form, without the package (Balle and Wang 2018, Theorem 8)."""
+
+    def excess(eps):
+        a, b = mu / 2, eps / mu
+        return stats.norm.cdf(a - b) - math.exp(eps + stats.norm.logcdf(-a - b)) - delta
+
+    return optimize.brentq(excess, 0, 100)
+
+
+@pytest.mark.parametrize(("n", "printed"), [(5, 4.377), (6, 4.866), (8, 5.759), (10, 6.573)])
+def test_golden_numbers_with_dropouts(n, printed):
+    """S = 10, m = 5, σ = 5, T = 100, uniform weights, released, δ = 1e-5, with n survivors in every round."""
+    view = View("released", 10, shares_for=5, survivors=n)
+    event = UldpAvg(5.0, 1.0).dp_event(view)
+    assert round(epsilon([(event, 100)], 1e-5, "pld"), 3) == printed
+    # n silos move by n/10 of a clip together, and each adds noise of 5/√5 clips.
+    moved, noise = n / 10, math.sqrt(n) * 5 / math.sqrt(5)
+    assert gaussian_epsilon(math.sqrt(100) * moved / noise, 1e-5) == pytest.approx(printed, abs=6e-4)
+
+
+@pytest.mark.parametrize("n", [5, 6, 8, 10])
+def test_however_dropouts_are_chosen_a_round_costs_no_more_than_with_everyone(n):
+    share = 5 / math.sqrt(5)
+    for adversary, t, cap in (("released", 1, share * math.sqrt(10)), ("silo", 2, share * 10 / math.sqrt(8))):
+        view = View(adversary, 10, shares_for=5, survivors=n, colluding=t)
+        assert multiplier(UNIFORM, view) >= cap * (1 - 1e-12)
+    everyone = View("released", 10, shares_for=5, survivors=10)
+    assert multiplier(UNIFORM, everyone) == pytest.approx(share * math.sqrt(10)), "the bound is met"
 
 
 def test_shares_show_a_person_once_per_silo():

@@ -24,6 +24,7 @@ from silodp.privacy.events import (
     Repeated,
     Skellam,
     TwoLooks,
+    costliest,
     discrete,
     event_from_dict,
     event_to_dict,
@@ -357,3 +358,40 @@ def test_books_of_the_first_version_are_refused():
     fields = {"kind": "GroupSampled", "group_size": 2, "sampling_probability": 0.1, "noise_multiplier": 1.0}
     with pytest.raises(SilodpError, match="another version"):
         event_from_dict(fields)
+
+
+def test_the_costliest_of_several_events_covers_each_of_them():
+    """Less noise and fewer grid steps never cost less, so what has the least of both costs no less than any."""
+    fewer = Skellam(7.0, 2048, 100)
+    more = Skellam(6.0, 4096, 100)
+    assert costliest([fewer, more]) == Skellam(6.0, 2048, 100)
+    for make in (
+        lambda release: release,
+        lambda release: PoissonSampled(0.2, release),
+        lambda release: KnownSample(0.2, Repeated(PoissonSampled(0.1, release), 3)),
+        lambda release: Composed((TwoLooks(Gaussian(9.0), release), release)),
+        lambda release: Each((release, PoissonSampled(0.5, release))),
+    ):
+        cover = costliest([make(fewer), make(more)])
+        assert cover == make(Skellam(6.0, 2048, 100))
+        for event in (make(fewer), make(more)):
+            assert epsilon([(cover, 20)], 1e-5, "rdp") >= epsilon([(event, 20)], 1e-5, "rdp")
+    assert costliest([Gaussian(2.0), Gaussian(1.0)]) == Gaussian(1.0)
+    nothing = NoGuarantee("counts disclosed")
+    assert costliest([Gaussian(2.0), nothing]) == nothing
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (Gaussian(1.0), Skellam(1.0, 4, 4)),
+        (PoissonSampled(0.1, Gaussian(1.0)), PoissonSampled(0.2, Gaussian(1.0))),
+        (Skellam(1.0, 4, 4), Skellam(1.0, 4, 5)),
+        (Repeated(Gaussian(1.0), 2), Repeated(Gaussian(1.0), 3)),
+        (Composed((Gaussian(1.0),)), Composed((Gaussian(1.0), Gaussian(1.0)))),
+    ],
+)
+def test_events_that_differ_in_more_than_noise_have_no_cover(events):
+    with pytest.raises(SilodpError) as error:
+        costliest(events)
+    assert error.value.code == "accounting.events_differ"

@@ -3,12 +3,14 @@
 import math
 
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as library
 from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import integrate, stats
 
 from silodp.errors import SilodpError
 from silodp.privacy.accounting import epsilon
@@ -215,23 +217,54 @@ def test_a_record_calibrated_for_all_rounds_stays_in_all_of_them():
 # Individual filters
 
 
-@pytest.mark.parametrize("delta", [1e-3, 1e-5])
-def test_a_filters_budget_is_what_gaussian_steps_of_full_norm_may_spend(delta):
-    budgets = np.array([0.05, 0.5, 2.0, 9.0])
+def exact_delta(mu, eps):
+    """δ of N(μ, 1) against N(0, 1) in fifty digits (Balle and Wang 2018, Theorem 8)."""
+    with mpmath.workdps(50):
+        mu, eps = mpmath.mpf(float(mu)), mpmath.mpf(float(eps))
+        return mpmath.ncdf(mu / 2 - eps / mu) - mpmath.exp(eps) * mpmath.ncdf(-mu / 2 - eps / mu)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-12])
+def test_a_filters_budget_is_that_of_one_gaussian_release(delta):
+    """Steps of norm C at multiplier σ add 1/(2σ²) to R each, and all of R is one release of μ = √(2R)."""
+    budgets = np.geomspace(0.01, 50, 12)
     for budget, most in zip(budgets, filter_budget(budgets, delta), strict=True):
-        # Steps of norm C at multiplier σ add 1/(2σ²) to R each.
-        accountant = dp_accounting.rdp.RdpAccountant([1 + x for x in np.geomspace(0.01, 3000, 1500)])
-        accountant.compose(dp_accounting.GaussianDpEvent(math.sqrt(1 / (2 * most))))
-        assert budget * (1 - 1e-3) <= accountant.get_epsilon(delta) <= budget * (1 + 1e-4)
+        assert exact_delta(math.sqrt(2 * most), budget) <= delta
+        assert exact_delta(math.sqrt(2 * most) * (1 + 1e-8), budget) > delta
 
 
-def test_a_filters_order_is_proven_by_the_conversion():
-    """Some order α has α·R + ln(1 − 1/α) − ln(δα)/(α − 1) ≤ ε: the claim itself, whatever the search did."""
-    budgets = np.geomspace(0.01, 50, 60)
+def test_a_filters_budget_is_larger_than_one_renyi_order_allows():
+    """At ε = 1 and δ = 1e-4 the best order gives R = .0406."""
     orders = 1 + np.geomspace(1e-3, 1e5, 4000)
-    found = filter_budget(budgets, 1e-4)
-    best = (orders[:, None] * found + conversion(orders, 1e-4)[:, None]).min(axis=0)
-    assert (best <= budgets * (1 + 1e-4)).all()
+    by_one_order = ((1.0 - conversion(orders, 1e-4)) / orders).max()
+    assert round(by_one_order, 4) == 0.0406
+    assert round(float(filter_budget(np.array([1.0]), 1e-4)[0]), 4) == 0.0493
+
+
+@pytest.mark.parametrize("eps", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("threshold", [-1.0, 0.5, 2.0])
+@pytest.mark.parametrize("stop", ["high", "low"])
+def test_steps_chosen_by_what_was_seen_cost_no_more_than_one_release_of_all(eps, threshold, stop):
+    """Two steps: the second takes all that is left, or nothing, by the first one's outcome (by integration)."""
+    whole, first = 1.0, 0.6
+    left = math.sqrt(whole**2 - first**2)
+
+    def second(loss, goes_on):
+        """δ of the second step at ε − loss; below 0 as above."""
+        return float(exact_delta(left, eps - loss)) if goes_on else max(0.0, 1 - math.exp(eps - loss))
+
+    def integrand(x, mean, sign):
+        loss = sign * (first * x - first**2 / 2)  # ln of the density with the record over that without
+        goes_on = (x < threshold) == (stop == "high")
+        return stats.norm.pdf(x, mean) * second(loss, goes_on)
+
+    for mean, sign in ((first, 1), (0.0, -1)):  # both directions
+        split = [
+            integrate.quad(integrand, low, high, args=(mean, sign), limit=200)[0]
+            for low, high in ((-9, threshold), (threshold, 9))
+        ]
+        assert sum(split) <= exact_delta(whole, eps) * (1 + 1e-7)
+        assert sum(split) > exact_delta(first, eps), "the second step costs something"
 
 
 # The papers' calibrations

@@ -1,6 +1,12 @@
-import pytest
+"""What a guarantee about records is worth to a person with several of them."""
 
-from silodp.privacy.accounting import epsilon
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from silodp.privacy.accounting import delta_of, epsilon
 from silodp.privacy.events import (
     Composed,
     Each,
@@ -46,9 +52,46 @@ def test_a_silos_coin_covers_no_second_record():
     assert spent(person) > spent(apart)
 
 
-def test_nothing_is_said_where_a_persons_silos_differ_in_cost():
+def test_where_silos_differ_every_release_is_charged_with_its_least_noise():
+    def kind(look, noise):
+        sampled = PoissonSampled(0.1, TwoLooks(Gaussian(look), Gaussian(noise)))
+        return Composed((Repeated(sampled, 3), PoissonSampled(0.1, Gaussian(noise))))
+
+    kinds = Each((kind(9.0, 3.0), kind(7.0, 4.0)))
+    assert for_person(kinds, 1) == kinds
+    assert for_person(kinds, 4) == for_person(kind(7.0, 3.0), 4)
+    for by in ("pld", "rdp"):
+        assert spent(for_person(kinds, 4), by) >= max(
+            spent(for_person(one, 4), by) for one in kinds.alternatives
+        )
+
+
+@pytest.mark.parametrize("records", [2, 4])
+@pytest.mark.parametrize(("one", "other"), [(3.0, 5.0), (1.0, 1.2), (0.8, 4.0)])
+def test_records_in_silos_that_differ_are_covered_however_they_are_split(records, one, other):
+    """The exact δ of one release, k' records of one silo and k'' of another drawn on their own (by integration)."""
+    q, x = 0.2, np.linspace(-40, 60, 400_001)
+    cover = for_person(Each((PoissonSampled(q, Gaussian(one)), PoissonSampled(q, Gaussian(other)))), records)
+    for first in range(records + 1):
+        shifts = np.add.outer(np.arange(first + 1) / one, np.arange(records - first + 1) / other)
+        weights = np.outer(
+            stats.binom.pmf(np.arange(first + 1), first, q),
+            stats.binom.pmf(np.arange(records - first + 1), records - first, q),
+        )
+        mixed = sum(
+            w * stats.norm.pdf(x, shift) for w, shift in zip(weights.ravel(), shifts.ravel(), strict=True)
+        )
+        alone = stats.norm.pdf(x)
+        for eps in (0.1, 0.5, 2.0):
+            allowed = delta_of([(cover, 1)], eps)
+            for p, q_ in ((mixed, alone), (alone, mixed)):
+                assert np.trapezoid(np.maximum(p - math.exp(eps) * q_, 0), x) <= allowed * (1 + 1e-6) + 1e-12
+
+
+def test_nothing_is_said_where_a_persons_silos_take_different_numbers_of_steps():
     step = PoissonSampled(0.1, Gaussian(3.0))
     assert isinstance(for_person(Each((step, Repeated(step, 2))), 2), NoGuarantee)
+    assert isinstance(for_person(Each((Repeated(step, 3), Repeated(step, 2))), 2), NoGuarantee)
     assert for_person(Each((step, step)), 1) == Each((step, step))
 
 

@@ -155,7 +155,7 @@ def epsilon(
     from silodp.app.progress import WHO
     from silodp.app.promises import CLAIMED
     from silodp.app.values import assigned
-    from silodp.privacy.guarantee import rounded_up
+    from silodp.privacy.guarantee import about_any_dropouts, rounded_up
 
     given = {
         "noise_multiplier": noise_multiplier,
@@ -188,6 +188,8 @@ def epsilon(
     )
     after = f"after {counted(rounds, 'round')}, against {WHO[adversary]}"  # type: ignore[index]
     line = f"ε = {rounded_up(result['epsilon'])} at δ = {delta:g}, {after}"
+    if result["any_dropouts"] is not None:
+        line += f", if every silo answers; {about_any_dropouts(result['any_dropouts'])}"
     promised = [line, *about_records(result), *(f"  assuming that {text}" for text in result["assumptions"])]
     promised += [
         f"  [{CLAIMED}: no guarantee] ε = {rounded_up(c['epsilon'])}: {c['why']}" for c in result["claims"]

@@ -19,7 +19,7 @@ from silodp.methods import METHODS, Method, Population
 from silodp.methods.personalized import TwoStageSampling
 from silodp.privacy import accounting
 from silodp.privacy.accounting import Accountant, Charge, usual_accountant
-from silodp.privacy.events import Event
+from silodp.privacy.events import Event, costliest
 from silodp.privacy.events import reason as reason_of
 from silodp.privacy.guarantee import ADVERSARIES, Adversary, assumptions_of, rounded_up
 from silodp.privacy.persons import PERSONS_RECORDS, for_person
@@ -104,7 +104,8 @@ def epsilon(
     `fields` are the method's own, of which those in `IRRELEVANT` may be missing (and where `record_sampling` stands for
     a record's own probability, those in `OF_BUDGETS`); `aggregation` the aggregator's. `users` U (None: as many as
     usual) and `dimension` d enter ε with integer noise only; where U is given, or δ at least `LARGE_DELTA`, the
-    assumptions say of a δ that it promises too little. Source: docs/privacy.md, section 3.
+    assumptions say of a δ that it promises too little. All silos are taken to answer; where fewer may,
+    "any_dropouts" is ε at most if silos drop out depending on the models. Source: docs/privacy.md, section 3.
 
     Raises:
         SilodpError: a value out of range, a missing field, an unknown name.
@@ -127,16 +128,23 @@ def epsilon(
     view = adder.views(made, len(names))[cast(Adversary, adversary)]
     view = replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
 
-    def event_in(round_: int, method: Method = setting.method) -> Event:
+    def event_in(round_: int, method: Method = setting.method, survivors: int | None = None) -> Event:
         if isinstance(method, TwoStageSampling) and sampling is not None:
             return at_sampling(method, sampling)
-        seen = replace(view, round=round_)
+        seen = replace(view, round=round_, survivors=survivors)
         return method.of_largest(adder.event(replace(setting, method=method), seen), seen)
+
+    def costliest_in(round_: int) -> Event:
+        answering = range(population.m, population.silos + 1)
+        return costliest([event_in(round_, survivors=survivors) for survivors in answering])
 
     charged = charges(event_in, rounds) or [(event_in(0), 0)]
     chosen = cast(Accountant, accountant) if accountant else usual_accountant(event for event, _ in charged)
     delta_of_noise = delta * adder.delta_share
     found = cost(charged, delta_of_noise, chosen)
+    any_dropouts = None
+    if population.m < population.silos:
+        any_dropouts = cost(charges(costliest_in, rounds), delta_of_noise, chosen).epsilon
 
     def for_(records: int) -> Cost:
         own = [(for_person(event, records), count) for event, count in charged]
@@ -149,6 +157,7 @@ def epsilon(
         "method": made.name,
         "unit": made.unit,
         **found.to_dict(),
+        "any_dropouts": any_dropouts,
         "persons": [
             {"records": records, **for_(records).to_dict()}
             for records in (PERSONS_RECORDS if made.unit == "record" else ())

@@ -16,14 +16,14 @@ from silodp.app.personal_plan import noise_of, with_noise
 from silodp.app.preferences import Preferences
 from silodp.app.promises import CLAIMED, is_only_claimed
 from silodp.errors import SilodpError, counted
-from silodp.federation.aggregation import Aggregator, Setting
+from silodp.federation.aggregation import Aggregator, Setting, costliest_events
 from silodp.federation.aggregation import events as events_of
 from silodp.methods import Method
 from silodp.methods.personalized import TwoStageSampling
 from silodp.privacy import calibration
 from silodp.privacy.accounting import Accountant, Charge, usual_accountant
 from silodp.privacy.events import Event, NoGuarantee
-from silodp.privacy.guarantee import ADVERSARIES, Adversary, rounded_up
+from silodp.privacy.guarantee import ADVERSARIES, Adversary, about_any_dropouts, rounded_up
 
 MOST_ROUNDS = 10**7
 """No search for rounds goes beyond this."""
@@ -47,7 +47,8 @@ def plan(
 ) -> dict[str, Any]:
     """ε of every adversary after `rounds`, the most rounds within a budget, what meets a target, and what travels.
 
-    All silos are taken to answer; where fewer may, "fewest" says what models cost if only those ever do.
+    All silos are taken to answer; where fewer may, "fewest" says what models cost if only those ever do, and
+    "any_dropouts" what each adversary's ε is at most if silos drop out depending on the models.
     The target is meant for the budget's adversary, or "released"; σ, T and q are each sought with the others
     as they are, and none overshoots (None where no value meets the target, with the reason). `own`: personal budgets;
     the plan says what each is given. `picture`: a file to draw ε against q in.
@@ -83,6 +84,7 @@ def plan(
         "noise_multiplier": noise_of(setting.method),
         "adversaries": {a: _cost(events[a], spent[a], delta, accountant) for a in ADVERSARIES},
         "fewest": _of_fewest(aggregator, setting, rounds, delta, accountant),
+        "any_dropouts": _of_any_dropouts(aggregator, setting, rounds, delta, accountant),
         "claims": [],
         "budget": None,
         "target": None,
@@ -195,15 +197,25 @@ def _cost(event: Event, spent: list[Charge], delta: float, accountant: Accountan
 def _of_fewest(
     aggregator: Aggregator, setting: Setting, rounds: int, delta: float, accountant: Accountant
 ) -> dict[str, Any] | None:
-    """ε of the released models if never more silos answer than must; None where all must.
-
-    Every share of noise is sized for them, so that whoever else answers adds noise that nothing counts on.
-    """
+    """Return ε of the released models if never more silos answer than must; None where all must."""
     fewest = setting.population.m
     if fewest == setting.population.silos:
         return None
     spent = charges(lambda r: events_of(aggregator, setting, fewest, r)["released"], rounds)
     return {"silos": fewest, "epsilon": cost(spent, delta, accountant).epsilon if spent else None}
+
+
+def _of_any_dropouts(
+    aggregator: Aggregator, setting: Setting, rounds: int, delta: float, accountant: Accountant
+) -> dict[Adversary, float | None] | None:
+    """Return each adversary's ε if every round costs what it costs at most, whoever answers; None where all must."""
+    if setting.population.m == setting.population.silos:
+        return None
+    at_most = {
+        a: charges(lambda r, a=a: costliest_events(aggregator, setting, r)[a], rounds)  # type: ignore[misc]
+        for a in ADVERSARIES
+    }
+    return {a: cost(spent, delta, accountant).epsilon for a, spent in at_most.items()}
 
 
 def _claims(
@@ -242,7 +254,7 @@ def in_lines(result: Mapping[str, Any]) -> list[str]:
     if (fewest := result["fewest"]) is not None and fewest["epsilon"] is not None:
         lines.append(
             f"  if all {result['silos']} silos answer; released ε = {rounded_up(fewest['epsilon'])} if only "
-            f"{fewest['silos']} ever do"
+            f"{fewest['silos']} ever do, {about_any_dropouts(result['any_dropouts']['released'])}"
         )
     if (budget := result["budget"]) is not None:
         lines.append(

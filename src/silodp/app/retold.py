@@ -30,14 +30,15 @@ from silodp.federation.store import DirectoryStore, MemoryStore, unseal
 from silodp.federation.transport import Channel
 from silodp.mechanisms.noise import Randomness
 from silodp.privacy.events import event_to_dict
-from silodp.privacy.guarantee import Adversary, Guarantee
-from silodp.privacy.ledger import Ledger
+from silodp.privacy.guarantee import EARLIER_WORDING, Adversary, Guarantee
+from silodp.privacy.ledger import ACCOUNTING, Ledger
 
 CONFIG = "config.toml"
 _ALL = "assumptions, claims, and what units with budgets of their own were charged"
 DATA = "assumptions that came with the data tables (only they say them)"
 USERS = "whether δ is below 1/U (how many persons there are is not known here)"
 COLUMN = "which budgets there are and how many records have them (only the tables say it)"
+EARLIER = "what rounds and budgets cost by the settings (an earlier version charged this run, by other rules)"
 JOINED = "what was realized of records' budgets (which silos joined which rounds is not known here)"
 
 _LAST_DIGITS = 1e-6
@@ -52,6 +53,8 @@ class Retold:
 
     guarantees: Mapping[Adversary, Guarantee]
     unchecked: tuple[str, ...]
+    earlier: bool = False
+    """Whether the run was begun by the first version, whose rules and words differ."""
 
     def contradiction(self, said: Guarantee) -> str | None:
         """What a guarantee leaves out or says otherwise; more may be assumed than must be."""
@@ -60,9 +63,14 @@ class Retold:
         again = self.guarantees[said.adversary]
         if said.epsilon is not None:
             for text in again.assumptions:
-                if text not in said.assumptions:
+                before = EARLIER_WORDING.get(text) if self.earlier else None
+                if text not in said.assumptions and before not in said.assumptions:
                     return f"nothing of what it assumes: {text}"
-        if not same(said.claims, again.claims):
+        if said.any_dropouts is not None and not said.any_dropouts >= (again.any_dropouts or 0) * (
+            1 - _LAST_DIGITS
+        ):
+            return f"any_dropouts = {said.any_dropouts:.6g}, and it is {again.any_dropouts:.6g}"
+        if EARLIER not in self.unchecked and not same(said.claims, again.claims):
             return f"claims = {_list(said.claims)}, and they are {_list(again.claims)}"
         return self._about_groups(said, again)
 
@@ -73,6 +81,8 @@ class Retold:
             return "nothing of the budgets that records have"
         if len(said.groups) != len(again.groups):
             return f"{len(said.groups)} budgets, and there are {len(again.groups)}"
+        if EARLIER in self.unchecked:
+            return None
         passed = {*_OF_ALL_UNITS} if COLUMN in self.unchecked else set()
         passed |= {"realized"} if JOINED in self.unchecked else set()
         for one, other in zip(said.groups, again.groups, strict=True):
@@ -105,6 +115,9 @@ def retold(
             setting = known.setting()
             wrong = known.other_costs(setting)
             again = known.retold(setting)
+            if again.earlier and (wrong is not None or any(map(again.contradiction, said))):
+                # By its own rules the run may be right: what it spent is compared with the ledger all the same.
+                wrong, again = None, replace(again, unchecked=(*again.unchecked, EARLIER))
         except SilodpError as error:
             return Retold({}, (f"{_ALL} (they cannot be told again: {str(error).rstrip('.')})",))
     if wrong is not None:
@@ -206,7 +219,8 @@ class _Known:
         for name, guarantee in found.items():
             sure = tuple(text for text in guarantee.assumptions if text not in unsure)
             found[name] = replace(guarantee, assumptions=sure)
-        return Retold(found, tuple(self._unchecked))
+        kept = self._ledger.subject
+        return Retold(found, tuple(self._unchecked), kept is not None and kept.accounting < ACCOUNTING)
 
     @cached_property
     def _federation(self) -> Federation:

@@ -22,7 +22,7 @@ from silodp.federation.store import Store
 from silodp.federation.transport import Failure
 from silodp.mechanisms.clipping import Bounds, Finished, Share, Update, release
 from silodp.methods.method import Method, Population
-from silodp.privacy.events import Event, unsampled
+from silodp.privacy.events import Event, costliest, unsampled
 from silodp.privacy.guarantee import Adversary, View
 
 
@@ -202,6 +202,26 @@ def release_events(
     if release == 0 or setting.method.clips_records:
         return cost
     return {adversary: unsampled(event) for adversary, event in cost.items()}
+
+
+def costliest_events(
+    aggregator: Aggregator, setting: Setting, round_: int = 0, release: int = 0
+) -> dict[Adversary, Event]:
+    """Return what one release costs at most, whichever of the silos answer it.
+
+    Where the silos that answer are chosen by looking at the earlier models, rounds cost this, and not what the
+    numbers that happened to answer would cost (docs/privacy.md, section 3).
+
+    Args:
+        round_: counted from 0.
+        release: counted from 0 within the round.
+    """
+    population = setting.population
+    found = [
+        release_events(aggregator, setting, survivors, round_, release)
+        for survivors in range(population.m, population.silos + 1)
+    ]
+    return {name: costliest([cost[name] for cost in found]) for name in found[0]}
 
 
 def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind, ...]:

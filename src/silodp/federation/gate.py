@@ -23,23 +23,18 @@ The same table, with the messages of each aggregator, is in docs/protocols.md, s
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import NoReturn
 
 import numpy as np
 
 from silodp.errors import SilodpError, counted
-from silodp.federation.aggregation import Aggregator, Setting, release_events
+from silodp.federation.aggregation import Aggregator, Setting, costliest_events
 from silodp.federation.attempts import common_digest, model_and_sample
 from silodp.federation.messages import Message
 from silodp.federation.schemas import Script
 from silodp.federation.store import Store
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Event
-from silodp.privacy.events import reason as reason_of
 from silodp.privacy.guarantee import Adversary
 from silodp.privacy.ledger import Ledger
 
@@ -358,24 +353,3 @@ class Gate:
 
     def _refuse(self, code: str, what: str) -> NoReturn:
         raise SilodpError(f"silo '{self._name}' {what}; nothing was sent.", code=code)
-
-
-def costliest_events(
-    aggregator: Aggregator, setting: Setting, round_: int, release: int
-) -> dict[Adversary, Event]:
-    """What a release costs against each adversary for the number of survivors in m…S that costs most.
-
-    A silo cannot know who else answers. Costs are monotone in the number of survivors: they grow with it where each
-    silo has a fixed part of a person (uniform weights, uldp-naive), and fall with it elsewhere; so the ends decide.
-    """
-    population = setting.population
-    ends = [release_events(aggregator, setting, n, round_, release) for n in {population.m, population.silos}]
-    if len(ends) == 1:
-        return ends[0]
-    cost = partial(_cost, delta=setting.delta)
-    return {adversary: max((end[adversary] for end in ends), key=cost) for adversary in ends[0]}
-
-
-def _cost(event: Event, delta: float) -> float:
-    """To be compared; by Rényi orders, which know every event."""
-    return math.inf if reason_of(event) is not None else epsilon([(event, 1)], delta, "rdp")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from silodp.data.silo import Federation
-from silodp.federation.aggregation import events
+from silodp.federation.aggregation import costliest_events, events
 from silodp.federation.rounds import Server
 from silodp.methods.method import Method
 from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import NoGuarantee
+from silodp.privacy.events import Event, NoGuarantee
 from silodp.privacy.guarantee import (
     ADVERSARIES,
     HELD_OUT,
@@ -32,6 +34,7 @@ def guarantees_of(
     views = server.aggregator.views(method, server.setting.population.silos)
     integers = server.aggregator.exact and method.bounds(server.setting.population) is not None
     tested = federation.test is not None and len(federation.test.x) > 0
+    at_most = _at_most(server, ledger)
     result: dict[Adversary, Guarantee] = {}
     for adversary in ADVERSARIES:
         spent = server.spent()[adversary]
@@ -57,6 +60,7 @@ def guarantees_of(
             persons=() if spent is None or method.unit != "record" else _persons(ledger, adversary),
             groups=() if spent is None else _groups(federation, server, ledger, views[adversary]),
             claims=_claims(server, adversary, ledger),
+            any_dropouts=None if spent is None else _of_any_dropouts(at_most, adversary, ledger),
         )
     return result
 
@@ -69,6 +73,24 @@ def about_delta(delta: float, users: int) -> tuple[str, ...]:
         f"δ = {delta:g} is accepted although it is not below 1/U = {1 / users:.2g}: a mechanism that publishes one "
         "person's records outright has such a δ; take one well below",
     )
+
+
+def _at_most(server: Server, ledger: Ledger) -> list[Mapping[Adversary, Event]]:
+    """Return, for every release charged, what it costs if the costliest number of silos answers; [] if all must."""
+    setting, aggregator = server.setting, server.aggregator
+    if setting.population.m == setting.population.silos:
+        return []
+    return [costliest_events(aggregator, setting, charge.round, charge.release) for charge in ledger.history]
+
+
+def _of_any_dropouts(
+    at_most: list[Mapping[Adversary, Event]], adversary: Adversary, ledger: Ledger
+) -> float | None:
+    """Return ε of all releases together; None where all silos must answer, or nothing was released."""
+    if not at_most:
+        return None
+    spent = epsilon(Counter(events[adversary] for events in at_most).items(), ledger.delta, ledger.accountant)
+    return spent if math.isfinite(spent) else None
 
 
 def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | None], ...]:

@@ -63,7 +63,7 @@ from silodp.mechanisms.clipping import Bounds, ClippedStream
 from silodp.mechanisms.grid import Grid
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
 from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Event, NoGuarantee, discrete, unsampled
+from silodp.privacy.events import Event, NoGuarantee, costliest, discrete, unsampled
 from silodp.privacy.guarantee import View
 
 ASSUMPTIONS = (
@@ -207,9 +207,11 @@ class Lattice(HiddenWeights):
 def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
     bounds = check_private_weights(setting, aggregator.name)
     silos = setting.population.silos
-    # Ciphertexts are seen by the server, so its ε counts: knowing samples, and if only the fewest silos ever answer.
-    view = aggregator.views(setting.method, silos, survivors=setting.population.m)["server"]
-    event, spent = setting.method.dp_event(view), 0.0
+    # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
+    views = (
+        aggregator.views(setting.method, silos, n)["server"] for n in range(setting.population.m, silos + 1)
+    )
+    event, spent = costliest([setting.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, NoGuarantee):
         reach = 1 + math.sqrt(setting.size) / _NOISE_STEPS
         release = discrete(event, _FEWEST_UNITS, setting.size, reach)

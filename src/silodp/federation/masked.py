@@ -110,9 +110,12 @@ class Masked(FewestSilos):
             return event
         # Where silos clip differently, the smallest clip's steps: with the same noise, fewer steps cost more.
         units = math.floor(Grid.for_(setting.bounds, self.units).units * setting.bounds.least)
-        silos = setting.population.silos
+        silos, spread_over = setting.population.silos, setting.bounds.spread_over
         if view.adversary == "silo" and setting.method.unit != "record":
             units //= silos
+        else:
+            # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
+            units = units * min(view.n, spread_over) // spread_over
         return discrete(event, max(1, units), setting.size)
 
     def ring(self, setting: Setting) -> tuple[Words, float]:

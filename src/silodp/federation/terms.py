@@ -20,7 +20,7 @@ from silodp.methods.method import Method, Population
 from silodp.privacy.accounting import Accountant, epsilon, usual_accountant
 from silodp.privacy.events import Event
 from silodp.privacy.guarantee import Adversary
-from silodp.privacy.ledger import Budget, Ledger, Subject
+from silodp.privacy.ledger import ACCOUNTING, Budget, Ledger, Subject
 from silodp.training.task import Task
 
 _MADE_UP = 4  # records that models and losses are tried on
@@ -65,7 +65,8 @@ class Terms:
     def subject(self) -> Subject:
         """What the ledger's events are about."""
         method = self.method
-        return Subject(method.name, repr(method), method.unit, self.aggregator.name, secret=self.secret)
+        name, aggregator = method.name, self.aggregator.name
+        return Subject(name, repr(method), method.unit, aggregator, self.secret, ACCOUNTING)
 
     @property
     def fingerprint(self) -> str:

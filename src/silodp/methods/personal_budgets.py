@@ -13,7 +13,16 @@ import numpy as np
 from silodp.errors import SilodpError, check_real, counted
 from silodp.mechanisms.sampling import check_probability
 from silodp.privacy.accounting import Accountant, check_accountant, epsilon, usual_accountant
-from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled, Skellam, nested
+from silodp.privacy.events import (
+    Event,
+    Gaussian,
+    KnownSample,
+    NoGuarantee,
+    PoissonSampled,
+    Skellam,
+    costliest,
+    nested,
+)
 from silodp.privacy.guarantee import Adversary, View
 from silodp.privacy.personal import Curve, told_apart
 
@@ -264,9 +273,7 @@ def _curve(
 
 
 def _costliest(cases: Sequence[tuple[View, Event, Event]]) -> Whole:
-    """Of all numbers of silos that may answer, the one that hides a person least."""
-    for view, event, exact in cases:
-        if isinstance(event, NoGuarantee):
-            return Whole.of(event, exact, view)
-    view, event, exact = min(cases, key=lambda case: _noise(case[1]))
-    return Whole.of(event, exact, view)
+    """Return what covers a round however many silos answer it."""
+    wholes = [Whole.of(event, exact, view) for view, event, exact in cases]
+    event = costliest([whole.event for whole in wholes])
+    return Whole(event, max(whole.extra for whole in wholes), wholes[0].knows_sample)

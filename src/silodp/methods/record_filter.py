@@ -1,13 +1,15 @@
 """The baseline *filter* of rPDP-FL: full-batch gradient descent, which every record leaves when its budget is used up.
 
-Why this is private (Feldman and Zrnic 2021). What a record is charged in a step is ‖g‖²/(2σ²C²), where g is its own
-clipped gradient at the current state. That state is a function of noisy sums alone, so two runs with and without the
-record, having seen the same noisy sums, are in the same state: every *other* record has the same gradients, has spent
-the same, and is in or out alike. The two next sums differ by g, or by nothing once the record is out, and are noisy by
-σC: the loss at any Rényi order α is α·‖g‖²/(2σ²C²) or 0. The record is left out of the first step that would bring
-Σ‖g‖²/(2σ²C²) above its R, and of all steps after, so at every α the whole run costs it at most α·R, however many steps
-are run; with Gaussian noise a total R costs no more than one Gaussian release of multiplier 1/√(2R) (Koskela, Tobaben
-and Honkela 2023).
+Why this is private (Feldman and Zrnic 2021; Koskela, Tobaben and Honkela 2023). What a record is charged in a step is
+‖g‖²/(2σ²C²), where g is its own clipped gradient at the current state. That state is a function of noisy sums alone, so
+two runs with and without the record, having seen the same noisy sums, are in the same state: every *other* record has
+the same gradients, has spent the same, and is in or out alike. The two next sums differ by g, or by nothing once the
+record is out, and are noisy by σC: given what was seen before, the step's privacy loss is that of a Gaussian release of
+μ² = ‖g‖²/(σC)², which is known before the step. The record is left out of the first step that would bring
+Σ‖g‖²/(2σ²C²) above its R, and of all steps after, so the whole run costs it no more than one Gaussian release of
+μ² = 2R, however many steps are run (docs/privacy.md, section 9). `filter_budget` solves that release for R exactly.
+This needs Gaussian noise, drawn here in the silo whatever the aggregator, and batches of all records: with sampled
+batches, or with integer noise, a step's loss is not Gaussian.
 
 The proof needs that nobody else learns what a record has spent or whether it is still in: these depend on its content.
 Released are the models; not released, and never to be counted in public, are who is in, how many, and what was spent.
@@ -41,7 +43,7 @@ from silodp.privacy.personal import filter_budget
 
 @dataclass(frozen=True, kw_only=True)
 class RpdpFilter(Common):
-    """Individual Rényi filter on `local_steps` full-batch steps per round; see the module for why it is private.
+    """Individual Gaussian filter on `local_steps` full-batch steps per round; see the module for why it is private.
 
     noise_multiplier: σ; every step's noise is N(0, (σC)²), C being `clip`. expected_batch_size: a public constant that
     divides every gradient sum. largest_budget: a public constant; records that ask for more are protected at it, and
@@ -158,14 +160,15 @@ class RpdpFilter(Common):
         delta: float,
         accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
-        """By budget. What was really spent depends on the records: `realized` is None."""
+        """By budget. What was really spent depends on the records: `realized` is None.
+
+        ε is exact, whatever the run's accountant: by Rényi orders the budgets would seem exceeded.
+        """
         entries = []
         for least, budget in bins(budgets):
             limit = float(self.limits(np.array([budget]))[0])
             most = min(limit, rounds * self._round)
-            planned = (
-                epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta, accountant) if most > 0 else 0.0
-            )
+            planned = epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
             entries.append(
                 {
                     "budget": budget,

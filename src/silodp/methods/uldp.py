@@ -197,7 +197,8 @@ class UldpAvg(Common):
     def bounds(self, population: Population) -> Bounds:
         """A person's rows, weighted, add to at most C over all silos."""
         share = self.share_multiplier(population.m)
-        return Bounds(self.clip, self.clip, share, population.users * self.clip)
+        spread_over = population.silos if self.weighting == "uniform" else 1
+        return Bounds(self.clip, self.clip, share, population.users * self.clip, spread_over=spread_over)
 
     def share_multiplier(self, shares_for: int) -> float:
         """One silo's noise in units of C, when m shares are to add to σ."""
@@ -210,7 +211,10 @@ class UldpAvg(Common):
         return 1.0 / (q * population.users * population.silos)
 
     def dp_event(self, view: View) -> Event:
-        """By docs/privacy.md, section 3; with budgets of their own, of one who is always in, with the whole clip."""
+        """Return the event of one round (docs/privacy.md, section 3).
+
+        With per-user budgets it is the event of a person who is always in, with the whole clip.
+        """
         if self.noise_multiplier == 0:
             return NoGuarantee("noise_multiplier is 0")
         if view.counts_disclosed and self.needs_counts:
@@ -218,11 +222,12 @@ class UldpAvg(Common):
                 "counts disclosed: weighting by records in clear shows it each person's record counts"
             )
         share = self.share_multiplier(view.m)
+        uniform = self.weighting == "uniform"
         if view.adversary == "silo":
             others = view.n - view.colluding
             if others < 1:
                 return NoGuarantee("no silo is left whose noise the colluding silos do not know")
-            if self.weighting == "uniform":
+            if uniform:
                 # What they do not know moves by others/S at most; costliest if they are not in the sum themselves.
                 others = min(view.n, view.silos - view.colluding)
                 reach = others / view.silos
@@ -233,10 +238,12 @@ class UldpAvg(Common):
             seen = Gaussian(share * math.sqrt(others) / reach)
         elif view.sees_shares:
             # √Σ_s w[s,u]²: 1/√S for uniform weights; 1 when all of someone's records lie in one silo.
-            spread = 1 / math.sqrt(view.silos) if self.weighting == "uniform" else 1.0
+            spread = 1 / math.sqrt(view.silos) if uniform else 1.0
             seen = Gaussian(share / spread)
         else:
-            seen = Gaussian(share * math.sqrt(view.n))
+            # Uniform weights: each of the n silos in the sum carries 1/S of the clip. By records, one may carry all.
+            reach = view.n / view.silos if uniform else 1.0
+            seen = Gaussian(share * math.sqrt(view.n) / reach)
         if self.user_sampling == 1:
             return seen
         sampled = KnownSample if view.knows_sample else PoissonSampled

@@ -1,7 +1,9 @@
 """Events to ε (docs/privacy.md, sections 3, 4 and 9).
 
-Two accountants: `pld`, privacy loss distributions, tight up to the grid (see `losses`), and `rdp`, Rényi
-orders (see `renyi`), looser. Both are upper bounds.
+Two accountants: `pld`, privacy loss distributions, exact for Gaussian releases alone (see `gaussian`) and else tight up
+to the grid (see `losses`), and `rdp`, Rényi orders (see `renyi`), which also knows integer noise. Both are upper bounds
+of the same δ(ε), and so is the smaller of them: `pld` returns Rényi orders' answer where that is smaller, for a δ near
+the arithmetic's precision or a very large number of very small steps.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from functools import lru_cache
 from typing import get_args
 
 from silodp.errors import SilodpError, check_real
-from silodp.privacy import losses, renyi
-from silodp.privacy.events import Composed, Event, Skellam, alternatives, nested
+from silodp.privacy import gaussian, losses, renyi
+from silodp.privacy.events import Composed, Event, Gaussian, Skellam, alternatives, nested
 from silodp.privacy.steps import Accountant, Charge, Steps, books, steps_of
 
 __all__ = [
@@ -33,15 +35,16 @@ __all__ = [
 def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant = "pld") -> float:
     """ε at δ of all (event, count) together; 0.0 for nothing, infinity where nothing is promised.
 
-    Where charges tell kinds of units apart (`Each`), the largest ε of a kind. By `pld` also infinity where δ is below
-    the arithmetic's allowance, 1e-16 for every step.
+    Where charges tell kinds of units apart (`Each`), the largest ε of a kind.
 
     Raises:
         SilodpError: an event's parameter, δ or the accountant is out of range.
     """
     check_delta(delta)
     check_accountant(accountant)
-    return max(_epsilon(steps, float(delta), accountant) for steps in books(charges, accountant))
+    return max(
+        min(_epsilon(steps, float(delta), by) for by, steps in known) for known in _known(charges, accountant)
+    )
 
 
 def usual_accountant(events: Iterable[Event]) -> Accountant:
@@ -58,7 +61,9 @@ def delta_of(charges: Iterable[Charge], epsilon: float, accountant: Accountant =
     if not epsilon >= 0:
         raise SilodpError(f"epsilon is {epsilon!r}: it must be 0 or more.")
     check_accountant(accountant)
-    return max(_delta(steps, epsilon, accountant) for steps in books(charges, accountant))
+    return max(
+        min(_delta(steps, epsilon, by) for by, steps in known) for known in _known(charges, accountant)
+    )
 
 
 def grid_for(event: Event, count: int = 1) -> float | None:
@@ -123,6 +128,16 @@ def check_accountant(accountant: str) -> None:
         raise SilodpError(f"accountant is {accountant!r}: it must be 'pld' or 'rdp'.")
 
 
+def _known(
+    charges: Iterable[Charge], accountant: Accountant
+) -> Iterable[tuple[tuple[Accountant, Steps | None], ...]]:
+    """For each kind of unit, the accountants whose bounds hold, each with the steps it knows."""
+    charges = list(charges)
+    by: tuple[Accountant, ...] = ("pld", "rdp") if accountant == "pld" else ("rdp",)
+    kinds = zip(*(books(charges, one) for one in by), strict=True)
+    return dict.fromkeys(tuple(zip(by, steps, strict=True)) for steps in kinds)
+
+
 @lru_cache(maxsize=4096)  # rounds × adversaries of a run, found again by the next seed's
 def _epsilon(steps: Steps | None, delta: float, accountant: Accountant) -> float:
     if steps is None:
@@ -131,7 +146,12 @@ def _epsilon(steps: Steps | None, delta: float, accountant: Accountant) -> float
         return 0.0
     if accountant == "rdp":
         return renyi.epsilon(steps, delta)
-    return max(direction.epsilon(delta) for direction in losses.composed(steps, losses.grid_of(steps)))
+    if (sigma := _only_gaussian(steps)) is not None:
+        return gaussian.epsilon(1 / sigma, delta)
+    try:
+        return max(direction.epsilon(delta) for direction in losses.composed(steps, losses.grid_of(steps)))
+    except OverflowError:  # losses too large for any grid: Rényi orders still have a bound
+        return math.inf
 
 
 def _delta(steps: Steps | None, epsilon: float, accountant: Accountant) -> float:
@@ -141,4 +161,14 @@ def _delta(steps: Steps | None, epsilon: float, accountant: Accountant) -> float
         return 0.0
     if accountant == "rdp":
         return renyi.delta(steps, epsilon)
+    if (sigma := _only_gaussian(steps)) is not None:
+        return float(gaussian.delta(1 / sigma, epsilon))
     return max(direction.delta(epsilon) for direction in losses.composed(steps, losses.grid_of(steps)))
+
+
+def _only_gaussian(steps: Steps) -> float | None:
+    """Return σ where all steps together are one Gaussian release, whose δ(ε) is known exactly."""
+    match steps:
+        case ((Gaussian(sigma), 1),):
+            return sigma
+    return None

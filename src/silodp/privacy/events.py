@@ -6,7 +6,7 @@ A noise multiplier is a standard deviation in units of the sensitivity of what i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,6 +183,53 @@ def discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Ev
         case TwoLooks(first, second):
             return TwoLooks(first, integer(second))
     return _rebuilt(event, lambda inner: discrete(inner, units, dimension, reach))
+
+
+def costliest(events: Sequence[Event]) -> Event:
+    """Return one event that costs no less than any of the given ones, which differ in their noise alone.
+
+    Of every release the smallest noise multiplier and the fewest grid steps: less of either never costs less. It also
+    covers rounds in which an adversary chooses, after the earlier rounds, which of the events takes place.
+
+    Args:
+        events: one or more, alike but for noise multipliers and grid steps; of those without a guarantee the first.
+
+    Returns:
+        An event of the same structure.
+
+    Raises:
+        SilodpError: the events differ in more than that.
+    """
+    nothing = next((event for event in events if isinstance(event, NoGuarantee)), None)
+    if nothing is not None:
+        return nothing
+    if len({type(event) for event in events}) > 1:
+        raise _unlike()
+    names = vars(events[0])
+    return type(events[0])(
+        **{name: _costliest(name, [vars(event)[name] for event in events]) for name in names}
+    )
+
+
+def _costliest(name: str, values: Sequence[Any]) -> Any:
+    """The costliest value of one field of events of the same kind."""
+    if name in ("noise_multiplier", "units"):
+        return min(values)
+    if isinstance(values[0], tuple) and len({len(parts) for parts in values}) == 1:
+        return tuple(costliest(alike) for alike in zip(*values, strict=True))
+    if type(values[0]).__name__ in _KINDS:
+        return costliest(values)
+    if any(value != values[0] for value in values):
+        raise _unlike()
+    return values[0]
+
+
+def _unlike() -> SilodpError:
+    return SilodpError(
+        "the events of a round differ in more than their noise, so no one event covers them all: let the method's "
+        "dp_event depend on the number of survivors through its noise only.",
+        code="accounting.events_differ",
+    )
 
 
 def unsampled(event: Event) -> Event:

@@ -50,6 +50,7 @@ class Guarantee:
     `persons`: where the unit is a record, (k, ε or None): what a person with k records gets.
     `groups`: where units have budgets of their own, one entry for each budget: what was asked, and what was spent.
     `claims`: what a paper claims for this run and nobody has proven, {"epsilon", "why"}; never the guarantee.
+    `any_dropouts`: where some silos may fail to answer, ε if which of them do may also depend on the models.
     """
 
     adversary: Adversary
@@ -67,12 +68,14 @@ class Guarantee:
     persons: tuple[tuple[int, float | None], ...] = ()
     groups: tuple[dict[str, Any], ...] = ()
     claims: tuple[dict[str, Any], ...] = ()
+    any_dropouts: float | None = None
 
     def __str__(self) -> str:
         if self.epsilon is None:
             return f"{self.adversary:9} no guarantee: {self.reason}"
         whom = "one record" if self.unit == "record" else "all records of one person"
-        return f"{self.adversary:9} ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}, for {whom}"
+        cap = "" if self.any_dropouts is None else f" ({about_any_dropouts(self.any_dropouts)})"
+        return f"{self.adversary:9} ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}, for {whom}{cap}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -94,6 +97,11 @@ def rounded_up(epsilon: float | None) -> str:
     return "none" if epsilon is None else f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
 
 
+def about_any_dropouts(epsilon: float) -> str:
+    """Say what ε is where silos may drop out by looking at the models; the end of a sentence."""
+    return f"at most {rounded_up(epsilon)} if silos drop out depending on the models"
+
+
 HELD_OUT = (
     "records held out for testing: they are not trained on, and the metrics on them are published as they are"
 )
@@ -108,6 +116,16 @@ NOT_COVERED: tuple[str, ...] = (
 """What no ε of a run speaks about (docs/privacy.md, section 1)."""
 
 
+DROPOUTS = (
+    "silos and server follow the protocol, and whether a silo drops out does not depend on its records nor on the "
+    "models, nor on who was sampled and what noise was drawn"
+)
+EARLIER_WORDING = {
+    DROPOUTS: "silos and server follow the protocol, and whether a silo drops out does not depend on its records",
+}
+"""Assumptions as the first version wrote them into guarantee.json."""
+
+
 def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
     """What a guarantee against this adversary rests on, whatever the method; `integers`: noise is added to integers."""
     arithmetic = (
@@ -119,7 +137,7 @@ def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
     )
     common = (
         "a person has the same id in every silo, and the list of ids, the silos and all settings are public",
-        "silos and server follow the protocol, and whether a silo drops out does not depend on its records",
+        DROPOUTS,
         arithmetic,
         "the run's directory was never copied or restored and continued twice",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +23,13 @@ from silodp.privacy.guarantee import ADVERSARIES, Adversary, Unit
 from silodp.privacy.journal import Journal
 
 FORMAT = 1
+
+ACCOUNTING = 2
+"""Version of the rules that turn a run into events.
+
+Since 2, with uniform weights, n of S silos are charged n/S of a clip (1: a whole one), and `rpdp-filter` spends the
+exact Gaussian limit (1: the limit at one Rényi order).
+"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Subject:
 
     method, aggregator: their names. settings: the method with all its constants. unit: whom it protects. secret:
     whether all randomness is the operating system's; False: whoever knows the seed can take the noise away.
+    accounting: the rules that the ledger was begun with; ledgers of the first version do not say so.
     """
 
     method: str
@@ -56,6 +64,7 @@ class Subject:
     unit: Unit | None
     aggregator: str
     secret: bool
+    accounting: int = 1
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ class Ledger:
         check_delta(delta)
         check_accountant(accountant)
         self.path, self.delta, self.accountant, self.budget, self.run = path, delta, accountant, budget, run
-        self.subject = _subject_in(path) if subject is None else subject
+        self.subject = _subject_of(path, subject)
         self._charges: dict[tuple[int, int], Charge] = {}
         self._spent = {adversary: Spent(accountant) for adversary in ADVERSARIES}
         self._reasons: dict[Adversary, str] = {}
@@ -107,7 +116,8 @@ class Ledger:
             "budget": None if budget is None else asdict(budget),
         }
         if self.subject is not None:
-            header["subject"] = asdict(self.subject)
+            first = ("accounting", 1)
+            header["subject"] = {k: v for k, v in asdict(self.subject).items() if (k, v) != first}
         self._journal = None if path is None else Journal(path, header)
         try:
             for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
@@ -239,6 +249,14 @@ class Ledger:
             if (reason := reason_of(event)) is not None:
                 self._reasons.setdefault(adversary, reason)
             self._spent[adversary].add(event)
+
+
+def _subject_of(path: Path | None, subject: Subject | None) -> Subject | None:
+    """Return the given subject, or the file's; of a run that goes on, the rules stay those it was begun with."""
+    kept = _subject_in(path)
+    if subject is None or (kept is not None and replace(subject, accounting=kept.accounting) == kept):
+        return kept
+    return subject
 
 
 def _subject_in(path: Path | None) -> Subject | None:

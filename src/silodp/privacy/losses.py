@@ -22,11 +22,19 @@ from scipy import fft, signal, special, stats
 from silodp.privacy.events import Gaussian, Group, KnownSample, Mechanism, PoissonSampled
 from silodp.privacy.steps import parts
 
-FINEST_GRID = 1e-4
-"""dp_accounting's default interval; no grid is finer."""
+USUAL_GRID = 1e-4
+"""dp_accounting's default interval; a finer one is taken only where a step's spread is small beside it."""
+
+FINEST_GRID = USUAL_GRID / 2**7
+"""No grid is finer: a bucket's probability is a difference of δ(ε) at neighbors, and loses digits as they draw near.
+
+What is lost this way is added as mass: ε becomes larger.
+"""
 
 _BUCKETS_PER_SPREAD = 128  # ε about 6e-6 of itself too large: connect-the-dots adds 0.1 (grid / spread)²
+_FEWEST_BUCKETS = 32  # to a spread, before the grid becomes finer than the usual one: 1e-4 of ε
 _MOST_BUCKETS = 2**21
+_MOST_FINE_BUCKETS = 2**18  # of a grid finer than the usual one, so that asking for ε stays fast
 _TAIL = 1e-15  # probability cut off outside the window; charged as lost
 _ROUNDING = 1e-16  # of every step in a Fourier transform; measured below 2e-17, charged as lost
 _TILTS = 2.0 ** np.arange(-20, 11)  # orders of Chernoff's bound; a factor 2 apart costs 6 % of the width
@@ -226,16 +234,20 @@ def _spread_of(steps: Sequence[tuple[Mechanism, int]]) -> float:
 
 
 def grid_of(steps: Sequence[tuple[Mechanism, int]]) -> float:
-    """The interval between losses: FINEST_GRID times a power of two.
+    """Return the interval between losses: USUAL_GRID times a power of two.
 
-    As coarse as a 128th of the smallest step's spread, and as coarse as keeps every array below some 2·10⁶
-    buckets. Grids are nested, so the coarser one always gives the larger ε.
+    As coarse as a 128th of the smallest step's spread and as keeps every array below some 2·10⁶ buckets, but no finer
+    than USUAL_GRID; unless that is more than a 32nd of the spread, and arrays stay below some 3·10⁵ buckets. Grids are
+    nested, so the coarser one always gives the larger ε.
     """
     window = 17 * _spread_of(steps)
-    widest = max(_range(event) for event, _ in steps)
-    grid = max(min(_finest(event) for event, _ in steps) / _BUCKETS_PER_SPREAD, FINEST_GRID)
-    grid = FINEST_GRID * 2.0 ** math.floor(math.log2(grid / FINEST_GRID))
-    while max(window, widest) > grid * _MOST_BUCKETS:
+    widest = max(window, *(_range(event) for event, _ in steps))
+    smallest = min(_finest(event) for event, _ in steps)
+    fine = max(smallest / _FEWEST_BUCKETS, widest / _MOST_FINE_BUCKETS, FINEST_GRID)
+    wanted = max(smallest / _BUCKETS_PER_SPREAD, min(fine, USUAL_GRID))
+    # Rounded down to a power of two, but not beyond what bounds the arrays.
+    grid = USUAL_GRID * 2.0 ** math.floor(math.log2(wanted / USUAL_GRID))
+    while widest > grid * (_MOST_BUCKETS if grid >= USUAL_GRID else _MOST_FINE_BUCKETS):
         grid *= 2
     return grid
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.errors import SilodpError
+from silodp.privacy import gaussian
 from silodp.privacy.accounting import Accountant, check_accountant, check_delta, epsilon
 from silodp.privacy.curve_fitting import Fitted, binary_search, checked, scf
 from silodp.privacy.events import Event, Gaussian, KnownSample, PoissonSampled, Repeated
@@ -219,23 +220,29 @@ def rounds_within(
 
 
 def filter_budget(budgets: Array, delta: float) -> Array:
-    """(n,) the largest R with min over α of α·R + conversion ≤ ε, 0.0 where there is none (for `rpdp-filter`).
+    """Return what a record may spend in `rpdp-filter`: R = μ²/2 with δ(ε) of one Gaussian release of μ equal to δ.
 
-    R = Σ‖g‖²/(2σ²C²) is what a record's clipped gradients g may add up to over steps with Gaussian noise σC, by an
-    individual Rényi filter (Feldman and Zrnic 2021) at the one order that is best for ε: a function of public numbers.
+    R bounds Σ‖g‖²/(2σ²C²) over all steps, g being the record's clipped gradients and σC the standard deviation of every
+    step's Gaussian noise. This holds only where every step is an unsampled Gaussian release, and where ‖g‖ is known
+    before the step, from the record and the earlier releases, so that a step which would exceed R is not taken. Then
+    the whole run costs the record no more than one Gaussian release of μ = √(2R), however the steps were chosen. It
+    does not hold for integer noise or sampled batches. Source: Koskela, Tobaben and Honkela 2023; proof in
+    docs/privacy.md, section 9.
+
+    Args:
+        budgets: (n,) ε of every record, above 0.
+        delta: δ.
+
+    Returns:
+        (n,) the largest R for each budget.
 
     Raises:
         SilodpError: a budget or δ is out of range.
     """
     check_delta(delta)
-    eps = checked(budgets)
-    orders = 1 + np.geomspace(1e-3, 1e5, 384)
-    room = conversion(orders, delta)
-    distinct, which = np.unique(eps, return_inverse=True)
-    best = np.empty(len(distinct))
-    for part in _chunks(len(distinct), len(orders)):
-        best[part] = ((distinct[part] - room[:, None]) / orders[:, None]).max(axis=0)
-    return np.maximum(best, 0.0)[which] / _MARGIN
+    distinct, which = np.unique(checked(budgets), return_inverse=True)
+    limits: Array = gaussian.mu_for(distinct, delta) ** 2 / 2 / _MARGIN
+    return limits[which]
 
 
 def told_apart(budgets: Array) -> Array:

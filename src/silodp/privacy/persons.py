@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import cast
 
+from silodp.errors import SilodpError
 from silodp.privacy.accounting import Accountant, epsilon
 from silodp.privacy.events import (
     Composed,
@@ -15,6 +16,7 @@ from silodp.privacy.events import (
     KnownSample,
     NoGuarantee,
     Repeated,
+    costliest,
 )
 
 PERSONS_RECORDS = (2, 4, 8, 16)
@@ -26,7 +28,9 @@ def for_person(event: Event, records: int) -> Event:
 
     Every release becomes that of a group, whose records are drawn each on its own. A coin that is tossed for a whole
     silo (`KnownSample`) is left out for more than one record: whether all of a person's records share it depends on
-    where they are, and of several coins one falls more often than a single one does.
+    where they are, and of several coins one falls more often than a single one does. Where silos have settings of their
+    own (`Each`), every release is charged with the least noise that it has in any of them, in units of what one record
+    can move there: then k records move it no further than k of one silo, wherever they lie.
     """
     if records == 1:
         return event
@@ -39,8 +43,15 @@ def for_person(event: Event, records: int) -> Event:
             return Repeated(cast(Group, for_person(inner, records)), count)
         case Composed(parts):
             return Composed(tuple(for_person(part, records) for part in parts))
-        case Each():
-            return NoGuarantee("silos have settings of their own, and records may lie in several of them")
+        case Each(parts):
+            try:
+                return for_person(costliest(parts), records)
+            except (
+                SilodpError
+            ):  # one client's steps are released with shares of the noise that differ from another's
+                return NoGuarantee(
+                    "silos take different numbers of steps, and records may lie in several of them"
+                )
         case Group(size, inner):
             return Group(size * records, inner)
     return Group(records, event)

@@ -49,11 +49,10 @@ def books(charges: Iterable[Charge], accountant: Accountant) -> list[Steps | Non
     kinds = alternatives(Composed(tuple(event for event, _ in charges)))
     if kinds is None:
         return [steps_of(charges, accountant)]
-    found = (
+    return [
         steps_of([(alternative(event, kind), count) for event, count in charges], accountant)
         for kind in range(kinds)
-    )
-    return list(dict.fromkeys(found))
+    ]
 
 
 def steps_of(charges: Iterable[Charge], accountant: Accountant) -> Steps | None:
