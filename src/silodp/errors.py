@@ -23,6 +23,12 @@ class SilodpError(ValueError):
 
 CODES: dict[str, str] = {
     "invalid": "an argument or setting is not usable",
+    "ledger.damaged": "a ledger's lines are not those that were written",
+    "ledger.version": "a ledger was written by a version of silodp that this one cannot check",
+    "report.contradicted": "the files of a run directory contradict each other",
+    "report.damaged": "a file of a run directory that a report needs cannot be read",
+    "report.missing": "a file of a run directory that a report needs is not there",
+    "run.metrics_damaged": "metrics.jsonl does not hold one row for each round",
 }
 """Every code that an error can carry, with what it means. Codes are never renamed; new ones may be added."""
 

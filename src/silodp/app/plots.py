@@ -140,8 +140,8 @@ def measured(row: Mapping[str, Any], name: str) -> float | None:
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return float(value) if good and (isinstance(value, float) or abs(value) < 1 << 63) else None
 
 
 def utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:

@@ -16,11 +16,12 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from silodp.app import budget_plots, plots, promises, wording
-from silodp.app.rundir import Row, RunRecord, keep_allocation, read_run, versions
+from silodp.app.rundir import RunRecord, keep_allocation, read_run, versions
 from silodp.app.sanity import doubts
 from silodp.app.sights import sights
 from silodp.app.wording import epsilon_text, measure_text
 from silodp.errors import counted
+from silodp.federation.run import Row
 from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 
 MOST_ROWS = 26  # of the table of rounds; metrics.jsonl has them all

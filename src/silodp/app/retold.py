@@ -36,6 +36,10 @@ from silodp.privacy.ledger import Ledger
 CONFIG = "config.toml"
 _ALL = "assumptions, claims, and what units with budgets of their own were charged"
 DATA = "assumptions that came with the data tables (only they say them)"
+EARLIER = (
+    "assumptions, and whether each round cost what its settings say (guarantee.json is of an earlier version of "
+    "silodp, which worded and charged otherwise)"
+)
 USERS = "whether δ is below 1/U (how many persons there are is not known here)"
 COLUMN = "which budgets there are and how many records have them (only the tables say it)"
 JOINED = "what was realized of records' budgets (which silos joined which rounds is not known here)"
@@ -58,7 +62,7 @@ class Retold:
         if said.adversary not in self.guarantees:
             return None
         again = self.guarantees[said.adversary]
-        if said.epsilon is not None:
+        if said.epsilon is not None and EARLIER not in self.unchecked:
             for text in again.assumptions:
                 if text not in said.assumptions:
                     return f"nothing of what it assumes: {text}"
@@ -83,9 +87,16 @@ class Retold:
 
 
 def retold(
-    directory: Path, said: Sequence[Guarantee], aggregator: Aggregator | None, ledger: Ledger
+    directory: Path,
+    said: Sequence[Guarantee],
+    aggregator: Aggregator | None,
+    ledger: Ledger,
+    is_current: bool = True,
 ) -> Retold:
     """What a run's directory makes known once more; `aggregator` as guarantee.json names it.
+
+    `is_current`: whether guarantee.json was written by this version; an earlier one worded assumptions, and charged
+    rounds, otherwise.
 
     Raises:
         SilodpError: config.toml is not this run's, or the ledger is older than the server's store.
@@ -103,12 +114,16 @@ def retold(
         known = _Known(directory, config, said, ledger)
         try:
             setting = known.setting()
-            wrong = known.other_costs(setting)
+            wrong = known.other_costs(setting) if is_current else None
             again = known.retold(setting)
+            if not is_current:
+                again = replace(again, unchecked=(EARLIER, *again.unchecked))
         except SilodpError as error:
             return Retold({}, (f"{_ALL} (they cannot be told again: {str(error).rstrip('.')})",))
     if wrong is not None:
-        raise SilodpError(f"{path} is not the configuration of this run: {wrong}; restore it.")
+        raise SilodpError(
+            f"{path} is not the configuration of this run: {wrong}; restore it.", code="report.contradicted"
+        )
     return again
 
 
@@ -120,7 +135,8 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
     if over > ledger.rounds:
         raise SilodpError(
             f"{directory} is not of one moment: its ledger has {counted(ledger.rounds, 'round')}, and the server's "
-            f"store says that {over} are over; restore the newest ledger."
+            f"store says that {over} are over; restore the newest ledger.",
+            code="report.contradicted",
         )
 
 
@@ -169,7 +185,7 @@ class _Known:
         """
         path = self._checkpoint / "state.safetensors"
         if not path.exists():
-            raise SilodpError(f"{path} is missing")
+            raise SilodpError("checkpoint/state.safetensors is missing")
         # d by what was trained: to make the model may take its maker's code.
         size = len(load(unseal(path.read_bytes(), f"checkpoint {path}"))["params"])
         return setting_of(self._federation, size, self._method, self._aggregator, self._config.delta)

@@ -74,7 +74,9 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
         if changed and not begun:
             laid_out = _laid_out_anew(config, directory)
             raise SilodpError(
-                f"{error} Unlike {directory / 'config.toml'}: {'; '.join(changed)}.{laid_out}"
+                f"{error} Unlike {directory / 'config.toml'}: {'; '.join(changed)}.{laid_out}",
+                code=error.code,
+                field=error.field,
             ) from None
         raise
     summary = _summary(config, directory, result, page)

@@ -106,7 +106,7 @@ def train(
     with directory.ledger(terms, state) as ledger:
         silos, server = parties_of(terms, state.run, ledger, directory)
         server.check_age(state.round)
-        metrics = directory.metrics(state.round if resume else None)
+        metrics = directory.metrics(state.round if resume else None, server.spent_by_round)
         if not metrics.rows and untrained is not None:
             metrics.add({"round": 0, **untrained, "epsilon": server.spent()}, on_round)
         if ledger.rounds == 0:  # afterwards a silo that has forgotten its set-up must not be set up anew

@@ -10,6 +10,9 @@ Adversary = Literal["released", "server", "silo"]
 ADVERSARIES: tuple[Adversary, ...] = ("released", "server", "silo")
 Unit = Literal["user", "record"]
 
+FORMAT = 2
+"""Of guarantee.json. 2: assumptions as they are worded below; "simulation". 1, or no "format": of commit 9d96a47."""
+
 
 @dataclass(frozen=True)
 class View:
