@@ -18,6 +18,7 @@ from commands import CONFIG, Silodp, assert_sentence
 
 from silodp.app.config import load_config
 from silodp.app.report import write_report
+from silodp.app.retold import EARLIER
 from silodp.app.rundir import read_run
 from silodp.app.running import run
 from silodp.errors import CODES, SilodpError
@@ -356,4 +357,44 @@ def test_with_a_damaged_config_the_rest_is_shown_and_what_is_not_checked_is_said
 def test_a_config_of_another_run_is_refused(directory: Path) -> None:
     path = directory / "config.toml"
     path.write_text(path.read_text().replace("noise_multiplier = 5.0", "noise_multiplier = 6.0"))
+    assert code_of(lambda: write_report(directory)) == "report.contradicted"
+
+
+# --- directories of an earlier version ----------------------------------------------------------------------
+
+FIRST = (
+    "a person has the same id in every silo, and the list of ids, the silos and all settings are public",
+    "silos and server follow the protocol, and whether a silo drops out does not depend on its records",
+    "updates are computed, and noise drawn and added, in floating point: attacks on the low bits of floating-point "
+    "noise, and what rounding in a shared computation may tell, are not excluded",
+    "the run's directory was never copied or restored and continued twice",
+)
+"""What every guarantee assumed at commit 9d96a47."""
+
+
+def test_a_directory_of_the_first_version_is_read(silodp: Silodp, directory: Path) -> None:
+    path = directory / "guarantee.json"
+    said = json.loads(path.read_text())
+    assert (said.pop("format"), said.pop("simulation")) == (2, True)
+    for guarantee in said["guarantees"]:
+        guarantee["assumptions"] = [*FIRST, "the server does not collude with a silo"]
+    path.write_text(json.dumps(said))
+    outcome = silodp("report", directory)
+    assert outcome.status == 0, outcome.err
+    assert f"Not checked: {EARLIER}" in outcome.out
+    page = (directory / "report.html").read_text()
+    assert "This run was a simulation in one process." in page
+    assert FIRST[0] in page
+    said["guarantees"][0]["epsilon"] *= 0.99  # what was charged is checked as ever
+    path.write_text(json.dumps(said))
+    assert code_of(lambda: write_report(directory)) == "report.contradicted"
+    path.write_text(json.dumps({**said, "format": 2}))
+    assert code_of(lambda: write_report(directory)) == "report.contradicted"
+
+
+def test_in_this_version_an_assumption_may_not_be_left_out(directory: Path) -> None:
+    path = directory / "guarantee.json"
+    said = json.loads(path.read_text())
+    del said["guarantees"][1]["assumptions"][0]
+    path.write_text(json.dumps(said))
     assert code_of(lambda: write_report(directory)) == "report.contradicted"

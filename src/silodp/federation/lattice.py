@@ -46,12 +46,14 @@ from silodp.mechanisms.grid import Grid
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Event, NoGuarantee, discrete, unsampled
-from silodp.privacy.guarantee import View
+from silodp.privacy.guarantee import TECHNICAL, View
 
 ASSUMPTIONS = (
     *SECURE_AGGREGATION,
-    "ring-LWE is hard at the parameters shown, and oblivious transfer over ristretto255 hides choices; silo 0 offers "
-    "the tables it should, and no silo tells the server the silos' common secret: together they would learn all counts",
+    TECHNICAL
+    + "ring-LWE is hard at the parameters shown, and oblivious transfer over ristretto255 hides choices",
+    "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they would "
+    "learn all counts",
     "how long a silo takes may tell how many persons have records in it",
 )
 _FEWEST_UNITS = 1 << 12

@@ -28,17 +28,19 @@ from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.grid import FIXED_POINT_STEP, Grid, fixed_point, ring_bits
 from silodp.methods.method import Method
 from silodp.privacy.events import Event, discrete
-from silodp.privacy.guarantee import Adversary, View
+from silodp.privacy.guarantee import TECHNICAL, Adversary, View
 
 FEWEST = 3
 """Silos in a sum: of two, each can subtract its own part and sees the other's."""
 
 
 ASSUMPTIONS = (
-    "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20, and each silo has checked the other silos' long-term keys by "
-    "another channel (in a simulation, one process makes them all)",
-    "the server follows the protocol: it neither makes up silos nor chooses rosters to single someone out. The "
-    "protocol was not reviewed outside this project, and hides no timing",
+    "each silo has checked the other silos' long-term keys by another channel (in a simulation, one process makes them "
+    "all)",
+    "the server follows the protocol: it neither makes up silos nor chooses rosters to single someone out",
+    TECHNICAL
+    + "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20. The protocol was not reviewed outside this "
+    "project, and hides no timing",
 )
 
 

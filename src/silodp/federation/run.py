@@ -24,6 +24,9 @@ from silodp.privacy.guarantee import Adversary, Guarantee
 from silodp.privacy.ledger import Budget
 from silodp.training.task import Task
 
+REFUSED_SUM = "(sum)"
+"""Under "refused" in a row, beside the silos' names: the sum itself was not finite, and the model stayed as it was."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -138,7 +141,7 @@ def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoi
     """The state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
     params, velocity = server.step(state.params, state.velocity, total)
     if not (is_finite(total) and is_finite(params)):
-        return replace(state, round=state.round + 1), {"(sum)": 1}
+        return replace(state, round=state.round + 1), {REFUSED_SUM: 1}
     return replace(state, round=state.round + 1, params=params, velocity=velocity), {}
 
 

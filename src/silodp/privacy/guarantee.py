@@ -111,9 +111,13 @@ NOT_COVERED: tuple[str, ...] = (
 """What no ε of a run speaks about (docs/privacy.md, section 1)."""
 
 
+TECHNICAL = "technical: "
+"""How an assumption begins that rests on arithmetic or cryptography; for any other one, somebody must sign."""
+
+
 def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
     """What a guarantee against this adversary rests on, whatever the method; `integers`: noise is added to integers."""
-    arithmetic = (
+    arithmetic = TECHNICAL + (
         "updates are computed in floating point before they are put on a grid: what rounding in a shared computation "
         "may tell is not excluded"
         if integers
@@ -121,7 +125,8 @@ def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
         "floating-point noise, and what rounding in a shared computation may tell, are not excluded"
     )
     common = (
-        "a person has the same id in every silo, and the list of ids, the silos and all settings are public",
+        "every silo knows a person by the same id, and anyone may learn whose ids are on the list of ids, which silos "
+        "take part, and all settings of the run",
         "silos and server follow the protocol, and whether a silo drops out does not depend on its records",
         arithmetic,
         "the run's directory was never copied or restored and continued twice",
