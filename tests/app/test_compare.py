@@ -13,6 +13,7 @@ import pytest
 from silodp.app import compare as module
 from silodp.app import plots
 from silodp.app.compare import compare, spread_text, table
+from silodp.app.compare_page import is_level
 from silodp.app.config import MethodSpec, RunConfig, parse_config
 from silodp.errors import SilodpError
 from silodp.federation.run import train
@@ -258,3 +259,71 @@ def test_mistakes(tmp_path: Path) -> None:
     spec = MethodSpec("twice", config().method())
     with pytest.raises(SilodpError, match="'twice' twice"):
         compare(config(), [spec, spec], 1, tmp_path)
+
+
+# --- training without privacy is no upper level by itself ---------------------------------------------------
+
+
+def end(label: str, loss: float | None, **changes: Any) -> dict[str, Any]:
+    made = {"label": label, "unit": "user", "private": True, "has_own_settings": True, "warning": None}
+    return {**made, "final": {"loss": {"mean": loss}}, **changes}
+
+
+PLAIN = {"unit": None, "private": False}
+
+
+@pytest.mark.parametrize(
+    ("method", "warns"),
+    [
+        (end("default", 0.9, **PLAIN), True),
+        (end("default", None, **PLAIN), True),  # it diverged
+        (end("default", 0.3, **PLAIN), False),
+        (end("uldp-avg:sigma=0", 0.9, private=False), False),  # asked for as it is
+        (end("uldp-sgd", 0.9), False),
+    ],
+)
+def test_what_lies_below_a_private_method_shows_nothing(method: dict[str, Any], warns: bool) -> None:
+    others = [end("uldp-avg", 0.5), end("uldp-group", 0.4), end("uldp-naive", None)]
+    said = module.no_upper_level(method, [*others, method])
+    assert (said is not None) == warns
+    if said is not None:
+        assert method["label"] in said
+        assert "[methods.default]" in said
+    assert module.no_upper_level(method, [method]) is None  # nothing private to compare with
+
+
+def test_what_nobody_tuned_is_named_so_and_drawn_as_no_level(tmp_path: Path) -> None:
+    """Without [methods.default] its rates are those of a private method on another scale."""
+    inherited = config(methods={})
+    assert [spec.has_own_settings for spec in inherited.specs("uldp-avg,default")] == [True, False]
+    assert config().specs("default")[0].has_own_settings
+    assert inherited.specs("default:server_learning_rate=2")[0].has_own_settings
+    result = compare(inherited, inherited.specs("uldp-avg"), 1, tmp_path)
+    default = of(result, "default")
+    assert not default["has_own_settings"]
+    assert not is_level(default)
+    assert is_level(default | {"has_own_settings": True, "warning": None})
+    assert not is_level(default | {"has_own_settings": True, "warning": "below"})
+    assert "| default (no noise, not tuned) |" in (tmp_path / "compare.md").read_text()
+    page = (tmp_path / "compare.html").read_text()
+    assert "Not drawn, as it does not show what is possible: default (no noise, not tuned)." in page
+
+
+def test_a_level_is_drawn_only_where_it_is_one() -> None:
+    private = plots.Curve("a", [0, 1, 2], [0.7, 0.6, 0.5], [0.0] * 3, [0.0, 1.0, 2.0])
+    for drawn in (True, False):
+        plain = plots.Curve("b", [0, 1, 2], [0.7, 0.8, 0.9], [0.0] * 3, [np.nan] * 3, False, drawn, drawn)
+        figure = plots.comparison([private, plain], "loss", None, "epsilon")
+        assert figure is not None
+        (axes,) = figure.axes
+        assert [line.get_label().strip() for line in axes.lines] == (["a", "b"] if drawn else ["a"])
+
+
+def test_a_warning_stands_in_every_result(tmp_path: Path) -> None:
+    """Its rate so small that it learns nothing."""
+    slow = config(methods={"default": {"server_learning_rate": 1e-9}})
+    result = compare(slow, slow.specs("uldp-avg"), 1, tmp_path)
+    (warning,) = result["warnings"]
+    assert warning.startswith("default, without noise, ends at a larger loss")
+    assert f"Warning: {warning}" in (tmp_path / "compare.md").read_text()
+    assert warning in (tmp_path / "compare.html").read_text()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -179,7 +181,7 @@ def test_a_run_without_held_out_records_says_that_nothing_is_measured(silodp: Si
     page = Path("a/report.html").read_text()
     assert "Nothing was measured" in page
     assert "records held out for testing" not in page
-    assert "the list of ids may be public although it was taken from the tables" in page
+    assert "the list of ids was read from the tables" in page
     seeing = silodp("run", "own.toml", "--set", "data.schema.split=part", "--out", "b")
     assert "note" not in seeing.err
 
@@ -301,8 +303,8 @@ def test_one_of_a_thing_is_not_several(silodp: Silodp, config: Path) -> None:
 @pytest.mark.parametrize(
     ("unit", "spent", "says"),
     [
-        ("record", 1.0, "on whether it is in the data guesses right at most 73.2 % of the time"),
-        ("user", 1.0, "on whether they are in the data guesses right at most 73.2 % of the time"),
+        ("record", 1.0, "even odds that it is in the data guesses right at most 73.2 % of the time"),
+        ("user", 1.0, "even odds that they are in the data guesses right at most 73.2 % of the time"),
         ("user", 40.0, "guesses right at most nearly 100 % of the time"),
     ],
 )
@@ -340,3 +342,45 @@ def test_what_a_models_function_returned_is_named(silodp: Silodp, config: Path) 
     Path("own.py").write_text("def build(features):\n    return 3\n")
     told = silodp("run", config, "--set", "task.model=own.py:build", "--out", "a")
     assert_sentence(told, "own.py:build' returned an object of type int: let it return a torch.nn.Module.")
+
+
+def test_a_run_whose_every_round_was_refused_warns(silodp: Silodp, config: Path) -> None:
+    """The learning rate makes every step infinite: the model stays untrained, and ε is spent."""
+    ended = silodp("run", config, "--set", "method.server_learning_rate=1e300", "--out", "a", "--json")
+    assert ended.status == 0
+    (warning,) = ended.json["warnings"]
+    assert warning.startswith("no round changed the model")
+    assert f"warning: {warning}" in ended.err
+    page = Path("a/report.html").read_text()
+    assert page.index("This is no result:") < page.index("is protected by")
+    assert "no round changed the model" in page
+
+
+def test_the_demo_says_what_its_noise_allows_an_attacker(silodp: Silodp, config: Path) -> None:
+    """Half of 1 + δ(0) by the closed form, and not what ε and δ alone would allow; P(L > ε), and not δ."""
+    summary = run_configured(cli.load_demo(), Path("a"))
+    mu = math.sqrt(20) / 5
+    attack = summary["attacks"]["released"]
+    assert attack["exact"]
+    assert attack["accuracy"] == pytest.approx(NormalDist().cdf(mu / 2), rel=1e-9)
+    above = NormalDist().cdf(mu / 2 - summary["epsilon"] / mu)
+    assert attack["loss_above_epsilon"] == pytest.approx(above, rel=1e-3)
+    assert "67.3 % of the time" in summary["in_words"][0]
+    page = Path("a/report.html").read_text()
+    assert page.count("67.3 %") == 3  # models, server, and in words
+    assert "98.0 %" not in page
+    assert f"1 in {math.floor(1 / attack['loss_above_epsilon']):,}" in page
+    said = json.loads(Path("a/guarantee.json").read_text())
+    assert said["simulation"] is True
+    assert page.index("is protected by") < page.index("This run was a simulation in one process.")
+
+
+def test_integer_noise_is_said_to_be_bounded(silodp: Silodp, config: Path) -> None:
+    asked = ("--set", "aggregator=masked", "--set", "data.silos=3", "--out", "a", "--json")
+    summary = silodp("run", config, *asked).json
+    attack = summary["attacks"]["server"]
+    assert not attack["exact"]
+    exact = NormalDist().cdf(math.sqrt(2) / 5 / 2)
+    assert exact < attack["accuracy"] < exact + 0.05
+    assert attack["loss_above_epsilon"] > 1e-5
+    assert "a bound by Rényi orders" in Path("a/report.html").read_text()

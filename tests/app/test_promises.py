@@ -140,8 +140,8 @@ def test_claims_stand_apart_and_are_labelled(directory: Path) -> None:
 def test_what_was_asked_for_and_charged_is_drawn_and_listed(directory: Path) -> None:
     page = write_report(directory).read_text()
     budgets = section(page, "budgets")
-    assert budgets.count("<svg") == 1  # the same towards everybody
-    assert "Towards whoever sees the models, the server, another silo" in budgets
+    assert budgets.count("<svg") == 1  # the same against everybody
+    assert "Against whoever sees the models, the server, another silo" in budgets
     for group in GROUPS:
         assert f'<td class="value">{epsilon_text(group["planned"])}</td>' in budgets
     assert "nobody was charged more than asked for" in budgets

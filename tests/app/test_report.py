@@ -19,9 +19,23 @@ from markupsafe import escape
 
 import silodp
 from silodp.app.report import write_report
-from silodp.app.wording import clause_text, epsilon_text, guess_text, odds_text
+from silodp.app.wording import (
+    accuracy_text,
+    attack_accuracy,
+    clause_text,
+    epsilon_text,
+    odds_text,
+    without_folders,
+)
 from silodp.errors import SilodpError
-from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Guarantee, View, assumptions_of
+from silodp.privacy.guarantee import (
+    ADVERSARIES,
+    NOT_COVERED,
+    TECHNICAL,
+    Guarantee,
+    View,
+    assumptions_of,
+)
 
 ROUNDS = 60
 CONFIG = """\
@@ -158,11 +172,13 @@ def test_the_guarantee_comes_before_any_picture(run_directory: Path) -> None:
     first = text.index("<svg")
     for words in (
         "ε&nbsp;=&nbsp;3.40",
-        "A person: all her records",
-        "50:50",
+        "A person: all their records",
+        "even odds",
+        "This run was a simulation in one process.",
+        "Somebody must sign for this",
         "1 in 100,000",
         "Not covered",
-        "assumes",
+        "Technical assumptions",
     ):
         assert text.index(words) < first
     assert "6.41" in text
@@ -301,14 +317,14 @@ def test_where_it_comes_from(run_directory: Path) -> None:
 
 def test_every_assumption_stands_once_under_whom_it_is_made_against(run_directory: Path) -> None:
     """As under secure aggregation: some for all, some for server and silos, the rest for one."""
-    both = ("the keys were checked", "nobody breaks the cipher")
+    both = ("the keys were checked", "no key was sold")
     made = [
         guarantee(a, 2.0, assumptions=("ids are shared", f"of {a} alone", *(both if a != "released" else ())))
         for a in ADVERSARIES
     ]
     write_guarantees(run_directory, made)
     text = report(run_directory)
-    listed = text[text.index("The guarantee assumes that") : text.index("Not covered by any ε above")]
+    listed = text[text.index("Somebody must sign for this") : text.index("What it means")]
     places = [
         "Against all of them:", "ids are shared", "Against the server and another silo also:", *both,
         "Against whoever sees the models also:", "of released alone", "Against the server also:", "of server alone",
@@ -325,7 +341,7 @@ def test_where_all_assumptions_are_shared_there_is_one_list(run_directory: Path)
     assert "Against all of them" not in text
     assert "also:" not in text
     for assumption in made[0].assumptions:
-        assert text.count(str(escape(clause_text(assumption)))) == 1
+        assert text.count(str(escape(clause_text(assumption.removeprefix(TECHNICAL))))) == 1
 
 
 def test_an_assumption_ends_the_sentence_that_it_stands_in() -> None:
@@ -402,9 +418,68 @@ def test_epsilon_is_never_rounded_down(epsilon: float | None, text: str) -> None
 
 
 def test_odds_of_a_guess() -> None:
-    assert guess_text(0.0) == "50.0 %"
-    assert guess_text(math.log(3)) == "75.0 %"
-    assert guess_text(math.log(3), 0.1) == "77.5 %"  # (3 + 0.1)/4: the largest total variation at (ε, δ)
-    assert guess_text(1000.0) == "nearly 100 %"
+    assert accuracy_text(attack_accuracy(0.0)) == "50.0 %"
+    assert accuracy_text(attack_accuracy(math.log(3))) == "75.0 %"
+    assert (
+        accuracy_text(attack_accuracy(math.log(3), 0.1)) == "77.5 %"
+    )  # the largest total variation at (ε, δ)
+    assert accuracy_text(attack_accuracy(1000.0)) == "nearly 100 %"
+    assert accuracy_text(0.67264) == "67.3 %"
     assert odds_text(1e-5) == "1 in 100,000"
     assert odds_text(3e-5) == "1 in 33,333"
+    assert odds_text(0.25) == "25.0 %"
+    assert odds_text(0.0) == "0"
+
+
+def test_who_must_sign_stands_right_under_epsilon_and_apart_from_what_is_technical(
+    run_directory: Path,
+) -> None:
+    text = report(run_directory)
+    places = [
+        "is protected by",
+        "This run was a simulation in one process.",
+        '<th scope="row">The server',
+        "Somebody must sign for this",
+        "silos and server follow the protocol",
+        "the server does not collude with a silo",
+        "What it means",
+        "Technical assumptions",
+        "attacks on the low bits of floating-point noise",
+        "Not covered by any ε above",
+    ]
+    assert [text.index(place) for place in places] == sorted(text.index(place) for place in places)
+    assert TECHNICAL not in text
+
+
+def test_without_a_ledger_no_more_is_said_than_epsilon_and_delta_allow(run_directory: Path) -> None:
+    text = report(run_directory)
+    assert "96.8 %" in text  # of ε = 3.3961
+    assert "the ledger is missing" in text
+    assert "Not known without the ledger" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('north = "/home/ann lee/my data/north.csv"', 'north = "…/north.csv"'),
+        (r'south = "C:\\Users\\ann\\south.csv"', 'south = "…/south.csv"'),
+        ("model = '~/own/net.py:build'", "model = '…/net.py:build'"),
+        (
+            "config.toml cannot be read: /data/x/config.toml: line 3",
+            "config.toml cannot be read: …/config.toml: line 3",
+        ),
+        ('files = ["a/b.csv"] # 1/2, and/or', 'files = ["a/b.csv"] # 1/2, and/or'),
+        ("see https://example.org/a/b", "see https://example.org/a/b"),
+    ],
+)
+def test_a_path_is_shortened_to_its_last_part(text: str, shown: str) -> None:
+    assert without_folders(text) == shown
+
+
+def test_no_users_folder_is_on_the_page(run_directory: Path) -> None:
+    folder = run_directory.resolve()
+    tables = f'[data.files]\nnorth = "{folder}/north.csv"\nsouth = "{folder}/south.csv"\n'
+    (run_directory / "config.toml").write_text(CONFIG + tables)
+    text = report(run_directory)
+    assert str(folder) not in text
+    assert "…/north.csv" in text

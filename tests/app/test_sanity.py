@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from silodp.app.sanity import doubts
+from silodp.app.sanity import doubts, left_out
+from silodp.federation.run import REFUSED_SUM
 
 
 def rows(*losses: float | None, metric: float = 0.5) -> list[dict[str, Any]]:
@@ -46,3 +47,31 @@ def test_a_metric_that_can_no_longer_be_computed_is_missed() -> None:
     made = rows(0.7, 0.6)
     made[2]["metrics"] = {}
     assert doubts(made)[0].startswith("accuracy after round 2: not a finite number")
+
+
+def charged(*refused: dict[str, int]) -> list[dict[str, Any]]:
+    """The untrained model, then a round for each."""
+    first = {"round": 0, "loss": 0.7, "metrics": {}}
+    return [first] + [{"round": i, "loss": 0.7, "refused": one} for i, one in enumerate(refused, start=1)]
+
+
+def test_a_run_whose_every_round_was_refused_is_no_result() -> None:
+    every, some, none = ({REFUSED_SUM: 1},) * 3, ({REFUSED_SUM: 1}, {}, {}), ({}, {}, {})
+    (doubt,) = doubts(charged(*every))
+    assert doubt.startswith("no round changed the model")
+    assert "lower server_learning_rate" in doubt
+    assert left_out(charged(*every)) == []  # once is enough
+    assert doubts(charged(*some)) == doubts(charged(*none)) == doubts(charged()) == []
+    (left,) = left_out(charged(*some))
+    assert left.startswith("1 of 3 rounds did not change the model")
+    assert left_out(charged(*none)) == []
+
+
+def test_a_refused_round_counts_although_nothing_was_measured() -> None:
+    rows = [{"round": 0}, {"round": 1, "refused": {REFUSED_SUM: 1}}]
+    assert len(doubts(rows)) == 1
+
+
+def test_updates_left_out_are_counted_by_silo() -> None:
+    (left,) = left_out(charged({"north": 2}, {"north": 1, "south": 4}))
+    assert "3 from north, 4 from south" in left

@@ -48,8 +48,9 @@ def test_features_labels_and_links(tmp_path):
     assert built.classes == 2
     assert built.test is None
     assert built.assumptions == (
-        "The list of ids may be public although it was taken from the tables themselves (schema.users "
-        "declares none), and so may the number of persons.",
+        "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
+        "person on it has records in at least one of them, and how many persons there are. To promise that too, "
+        "declare a list that also names people without records.",
     )
 
 

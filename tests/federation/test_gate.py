@@ -20,8 +20,7 @@ from refusals import refused
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
 from silodp.crypto.reciprocals import SERVER_CHOOSES
-from silodp.federation.aggregation import Plain
-from silodp.federation.aggregation import costliest_events
+from silodp.federation.aggregation import Plain, costliest_events
 from silodp.federation.masked import Masked
 from silodp.federation.messages import Message
 from silodp.federation.sessions import meet

@@ -1,9 +1,10 @@
 """What a run says it promises, against the book it kept: ε recomputed from the ledger's events.
 
 Compared are ε, δ, accountant and rounds, method, its settings, the aggregator, the unit, what persons with several
-records get, whether the model may be released, why nothing is promised, and what is not covered. Assumptions, claims,
-and what units with budgets of their own were charged are told again from config.toml (`retold`); what cannot be is
-listed as not checked. The ledger's lines are hashed, not signed: whoever rewrites all of it can write another.
+records get, whether the model may be released, why nothing is promised, and what is not covered; and the ε of every
+row of metrics.jsonl with what the rounds before it cost. Assumptions, claims, and what units with budgets of their own
+were charged are told again from config.toml (`retold`); what cannot be is listed as not checked. The ledger's lines are
+hashed, not signed: whoever rewrites all of it can write another.
 
 A guarantee that states a claimed ε as its own is refused like any that says less than was charged.
 """
@@ -11,15 +12,18 @@ A guarantee that states a claimed ε as its own is refused like any that says le
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from silodp.app.retold import retold
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.federation.aggregation import Aggregator
-from silodp.privacy.guarantee import HELD_OUT, NOT_COVERED, Guarantee
+from silodp.federation.run import Row
+from silodp.privacy.attack import MembershipAttack, membership_attack
+from silodp.privacy.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee
 from silodp.privacy.ledger import Budget, Ledger, Subject
 from silodp.privacy.persons import PERSONS_RECORDS, epsilon_for_person
 
@@ -30,13 +34,25 @@ _LAST_DIGITS = 1e-6
 """Relative: as much as another machine's arithmetic may change in ε; a report shows three figures, rounded up."""
 
 
+_MOST_EXACT = 200
+"""Rows whose ε is computed exactly; a thousand would take a minute."""
+
+
 @dataclass(frozen=True)
 class Audit:
-    """A ledger that bears the guarantees out: rounds charged, the budget it was kept under, and what it cannot show."""
+    """A ledger that bears the guarantees out.
+
+    Attributes:
+        rounds: how many were charged.
+        budget: under which the run was.
+        unchecked: what the ledger cannot show.
+        attacks: the best attack on membership that the charged events allow, against whom something is promised.
+    """
 
     rounds: int
     budget: Budget | None
     unchecked: tuple[str, ...] = ()
+    attacks: Mapping[Adversary, MembershipAttack] = field(default_factory=dict)
 
 
 def audited(
@@ -44,17 +60,18 @@ def audited(
     guarantees: Iterable[Guarantee],
     summary: Mapping[str, Any],
     aggregator: Aggregator | None,
-    measured: bool = False,
+    rows: Sequence[Row] | None = None,
 ) -> Audit | None:
     """The guarantees of a run directory, each compared with the ledger there; None when there is no ledger.
 
-    `summary` is all that guarantee.json says; `aggregator` the one it names, None where it names none. `measured`:
-    whether there were records held out, on which metrics were measured.
+    `summary` is all that guarantee.json says; `aggregator` the one it names, None where it names none. `rows`: of
+    metrics.jsonl; None: they are not compared.
 
     Raises:
         SilodpError: a guarantee claims less than was charged, speaks of another δ, accountant, number of rounds,
             method, aggregator, unit or kind of noise, leaves out an assumption or what is not covered, or has other
-            budgets or claims; config.toml is another run's; or the ledger is damaged, in use, or of an earlier version.
+            budgets or claims; a row of metrics.jsonl is missing or says less than was charged; config.toml is another
+            run's; or the ledger is damaged, in use, or of an earlier version.
     """
     path = directory / LEDGER
     if not path.exists():
@@ -63,9 +80,11 @@ def audited(
         if ledger.subject is None:
             raise SilodpError(
                 f"ledger {path} does not say whom its rounds were charged for: it is of an earlier version of silodp; "
-                "report on it with that version, or run again."
+                "report on it with that version, or run again.",
+                code="ledger.version",
             )
         told = tuple(guarantees)
+        measured = any(row.get("loss") is not None for row in rows or ())
         wrong = _about_run(summary, aggregator, ledger.subject, ledger.rounds)
         for said in told:
             if wrong is None:
@@ -77,20 +96,75 @@ def audited(
                 wrong = wrong and f"against '{said.adversary}' it says {wrong}"
         if wrong is not None:
             raise _contradicted(directory, "ledger", wrong)
+        wrong = None if rows is None else _about_rows(rows, ledger)
+        if wrong is not None:
+            raise SilodpError(
+                f"{directory / 'metrics.jsonl'} is contradicted by the run's ledger: {wrong}; restore it from a copy, "
+                "or delete it and resume the run, which then knows of the earlier rounds only what they cost.",
+                code="report.contradicted",
+            )
         again = retold(directory, told, aggregator, ledger)
         for said in told:
             wrong = again.contradiction(said)
             if wrong is not None:
                 wrong = f"against '{said.adversary}' it says {wrong}"
                 raise _contradicted(directory, "ledger and config.toml", wrong)
-        return Audit(ledger.rounds, ledger.budget, again.unchecked)
+        return Audit(ledger.rounds, ledger.budget, again.unchecked, _attacks(told, ledger))
 
 
 def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
     return SilodpError(
         f"{directory / 'guarantee.json'} is contradicted by the run's {by}: {wrong}; "
-        "restore it, or resume the run, which writes it anew."
+        "restore it, or resume the run, which writes it anew.",
+        code="report.contradicted",
     )
+
+
+def _attacks(told: Iterable[Guarantee], ledger: Ledger) -> dict[Adversary, MembershipAttack]:
+    """By the ledger's own events; what of δ is not for noise is added, as what ciphertexts disclose."""
+    return {
+        said.adversary: membership_attack(
+            [(charge.events[said.adversary], 1) for charge in ledger.history],
+            said.epsilon,
+            max(0.0, said.delta - ledger.delta),
+        )
+        for said in told
+        if said.epsilon is not None
+    }
+
+
+def _about_rows(rows: Sequence[Row], ledger: Ledger) -> str | None:
+    """A round without its row, a row without its round, or one with less ε than the rounds up to it cost.
+
+    Of very many rounds so many are computed exactly; ε never falls, so each other row has at least that of the last
+    one computed before it.
+    """
+    steps = min(ledger.rounds, _MOST_EXACT)
+    checked = sorted({round(ledger.rounds * step / max(steps, 1)) for step in range(steps + 1)})
+    if len(rows) != ledger.rounds + 1:
+        return f"it has {counted(len(rows) - 1, 'round')} after the untrained model, and the ledger {ledger.rounds:,}"
+    for adversary in ADVERSARIES:
+        claimed = [(row.get("epsilon") or {}).get(adversary) for row in rows]
+        if all(value is None for value in claimed):
+            continue  # nothing is claimed
+        if any(adversary not in charge.events for charge in ledger.history):
+            return f"it has an ε against '{adversary}', and the ledger no charge"
+        cost = ledger.epsilon_by_round(adversary, checked)
+        for round_, value in enumerate(claimed):
+            known = checked[bisect_right(checked, round_) - 1]
+            spent = cost[known]
+            if value is None:
+                continue
+            if spent is None:
+                return (
+                    f"round {round_} has ε = {value:.6g} against '{adversary}', and nothing is promised there"
+                )
+            if value < spent * (1 - _LAST_DIGITS):
+                return (
+                    f"round {round_} has ε = {value:.6g} against '{adversary}', and {counted(known, 'round')} cost "
+                    f"{spent:.6g}"
+                )
+    return None
 
 
 def _about_run(
@@ -178,6 +252,8 @@ def _opened(path: Path) -> Ledger:
             header = json.loads(file.readline())
         budget = None if header["budget"] is None else Budget(**header["budget"])
         delta, accountant, run = float(header["delta"]), header["accountant"], str(header["run"])
-    except (ValueError, KeyError, TypeError):
-        raise SilodpError(f"ledger {path} is damaged in line 1: restore it from a copy.") from None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise SilodpError(
+            f"ledger {path} is damaged in line 1: restore it from a copy.", code="ledger.damaged"
+        ) from None
     return Ledger(path, delta, accountant, budget, run=run)

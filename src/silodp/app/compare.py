@@ -193,6 +193,8 @@ def _summary(
     promised = (of_method[0]["guarantees"]["released"] for of_method in runs)
     of_records = [spec.label for spec in specs if spec.method.unit == "record"]
     accountants = sorted({said["accountant"] for said in promised if said["private"]})
+    methods = [_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)]
+    methods = [{**method, "warning": no_upper_level(method, methods)} for method in methods]
     return {
         "name": config.name,
         "data": federation.name,
@@ -210,10 +212,38 @@ def _summary(
             + (f" ε of {', '.join(of_records)} is about single records." if of_records else "")
             + (" ε by rdp is looser than ε by pld: compare them with care." if len(accountants) > 1 else "")
         ),
+        "warnings": [method["warning"] for method in methods if method["warning"] is not None],
         "quantities": names,
         "untrained": {name: _spread(_at_round(runs, 0, name))["mean"] for name in names},
-        "methods": [_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)],
+        "methods": methods,
     }
+
+
+def no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:
+    """Why a method without privacy does not show what is possible without noise; None if it may, and for others."""
+    if method["unit"] is not None:
+        return None
+    loss = _end_loss(method)
+    ends = [
+        (end, other["label"])
+        for other in methods
+        if other["private"] and (end := _end_loss(other)) is not None
+    ]
+    if not ends or (loss is not None and loss <= min(ends)[0]):
+        return None
+    best, label = min(ends)
+    tune = f"tune its rates in [methods.{method['label'].split(':')[0]}]"
+    if loss is None:
+        return f"{method['label']}, without noise, has no finite loss at the end and shows nothing; {tune}."
+    return (
+        f"{method['label']}, without noise, ends at a larger loss ({measure_text(loss)}) than {label} "
+        f"({measure_text(best)}), which is private, and does not show what is possible; {tune}."
+    )
+
+
+def _end_loss(method: Fields) -> float | None:
+    mean: float | None = method["final"].get("loss", {}).get("mean")
+    return mean
 
 
 def _at_round(runs: Sequence[Sequence[Fields]], round_: int, name: str) -> list[float | None]:
@@ -235,6 +265,7 @@ def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> F
         "label": spec.label,
         "settings": repr(spec.method),
         "unit": spec.method.unit,
+        "has_own_settings": spec.has_own_settings,
         "accountant": guarantees["released"]["accountant"],
         "private": guarantees["released"]["private"],
         "epsilon": {adversary: guarantees[adversary]["epsilon"] for adversary in ADVERSARIES},

@@ -30,7 +30,7 @@ def table(result: Mapping[str, Any]) -> str:
         ends = [spread_text(method["final"].get(name)) for name in result["quantities"]]
         spent = [epsilon_text(method["epsilon"][adversary]) for adversary in ADVERSARIES]
         budgets = [asked_and_spent(method["groups"])] if asked else []
-        cells = [method["label"], *ends, *spent, *budgets, f"{method['seconds']:.1f}"]
+        cells = [shown_name(method), *ends, *spent, *budgets, f"{method['seconds']:.1f}"]
         lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
     lines.append(
         f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', *('–' for _ in asked), '–'])} |"
@@ -40,7 +40,21 @@ def table(result: Mapping[str, Any]) -> str:
         for method in result["methods"]
         for claim in method["claims"]
     ]
-    return "\n".join([*lines, "", result["note"], *(text for claim in claims for text in ("", claim)), ""])
+    warnings = [f"Warning: {text}" for text in result["warnings"]]
+    after = (text for one in (*warnings, result["note"], *claims) for text in ("", one))
+    return "\n".join([*lines, *after, ""])
+
+
+def shown_name(method: Mapping[str, Any]) -> str:
+    """A method's label, and for one without privacy that it draws no noise, and whether anybody tuned it."""
+    if method["unit"] is not None:
+        return str(method["label"])
+    return f"{method['label']} (no noise{'' if method['has_own_settings'] else ', not tuned'})"
+
+
+def is_level(method: Mapping[str, Any]) -> bool:
+    """Whether a method without privacy may stand for what is possible: it was tuned, and is below no private one."""
+    return method["unit"] is None and method["has_own_settings"] and method["warning"] is None
 
 
 def spread_text(end: Mapping[str, Any] | None) -> str:
@@ -70,7 +84,7 @@ def page(result: Fields, out: Path) -> str:
             ),
             (
                 "epsilon",
-                f"{name} against the ε spent on it, logarithmic; without privacy: the level it ends at.",
+                f"{name} against the ε spent on it, logarithmic.{_levels(result)}",
             ),
         ):
             figure = plots.comparison(curves, name, untrained, against)
@@ -78,11 +92,12 @@ def page(result: Fields, out: Path) -> str:
                 utility.append(_saved(figure, out, f"{i}-{against}", caption))
     curves = [_curve(method, None) for method in result["methods"]]
     figure = plots.epsilon_comparison(curves)
-    caption = "ε towards whoever sees the models, after every round of one run."
+    caption = "ε against whoever sees the models, after every round of one run."
     epsilon = None if figure is None else _saved(figure, out, "epsilon", caption)
     ends = [
         {
             **m,
+            "name": shown_name(m),
             "asked": asked_and_spent(m["groups"]),
             "ends": [spread_text(m["final"][name]) for name in result["quantities"]],
         }
@@ -101,18 +116,29 @@ def page(result: Fields, out: Path) -> str:
     )
 
 
+def _levels(result: Fields) -> str:
+    """What becomes of methods that spend no ε, in a picture against ε."""
+    levels = [shown_name(method) for method in result["methods"] if is_level(method)]
+    absent = [shown_name(m) for m in result["methods"] if m["unit"] is None and not is_level(m)]
+    drawn = f" Dashed: the level at which {' and '.join(levels)} ends." if levels else ""
+    return drawn + (
+        f" Not drawn, as it does not show what is possible: {' and '.join(absent)}." if absent else ""
+    )
+
+
 def _curve(method: Fields, name: str | None) -> plots.Curve:
     """A method's curve of one quantity, or of ε alone."""
     empty = [None] * len(method["rounds"])
     curve = method["curves"][name] if name is not None else {"mean": empty, "sd": empty}
     return plots.Curve(
-        label=method["label"],
+        label=shown_name(method),
         rounds=method["rounds"],
         mean=[math.nan if value is None else value for value in curve["mean"]],
         sd=[math.nan if value is None else value for value in curve["sd"]],
         epsilon=[math.nan if value is None else value for value in method["epsilon_by_round"]["released"]],
         private=method["private"],
-        reference=method["unit"] is None,
+        reference=is_level(method),
+        is_level=method["unit"] is not None or is_level(method),
     )
 
 

@@ -42,10 +42,14 @@ _FIXED_SILOS = {
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """One line of a comparison: a method, and what it is called there."""
+    """One line of a comparison: a method, and what it is called there.
+
+    `has_own_settings`: some were given for it; else all come from [method], and nobody tuned them for this one.
+    """
 
     label: str
     method: Method
+    has_own_settings: bool = True
 
 
 class _Section(BaseModel):
@@ -219,7 +223,7 @@ class RunConfig(_Section):
 
         name, *settings = text.split(":")
         maker = choose(name, METHODS, "methods")
-        _, own = _named(self.method_section)
+        own_name, own = _named(self.method_section)
         inherited: Plain = {field: value for field, value in own.items() if field in fields_of(maker)}
         given: Plain = dict(self.methods.get(name, {}))
         for setting in settings:
@@ -234,7 +238,7 @@ class RunConfig(_Section):
             inherited.pop("server_learning_rate", None)
             method = self._built(name, merged(inherited, given), f"methods.{name}")
         self.check_budgets(method)
-        return MethodSpec(text, method)
+        return MethodSpec(text, method, has_own_settings=bool(given) or name == own_name)
 
     def _built(self, name: str, fields: Plain, where: str) -> Method:
         """The method; rounds and δ that its budgets are for are the run's unless it says others."""

@@ -34,6 +34,7 @@ WIDE_RATIO = 20  # between the last values of curves, beyond which only a logari
 MOST_POINTS = 400  # drawn per curve; a picture is a few hundred pixels wide
 MOST_SILOS = len(PALETTE)  # with a color of their own
 MOST_BARS = 400
+_LONG_LABEL = 26
 
 WHO: dict[Adversary, str] = {
     "released": "whoever sees the models",
@@ -74,7 +75,8 @@ STYLE: Any = {
 class Curve:
     """One method of a comparison: rounds, mean and standard deviation over runs, ε after these rounds.
 
-    NaN where a value is missing; `reference`: training without privacy, which the others are measured by.
+    NaN where a value is missing; `reference`: tuned training without privacy, which the others are measured by.
+    `is_level`: whether what has no ε may be drawn as a level against ε.
     """
 
     label: str
@@ -84,6 +86,7 @@ class Curve:
     epsilon: Sequence[float]
     private: bool = True
     reference: bool = False
+    is_level: bool = True
 
 
 @dataclass(frozen=True)
@@ -140,8 +143,8 @@ def measured(row: Mapping[str, Any], name: str) -> float | None:
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return float(value) if good and (isinstance(value, float) or abs(value) < 1 << 63) else None
 
 
 def utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
@@ -210,12 +213,12 @@ def comparison(
 ) -> Figure | None:
     """Mean ± one standard deviation of every method, against rounds or (`against="epsilon"`) the released ε.
 
-    Without privacy: dashed, and against ε the level it ends at, since it has no ε. Untrained: dotted. None
-    when there is nothing to draw.
+    Without privacy: dashed, and against ε the level it ends at, if it may be one, since it has no ε. Untrained: dotted.
+    None when there is nothing to draw.
     """
     by_round = against == "round"
     figure, axes = panel(
-        "round" if by_round else "ε towards whoever sees the models", f"{quantity} (mean ± sd)"
+        "round" if by_round else "ε against whoever sees the models", f"{quantity} (mean ± sd)"
     )
     drawn: list[float] = []
     curved = False
@@ -225,8 +228,9 @@ def comparison(
         known = mean[np.isfinite(mean)].tolist()
         good = np.flatnonzero(np.isfinite(x) & np.isfinite(mean) & (by_round | (x > 0))).tolist()
         if not by_round and not curve.private and known:
-            axes.axhline(known[-1], **line)
-            drawn.append(known[-1])
+            if curve.is_level:
+                axes.axhline(known[-1], **line)
+                drawn.append(known[-1])
         elif good:
             kept = np.array(_thinned(good))
             x, mean, sd = x[kept], mean[kept], np.nan_to_num(sd[kept])
@@ -250,7 +254,7 @@ def comparison(
 
 
 def epsilon_comparison(curves: Sequence[Curve]) -> Figure | None:
-    """ε towards whoever sees the models after every round; None when no method has one.
+    """ε against whoever sees the models after every round; None when no method has one.
 
     Methods with the same ε share a line.
     """
@@ -342,6 +346,8 @@ def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float
     """Above the axes; the figure grows by as many lines."""
     with mpl.rc_context(STYLE):
         handles, labels = axes.get_legend_handles_labels()
+        if max(map(len, labels), default=0) > _LONG_LABEL:
+            columns = 1  # two would not fit beside each other
         lines = sum(1 + label.count("\n") for label in labels)
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.19 * (lines / columns))  # else the axes would shrink

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from silodp.privacy.attack import MembershipAttack
     from silodp.privacy.guarantee import Adversary, Guarantee
 
 WHO: dict[Adversary, str] = {
@@ -73,9 +74,9 @@ def describe(row: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def in_words(guarantee: Guarantee) -> str:
-    """One guarantee as a sentence."""
-    from silodp.app.wording import guess_text  # with it comes what draws pictures
+def in_words(guarantee: Guarantee, attack: MembershipAttack | None = None) -> str:
+    """One guarantee as a sentence; `attack`: by the charged events, else what ε and δ alone allow is said."""
+    from silodp.app.wording import accuracy_text, attack_accuracy  # with it comes what draws pictures
     from silodp.privacy.guarantee import rounded_up
 
     who = WHO[guarantee.adversary]
@@ -84,8 +85,8 @@ def in_words(guarantee: Guarantee) -> str:
     unit, they = ("all records of a person", "they are")
     if guarantee.unit == "record":
         unit, they = ("one record", "it is")
-    guess = guess_text(guarantee.epsilon, guarantee.delta)
+    accuracy = attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
     return (
-        f"Against {who}: ε = {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g} for {unit}: one who "
-        f"starts from 50:50 on whether {they} in the data guesses right at most {guess} of the time."
+        f"Against {who}: ε = {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g} for {unit}; an attacker who "
+        f"gives it even odds that {they} in the data guesses right at most {accuracy_text(accuracy)} of the time."
     )

@@ -158,14 +158,22 @@ def well_formed(said: Guarantee) -> bool:
     def costs(value: Any) -> bool:
         return value is None or (number(value) is not None and value >= 0)
 
+    def is_count(value: Any) -> bool:
+        return type(value) is int and 0 <= value < 1 << 63
+
+    texts = (said.accountant, said.method, *said.assumptions, *said.not_covered)
+    optional = tuple(text for text in (said.unit, said.reason) if text is not None)
     try:
         return (
-            all(isinstance(k, int) and k >= 1 and costs(value) for k, value in said.persons)
+            all(isinstance(text, str) for text in texts + optional)
+            and isinstance(said.private, bool)
+            and isinstance(said.releasable, bool)
+            and is_count(said.rounds)
+            and all(is_count(k) and k >= 1 and costs(value) for k, value in said.persons)
             and all(
                 (number(group["budget"]) or 0) > 0
-                and isinstance(group["units"], int)
-                and costs(group.get("planned"))
-                and costs(group.get("realized"))
+                and is_count(group["units"])
+                and all(costs(group.get(name)) for name in ("planned", "realized", "from", "least"))
                 for group in said.groups
             )
             and all(

@@ -16,12 +16,14 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from silodp.app import budget_plots, plots, promises, wording
-from silodp.app.rundir import Row, RunRecord, keep_allocation, read_run, versions
-from silodp.app.sanity import doubts
+from silodp.app.rundir import RunRecord, keep_allocation, read_run, versions
+from silodp.app.sanity import doubts, left_out
 from silodp.app.sights import sights
-from silodp.app.wording import epsilon_text, measure_text
+from silodp.app.wording import attack_accuracy, epsilon_text, measure_text
 from silodp.errors import counted
-from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
+from silodp.federation.run import Row
+from silodp.privacy.attack import MembershipAttack
+from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, TECHNICAL, Adversary, Guarantee
 
 MOST_ROWS = 26  # of the table of rounds; metrics.jsonl has them all
 _OURS = ("utility", "epsilon", "allocation", "budgets")  # how the names of a report's pictures begin
@@ -32,6 +34,27 @@ _WHO_THEY_ARE: dict[Adversary, tuple[str, str]] = {
     "server": ("The server", "all that reaches the party that coordinates the run"),
     "silo": ("Another silo", "the models, and what that silo itself put in; for records in the other silos"),
 }
+
+
+@dataclass(frozen=True)
+class Against:
+    """One adversary on the page: who they are, what they see, what is promised, and what an attack could do.
+
+    `attack` is None where there is no ledger, or no promise; `accuracy` follows then from ε and δ alone.
+    """
+
+    adversary: Adversary
+    who: str
+    sees: str
+    guarantee: Guarantee
+    attack: MembershipAttack | None
+
+    @property
+    def accuracy(self) -> float:
+        """Of guessing membership from even odds, at most."""
+        if self.attack is not None:
+            return self.attack.accuracy
+        return attack_accuracy(self.guarantee.epsilon or 0.0, self.guarantee.delta)
 
 
 @dataclass(frozen=True)
@@ -68,16 +91,23 @@ def write_report(
     ]
     figure = plots.epsilon(run.rows)
     ends = _ends(run.rows)
+    against = [
+        Against(a, *_WHO_THEY_ARE[a], run.guarantees[a], run.audit.attacks.get(a) if run.audit else None)
+        for a in ADVERSARIES
+    ]
     page = render(
         "report.html",
         run=run,
         released=released,
         private=[g for g in run.guarantees.values() if g.private],
         seeded=any(g.private and not g.releasable for g in run.guarantees.values()),
-        adversaries=[(*_WHO_THEY_ARE[a], run.guarantees[a]) for a in ADVERSARIES],
-        assumptions=_assumptions(run.guarantees),
+        adversaries=against,
+        example=next((one for one in against if one.guarantee.private), None),
+        to_sign=_assumptions(run.guarantees, technical=False),
+        technical=_assumptions(run.guarantees, technical=True),
         not_covered=_not_covered(released, run.rows),
         doubts=doubts(run.rows),
+        left_out=left_out(run.rows),
         versions=versions(),
         who=plots.WHO,
         ends=ends,
@@ -88,7 +118,6 @@ def write_report(
         table=_table(run.rows),
         sent=any(row.get("bytes") for row in run.rows),
         sights=sights(run.aggregator) if run.aggregator else (),
-        refused=_refused(run.rows),
         persons=promises.persons(run.guarantees.values()),
         budgets=[
             (spent, pictures.add(f"budgets-{i}", figure, _budgets_caption(spent, _unit(released))))
@@ -140,13 +169,19 @@ class _Pictures:
                 path.unlink()
 
 
-def _assumptions(guarantees: Mapping[Adversary, Guarantee]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Those of every guarantee, then the others by whom they are made against; each text comes once."""
+def _assumptions(
+    guarantees: Mapping[Adversary, Guarantee], technical: bool
+) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Those of every guarantee, then the others by whom they are made against; each text comes once.
+
+    Either the technical ones, or those that somebody must sign.
+    """
     private = [g for g in guarantees.values() if g.private]
     made: dict[str, list[Adversary]] = {}
     for guarantee in private:
         for text in dict.fromkeys(guarantee.assumptions):
-            made.setdefault(text, []).append(guarantee.adversary)
+            if text.startswith(TECHNICAL) == technical:
+                made.setdefault(text.removeprefix(TECHNICAL), []).append(guarantee.adversary)
     groups: dict[tuple[Adversary, ...], list[str]] = {}
     for text, against in made.items():
         groups.setdefault(tuple(against), []).append(text)
@@ -187,9 +222,9 @@ def _utility_caption(rows: Sequence[Row], name: str) -> str:
 
 def _epsilon_caption(run: RunRecord) -> str:
     parts = [
-        f"towards {plots.WHO[a]} {epsilon_text(g.epsilon)}"
+        f"against {plots.WHO[a]} {epsilon_text(g.epsilon)}"
         if g.private
-        else f"towards {plots.WHO[a]} no guarantee"
+        else f"against {plots.WHO[a]} no guarantee"
         for a, g in run.guarantees.items()
     ]
     return f"ε spent by the end of the run: {', '.join(parts)}."
@@ -224,15 +259,6 @@ def _table(rows: Sequence[Row]) -> list[Row]:
     if len(rows) <= MOST_ROWS:
         return list(rows)
     return [rows[i] for i in np.linspace(0, len(rows) - 1, MOST_ROWS).round().astype(int)]
-
-
-def _refused(rows: Sequence[Row]) -> dict[str, int]:
-    """Updates left out because they were not finite, by silo, over the whole run."""
-    total: dict[str, int] = {}
-    for row in rows:
-        for name, count in (row.get("refused") or {}).items():
-            total[name] = total.get(name, 0) + int(count)
-    return total
 
 
 def _slug(name: str) -> str:

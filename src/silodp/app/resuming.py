@@ -66,7 +66,7 @@ def _shown(value: Any) -> str:
 def _last_round(directory: Path) -> int:
     """Of the last whole line of metrics.jsonl; the line being written when the run was stopped may be torn."""
     done = 0
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
             done = int(json.loads(line)["round"])
     return done

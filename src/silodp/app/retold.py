@@ -30,15 +30,18 @@ from silodp.federation.store import DirectoryStore, MemoryStore, unseal
 from silodp.federation.transport import Channel
 from silodp.mechanisms.noise import Randomness
 from silodp.privacy.events import event_to_dict
-from silodp.privacy.guarantee import EARLIER_WORDING, Adversary, Guarantee
+from silodp.privacy.guarantee import Adversary, Guarantee
 from silodp.privacy.ledger import ACCOUNTING, Ledger
 
 CONFIG = "config.toml"
 _ALL = "assumptions, claims, and what units with budgets of their own were charged"
 DATA = "assumptions that came with the data tables (only they say them)"
+EARLIER = (
+    "assumptions, and whether each round cost what its settings say (the run was begun by an earlier version of silodp, "
+    "which worded and charged otherwise)"
+)
 USERS = "whether δ is below 1/U (how many persons there are is not known here)"
 COLUMN = "which budgets there are and how many records have them (only the tables say it)"
-EARLIER = "what rounds and budgets cost by the settings (an earlier version charged this run, by other rules)"
 JOINED = "what was realized of records' budgets (which silos joined which rounds is not known here)"
 
 _LAST_DIGITS = 1e-6
@@ -61,10 +64,9 @@ class Retold:
         if said.adversary not in self.guarantees:
             return None
         again = self.guarantees[said.adversary]
-        if said.epsilon is not None:
+        if said.epsilon is not None and EARLIER not in self.unchecked:
             for text in again.assumptions:
-                before = EARLIER_WORDING.get(text) if self.earlier else None
-                if text not in said.assumptions and before not in said.assumptions:
+                if text not in said.assumptions:
                     return f"nothing of what it assumes: {text}"
         if said.any_dropouts is not None and not said.any_dropouts >= (again.any_dropouts or 0) * (
             1 - _LAST_DIGITS
@@ -97,6 +99,8 @@ def retold(
 ) -> Retold:
     """What a run's directory makes known once more; `aggregator` as guarantee.json names it.
 
+    Whether an earlier version began the run, which worded and charged otherwise, the ledger says.
+
     Raises:
         SilodpError: config.toml is not this run's, or the ledger is older than the server's store.
     """
@@ -115,13 +119,16 @@ def retold(
             setting = known.setting()
             wrong = known.other_costs(setting)
             again = known.retold(setting)
-            if again.earlier and (wrong is not None or any(map(again.contradiction, said))):
-                # By its own rules the run may be right: what it spent is compared with the ledger all the same.
-                wrong, again = None, replace(again, unchecked=(*again.unchecked, EARLIER))
+            if (
+                again.earlier
+            ):  # by its own rules and words the run may be right; ε is compared with the ledger all the same
+                wrong, again = None, replace(again, unchecked=(EARLIER, *again.unchecked))
         except SilodpError as error:
             return Retold({}, (f"{_ALL} (they cannot be told again: {str(error).rstrip('.')})",))
     if wrong is not None:
-        raise SilodpError(f"{path} is not the configuration of this run: {wrong}; restore it.")
+        raise SilodpError(
+            f"{path} is not the configuration of this run: {wrong}; restore it.", code="report.contradicted"
+        )
     return again
 
 
@@ -133,7 +140,8 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
     if over > ledger.rounds:
         raise SilodpError(
             f"{directory} is not of one moment: its ledger has {counted(ledger.rounds, 'round')}, and the server's "
-            f"store says that {over} are over; restore the newest ledger."
+            f"store says that {over} are over; restore the newest ledger.",
+            code="report.contradicted",
         )
 
 
@@ -182,7 +190,7 @@ class _Known:
         """
         path = self._checkpoint / "state.safetensors"
         if not path.exists():
-            raise SilodpError(f"{path} is missing")
+            raise SilodpError("checkpoint/state.safetensors is missing")
         # d by what was trained: to make the model may take its maker's code.
         size = len(load(unseal(path.read_bytes(), f"checkpoint {path}"))["params"])
         return setting_of(self._federation, size, self._method, self._aggregator, self._config.delta)

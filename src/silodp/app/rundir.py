@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,10 +20,9 @@ from silodp.app.builders import build_aggregator
 from silodp.app.promises import well_formed
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator
+from silodp.federation.directory import Row, read_metrics
 from silodp.privacy.guarantee import ADVERSARIES, Adversary, Guarantee
 from silodp.privacy.ledger import Budget
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ def read_run(directory: Path) -> RunRecord:
     config, model = directory / "config.toml", directory / "model.safetensors"
     settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
     aggregator = _aggregator(summary, settings)
-    measured = any(row.get("loss") is not None for row in rows)
-    audit = audited(directory, guarantees.values(), summary, aggregator, measured)
+    audit = audited(directory, guarantees.values(), summary, aggregator, rows)
     kept = directory / "plots" / "allocation.json"
     delta = guarantees["released"].delta  # the ledger's may be less: it accounts for the noise alone
     return RunRecord(
@@ -87,21 +86,33 @@ def versions() -> str:
 
 def _guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarantee]:
     try:
+        _check_summary(summary)
         found = [Guarantee.from_dict(fields) for fields in summary["guarantees"]]
         guarantees = {guarantee.adversary: guarantee for guarantee in found}
         ordered = {adversary: guarantees[adversary] for adversary in ADVERSARIES}
         for said in ordered.values():
             if said.private != (said.epsilon is not None) or not 0 < said.delta < 1:
                 raise ValueError
-            if said.epsilon is not None and not 0 <= said.epsilon < math.inf:
+            if said.epsilon is not None and (plots.number(said.epsilon) is None or said.epsilon < 0):
                 raise ValueError
             if not well_formed(said):
                 raise ValueError
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise SilodpError(
-            f"{path} does not hold a guarantee for each adversary: restore it, or run again."
+            f"{path} does not hold a guarantee for each adversary: restore it, or run again.",
+            code="report.damaged",
         ) from None
     return ordered
+
+
+def _check_summary(summary: Mapping[str, Any]) -> None:
+    """Raise ValueError if what guarantee.json says of the whole run cannot be shown.
+
+    "simulation" can only be true, or missing in files of format 1: nothing in this version runs parties apart.
+    """
+    texts = [summary.get(name, "") for name in ("method", "settings", "stopped")]
+    if not all(isinstance(text, str) for text in texts) or summary.get("simulation", True) is not True:
+        raise ValueError
 
 
 def _aggregator(summary: dict[str, Any], config: str | None) -> Aggregator | None:
@@ -113,7 +124,7 @@ def _aggregator(summary: dict[str, Any], config: str | None) -> Aggregator | Non
         if config is not None:
             values = tomllib.loads(config)
             return build_aggregator(values.get("aggregator", "plain"), values.get("aggregation", {}))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None  # of another version: nothing is said of it, and its ledger is compared as it is
     return None
 
@@ -123,7 +134,7 @@ def _budget(config: str | None, delta: float) -> Budget | None:
     try:
         section = tomllib.loads(config or "").get("budget")
         return None if section is None else Budget(**{"delta": delta, **section})
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None  # the configuration is shown as it is, right or wrong
 
 
@@ -146,52 +157,56 @@ def _read_allocation(path: Path) -> plots.Allocation:
             "bars": tuple(tuple(float(value) for value in row) for row in fields["bars"]),
             "persons_per_bar": tuple(int(value) for value in fields["persons_per_bar"]),
         }
-        records = plots.Allocation(**{**fields, **lists})
-        if len(records.bars) != len(records.silos) or any(
-            len(row) != len(records.persons_per_bar) for row in records.bars
+        totals = ("persons", "without_records", "in_several_silos", "most_records")
+        numbers = {name: int(fields[name]) for name in totals}
+        records = plots.Allocation(**{**fields, **lists, **numbers})
+        if (
+            not all(math.isfinite(value) for row in records.bars for value in row)
+            or len(records.bars) != len(records.silos)
+            or any(len(row) != len(records.persons_per_bar) for row in records.bars)
         ):
             raise ValueError
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise SilodpError(
-            f"{path} is damaged: delete it and the report is written without that picture."
+            f"{path} is damaged: delete it and the report is written without that picture.",
+            code="report.damaged",
         ) from None
     return records
 
 
 def _read_rows(path: Path) -> tuple[Row, ...]:
-    rows = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            row["round"] = int(row["round"])
-        except (ValueError, TypeError, KeyError):
-            raise SilodpError(
-                f"{path}: line {number} is not a round's record; resume the run, or restore the file."
-            ) from None
-        rows.append(row)
+    _read_bytes(path)
+    rows = read_metrics(path)
     if not rows:
-        raise SilodpError(f"{path} is empty: there is no round to report on; run again.")
+        raise SilodpError(
+            f"{path} is empty: there is no round to report on; run again.", code="run.metrics_damaged"
+        )
     return tuple(rows)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    text = _read(path)
+    content = _read_bytes(path)
     try:
-        fields = json.loads(text)
-    except ValueError:
+        fields = json.loads(content)
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested a thousand deep
         fields = None
     if not isinstance(fields, dict):
-        raise SilodpError(f"{path} is damaged (it is not a JSON object): restore it, or run again.")
+        raise SilodpError(
+            f"{path} is damaged (it is not a JSON object): restore it, or run again.", code="report.damaged"
+        )
     return fields
 
 
-def _read(path: Path) -> str:
+def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except FileNotFoundError:
         raise SilodpError(
             f"{path} is missing: the run has not ended, or this is no run directory; resume the run or name "
-            "another directory."
+            "another directory.",
+            code="report.missing",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SilodpError(f"{path} cannot be read ({error}): restore it, or run again.") from None
+    except OSError as error:
+        raise SilodpError(
+            f"{path} cannot be read ({error.strerror}): restore it, or run again.", code="report.damaged"
+        ) from None

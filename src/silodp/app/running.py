@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from silodp.app.preferences import asks_budgets_of
 from silodp.app.progress import Interrupted, in_words, say, shown
 from silodp.app.report import write_report
 from silodp.app.resuming import differences, how_to_go_on, laid_out_over, laid_out_over_before
-from silodp.app.rundir import versions
-from silodp.app.sanity import doubts
+from silodp.app.rundir import read_run, versions
+from silodp.app.sanity import doubts, left_out
 from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
 from silodp.data.silo import Federation
 from silodp.errors import SilodpError, counted
@@ -26,6 +28,8 @@ from silodp.federation.run import Result, Row, train
 from silodp.federation.store import write_durably
 from silodp.methods import Method
 from silodp.methods.personalized import TwoStageSampling
+from silodp.privacy.attack import MembershipAttack
+from silodp.privacy.guarantee import Adversary
 
 
 def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, Any]:
@@ -75,10 +79,13 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
         if changed and not begun:
             laid_out = _laid_out_anew(config, directory)
             raise SilodpError(
-                f"{error} Unlike {directory / 'config.toml'}: {'; '.join(changed)}.{laid_out}"
+                f"{error} Unlike {directory / 'config.toml'}: {'; '.join(changed)}.{laid_out}",
+                code=error.code,
+                field=error.field,
             ) from None
         raise
-    summary = _summary(config, directory, result, page)
+    audit = read_run(directory).audit
+    summary = _summary(config, directory, result, page, {} if audit is None else audit.attacks)
     summary["warnings"] += _left_out(config, federation, task.size) + _retired(method, summary["rounds"])
     if method.unit == "user":
         summary["warnings"] += find_linkage_doubts(federation)
@@ -157,7 +164,13 @@ def _laid_out_anew(config: RunConfig, directory: Path) -> str:
     )
 
 
-def _summary(config: RunConfig, directory: Path, result: Result, page: Path) -> dict[str, Any]:
+def _summary(
+    config: RunConfig,
+    directory: Path,
+    result: Result,
+    page: Path,
+    attacks: Mapping[Adversary, MembershipAttack],
+) -> dict[str, Any]:
     last: Row = next((row for row in reversed(result.metrics) if "metrics" in row), {})
     released = result.guarantees["released"]
     return {
@@ -170,13 +183,14 @@ def _summary(config: RunConfig, directory: Path, result: Result, page: Path) -> 
         "stopped": result.stopped,
         "loss": number(last.get("loss")),
         "metrics": {name: number(value) for name, value in last.get("metrics", {}).items()},
-        "warnings": doubts(result.metrics),
+        "warnings": [*doubts(result.metrics), *left_out(result.metrics)],
         "epsilon": released.epsilon,
         "delta": released.delta,
         "private": released.private,
         "releasable": released.releasable,
         "guarantees": {name: guarantee.to_dict() for name, guarantee in result.guarantees.items()},
-        "in_words": [in_words(guarantee) for guarantee in result.guarantees.values()],
+        "attacks": {adversary: asdict(attack) for adversary, attack in attacks.items()},
+        "in_words": [in_words(said, attacks.get(name)) for name, said in result.guarantees.items()],
         "beyond": promises.in_lines(list(result.guarantees.values())),
     }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 from silodp.app import plots
 from silodp.errors import counted
 
-_NEARLY_SURE = 0.999  # a guess this good against a person: ε excludes little
+_NEARLY_SURE = 0.999  # a guess this good: little is excluded
 
 
 def epsilon_text(epsilon: float | None) -> str:
@@ -33,14 +34,21 @@ def times_text(epsilon: float) -> str:
     return f"{math.ceil(factor * 100) / 100:.2f}" if factor < 10 else f"{math.ceil(factor):,}"
 
 
-def guess_text(epsilon: float, delta: float = 0.0) -> str:
-    """How often one who starts from 50:50 is right at most, in percent, rounded up: (e^ε + δ)/(1 + e^ε)."""
-    wrong = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
-    percent = 100 * (1 - wrong)
+def attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
+    """How often an attacker who gives membership even odds is right at most, by ε and δ alone: (e^ε + δ)/(1 + e^ε).
+
+    What is known besides ε and δ makes it smaller: see `silodp.privacy.attack`.
+    """
+    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
+
+
+def accuracy_text(accuracy: float) -> str:
+    """A probability in percent, rounded up."""
+    percent = 100 * accuracy
     if percent > 99.99:
         return "nearly 100 %"
     digits = 1 if percent < 99 else 2
-    return f"{math.ceil(percent * 10**digits) / 10**digits:.{digits}f} %"
+    return f"{math.ceil(percent * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
 
 
 def delta_text(delta: float) -> str:
@@ -48,9 +56,11 @@ def delta_text(delta: float) -> str:
     return f"{delta:.9f}".rstrip("0") if delta >= 1e-6 else f"{delta:g}"
 
 
-def odds_text(delta: float) -> str:
-    """δ as "1 in N", N rounded down."""
-    return f"1 in {math.floor(1 / delta + 1e-6):,}"
+def odds_text(probability: float) -> str:
+    """A small probability as "1 in N", N rounded down; in percent from a tenth on."""
+    if probability >= 0.1:
+        return accuracy_text(probability)
+    return f"1 in {math.floor(1 / probability + 1e-6):,}" if probability > 0 else "0"
 
 
 def measure_text(value: float | None) -> str:
@@ -77,9 +87,20 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def is_vague(epsilon: float) -> bool:
-    """Whether this ε lets a 50:50 guess become nearly certain."""
-    return epsilon > math.log(_NEARLY_SURE / (1 - _NEARLY_SURE))
+def is_vague(accuracy: float) -> bool:
+    """Whether a guess may be nearly certain, so that little is excluded."""
+    return accuracy > _NEARLY_SURE
+
+
+def without_folders(text: str) -> str:
+    """A text with every absolute path shortened to its last part: a page is handed on, and names no user's folders."""
+    quoted = _QUOTED_PATH.sub(lambda found: f"{found[1]}…/{found[2]}{found[1]}", text)
+    return _PATH.sub("…/", quoted)
+
+
+_START = r"(?:file://)?(?:~|[A-Za-z]:)?[\\/]"
+_QUOTED_PATH = re.compile(rf"""(["']){_START}[^"'\n]*?([^"'\\/\n]+)\1""")  # may hold spaces
+_PATH = re.compile(r"(?<![\w.…/<:~-])(?:~|[A-Za-z]:)?(?:[\\/][\w.@ +-]*[\w.@+-])+[\\/](?=[\w.])")
 
 
 def clause_text(sentence: str) -> str:
@@ -94,7 +115,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "bytes": bytes_text,
     "duration": duration_text,
     "odds": odds_text,
-    "guess": guess_text,
+    "accuracy": accuracy_text,
+    "without_folders": without_folders,
     "times": times_text,
     "vague": is_vague,
     "delta": delta_text,

@@ -133,8 +133,9 @@ def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, 
             )
         ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
         said = (
-            "The list of ids may be public although it was taken from the tables themselves (schema.users "
-            "declares none), and so may the number of persons."
+            "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
+            "person on it has records in at least one of them, and how many persons there are. To promise that too, "
+            "declare a list that also names people without records."
         )
         return {key: number for number, key in enumerate(ordered)}, [said]
     source = "users"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,7 +26,7 @@ from silodp.federation.store import (
     write_durably,
 )
 from silodp.federation.terms import Terms
-from silodp.privacy.guarantee import Adversary, Guarantee
+from silodp.privacy.guarantee import FORMAT, Adversary, Guarantee
 from silodp.privacy.ledger import Ledger
 from silodp.training.task import serialize
 
@@ -101,9 +103,11 @@ class RunDirectory:
             MemoryStore() if self.path is None else DirectoryStore(self.path.joinpath("checkpoint", *place))
         )
 
-    def metrics(self, resumed_round: int | None) -> Metrics:
-        """What was said of the rounds before the one to go on with; None: nothing yet."""
-        return Metrics(None if self.path is None else self.path / "metrics.jsonl", resumed_round)
+    def metrics(
+        self, resumed_round: int | None, spent: Callable[[], Sequence[Mapping[Adversary, float | None]]]
+    ) -> Metrics:
+        """The rows of the rounds before the one to go on with (see `Metrics`)."""
+        return Metrics(None if self.path is None else self.path / "metrics.jsonl", resumed_round, spent)
 
     def write(
         self, terms: Terms, model: nn.Module, guarantees: Mapping[Adversary, Guarantee], stopped: str
@@ -116,6 +120,8 @@ class RunDirectory:
             f.name: getattr(aggregator, f.name) for f in fields(cast(Any, aggregator)) if f.init and f.compare
         }
         guarantee = {
+            "format": FORMAT,
+            "simulation": True,  # `train` plays every party in this process
             "method": method.name,
             "aggregator": {"name": aggregator.name, **{n: v for n, v in public.items() if v is not None}},
             "settings": repr(method),
@@ -134,26 +140,109 @@ class RunDirectory:
 
 
 class Metrics:
-    """metrics.jsonl: a line per round. Lines beyond the checkpoint are of a round that will be repeated."""
+    """metrics.jsonl: one line per round, each on disk before the checkpoint of its round is.
 
-    def __init__(self, path: Path | None, resumed_round: int | None) -> None:
+    So when a process dies, the file can only be ahead of the checkpoint: by a line that was cut off, or by one of a
+    round that is repeated. Both are dropped; anything else that is wrong is damage, and refused.
+
+    Args:
+        path: the file; None keeps the rows in memory.
+        resumed_round: the round of the checkpoint to go on from; None for a new run.
+        spent: ε against each adversary after 0, 1, … rounds, by the ledger: all that is known where the file is lost.
+
+    Raises:
+        SilodpError: the file is damaged, or ends before the checkpoint.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        resumed_round: int | None,
+        spent: Callable[[], Sequence[Mapping[Adversary, float | None]]],
+    ) -> None:
         self._path = path
         self.rows: list[Row] = []
-        if self._path is not None and resumed_round is not None and self._path.exists():
-            for line in self._path.read_text().splitlines():
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError:
-                    break  # the line being written when the process died; its round is repeated
-                if row["round"] <= resumed_round:
-                    self.rows.append(row)
-            write_durably(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+        if self._path is None or resumed_round is None:
+            return
+        if self._path.exists():
+            self.rows = read_metrics(self._path, may_be_cut_off=True)[: resumed_round + 1]
+            if len(self.rows) <= resumed_round and (self.rows or resumed_round):
+                raise _damaged(
+                    self._path,
+                    f"has no row of round {len(self.rows)}, and the checkpoint is of {resumed_round}",
+                )
+        elif resumed_round:
+            known = spent()[: resumed_round + 1]
+            self.rows = [{"round": i, "epsilon": dict(epsilon)} for i, epsilon in enumerate(known)]
+        write_durably(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 
     def add(self, row: Row, on_round: Callable[[Row], None] | None) -> None:
-        """One more, shown to whoever wants to see it."""
+        """Append a row, on disk when this returns, and show it to whoever wants to see it."""
         self.rows.append(row)
         if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            if not self._path.exists():
+                write_durably(self._path, b"")  # with its entry in the directory
+            with self._path.open("ab") as file:
+                file.write((json.dumps(row) + "\n").encode())
+                file.flush()
+                os.fsync(file.fileno())
         if on_round is not None:
             on_round(row)
+
+
+def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[Row]:
+    """Read metrics.jsonl: the rows of rounds 0, 1, 2, …, each once and in this order.
+
+    Args:
+        path: the file.
+        may_be_cut_off: drop a last line that a crash cut off: without its end, or, after a power cut, with blocks of
+            zeros.
+
+    Raises:
+        SilodpError: a line is not the row of its round.
+    """
+    *lines, last = path.read_bytes().split(b"\n")
+    rows: list[Row] = []
+    for number, line in enumerate([*lines, last] if last else lines, start=1):
+        row = _row_of(line, len(rows))
+        if row is None:
+            is_last = number >= len(lines) + bool(last)
+            if may_be_cut_off and is_last and (last or b"\0" in line):
+                break
+            raise _damaged(path, f"line {number} is not the record of round {len(rows)}")
+        rows.append(row)
+    return rows
+
+
+def _row_of(line: bytes, round_: int) -> Row | None:
+    """The row of a round, or None if the line is anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # of UTF-8, of JSON; nested a thousand deep
+        return None
+    if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] != round_:
+        return None
+    sound = (
+        _is_number(row.get("loss"))
+        and _is_number(row.get("seconds"))
+        and all(_are_numbers(row.get(name)) for name in ("metrics", "epsilon", "bytes", "refused"))
+        and all(value is None or 0 <= value < math.inf for value in (row.get("epsilon") or {}).values())
+    )
+    return row if sound else None
+
+
+def _are_numbers(values: Any) -> bool:
+    return values is None or (isinstance(values, dict) and all(map(_is_number, values.values())))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether JSON holds a number, NaN included, or null."""
+    return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 63)
+
+
+def _damaged(path: Path, how: str) -> SilodpError:
+    return SilodpError(
+        f"{path} is damaged: {how}; restore it from a copy, or delete it and resume the run, which then knows of the "
+        "earlier rounds only what they cost.",
+        code="run.metrics_damaged",
+    )

@@ -64,12 +64,14 @@ from silodp.mechanisms.grid import Grid
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.events import Event, NoGuarantee, costliest, discrete, unsampled
-from silodp.privacy.guarantee import View
+from silodp.privacy.guarantee import TECHNICAL, View
 
 ASSUMPTIONS = (
     *SECURE_AGGREGATION,
-    "ring-LWE is hard at the parameters shown, and oblivious transfer over ristretto255 hides choices; silo 0 offers "
-    "the tables it should, and no silo tells the server the silos' common secret: together they would learn all counts",
+    TECHNICAL
+    + "ring-LWE is hard at the parameters shown, and oblivious transfer over ristretto255 hides choices",
+    "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they would "
+    "learn all counts",
     "against a malicious server no ε is promised: silos cannot see which weights it encrypts, and a weight of its own "
     "choice reads one person's part; a malicious silo can read the server's shares of the attempt it answers",
     "how long a silo takes may tell how many persons have records in it",

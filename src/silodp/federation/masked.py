@@ -39,18 +39,20 @@ from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.grid import FIXED_POINT_STEP, Grid, fixed_point, ring_bits
 from silodp.methods.method import Method
 from silodp.privacy.events import Event, discrete
-from silodp.privacy.guarantee import Adversary, View
+from silodp.privacy.guarantee import TECHNICAL, Adversary, View
 
 FEWEST = 3
 """Silos in a sum: of two, each can subtract its own part and sees the other's."""
 
 
 ASSUMPTIONS = (
-    "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20, and each silo has checked the other silos' long-term keys by "
-    "another channel (in a simulation, one process makes them all)",
+    "each silo has checked the other silos' long-term keys by another channel (in a simulation, one process makes them "
+    "all)",
     "the server follows the protocol: it draws samples and computes weights as the method says (one silo sees its own "
-    "weights only, and cannot check that a person's add to at most 1 over all silos). The protocol was not reviewed "
-    "outside this project, and hides no timing",
+    "weights only, and cannot check that a person's add to at most 1 over all silos)",
+    TECHNICAL
+    + "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20. The protocol was not reviewed outside this "
+    "project, and hides no timing",
 )
 
 

@@ -61,12 +61,12 @@ from silodp.mechanisms.clipping import ClippedStream
 from silodp.mechanisms.grid import Grid, noise_variance
 from silodp.mechanisms.noise import skellam
 from silodp.privacy.events import Event, discrete
-from silodp.privacy.guarantee import View
+from silodp.privacy.guarantee import TECHNICAL, View
 
 ASSUMPTIONS = (
     *SECURE_AGGREGATION,
-    "nobody but the server factors its Paillier modulus, and no silo tells the server the silos' common secret: "
-    "together they would learn every count",
+    TECHNICAL + "nobody but the server factors its Paillier modulus",
+    "no silo tells the server the silos' common secret: together they would learn every count",
     "against a malicious server no ε is promised: silos cannot see which weights it encrypts, and a weight of its own "
     "choice reads one person's part",
 )

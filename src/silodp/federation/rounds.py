@@ -69,6 +69,17 @@ class Server:
             for adversary, event in self.events.items()
         }
 
+    def spent_by_round(self) -> list[dict[Adversary, float | None]]:
+        """`spent` as it was after 0, 1, … rounds."""
+        rounds = range(self.ledger.rounds + 1)
+        spent: dict[Adversary, dict[int, float | None]] = {
+            adversary: dict.fromkeys(rounds)
+            if isinstance(event, NoGuarantee)
+            else self.ledger.epsilon_by_round(adversary)
+            for adversary, event in self.events.items()
+        }
+        return [{adversary: values[i] for adversary, values in spent.items()} for i in rounds]
+
     def set_up(self) -> None:
         """Give every silo its allotments; counts are asked for only when the method needs them."""
         allotments = self._once("allotments", self._allot)

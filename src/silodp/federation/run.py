@@ -29,6 +29,8 @@ from silodp.privacy.ledger import Budget
 from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)
+REFUSED_SUM = "(sum)"
+"""Under "refused" in a row, beside the silos' names: the sum itself was not finite, and the model stayed as it was."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def train(
         for silo in silos:
             silo_ledgers.enter_context(silo.gate.ledger)
         server.check_age(state.round)
-        metrics = directory.metrics(state.round if resume else None)
+        metrics = directory.metrics(state.round if resume else None, server.spent_by_round)
         if not metrics.rows and untrained is not None:
             # Private, as all metrics are: how many persons were found in 0, 1, 2… silos.
             persons = {str(silos): count for silos, count in count_persons_by_silos(federation).items()}
@@ -158,7 +160,7 @@ def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoi
     """The state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
     params, velocity = server.step(state.params, state.velocity, total)
     if not (is_finite(total) and is_finite(params)):
-        return replace(state, round=state.round + 1), {"(sum)": 1}
+        return replace(state, round=state.round + 1), {REFUSED_SUM: 1}
     return replace(state, round=state.round + 1, params=params, velocity=velocity), {}
 
 

@@ -23,7 +23,7 @@ from silodp.privacy.events import (
     costliest,
     nested,
 )
-from silodp.privacy.guarantee import Adversary, View
+from silodp.privacy.guarantee import TECHNICAL, Adversary, View
 from silodp.privacy.personal import Curve, told_apart
 
 By = Literal["sampling", "clip"]
@@ -78,12 +78,13 @@ class Personal:
     def assumptions(self) -> tuple[str, ...]:
         """Who learns what, and what ε is about."""
         learns = {
-            "sampling": "the rate she is sampled with: the server draws every round's sample with these rates",
-            "clip": "her own clip: every silo clips her rows to it",
+            "sampling": "the rate they are sampled with: the server draws every round's sample with these rates",
+            "clip": "their own clip: every silo clips their rows to it",
         }
         return (
-            f"every person's budget is public and says nothing of her records; so is {learns[self.by]}",
-            f"budgets are met against '{self.adversary}', over {counted(self.rounds, 'round')}; ε is that of a "
+            f"every person's budget is public and says nothing of their records; so is {learns[self.by]}",
+            TECHNICAL
+            + f"budgets are met against '{self.adversary}', over {counted(self.rounds, 'round')}; ε is that of a "
             f"person with the largest budget, {self.largest_budget:g}",
         )
 

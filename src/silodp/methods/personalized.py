@@ -20,7 +20,7 @@ from silodp.methods.record_accounts import NOTHING, Accounts, Calibration
 from silodp.methods.record_budgets import check_budget, check_records, own_budgets, without_budgets
 from silodp.privacy.accounting import Accountant, check_accountant, check_delta
 from silodp.privacy.events import Event
-from silodp.privacy.guarantee import Unit, View
+from silodp.privacy.guarantee import TECHNICAL, Unit, View
 from silodp.privacy.personal import Book
 
 
@@ -126,8 +126,9 @@ class TwoStageSampling(Common):
         one_silo = "a record lies in one silo only, and copies of it are further records"
         if self.calibration == "scf":
             overspent = (
-                "sampling probabilities come from a fitted curve (scf) and may cost records more than they asked for; "
-                "ε is what the largest of them costs"
+                TECHNICAL
+                + "sampling probabilities come from a fitted curve (scf) and may cost records more than they asked "
+                "for; ε is what the largest of them costs"
             )
             return (public, one_silo, overspent)
         return (public, one_silo)

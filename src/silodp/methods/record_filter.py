@@ -37,7 +37,7 @@ from silodp.methods.record_accounts import NOTHING, bins
 from silodp.methods.record_budgets import check_budget, check_records, own_budgets, without_budgets
 from silodp.privacy.accounting import Accountant, check_delta, epsilon
 from silodp.privacy.events import Event, Gaussian
-from silodp.privacy.guarantee import Unit, View
+from silodp.privacy.guarantee import TECHNICAL, Unit, View
 from silodp.privacy.personal import filter_budget
 
 
@@ -71,7 +71,8 @@ class RpdpFilter(Common):
             "record",
             "a record lies in one silo only, and copies of it are further records",
             "no silo tells which records have used up their budgets, or how many",
-            "rounding in a shared computation brings no other record across its limit: that would move a sum by a "
+            TECHNICAL
+            + "rounding in a shared computation brings no other record across its limit: that would move a sum by a "
             "whole clip (about one chance in 10^7 for a record and step)",
         ),
         init=False,

@@ -10,6 +10,9 @@ Adversary = Literal["released", "server", "silo"]
 ADVERSARIES: tuple[Adversary, ...] = ("released", "server", "silo")
 Unit = Literal["user", "record"]
 
+FORMAT = 2
+"""Of guarantee.json. 2: assumptions as they are worded below; "simulation". 1, or no "format": of commit 9d96a47."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -120,15 +123,13 @@ DROPOUTS = (
     "silos and server follow the protocol, and whether a silo drops out does not depend on its records nor on the "
     "models, nor on who was sampled and what noise was drawn"
 )
-EARLIER_WORDING = {
-    DROPOUTS: "silos and server follow the protocol, and whether a silo drops out does not depend on its records",
-}
-"""Assumptions as the first version wrote them into guarantee.json."""
+TECHNICAL = "technical: "
+"""How an assumption begins that rests on arithmetic or cryptography; for any other one, somebody must sign."""
 
 
 def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
     """What a guarantee against this adversary rests on, whatever the method; `integers`: noise is added to integers."""
-    arithmetic = (
+    arithmetic = TECHNICAL + (
         "updates are computed in floating point before they are put on a grid: what rounding in a shared computation "
         "may tell is not excluded"
         if integers
@@ -136,7 +137,8 @@ def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
         "floating-point noise, and what rounding in a shared computation may tell, are not excluded"
     )
     common = (
-        "a person has the same id in every silo, and the list of ids, the silos and all settings are public",
+        "every silo knows a person by the same id, and anyone may learn whose ids are on the list of ids, which silos "
+        "take part, and all settings of the run",
         DROPOUTS,
         arithmetic,
         "the run's directory was never copied or restored and continued twice",

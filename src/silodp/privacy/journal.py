@@ -90,7 +90,7 @@ class Journal:
         whole, torn = _split(content)
         if not whole and not _line(header, "").startswith(torn.rstrip(b"\0")):
             # not ours to cut
-            raise SilodpError(f"{self.path} is not a ledger: give another path.")
+            raise SilodpError(f"{self.path} is not a ledger: give another path.", code="ledger.damaged")
         for number, line in enumerate(whole, start=1):
             fields = self._verified(number, line)
             if number > 1:
@@ -115,12 +115,13 @@ class Journal:
             fields: Fields = json.loads(line)
             found, previous = fields.pop("hash"), fields.pop("previous")
             sound = line == _line(fields, previous) and previous == self._last
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             sound = False
         if not sound:
             raise SilodpError(
                 f"ledger {self.path} is damaged in line {number}: restore the file, since what this "
-                f"run has spent is no longer known."
+                f"run has spent is no longer known.",
+                code="ledger.damaged",
             )
         self._last = found
         return fields

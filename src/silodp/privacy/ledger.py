@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from silodp.errors import SilodpError, check_real
-from silodp.privacy.accounting import Accountant, Spent, check_accountant, check_delta
+from silodp.privacy.accounting import Accountant, Spent, check_accountant, check_delta, epsilon
 from silodp.privacy.events import Event, event_from_dict, event_to_dict
 from silodp.privacy.events import reason as reason_of
 from silodp.privacy.guarantee import ADVERSARIES, Adversary, Unit
@@ -189,6 +192,27 @@ class Ledger:
         epsilon = self._spent[adversary].after(event).epsilon(self.delta)
         return epsilon if math.isfinite(epsilon) else None
 
+    def epsilon_by_round(
+        self, adversary: Adversary, rounds: Collection[int] | None = None
+    ) -> dict[int, float | None]:
+        """ε against `adversary` after each number of rounds, with all their releases; None where nothing is promised.
+
+        Args:
+            adversary: whom it was charged against.
+            rounds: numbers of rounds, from 0 on; None: every one up to now.
+        """
+        wanted = range(self.rounds + 1) if rounds is None else rounds
+        counts: Counter[Event] = Counter()
+        found: dict[int, float | None] = {0: 0.0} if 0 in wanted else {}
+        for round_, charges in groupby(sorted(self.history, key=lambda c: c.round), key=lambda c: c.round):
+            counts.update(charge.events[adversary] for charge in charges)
+            if round_ + 1 not in wanted:
+                continue
+            promised = not any(map(reason_of, counts))
+            spent = epsilon(counts.items(), self.delta, self.accountant) if promised else math.inf
+            found[round_ + 1] = spent if math.isfinite(spent) else None
+        return found
+
     def reason(self, adversary: Adversary) -> str | None:
         """Why nothing is promised against `adversary`; None where something is."""
         if adversary not in self._reasons and self.epsilon(adversary) is None:
@@ -224,10 +248,12 @@ class Ledger:
         try:
             events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
             release = "release" if "release" in fields else "attempt"  # its name in older files
-            charge = Charge(fields["round"], fields[release], events)
+            charge = Charge(index(fields["round"]), index(fields[release]), events)
             self._check(charge)
-        except (SilodpError, KeyError) as error:
-            raise SilodpError(f"ledger {self.path} cannot be read in line {number}: {error}") from None
+        except (SilodpError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise SilodpError(
+                f"ledger {self.path} cannot be read in line {number}: {error}", code="ledger.damaged"
+            ) from None
         return charge
 
     def _check(self, charge: Charge) -> None:
@@ -266,5 +292,5 @@ def _subject_in(path: Path | None) -> Subject | None:
     try:
         with path.open("rb") as file:
             return Subject(**json.loads(file.readline())["subject"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -276,3 +276,19 @@ def _range(event: Mechanism) -> float:
 
 def _unknown(event: Mechanism) -> TypeError:
     return TypeError(f"{event!r} has no loss distribution here: `steps` refuses it")
+
+
+def probability_above(losses: Losses, epsilon: float) -> float:
+    """P(L > ε), infinite losses included, with the probability of each grid point spread evenly over one interval.
+
+    Rounding to the grid keeps the mean of every step's loss, so the error is of second order in the grid: below a
+    part in 10³ (`tests/privacy/test_attack.py`), where counting whole grid points would be off by up to 3 %.
+    """
+    position = epsilon / losses.grid - losses.lowest + 0.5
+    place = math.floor(position)
+    if place < 0:
+        return 1.0
+    if place >= len(losses.probabilities):
+        return losses.infinite
+    above = losses.probabilities[place + 1 :].sum() + (1 - (position - place)) * losses.probabilities[place]
+    return min(1.0, losses.infinite + float(above))

@@ -218,3 +218,25 @@ def delta(steps: Sequence[tuple[Mechanism, int]], epsilon: float) -> float:
     orders, rho = composed(steps)
     with _quiet():
         return float(library.compute_delta(orders, rho, epsilon)[0])
+
+
+def total_variation(steps: Sequence[tuple[Mechanism, int]]) -> float:
+    """An upper bound of δ(0), the total variation distance t of the two worlds: the smallest of three.
+
+    1. dp_accounting's δ(0), in which is Bretagnolle and Huber's √(1 − e^(−KL)). 2. Pinsker's √(KL/2). In both KL is
+    at most ρ at any order, since D_α grows with α (van Erven and Harremoës 2014, Theorem 3). 3. From χ² = e^(D_2) − 1:
+    on the event A where the first world is likelier, Q(A) = q and P(A) = q + t, so by data processing
+    χ² ≥ t²/(q(1−q)). As q(1−q) ≤ ¼, t ≤ √χ²/2; and where t > ½, q ≤ 1 − t < ½ gives χ² ≥ t/(1−t), t ≤ χ²/(1+χ²).
+    """
+    orders, rho = composed(steps)
+    renyi_2 = float(min(r for order, r in zip(orders, rho, strict=True) if order >= 2))
+    chi_squared = math.expm1(min(renyi_2, 700.0))
+    by_chi_squared = math.sqrt(chi_squared) / 2 if chi_squared <= 1 else chi_squared / (1 + chi_squared)
+    return min(1.0, delta(steps, 0.0), math.sqrt(float(np.min(rho)) / 2), by_chi_squared)
+
+
+def probability_above(steps: Sequence[tuple[Mechanism, int]], epsilon: float) -> float:
+    """An upper bound of P(L > ε): Chernoff's min over α of e^((α−1)(ρ(α) − ε)), since E[e^((α−1)L)] = e^((α−1)D_α)."""
+    orders, rho = composed(steps)
+    exponents = (np.array(orders) - 1) * (rho - epsilon)
+    return float(np.exp(min(0.0, float(np.min(exponents)))))

@@ -1,0 +1,165 @@
+"""What the best attacker can find out, against closed forms, integration and distributions computed by other means.
+
+Were these numbers too small, a report would promise people more than the noise gives them; too large by much, and it
+would say nothing (half of 1 + δ(0) is 67.3 % for the demo, and the bound from ε and δ alone 98.0 %).
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from silodp.privacy.accounting import epsilon
+from silodp.privacy.attack import membership_attack, probability_of_loss_above, total_variation
+from silodp.privacy.events import (
+    Each,
+    Gaussian,
+    Group,
+    KnownSample,
+    NoGuarantee,
+    PoissonSampled,
+    Skellam,
+)
+
+PHI = stats.norm.cdf
+
+
+def test_the_demo_has_the_numbers_of_the_closed_form():
+    """20 Gaussian rounds at σ = 5: the loss is Gaussian with mean μ²/2 and variance μ²."""
+    demo = [(Gaussian(5.0), 20)]
+    mu = math.sqrt(20) / 5
+    spent = epsilon(demo, 1e-5)
+    assert spent == pytest.approx(3.8486, abs=1e-4)
+    attack = membership_attack(demo, spent)
+    assert attack.exact
+    assert attack.accuracy == pytest.approx(PHI(mu / 2), rel=1e-9)
+    assert attack.accuracy == pytest.approx(0.67264, abs=1e-5)
+    assert attack.loss_above_epsilon == pytest.approx(PHI(mu / 2 - spent / mu), rel=1e-3)
+    assert attack.loss_above_epsilon == pytest.approx(5.77e-5, rel=1e-3)  # and not δ = 1e-5
+
+
+@pytest.mark.parametrize("sigma", [0.7, 2.0, 30.0])
+@pytest.mark.parametrize("count", [1, 400])
+@pytest.mark.parametrize("delta", [1e-3, 1e-9])
+def test_gaussian_releases_against_the_closed_form(sigma, count, delta):
+    charges = [(Gaussian(sigma), count)]
+    mu = math.sqrt(count) / sigma
+    spent = epsilon(charges, delta)
+    assert total_variation(charges) == pytest.approx(2 * PHI(mu / 2) - 1, rel=1e-8)
+    expected = PHI(mu / 2 - spent / mu)
+    assert probability_of_loss_above(charges, spent) == pytest.approx(expected, rel=2e-3)
+    assert expected > delta
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(0.5, 1.0), (0.1, 2.0), (0.02, 0.8)])
+def test_one_sampled_release_against_its_distributions(q, sigma):
+    """(1−q)·N(0, σ²) + q·N(1, σ²) against N(0, σ²), both ways."""
+    charges = [(PoissonSampled(q, Gaussian(sigma)), 1)]
+    assert total_variation(charges) == pytest.approx(q * (2 * PHI(0.5 / sigma) - 1), rel=1e-4)
+    for eps in (0.05, 0.4, 1.0):
+        x = sigma**2 * math.log(math.expm1(eps) / q + 1) + 0.5  # the loss exceeds ε above x
+        removed = (1 - q) * PHI(-x / sigma) + q * PHI((1 - x) / sigma)
+        added = 0.0
+        if math.exp(-eps) > 1 - q:  # −loss exceeds ε below y
+            added = PHI((sigma**2 * math.log((math.exp(-eps) - 1 + q) / q) + 0.5) / sigma)
+        assert probability_of_loss_above(charges, eps) == pytest.approx(max(removed, added), rel=2e-3)
+
+
+def test_many_sampled_releases_against_a_simulation():
+    q, sigma, rounds, trials = 0.3, 1.2, 30, 400_000
+    generator = np.random.default_rng(5)
+    total = np.zeros(trials)
+    for _ in range(rounds):
+        x = generator.standard_normal(trials) * sigma + (generator.random(trials) < q)
+        total += np.log1p(q * np.expm1((2 * x - 1) / (2 * sigma**2)))
+    charges = [(PoissonSampled(q, Gaussian(sigma)), rounds)]
+    distance = float(np.mean(np.maximum(-np.expm1(-total), 0.0)))
+    assert total_variation(charges) == pytest.approx(distance, abs=4 * 0.5 / math.sqrt(trials))
+    for eps in (1.0, 3.0):
+        share = float(np.mean(total > eps))
+        assert probability_of_loss_above(charges, eps) == pytest.approx(
+            share, abs=4 * math.sqrt(share / trials)
+        )
+
+
+def test_a_known_sample_against_the_mixture_over_how_often_the_person_was_in():
+    q, sigma, rounds = 0.2, 1.5, 25
+    charges = [(KnownSample(q, Gaussian(sigma)), rounds)]
+    k = np.arange(1, rounds + 1)
+    often, mu = stats.binom.pmf(k, rounds, q), np.sqrt(k) / sigma
+    assert total_variation(charges) == pytest.approx(float(often @ (2 * PHI(mu / 2) - 1)), rel=1e-4)
+    for eps in (0.5, 2.0):
+        expected = float(often @ PHI(mu / 2 - eps / mu))
+        assert probability_of_loss_above(charges, eps) == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("sigma", [0.6, 2.0, 8.0])
+@pytest.mark.parametrize("units", [1, 4])
+def test_integer_noise_is_bounded_and_said_to_be(sigma, units):
+    """By Rényi orders, above the exact values of one coordinate that moves by `units` steps."""
+    charges = [(Skellam(sigma, units, 1), 1)]
+    variance = (sigma * units) ** 2
+    reach = int(14 * math.sqrt(variance) + 20 * units + 30)
+    x = np.arange(-reach, reach + 1)
+    still = stats.skellam.pmf(x, variance / 2, variance / 2)
+    moved = stats.skellam.pmf(x - units, variance / 2, variance / 2)
+    spent = epsilon(charges, 1e-5, "rdp")
+    attack = membership_attack(charges, spent)
+    assert not attack.exact
+    exact = (1 + float(np.maximum(moved - still, 0).sum())) / 2
+    assert exact <= attack.accuracy < exact + 0.2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        above = float(moved[np.log(moved) - np.log(still) > spent].sum())
+    assert above <= attack.loss_above_epsilon < 1e-2
+
+
+@pytest.mark.parametrize(
+    "charges",
+    [
+        [(Gaussian(0.4), 3)],
+        [(Gaussian(5.0), 20)],
+        [(Gaussian(50.0), 1)],
+        [(PoissonSampled(0.1, Gaussian(1.0)), 50)],
+        [(KnownSample(0.3, Gaussian(2.0)), 50)],
+        [(Group(4, PoissonSampled(0.05, Gaussian(2.0))), 10)],
+    ],
+)
+def test_renyi_orders_bound_what_distributions_say(charges):
+    assert total_variation(charges) <= total_variation(charges, "rdp") <= 1
+    for delta in (1e-3, 1e-7):
+        spent = epsilon(charges, delta)
+        exact = probability_of_loss_above(charges, spent)
+        assert exact <= probability_of_loss_above(charges, spent, "rdp") <= 1
+
+
+@pytest.mark.parametrize(
+    ("event", "largest"),
+    [
+        (Gaussian(0.5), 0.892),  # Bretagnolle and Huber; χ² alone says .982
+        (Gaussian(1.0), 0.525),  # Pinsker; without it .560
+        (Gaussian(5.0), 0.102),  # χ² at most 1; without it .105
+        (Skellam(0.6, 4, 1), 0.965),  # χ² above 1; without it .982
+    ],
+)
+def test_each_way_of_bounding_the_distance_is_needed(event, largest):
+    assert total_variation([(event, 1)], "rdp") < largest
+
+
+def test_nothing_told_and_nothing_promised():
+    assert membership_attack([], 0.0).accuracy == 0.5
+    assert membership_attack([(Gaussian(math.inf), 3)], 0.0).loss_above_epsilon == 0.0
+    none = membership_attack([(NoGuarantee("no noise"), 1), (Skellam(1.0, 1, 1), 1)], 1.0)
+    assert (none.accuracy, none.loss_above_epsilon) == (1.0, 1.0)
+
+
+def test_the_worst_kind_of_unit_counts():
+    kinds = [(Each((Gaussian(2.0), Gaussian(1.0))), 4)]
+    assert total_variation(kinds) == pytest.approx(2 * PHI(1.0) - 1, rel=1e-6)
+
+
+def test_what_ciphertexts_disclose_is_added():
+    assert membership_attack([(Gaussian(5.0), 1)], 1.0, 0.01).accuracy == pytest.approx(
+        PHI(0.1) + 0.005, rel=1e-9
+    )
+    assert membership_attack([(Gaussian(0.02), 1)], 1.0, 0.9).accuracy == 1.0
