@@ -24,11 +24,13 @@ from silodp.errors import SilodpError
 from silodp.federation.messages import Message
 from silodp.federation.rounds import ROUNDS_OVER
 from silodp.federation.run import train
+from silodp.federation.signatures import _OVERHEAD
 from silodp.federation.store import DirectoryStore
 from silodp.federation.transport import Failure, InProcess
 from silodp.methods import UldpAvg
 from silodp.privacy import journal
-from silodp.privacy.guarantee import ADVERSARIES, EARLIER_WORDING, HELD_OUT, NOT_COVERED
+from silodp.privacy.accounting import Accountant
+from silodp.privacy.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED
 from silodp.privacy.ledger import ACCOUNTING, Ledger
 from silodp.training.local import LocalTraining
 
@@ -321,7 +323,14 @@ def test_a_wrong_word_is_one_sentence_at_the_command(silodp: Silodp, copy: Ran) 
     assert_sentence(silodp("report", directory), "contradicted by the run's ledger and config.toml", "'silo'")
 
 
-def as_the_first_version_left_it(directory: Path, silos: int, lost_in: int) -> None:
+OLD_WORDING = {
+    DROPOUTS: "silos and server follow the protocol, and whether a silo drops out does not depend on its records"
+}
+
+
+def as_the_first_version_left_it(
+    directory: Path, silos: int, lost_in: int, accountant: Accountant = "rdp"
+) -> None:
     """Rewrite a run's files as the first version wrote them: no accounting, older words, a whole clip per release."""
     ledger = directory / "checkpoint" / "ledger.jsonl"
     lines, previous = [], ""
@@ -340,12 +349,16 @@ def as_the_first_version_left_it(directory: Path, silos: int, lost_in: int) -> N
         lines.append(line)
     ledger.write_bytes(b"".join(lines))
     whole = told(directory)
-    opened = Ledger(ledger, 1e-5, "rdp", run=json.loads(lines[0])["run"])
+    opened = Ledger(ledger, 1e-5, accountant, run=json.loads(lines[0])["run"])
     with opened as kept:
         for said in whole:
-            said["assumptions"] = [EARLIER_WORDING.get(text, text) for text in said["assumptions"]]
+            said["assumptions"] = [OLD_WORDING.get(text, text) for text in said["assumptions"]]
             said["epsilon"] = kept.epsilon(said["adversary"])
             del said["any_dropouts"]
+        rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        for row in rows:
+            row["epsilon"] = {name: kept.epsilon_by_round(name)[row["round"]] for name in row["epsilon"]}
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tell(directory, whole)
 
 
@@ -356,7 +369,8 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     ask = InProcess.ask
 
     def loses(self: InProcess, requests: Any, timeout: float | None = None) -> Any:
-        lost = [name for name, m in requests.items() if m.kind == "update" and m.round == 1][4:]
+        asked = {name: Message.decode(data[_OVERHEAD:]) for name, data in requests.items()}
+        lost = [name for name, m in asked.items() if m.kind == "update" and m.round == 1][4:]
         answers, failures = ask(self, {name: m for name, m in requests.items() if name not in lost})
         return answers, {**failures, **{name: Failure("offline", "a test") for name in lost}}
 
@@ -369,7 +383,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     assert whole[0]["any_dropouts"] > whole[0]["epsilon"]
     tell(directory, [whole[0] | {"any_dropouts": whole[0]["epsilon"]}, *whole[1:]])
     refused(directory, "against 'released' it says any_dropouts = ")
-    old = [EARLIER_WORDING.get(text, text) for text in whole[0]["assumptions"]]
+    old = [OLD_WORDING.get(text, text) for text in whole[0]["assumptions"]]
     tell(directory, [whole[0] | {"assumptions": old}, *whole[1:]])
     refused(directory, "against 'released' it says nothing of what it assumes")
     tell(directory, whole)

@@ -15,18 +15,20 @@ import pytest
 from federation.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
 from federation.test_hidden_sample import HALF, HIDDEN
 from federation.test_masked import AVG
+from federation.wires import set_state
 from oracles import small_federation
 from refusals import refused
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
 from silodp.crypto.reciprocals import SERVER_CHOOSES
 from silodp.federation.aggregation import Plain, costliest_events
+from silodp.federation.gate import Gate, State
 from silodp.federation.masked import Masked
 from silodp.federation.messages import Message
 from silodp.federation.sessions import meet
 from silodp.federation.signatures import SignedParty, sign, verify
 from silodp.federation.silo import Silo
-from silodp.methods import Default, UldpGroup, UldpNaive
+from silodp.methods import Default, RpdpFilter, UldpGroup, UldpNaive
 from silodp.privacy.accounting import epsilon
 from silodp.privacy.ledger import Ledger
 
@@ -53,9 +55,13 @@ SHOWN = {"plain group", "masked group", "plain records", "masked records", "plai
 
 
 def restored(parties: Parties, name: str, store: dict[str, bytes]) -> Silo:
-    """The silo on a copy of its store, with a ledger as old."""
+    """The silo on a copy of its store, with a copy of its ledger that is as old."""
     parties.stores[name]._values = dict(store)
-    return parties.started(name)
+    known = parties.silos[name].gate.ledger
+    ledger = Ledger(None, known.delta, known.accountant, run="run")
+    for charge in known.history[: State.decode(store.get("run/gate")).charges]:
+        ledger.charge(charge.round, charge.release, charge.events)
+    return parties.started(name, ledger=ledger)
 
 
 def backup(parties: Parties, name: str) -> dict[str, bytes]:
@@ -331,8 +337,7 @@ def test_a_store_older_than_its_run_is_noticed_where_every_silo_must_answer():
     parties.play(0)
     old = backup(parties, "silo0")
     parties.play(1)
-    restored(parties, "silo0", old)
-    parties.silos["silo0"] = parties.started("silo0")
+    parties.silos["silo0"] = restored(parties, "silo0", old)
     parties.transport._silos["silo0"] = parties.silos["silo0"]
     with refused("gate.round_left_out"):
         parties.play(2)
@@ -389,7 +394,9 @@ def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
                 if name != "silo1"
                 else two_faced_request(parties)
             )
-            total = ring.mask(total, opened.session(request).seal_key(*opened.attempt(request).use), -1)
+            total = ring.mask(
+                total, opened.session(request).seal_key(*opened.attempt(request).use, request.digest()), -1
+            )
         assert np.abs(ring.centered(total) * step).max() > 100 * float(honest)
 
 
@@ -454,6 +461,152 @@ def test_silo_0_answers_a_round_in_order(name):
         zero.answer(replace(parties.last("sample"), attempt=3))
     with refused("gate.past"):
         zero.answer(replace(parties.last("sample", round_=0), attempt=3))
+
+
+# --- found by a hostile reading: crashes between two writes, and stores that were set back ---
+
+
+def dies_before_its_state(silo: Silo, request: Message) -> None:
+    """The answer is stored, and nothing was sent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gate, "commit", lambda self, state, request: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            silo.answer(request)
+
+
+def test_a_seal_whose_process_died_does_not_go_out_after_another_was_opened():
+    """Two opened sums of the same noisy values differ by the part of the silo that was in one of them only."""
+    parties = Parties(Masked(min_silos=3), AVG, silos=4)
+    parties.play(0)
+    update, silo = replace(parties.last("update"), round=1), parties.silos["silo0"]
+    silo.answer(update)
+    about = {**update.fields, "request": update.digest()}
+    first = replace(update, kind="open", arrays={}, fields=about)
+    dies_before_its_state(silo, first)
+    silo = parties.started("silo0", ledger=silo.gate.ledger)
+    again = replace(update, attempt=1, fields={**update.fields, "roster": list(parties.names[:3])})
+    silo.answer(again)
+    silo.answer(replace(first, attempt=1, fields={**again.fields, "request": again.digest()}))
+    with refused("gate.open"):
+        silo.answer(first)
+
+
+def test_an_answer_whose_process_died_goes_out_when_it_is_asked_for_again():
+    parties = Parties(Masked(min_silos=3), AVG, silos=4)
+    parties.play(0)
+    update, silo = replace(parties.last("update"), round=1), parties.silos["silo0"]
+    dies_before_its_state(silo, update)
+    silo = parties.started("silo0", ledger=silo.gate.ledger)
+    assert silo.answer(update).encode() == silo.answer(update).encode()
+    assert silo.gate.state.round == 1
+    assert len(silo.gate.ledger.history) == 2
+
+
+def test_a_silo_that_missed_rounds_is_charged_by_its_own_ledger():
+    """Its records have spent what they spent, whatever the number of the round."""
+    federation = small_federation(silos=4).with_budgets(np.full(60, 2.0))
+    method = RpdpFilter(
+        noise_multiplier=2.0, clip=0.5, local_steps=2, expected_batch_size=4, local_learning_rate=0.1,
+        largest_budget=2.0, delta=1e-5,
+    )  # fmt: skip
+    parties = Parties(Masked(min_silos=3), method, federation=federation, silos=4)
+    parties.transport.lost = lambda name, m: name == "silo3" and m.round < 4 and m.kind == "update"
+    for round_ in range(6):
+        parties.play(round_)
+    late, whole = (parties.silos[name].gate.ledger for name in ("silo3", "silo0"))
+    assert [charge.round for charge in late.history] == [4, 5]
+    assert [c.events for c in late.history] == [c.events for c in whole.history[:2]]
+    assert late.epsilon("released") > 0.1
+
+
+def test_a_store_older_than_its_ledger_is_noticed():
+    """Else every model, one bit apart, would have an answer that nobody charges."""
+    parties = Parties(Plain(), AVG)
+    parties.play(0)
+    old, ledger = backup(parties, "silo0"), parties.silos["silo0"].gate.ledger
+    parties.play(1)
+    parties.stores["silo0"]._values = old
+    silo, asked = parties.started("silo0", ledger=ledger), parties.last("update")
+    for request in (asked, nudge(asked)):
+        with refused("gate.set_back"):
+            silo.answer(request)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_ledger_that_was_lost_or_set_back_is_noticed(kept):
+    parties = Parties(Masked(), AVG)
+    for round_ in range(2):
+        parties.play(round_)
+    older = Ledger(None, 1e-5, "rdp", run="run")
+    for charge in parties.silos["silo0"].gate.ledger.history[:kept]:
+        older.charge(charge.round, charge.release, charge.events)
+    silo = parties.started("silo0", ledger=older)
+    with refused("gate.set_back"):
+        silo.answer(replace(parties.last("update"), round=2))
+
+
+def test_a_silo_that_lost_its_store_begins_nothing_anew():
+    parties = Parties(Masked(), AVG)
+    parties.play(0)
+    ledger = parties.silos["silo0"].gate.ledger
+    parties.stores["silo0"]._values = {}
+    with refused("gate.set_back"):
+        parties.started("silo0", ledger=ledger).answer(parties.last("setup"))
+
+
+@pytest.mark.parametrize("name", ["lattice", "paillier", "masked uniform"])
+def test_the_set_up_of_a_session_is_not_gone_on_with_by_another_process(name):
+    """From a store that was set back, silo 0 would offer its tables twice: every N[u] was read."""
+    parties = Parties(*RUNS[name])
+    kinds = [kind.name for kind in parties.silos["silo0"].gate.script.setup]
+    store = parties.stores["silo0"]._values
+    for kind in kinds[kinds.index("hello") + 1 :]:
+        asked = parties.last(kind)
+        silo = parties.started("silo0")
+        set_state(silo, step=kinds.index(kind), answered=())
+        store.pop(asked.key, None)
+        with refused("gate.restarted"):
+            silo.answer(asked)
+
+
+def test_a_box_is_sealed_under_another_nonce_every_time():
+    """Under one nonce the difference of two boxes was that of two samples."""
+    parties = Parties(HIDDEN["lattice"], HALF)
+    session = parties.silos["silo0"]._side._member.session("run")
+    one, other = (session.encrypt("silo1", b"the same", "use") for _ in range(2))
+    assert one[12:] != other[12:]
+    peer = parties.silos["silo1"]._side._member.session("run")
+    assert peer.decrypt("silo0", one, "use") == peer.decrypt("silo0", other, "use") == b"the same"
+
+
+@pytest.mark.parametrize("name", ["lattice sampled", "paillier hidden"])
+def test_noise_and_seal_depend_on_all_that_a_silo_was_asked(name):
+    """Sample and weights are in ciphertexts and boxes there, and no array says them."""
+    parties = Parties(*RUNS[name])
+    parties.play(0)
+    silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
+    blob = "ciphertexts" if "ciphertexts" in asked.blobs else "sampled"
+    other = replace(asked, blobs={**asked.blobs, blob: asked.blobs[blob][:-1] + b"?"})
+    draws = [silo._round_randomness(request, 0).stream("noise").random() for request in (asked, asked, other)]
+    assert draws[0] == draws[1] != draws[2]
+    before = dict(parties.stores["silo1"]._values)
+    opening = parties.last("open", "silo1")
+    seals = []
+    for update in ("0" * 64, asked.digest()):
+        set_state(silo, update=update)
+        seals.append(silo._side._seals.open(opening).blobs["seal"])
+    parties.stores["silo1"]._values = before
+    assert seals[0] != seals[1]
+
+
+def test_a_greeting_that_nests_brackets_is_one_refusal():
+    parties = Parties(Masked(), AVG)
+    fresh = restored(parties, "silo0", {})
+    for kind in ("setup", "hello"):
+        fresh.answer(replace(parties.last(kind)))
+    roster = parties.last("roster")
+    with refused("message.malformed"):
+        fresh.answer(replace(roster, blobs={**roster.blobs, "silo1": b"[" * 3000}))
 
 
 def test_states_survive_a_restart():

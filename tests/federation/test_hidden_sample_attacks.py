@@ -11,7 +11,10 @@ from federation.private import Parties, hidden_samples, in_clear, run
 from federation.test_hidden_sample import BOTH, HALF, HIDDEN, LAW
 from federation.test_masked import charges
 from federation.test_private_charges import at
-from federation.wires import wire  # noqa: F401
+from federation.wires import (
+    set_state,
+    wire,  # noqa: F401
+)
 from oracles import small_federation
 from refusals import refused
 from silodp.errors import SilodpError
@@ -132,7 +135,7 @@ def test_silo_0_that_asks_for_other_entries_gets_none(aggregator, tmp_path, wire
     for key in zero._store.names():
         if key.startswith(("run/sample/0", "run/choice/0")):
             zero._store.drop(key)
-    zero.gate.commit(replace(zero.gate.state, round=-1, prepared=0))
+    set_state(zero, round=-1, prepared=0)
     parties.transport.lost = lambda name, m: False
     with pytest.raises(SilodpError, match="'silo0' asked for entries of round 1 a second time"):
         parties.play(0)

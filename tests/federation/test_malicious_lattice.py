@@ -54,7 +54,9 @@ def test_the_key_of_one_attempt_does_not_decrypt_another():
         total = p.digits.add(total, p.digits.from_bytes(answer.blobs["masked"]))
         seals = parties.silos[name]._side._seals
         request = parties.last("update", name, 1)
-        total = p.digits.mask(total, seals.session(request).seal_key(*seals.attempt(request).use), -1)
+        total = p.digits.mask(
+            total, seals.session(request).seal_key(*seals.attempt(request).use, request.digest()), -1
+        )
     with pytest.raises(ValueError, match="does not decrypt"):
         LatticeServer(p, old).decrypt(total)
     LatticeServer(p, keys(parties)["request/1/0"]).decrypt(total)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from federation.test_masked import AVG, setting
+from federation.wires import set_state
 from oracles import logistic_task, small_federation
 from refusals import refused
 from silodp.crypto.keys import Identity
@@ -71,7 +72,7 @@ def test_one_failed_check_ends_the_transfers_of_a_session():
         request = parties.shares._awaited(column + 1, everyone, kept).message
         altered = {"request": with_a_flipped_bit(request, column)}
         try:
-            zero.gate.commit(replace(zero.gate.state, round=column, attempt=0))
+            set_state(zero, round=column, attempt=0)
             zero.answer(replace(sample, round=column + 1, blobs=altered))
             outcomes.append("")
         except SilodpError as error:

@@ -4,6 +4,7 @@ channel without signatures, for tests that drive parties by hand."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -90,3 +91,9 @@ class Direct:
                     getattr(error, "code", ""),
                 )
         return answers, failures
+
+
+def set_state(silo: Silo, **changes) -> None:
+    """As if a silo's gate were somewhere else."""
+    state = replace(silo.gate.state, **changes)
+    silo._store.put(silo.gate._key, state.encode())

@@ -169,6 +169,7 @@ def well_formed(said: Guarantee) -> bool:
             and isinstance(said.private, bool)
             and isinstance(said.releasable, bool)
             and is_count(said.rounds)
+            and costs(said.any_dropouts)
             and all(is_count(k) and k >= 1 and costs(value) for k, value in said.persons)
             and all(
                 (number(group["budget"]) or 0) > 0

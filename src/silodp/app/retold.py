@@ -37,8 +37,8 @@ CONFIG = "config.toml"
 _ALL = "assumptions, claims, and what units with budgets of their own were charged"
 DATA = "assumptions that came with the data tables (only they say them)"
 EARLIER = (
-    "assumptions, and whether each round cost what its settings say (the run was begun by an earlier version of silodp, "
-    "which worded and charged otherwise)"
+    "assumptions, and whether each round cost what its settings say (an earlier version of silodp, which worded and "
+    "charged otherwise, began the run)"
 )
 USERS = "whether δ is below 1/U (how many persons there are is not known here)"
 COLUMN = "which budgets there are and how many records have them (only the tables say it)"
@@ -68,10 +68,10 @@ class Retold:
             for text in again.assumptions:
                 if text not in said.assumptions:
                     return f"nothing of what it assumes: {text}"
-        if said.any_dropouts is not None and not said.any_dropouts >= (again.any_dropouts or 0) * (
-            1 - _LAST_DIGITS
-        ):
-            return f"any_dropouts = {said.any_dropouts:.6g}, and it is {again.any_dropouts:.6g}"
+        if said.any_dropouts is not None:
+            least = None if again.any_dropouts is None else again.any_dropouts * (1 - _LAST_DIGITS)
+            if least is None or not said.any_dropouts >= least:
+                return f"any_dropouts = {said.any_dropouts}, and it is {again.any_dropouts}"
         if EARLIER not in self.unchecked and not same(said.claims, again.claims):
             return f"claims = {_list(said.claims)}, and they are {_list(again.claims)}"
         return self._about_groups(said, again)
@@ -121,7 +121,7 @@ def retold(
             again = known.retold(setting)
             if (
                 again.earlier
-            ):  # by its own rules and words the run may be right; ε is compared with the ledger all the same
+            ):  # by its own rules the run may be right; ε is compared with the ledger all the same
                 wrong, again = None, replace(again, unchecked=(EARLIER, *again.unchecked))
         except SilodpError as error:
             return Retold({}, (f"{_ALL} (they cannot be told again: {str(error).rstrip('.')})",))

@@ -23,7 +23,9 @@ from silodp.crypto.streams import KEY_BYTES, secret_of, subkey
 from silodp.errors import SilodpError
 
 VERSION = "silodp secure aggregation 1"
-_NO_NONCE = bytes(12)  # every key encrypts one message
+NONCE_BYTES, TAG_BYTES = 12, 16
+OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
+"""How much longer than its message a box is."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Hello:
         try:
             name, *parts = json.loads(data)
             hello = cls(str(name), *(bytes.fromhex(part) for part in parts))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):  # a silo may nest JSON a thousand times
             raise SilodpError(
                 f"the greeting of silo '{sender}' cannot be read: it was cut or altered.",
                 code="message.malformed",
@@ -234,15 +236,19 @@ class Session:
         return secret_of(b"".join(parts), self.transcript, "group secret")
 
     def encrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
-        """ChaCha20-Poly1305 to one silo; every use once."""
-        return ChaCha20Poly1305(subkey(self.pairs[peer], "to", peer, *use)).encrypt(_NO_NONCE, message, None)
+        """ChaCha20-Poly1305 to one silo, behind a random nonce: one that was set back seals twice for one use."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return nonce + ChaCha20Poly1305(subkey(self.pairs[peer], "to", peer, *use)).encrypt(
+            nonce, message, None
+        )
 
     def decrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
         """Inverse of `encrypt` by `peer`, who is named when it fails."""
         try:
             key = subkey(self.pairs[peer], "to", self.name, *use)
-            return ChaCha20Poly1305(key).decrypt(_NO_NONCE, message, None)
-        except InvalidTag:
+            nonce, sealed = message[:NONCE_BYTES], message[NONCE_BYTES:]
+            return ChaCha20Poly1305(key).decrypt(nonce, sealed, None)
+        except (InvalidTag, ValueError):
             raise SilodpError(
                 f"what silo '{peer}' sent to silo '{self.name}' was altered, or is of another session.",
                 code="session.altered",

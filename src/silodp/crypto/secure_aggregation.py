@@ -132,9 +132,12 @@ def pair_masked(value: V, group: Group[V], session: Session, attempt: Attempt) -
     return value
 
 
-def masked(value: V, group: Group[V], session: Session, attempt: Attempt) -> V:
-    """The value under pair masks and this silo's seal: uniform to whoever lacks a silo's keys."""
-    return group.mask(pair_masked(value, group, session, attempt), session.seal_key(*attempt.use), 1)
+def masked(value: V, group: Group[V], session: Session, attempt: Attempt, *seal: str | int) -> V:
+    """The value under pair masks and this silo's seal: uniform to whoever lacks a silo's keys.
+
+    `seal`: what the seal is derived for beside the attempt, and must be opened for.
+    """
+    return group.mask(pair_masked(value, group, session, attempt), session.seal_key(*attempt.use, *seal), 1)
 
 
 def summed(values: Iterable[V], group: Group[V]) -> V:

@@ -13,10 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.preferences import PREFERENCES, Preference
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, short
 
 if TYPE_CHECKING:
     from silodp.data.tables import Schema
+
+
+MOST_NAME = 100
+"""Characters of a silo's name: it is part of what silos sign and send each other."""
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text has an encoding as UTF-8; one with a lone surrogate has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +58,15 @@ class SiloData:
     budget: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
+        if (
+            not isinstance(self.name, str)
+            or not 0 < len(self.name) <= MOST_NAME
+            or not is_encodable(self.name)
+        ):
             raise SilodpError(
-                f"a silo's name is {self.name!r}; give every silo a name that is not empty", code="data.array"
+                f"a silo's name is {short(self.name)}; give every silo a name of 1 to {MOST_NAME} characters",
+                code="data.array",
+                field="name",
             )
         for field in ("x", "y", "user"):
             if not isinstance(getattr(self, field), np.ndarray):

@@ -116,12 +116,18 @@ class SiloSide(Protocol):
 
 @dataclass(frozen=True)
 class Own:
-    """What only one silo knows: its long-term key, the other silos' pinned keys, its store, its counts n[s,u] (U,)."""
+    """What only one silo knows; counts and keys do not show when it is printed.
+
+    Attributes:
+        identity: its long-term key. pins: the silos' pinned public keys. store: its own. counts: n[s,u] (U,) int64.
+        masked: gives the digest of the update that it masked last.
+    """
 
     identity: Identity
     pins: Mapping[str, bytes]
-    store: Store
+    store: Store = field(repr=False)
     counts: np.ndarray = field(repr=False)
+    masked: Callable[[], str] = field(repr=False)
 
 
 class Aggregator(Protocol):

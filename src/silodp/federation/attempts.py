@@ -144,11 +144,14 @@ class Seals:
 
     member: Member
     store: Store
+    masked: Callable[[], str]
 
     @classmethod
     def of(cls, aggregator: Aggregator, setting: Setting, own: Own) -> Seals:
         """Of one silo in a run."""
-        return cls(Member(own.identity, own.pins, setting.constants(aggregator), own.store), own.store)
+        return cls(
+            Member(own.identity, own.pins, setting.constants(aggregator), own.store), own.store, own.masked
+        )
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -186,7 +189,8 @@ class Seals:
     def open(self, request: Message) -> Message:
         """This silo's seal of the attempt that it masked last."""
         attempt = self._attempt(request, request.fields["request"])
-        return request.reply(seal=self.session(request).seal_key(*attempt.use))
+        # Of everything that this silo was asked in its update, what no other silo was sent included.
+        return request.reply(seal=self.session(request).seal_key(*attempt.use, self.masked()))
 
     def _attempt(self, request: Message, digest: str) -> Attempt:
         release, roster = request.fields["release"], tuple(request.fields["roster"])

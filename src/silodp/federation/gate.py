@@ -52,9 +52,13 @@ class State:
         release: of that attempt, counted from 0.
         roster: of that attempt; a further attempt has a smaller one.
         asked: digest of the round's model and sample.
-        request: digest of that attempt's request, which its masks and its seal are bound to.
+        request: digest of what that attempt's update says to all silos alike, which pair masks are bound to.
+        update: digest of the whole update, which this silo's seal is bound to.
         opened: whether the release was opened.
         attempts: how many updates of the run were answered.
+        charges: how many charges the silo's own ledger had then.
+        answered: digests of the requests answered in the set-up, and in this round: stored bytes of another one, whose
+            process died before the state was written, do not go out.
     """
 
     step: int = 0
@@ -66,8 +70,11 @@ class State:
     roster: tuple[str, ...] = ()
     asked: str = ""
     request: str = ""
+    update: str = ""
     opened: bool = False
     attempts: int = 0
+    charges: int = 0
+    answered: tuple[tuple[int, str], ...] = ()
 
     def encode(self) -> bytes:
         """For the silo's store."""
@@ -79,7 +86,8 @@ class State:
         if stored is None:
             return cls()
         fields = json.loads(stored)
-        return cls(**{**fields, "roster": tuple(fields["roster"])})
+        answered = tuple((round_, digest) for round_, digest in fields["answered"])
+        return cls(**{**fields, "roster": tuple(fields["roster"]), "answered": answered})
 
 
 class Gate:
@@ -112,6 +120,7 @@ class Gate:
         self._setup = tuple(kind.name for kind in self.script.setup)
         self._prepare = tuple(kind.name for kind in self.script.prepare)
         self._key = f"{setting.run}/gate"
+        self._met_here = -1  # the session that was begun in this process
 
     @property
     def state(self) -> State:
@@ -123,9 +132,21 @@ class Gate:
         """No request of the run is longer, when encoded."""
         return self.script.most_bytes
 
-    def commit(self, state: State) -> None:
-        """Make the state after a request durable; its answer was stored before."""
+    def commit(self, state: State, request: Message) -> None:
+        """Make the state after a request durable; its answer was stored before, and goes out from now on.
+
+        What was answered in earlier rounds is forgotten: it is not repeated.
+        """
+        own = (state.round, request.digest())
+        answered = tuple(one for one in state.answered if one[0] in (-1, state.round) and one != own)
+        state = replace(state, answered=(*answered, own), charges=len(self.ledger.history))
         self._store.put(self._key, state.encode())
+        if request.kind == "hello":
+            self._met_here = state.session
+
+    def may_repeat(self, request: Message) -> bool:
+        """Whether the stored answer to this request may go out again."""
+        return request.digest() in {digest for _, digest in self.state.answered}
 
     def next_state(self, request: Message) -> State:
         """Check a request, whose message was checked, against the state.
@@ -137,6 +158,7 @@ class Gate:
             SilodpError: it may not be asked now (codes gate.*).
         """
         state = self.state
+        self._check_age(state)
         if request.kind in self._setup:
             return self._admit_setup(request, state)
         if state.step < len(self._setup):
@@ -169,6 +191,17 @@ class Gate:
             )
         kind.request.check(request, f"the server of silo '{self._name}'")
 
+    def _check_age(self, state: State) -> None:
+        """Refuse where the silo's store and its ledger are copies of different moments."""
+        charged = len(self.ledger.history)
+        if charged < state.charges or (charged and state.step < len(self._setup)):
+            older = "ledger" if charged < state.charges else "store"
+            self._refuse(
+                "gate.set_back",
+                f"has a {older} that is an old copy, or was lost: what the run has spent there is not known; restore "
+                "the newest copy, or begin a new run",
+            )
+
     # --- set-up ---
 
     def _admit_setup(self, request: Message, state: State) -> State:
@@ -184,6 +217,13 @@ class Gate:
                 "gate.order",
                 f"was asked '{kind}' of session {request.attempt + 1}, and expects '{due}' of session "
                 f"{max(state.session, 0) + 1}: each message of the set-up is answered once",
+            )
+        if in_session and state.session != self._met_here:
+            # From a store that was set back other tables would be made under the same secrets.
+            self._refuse(
+                "gate.restarted",
+                f"was started anew since it began session {state.session + 1} of the set-up: begin another session "
+                "(resuming the run does)",
             )
         if kind == "setup":
             self._check_allotment(request)
@@ -221,7 +261,8 @@ class Gate:
                 "silo must answer every round: its store is an old copy; restore the newest one, or begin a new run",
             )
         return replace(
-            state, round=request.round, prepared=0, attempt=-1, release=0, roster=(), asked="", request="", opened=False
+            state, round=request.round, prepared=0, attempt=-1, release=0, roster=(), asked="", request="", update="",
+            opened=False,
         )  # fmt: skip
 
     def _admit_prepare(self, request: Message, state: State) -> State:
@@ -268,13 +309,13 @@ class Gate:
                     f"was asked for round {request.round + 1} a second time as attempt {request.attempt + 1}: a value "
                     "in clear is sent once, and fresh noise under it would be another release",
                 )
-            return replace(state, attempt=0, asked=asked, request=request.digest())
+            return replace(state, attempt=0, asked=asked, request=request.digest(), update=request.digest())
         roster, release = tuple(request.fields["roster"]), request.fields["release"]
         self._check_roster(roster, state)
         self._check_release(request, release, state)
         return replace(
             state, attempt=request.attempt, release=release, roster=roster, asked=asked,
-            request=common_digest(request), opened=False,
+            request=common_digest(request), update=request.digest(), opened=False,
         )  # fmt: skip
 
     def _check_roster(self, roster: tuple[str, ...], state: State) -> None:
@@ -337,9 +378,20 @@ class Gate:
             self._refuse(
                 "gate.rounds", "was asked for a release that budgets laid out beforehand do not cover"
             )
+        place = f"{self._setting.run}/charging/{request.round}/{release}"
+        asked = model_and_sample(request).encode()
         if self.ledger.charged(request.round, release):
+            if self._store.get(place) != asked:
+                self._refuse(
+                    "gate.set_back",
+                    f"has charged round {request.round + 1} and knows nothing of it, or was asked for another model: "
+                    "its store is an old copy; restore the newest one, or begin a new run",
+                )
             return
-        events = costliest_events(self._aggregator, self._setting, request.round, release)
+        self._store.put(place, asked)
+        # Units retire by what they have spent here: a silo that has missed rounds is as far as its own ledger.
+        position = len({charge.round for charge in self.ledger.history} - {request.round})
+        events = costliest_events(self._aggregator, self._setting, min(request.round, position), release)
         for adversary, limit in self._limits.items():
             spent = self.ledger.epsilon_after(events, adversary)
             if spent is None or spent > limit:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from silodp.crypto import hidden_sample, lookup
 from silodp.crypto.hidden_sample import MOST_PLACES, SILO_CHOOSES, OneOf
-from silodp.crypto.keys import Session
+from silodp.crypto.keys import OVERHEAD_BYTES, Session
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import (
     OFFER_BYTES,
@@ -42,7 +42,6 @@ ASSUMPTION = (
     "oblivious transfer over ristretto255 hides choices, and no silo tells the server the silos' common secret, which "
     "with the server's own draws says who was sampled in every round"
 )
-_TAG = 16  # bytes of authentication
 
 
 def law_of(method: Method, places: int | None) -> OneOf | None:
@@ -103,7 +102,7 @@ def choice_kinds() -> tuple[Kind, Kind]:
 def chosen_kind(setting: Setting, law: OneOf, width: int, entry: int) -> Kind:
     """The tables that silo 0 chooses from, with entries of `width` words, of which it passes on `entry` bytes."""
     users = setting.population.users
-    box = Blob.of(users * entry + _TAG)
+    box = Blob.of(users * entry + OVERHEAD_BYTES)
     return Kind(
         "chosen",
         Schema(
@@ -120,7 +119,7 @@ def choice_blob(setting: Setting, law: OneOf) -> Blob:
 
 def box_blob(setting: Setting, name: str, entry: int) -> dict[str, Blob]:
     """What an update carries for one silo: what silo 0 sealed for it, `entry` bytes a person; nothing for silo 0."""
-    size = setting.population.users * entry + _TAG
+    size = setting.population.users * entry + OVERHEAD_BYTES
     return {} if name == setting.names[0] else {BOX: Blob.of(size)}
 
 

@@ -354,7 +354,8 @@ class _Silo:
             self._weights.of_round(request),
             drawn["noise"],
         )
-        return request.reply(masked=p.digits.to_bytes(masked(digits, p.digits, session, attempt))), refused[0]
+        hidden = masked(digits, p.digits, session, attempt, request.digest())
+        return request.reply(masked=p.digits.to_bytes(hidden)), refused[0]
 
     def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p = self._aggregator.parameters(self._setting)

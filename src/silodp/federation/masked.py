@@ -204,7 +204,9 @@ class _Silo:
         session, attempt = self._seals.session(request), self._seals.attempt(request)
         drawn = self._seals.drawn(request, attempt, lambda: self._noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._setting)
-        answer = request.answer(masked=masked(ring.of(drawn["noisy"]), ring, session, attempt))
+        answer = request.answer(
+            masked=masked(ring.of(drawn["noisy"]), ring, session, attempt, request.digest())
+        )
         return answer, int(drawn["refused"][0])
 
     def _noisy(self, work: Work, release: int) -> dict[str, np.ndarray]:

@@ -314,7 +314,7 @@ class _Silo:
 
         drawn = self._seals.drawn(request, attempt, draw)
         group = Residues(p.ciphertexts, int(public.n))
-        masks: list[int] = masked(group.zero(), group, session, attempt)
+        masks: list[int] = masked(group.zero(), group, session, attempt, request.digest())
         refused = [0]
         answer = silo.answer(
             request.blobs["inverses"] if self._choices is None else self._choices.of_round(request),

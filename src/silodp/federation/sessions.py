@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from silodp.crypto.keys import Hello, Identity, Opening, Session
+from silodp.crypto.keys import OVERHEAD_BYTES, Hello, Identity, Opening, Session
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
 from silodp.federation.schemas import Blob, Kind, Schema, is_digest
@@ -13,8 +13,8 @@ from silodp.federation.store import Store
 
 _READY, _NUMBER = "session ready", "session number"
 
-_GREETING = Blob(1, 2048)  # JSON: a name of up to 200 characters, escaped, and 160 bytes in hexadecimal
-_SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + 16)
+_GREETING = Blob(1, 4096)  # JSON: a name of up to 100 characters of 12 bytes, and 160 bytes in hexadecimal
+_SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + OVERHEAD_BYTES)
 
 
 def meeting_kinds(names: tuple[str, ...], own: str) -> tuple[Kind, Kind, Kind]:

@@ -16,7 +16,6 @@ from silodp.crypto.streams import KEY_BYTES, subkey
 from silodp.data.silo import SiloData
 from silodp.errors import SilodpError
 from silodp.federation.aggregation import Aggregator, Own, Setting, events
-from silodp.federation.attempts import model_and_sample
 from silodp.federation.gate import Gate
 from silodp.federation.messages import Message
 from silodp.federation.store import Store
@@ -29,7 +28,7 @@ from silodp.privacy.ledger import Ledger
 from silodp.training.task import Task
 
 _OF_A_ROUND = ("sample", "chosen", "update", "open")
-_KEPT_FOR_A_ROUND = (*_OF_A_ROUND, "noisy", "choice", "drawn", "seeds")
+_KEPT_FOR_A_ROUND = (*_OF_A_ROUND, "charging", "noisy", "choice", "drawn", "seeds")
 _FORGOTTEN = re.compile(rf"(?:{'|'.join(_KEPT_FOR_A_ROUND)})/(\d+)(?:/[^/]+)?")
 
 
@@ -78,7 +77,9 @@ class Silo:
         self._counts_here = counts
         ledger = own_ledger(aggregator, setting) if ledger is None else ledger
         self.gate = Gate(data.name, setting, aggregator, store, counts, ledger, limits)
-        own = Own(identity or Identity.fresh(data.name), pins or {}, store, counts)
+        own = Own(
+            identity or Identity.fresh(data.name), pins or {}, store, counts, lambda: self.gate.state.update
+        )
         self._side = aggregator.silo(setting, own)
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "counts": self._counts,
@@ -105,23 +106,16 @@ class Silo:
                     f"silo '{self.name}' has answered another request under {request.key}: it answers each key once.",
                     code="gate.answered",
                 )
-            self._commit_again(request)
+            if not self.gate.may_repeat(request):  # its process died before it could be sent
+                self.gate.commit(self.gate.next_state(request), request)
             return Message.decode(stored[len(digest) :])
         state = self.gate.next_state(request)
         self.gate.charge(request)
         answer = self._handlers[request.kind](request)
         self._store.put(request.key, digest + answer.encode())
-        self.gate.commit(state)
+        self.gate.commit(state, request)
         self._forget_before(request)
         return answer
-
-    def _commit_again(self, request: Message) -> None:
-        """A process may have died between storing an answer and committing the state after it."""
-        try:
-            state = self.gate.next_state(request)
-        except SilodpError:
-            return  # the state is already past this request
-        self.gate.commit(state)
 
     def _forget_before(self, request: Message) -> None:
         """Drop what was kept for the rounds before an update, which the gate refuses from now on.
@@ -232,15 +226,13 @@ class Silo:
     def _round_randomness(self, request: Message, release: int) -> Randomness:
         """The streams of one release.
 
-        Without a seed they follow from a key in the silo's store and from the model and sample that were asked for, so
-        that a store that was set back repeats the noise of a repeated request, and draws other noise for another one.
+        Without a seed they follow from a key in the silo's store and from everything that was asked, so that a store
+        that was set back repeats the noise of a repeated request, and draws other noise for another one.
         """
         if self._randomness.reproducible:
             return self._randomness.child("round", request.round, release)
         key = self._round_key(request.run, request.round)
-        return Randomness(
-            key, (*self._randomness.prefix, "round", request.round, release, model_and_sample(request))
-        )
+        return Randomness(key, (*self._randomness.prefix, "round", request.round, release, request.digest()))
 
     def _run_randomness(self, run: str) -> Randomness:
         """The streams of what is drawn once in a run."""
