@@ -389,7 +389,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     tell(directory, whole)
 
     as_the_first_version_left_it(directory, silos=5, lost_in=1)
-    assert audit(directory).unchecked == (retold.DATA, retold.EARLIER)
+    assert audit(directory).unchecked == (retold.EARLIER, retold.DATA)
     assert told(directory)[0]["epsilon"] > whole[0]["epsilon"]
     less = told(directory)
     tell(directory, [less[0] | {"epsilon": whole[0]["epsilon"]}, *less[1:]])
@@ -398,5 +398,5 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     assert (
         silodp("run", directory / "config.toml", "--out", "out", "--resume", "--set", "rounds=4").status == 0
     )
-    assert audit(directory).unchecked == (retold.DATA, retold.EARLIER)
+    assert audit(directory).unchecked == (retold.EARLIER, retold.DATA)
     assert told(directory)[0]["rounds"] == 4
