@@ -44,7 +44,11 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     try:
         sealed = path.read_bytes()
     except FileNotFoundError:
-        raise SilodpError(f"there is no checkpoint at {path}: begin the run without --resume.") from None
+        raise SilodpError(
+            f"there is no checkpoint at {path}: begin the run without --resume.",
+            code="run.nothing_to_resume",
+            field="out",
+        ) from None
     data = unseal(sealed, f"checkpoint {path}")
     try:
         tensors = load(data)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, name_file
 
 _DIGEST = 32
 
@@ -16,16 +16,17 @@ _DIGEST = 32
 def write_durably(path: Path, data: bytes) -> None:
     """Replace a file's content in one step that survives a crash: either the old content or the new, never a part."""
     temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with name_file(path):
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def seal(data: bytes) -> bytes:
