@@ -5,6 +5,7 @@ replaces that of a run whose rounds the ledger has; without the ids, two copies 
 release two models under guarantees that look the same.
 """
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -144,11 +145,20 @@ def test_the_lock_ends_with_its_process_and_is_not_left_with_a_worker_of_it(tmp_
         os.kill(worker, 9)
 
 
-def test_a_lock_whose_file_was_deleted_locks_the_new_one(tmp_path):
-    path = tmp_path / "checkpoint" / "lock"
+def test_a_file_that_is_deleted_between_opening_and_locking_it_locks_nothing(tmp_path, monkeypatch):
+    """`silodp demo` deletes its own earlier run: a lock on a file that nobody else can open would exclude nobody."""
+    path, real, calls = tmp_path / "checkpoint" / "lock", fcntl.flock, []
+
+    def flock(file, how):
+        calls.append(how)
+        if len(calls) == 1:
+            shutil.rmtree(path.parent)
+        return real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
     with hold_lock(path):
-        shutil.rmtree(tmp_path / "checkpoint")  # as `silodp demo` does, with its own earlier run
-        with hold_lock(path), pytest.raises(SilodpError), hold_lock(path):
+        assert len(calls) == 2
+        with pytest.raises(SilodpError), hold_lock(path):
             pass
 
 

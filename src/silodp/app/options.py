@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from silodp.errors import name_file
+
 Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to run.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, e.g. rounds=20.")
@@ -19,10 +21,14 @@ Root = Annotated[
     Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data sets (else $SILODP_DATA).")
 ]
 
+STANDARD_OUTPUT = "standard output"
+"""The file name of an error in writing a result."""
+
 
 def show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
     """Print a result, as one JSON object or as lines for reading."""
-    if as_json:
-        print(json.dumps(result, allow_nan=False, ensure_ascii=False))
-    else:
-        print("\n".join(lines))
+    with name_file(STANDARD_OUTPUT):  # a full disk would else show only as Python exits
+        print(
+            json.dumps(result, allow_nan=False, ensure_ascii=False) if as_json else "\n".join(lines),
+            flush=True,
+        )
