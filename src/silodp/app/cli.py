@@ -43,7 +43,7 @@ _RUN_FILES = {
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
-    help="User-level differential privacy for federated learning across silos.",
+    help="User-level differential privacy for federated learning across silos. Begin with: silodp demo.",
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -55,10 +55,13 @@ def run(
     config: Config,
     set_: Set = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a run that was stopped: silodp run DIR --resume."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train; write model, guarantee, metrics and report to DIR (default runs/NAME)."""
+    """Train a model. Write it, its guarantee, metrics and a report to DIR (else runs/NAME)."""
     from silodp.app.config import load_config
     from silodp.app.resuming import configuration_of
 
@@ -79,7 +82,7 @@ def load_demo() -> RunConfig:
 
 @app.command()
 def demo(out: Out = None, as_json: Json = False) -> None:
-    """The embedded example: real records, no network, under a minute."""
+    """Train on the embedded example. Real records, no network, under a minute."""
     directory = out or Path("runs/demo")
     settings = load_demo()
     if _is_run_of(settings, directory):
@@ -100,14 +103,18 @@ def compare(
     config: Config,
     methods: Annotated[
         str,
-        typer.Option(help="E.g. uldp-avg,uldp-avg:weighting=records,uldp-group:k=8.", show_envvar=False),
+        typer.Option(
+            help="Methods to compare, with settings of their own after colons, e.g. "
+            "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8.",
+            show_envvar=False,
+        ),
     ],
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 5,
     set_: Set = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Utility against ε of several methods on the same data, mean ± sd."""
+    """Train several methods and compare them. Utility and ε on the same data, mean ± sd over seeds."""
     from silodp.app.compare import compare as compare_
     from silodp.app.compare import table
     from silodp.app.config import load_config
@@ -126,7 +133,7 @@ def compare(
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Of a finished run.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a finished run.")],
     as_json: Json = False,
 ) -> None:
     """Check the guarantee against the ledger; rebuild DIR/report.html."""

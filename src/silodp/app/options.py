@@ -11,12 +11,21 @@ import typer
 
 from silodp.errors import name_file
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to run.")]
+Config = Annotated[
+    Path, typer.Argument(metavar="CONFIG.toml", help="The configuration; examples/*.toml show some.")
+]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, e.g. rounds=20.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a value of the configuration, e.g. rounds=20 or method.clip=0.5; may be repeated.",
+    ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, of an error too.")
+]
 Root = Annotated[
     Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data sets (else $SILODP_DATA).")
 ]
