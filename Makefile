@@ -1,38 +1,64 @@
 # make demo: train on embedded real records.  make test: run the tests.  Both set up .venv first.
 PYTHON ?= python3
 VENV ?= .venv
+NEWEST ?= .venv-newest
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
+DEVELOPED = $(VENV)/.developed
+PIP = -m pip install --disable-pip-version-check
+CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow lint types imports benchmarks clean
+.PHONY: demo test test-slow test-fuzz test-newest lint types imports benchmarks errors clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
 
-test: $(INSTALLED)
+test: $(DEVELOPED)
 	$(BIN)/python -m pytest -rs
 
-test-slow: $(INSTALLED)
+test-slow: $(DEVELOPED)
 	$(BIN)/python -m pytest -rs -m slow
 
-lint: $(INSTALLED)
+# 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
+test-fuzz: $(DEVELOPED)
+	SILODP_MUTANTS=100000 $(BIN)/python -m pytest -rs -m slow tests/federation/test_fuzz.py
+
+# With the newest versions that pyproject.toml allows, for example: make test-newest PYTHON=python3.13
+test-newest:
+	@$(CHECK)
+	@echo "Installing silodp and the newest versions of what it needs into $(NEWEST) ..."
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python $(PIP) --upgrade --upgrade-strategy eager --editable '.[test]'
+	$(NEWEST)/bin/python -m pytest -rs
+
+lint: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(INSTALLED)
+types: $(DEVELOPED)
 	$(BIN)/mypy
 
-imports: $(INSTALLED)
+imports: $(DEVELOPED)
 	$(BIN)/lint-imports
 
-benchmarks: $(INSTALLED)
+benchmarks: $(DEVELOPED)
 	$(BIN)/python benchmarks/run.py
 
+errors: $(INSTALLED)
+	$(BIN)/python -c 'from silodp.errors import list_codes; print(list_codes(), end="")' > docs/errors.md
+
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
+	@$(CHECK)
+	@echo "Installing silodp and what it needs to run into $(VENV): 55 packages, 360 MB to download with the CPU build"
+	@echo "of torch (several GB with the default one on Linux: see README). A folder of its own: 'make clean' removes it."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable .
 	touch $(INSTALLED)
 
+$(DEVELOPED): $(INSTALLED)
+	@echo "Installing what the tests, the linters and the benchmarks need besides: 26 packages, 30 MB to download ..."
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
+	touch $(DEVELOPED)
+
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

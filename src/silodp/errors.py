@@ -1,11 +1,14 @@
-"""The error that users read, its stable codes, and the check that every number passes first."""
+"""The error that users read, its stable codes, and the checks that every number passes first."""
 
 from __future__ import annotations
 
-from numbers import Real
-from reprlib import repr as short
-
-__all__ = ["CODES", "SilodpError", "check_real", "counted", "describe_exception", "first_line", "short"]
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Integral, Real
+from pathlib import Path
+from reprlib import Repr
+from typing import Any
 
 
 class SilodpError(ValueError):
@@ -25,8 +28,10 @@ class SilodpError(ValueError):
 
 CODES: dict[str, str] = {
     "accounting.events_differ": "the events of a round differ in more than their noise",
+    "accounting.out_of_range": "noise, sampling or steps are beyond what an accountant can represent",
     "argument.conflict": "two settings exclude each other",
     "argument.grid": "integer noise, or a sum with it, does not fit the grid of steps to the clip",
+    "argument.out_of_range": "a number is larger or closer to 0 than anything that can be computed with",
     "argument.shape": "an array or vector has another shape than is needed",
     "argument.type": "an argument is of another type than is needed",
     "argument.value": "an argument or setting lies outside the values that it may have",
@@ -34,9 +39,18 @@ CODES: dict[str, str] = {
     "checkpoint.format": "a checkpoint was written by another version of silodp",
     "checkpoint.mismatch": "a run's checkpoint and its stores are copies of different moments",
     "checkpoint.setup": "a checkpoint belongs to a run with other settings or data",
+    "cli.file": "a file or folder cannot be read or written",
+    "cli.interrupted": "Ctrl-C stopped the command; the message says how to go on",
+    "cli.memory": "there is not enough memory",
+    "cli.unexpected": "an error that silodp does not know, of its own or of a user's model, loss or metric",
+    "cli.usage": "a command, option or argument is unknown, missing or malformed",
     "config.missing_field": "a setting that is needed is not there",
     "config.no_signature": "a function that a configuration names does not say which arguments it takes",
     "config.not_importable": "a file or module that a configuration names cannot be imported, or lacks the name",
+    "config.not_toml": "the configuration is not TOML in UTF-8",
+    "config.path": "the configuration's path is no readable file",
+    "config.too_large": "the configuration is too long, too deeply nested, or has a number or text that is too long",
+    "config.type": "a value has a type or characters that no setting can have",
     "config.unknown_field": "a setting is not known",
     "crypto.decryption": "a sum does not decrypt: a mask is left in it, or an answer was altered",
     "crypto.paillier_modulus": "a Paillier key has another length than was agreed, is weak, or lacks a valid proof",
@@ -74,6 +88,7 @@ CODES: dict[str, str] = {
     "invalid": "an argument or setting is not usable",
     "ledger.damaged": "a ledger's lines are not those that were written",
     "ledger.version": "a ledger was written by a version of silodp that this one cannot check",
+    "ledger.write_failed": "the ledger could not be written; what it would have charged was not released",
     "loss.counts_masked_records": "a loss changes with records that are left out by the mask",
     "loss.no_gradient": "a loss has no gradient with respect to the model's outputs",
     "loss.not_callable": "a loss is no function",
@@ -113,10 +128,14 @@ CODES: dict[str, str] = {
     "report.damaged": "a file of a run directory that a report needs cannot be read",
     "report.missing": "a file of a run directory that a report needs is not there",
     "run.attempts": "the server has made all attempts that the run's encryption was chosen for",
+    "run.disk_full": "the disk, or the quota on it, is full",
+    "run.exists": "the output directory holds files already",
+    "run.in_use": "another process is running in the output directory",
     "run.metrics_damaged": "metrics.jsonl does not hold one row for each round",
     "run.no_answer": "a silo that must answer did not",
     "run.nothing_to_resume": "there is no checkpoint to resume from",
     "run.refused": "a silo refused without a code of its own",
+    "run.rounds_done": "a resumed run was asked for fewer rounds than it has done",
     "run.too_few_silos": "fewer silos answered than are needed in a sum",
     "session.altered": "what silos sent each other was altered on the way, or is of another session",
     "session.missing": "a party was never set up in this run, or its store is lost",
@@ -150,7 +169,80 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def shorten(value: object) -> str:
+    """Return `repr(value)`, of a long one the beginning and the end."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return f"a {type(value).__name__} of very many digits"
+
+
+_REPR = Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 120, 120, 60
+
+LEAST_REAL, MOST_REAL = 1e-50, 1e38
+MOST_WHOLE = 10**9
+
+
 def check_real(name: str, value: object) -> None:
-    """Refuse what is no real number, before anything compares it; True is not 1."""
+    """Check that a setting is a real number (True is not 1) of a magnitude that can be squared and put in float32.
+
+    0, infinity and NaN pass: which of them a setting may be, its own check says.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise SilodpError(f"{name} = {short(value)}: set a number.", code="argument.type", field=name)
+        raise SilodpError(f"{name} = {shorten(value)}: set a number.", code="argument.type", field=name)
+    size: Any = abs(value)  # of any kind: a whole number may be too large for a float
+    if LEAST_REAL <= size <= MOST_REAL or size == 0 or size == math.inf or size != size:
+        return
+    raise SilodpError(
+        f"{name} = {shorten(value)}: set a number whose magnitude is between {LEAST_REAL:g} and {MOST_REAL:g}.",
+        code="argument.out_of_range",
+        field=name,
+    )
+
+
+def check_whole(name: str, value: object, least: int = 1, most: int = MOST_WHOLE, what: str = "") -> None:
+    """Check that a setting is a whole number from `least` to `most`; `what` it counts, for the message."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        counted_things = f" of {what}" if what else ""
+        raise SilodpError(
+            f"{name} = {shorten(value)}: set a whole number{counted_things} ≥ {least}.", field=name
+        )
+    if int(value) > most:
+        raise SilodpError(
+            f"{name} = {shorten(value)}: set a whole number of at most {most:,}.",
+            code="argument.out_of_range",
+            field=name,
+        )
+
+
+@contextmanager
+def name_file(path: Path | str) -> Iterator[None]:
+    """Give an OSError raised inside the name of the file it is about: a failed write does not know its file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def list_codes() -> str:
+    """Return docs/errors.md: every code with what it means."""
+    lines = [f"| `{code}` | {meaning} |" for code, meaning in sorted(CODES.items())]
+    return "\n".join([_ABOUT_CODES, "| code | meaning |", "|---|---|", *lines, ""])
+
+
+_ABOUT_CODES = """# Error codes
+
+Every error that a caller can correct is a `silodp.SilodpError` with a sentence (`str(error)`), a stable `code`, and
+the `field` at fault where there is a single one. Compare codes, never sentences: sentences may change, codes are never
+renamed.
+
+On the command line the sentence goes to standard error with the code in brackets, and the exit status is 2 (130 after
+Ctrl-C, 70 for `cli.unexpected`). With `--json` one object more is printed, on standard output:
+
+    {"error": {"code": "config.type", "field": "method.clip", "message": "…"}}
+
+`make errors` writes this page.
+"""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from silodp.errors import CODES
 
 CONFIG = """
 name = "small"
@@ -39,11 +42,18 @@ class Outcome(NamedTuple):
 Silodp = Callable[..., Outcome]
 
 
-def assert_sentence(outcome: Outcome, *says: str) -> None:
+def assert_sentence(outcome: Outcome, *says: str, code: str | None = None) -> None:
+    """A mistake is told in one line, with a code that is on the list; by --json also as an object."""
     assert outcome.status == 2, outcome
-    assert outcome.out == ""
     assert len(outcome.err.splitlines()) == 1, outcome.err
-    assert outcome.err.startswith("error: ")
+    told = re.fullmatch(r"error: (.+) \[([a-z_.]+)\]\n", outcome.err)
+    assert told is not None, outcome.err
+    assert told[2] in CODES
+    assert code in (None, told[2])
+    if outcome.out:
+        error = outcome.json["error"]
+        assert (error["message"], error["code"]) == told.groups()
+        assert error.keys() == {"code", "field", "message"}
     assert "Traceback" not in outcome.err
     for part in says:
         assert part in outcome.err

@@ -37,6 +37,14 @@ calls = itertools.count()
 def breaks(outputs, targets):
     return 1.0 if next(calls) == 0 else float("inf")
 """
+STEEP = """
+import torch
+class Steep(torch.nn.Linear):
+    def __init__(self, features):
+        super().__init__(features, 1)
+    def forward(self, x):
+        return super().forward(x) * 1e20
+"""
 TABLES = """
 rounds = 1
 [data]
@@ -61,11 +69,10 @@ def test_an_interrupted_run_names_the_command_that_goes_on(silodp: Silodp, confi
     Path("own.py").write_text(STOPS_ONCE)
     more = ("--set", "rounds=3", "--set", "task.metrics=['own.py:stops_once']")
     stopped = silodp("run", config, *more, "--out", "a dir", "--json")
-    assert (stopped.status, stopped.out) == (130, "")
+    assert (stopped.status, stopped.json["error"]["code"]) == (130, "cli.interrupted")
     last = stopped.err.splitlines()[-1]
-    assert last == (
-        "interrupted after round 1; continue with: silodp run 'a dir/config.toml' --out 'a dir' --resume"
-    )
+    assert last == "interrupted after round 1; continue with: silodp run 'a dir' --resume"
+    assert stopped.json["error"]["message"] == last
     assert "Traceback" not in stopped.err
     command = shlex.split(last.partition("continue with: ")[2])
     resumed = silodp(*command[1:], "--json")  # without repeating any --set
@@ -111,10 +118,50 @@ def test_resuming_says_what_is_different(silodp: Silodp, config: Path) -> None:
     assert resumed.err.splitlines()[0] == (
         "note: resumed unlike a/config.toml: evaluate_every was 1, now 2; rounds was 2, now 3"
     )
-    assert "note" not in silodp("run", "a/config.toml", "--out", "a", "--resume").err
-    assert "rounds = 3" in Path("a/config.toml").read_text()
+    assert "unlike" not in silodp("run", "a/config.toml", "--out", "a", "--resume").err
+    kept = Path("a/config.toml").read_text()
+    assert "rounds = 3" in kept
+    assert "\n# After round 2: evaluate_every was 1, now 2; rounds was 2, now 3.\n" in kept
     again = silodp("run", config, "--out", "a", "--resume")  # without --set: back to the file's
-    assert "evaluate_every was 2, now 1; rounds was 3, now 2" in again.err
+    assert_sentence(again, "evaluate_every was 2, now 1; rounds was 3, now 2", code="run.rounds_done")
+
+
+def test_a_resume_never_makes_the_configuration_contradict_what_was_done(
+    silodp: Silodp, config: Path
+) -> None:
+    assert silodp("run", config, "--set", "rounds=4", "--out", "a").status == 0
+    names = ("config.toml", "guarantee.json", "metrics.jsonl", "checkpoint/ledger.jsonl", "model.safetensors")
+    before = {name: Path("a", name).read_bytes() for name in names}
+    fewer = silodp("run", "a", "--resume", "--set", "rounds=3", "--json")
+    assert_sentence(fewer, code="run.rounds_done")
+    assert fewer.json["error"]["field"] == "rounds"
+    assert {name: Path("a", name).read_bytes() for name in names} == before
+    # All rounds are done: nothing was evaluated any other way, whatever is asked for now.
+    assert silodp("run", "a", "--resume", "--set", "evaluate_every=3").status == 0
+    assert Path("a/config.toml").read_bytes() == before["config.toml"]
+    assert Path("a/metrics.jsonl").read_bytes() == before["metrics.jsonl"]
+    # More rounds are done, and said; so is every change before.
+    assert silodp("run", "a", "--resume", "--set", "rounds=5").status == 0
+    assert silodp("run", "a", "--resume", "--set", "rounds=6").status == 0
+    lines = Path("a/config.toml").read_text().splitlines()
+    assert [line for line in lines if line.startswith("# After")] == [
+        "# After round 4: rounds was 4, now 5.",
+        "# After round 5: rounds was 5, now 6.",
+    ]
+    assert silodp("report", "a", "--json").status == 0
+
+
+def test_a_run_is_resumed_by_its_directory(silodp: Silodp, config: Path) -> None:
+    assert silodp("run", config, "--out", "deep/a").status == 0
+    for name in ("deep/a", "deep/a/config.toml"):  # the directory need not be said twice
+        assert silodp("run", name, "--resume", "--json").json["out"] == "deep/a"
+    more = silodp("run", "deep/a", "--resume", "--set", "rounds=3", "--json")
+    assert (more.json["rounds"], more.json["out"]) == (3, "deep/a")
+    assert_sentence(silodp("run", "deep/a"), "silodp run deep/a --resume", code="config.path")
+    Path("empty").mkdir()
+    assert_sentence(silodp("run", "empty", "--resume"), code="config.path")
+    assert_sentence(silodp("run", "empty"), code="config.path")
+    assert_sentence(silodp("run", config, "--resume", "--out", "empty"), code="run.nothing_to_resume")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +202,15 @@ def test_a_run_that_diverged_warns(silodp: Silodp, config: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_null_in_json_and_warned_of(silodp: Silodp, config: Path) -> None:
-    absurd = ("--set", "method.server_learning_rate=1e40", "--set", "task.metrics=['accuracy']")
+    Path("own.py").write_text(STEEP)
+    absurd = (
+        "--set",
+        "method.server_learning_rate=1e20",
+        "--set",
+        "task.model=own.py:Steep",
+        "--set",
+        "task.metrics=['accuracy']",
+    )
     found = silodp("run", config, *absurd, "--out", "a", "--json")
     assert (found.status, found.json["loss"]) == (0, None)
     assert "warning: loss after round 2: not a finite number" in found.err
@@ -226,9 +281,15 @@ def test_help_is_plain_text(silodp: Silodp) -> None:
         assert "\\" not in text
         assert "env var" not in text
     assert "[required]" in silodp("epsilon", "--help").out
-    assert silodp("epsilon").err == "error: Missing option '--method'.\n"
-    assert silodp("epsilon", "--method", "default").err == "error: Missing option '--rounds'.\n"
-    assert silodp("compare", "x.toml").err == "error: Missing option '--methods'.\n"
+    for command, missing in (
+        ("epsilon", "--method"),
+        ("epsilon --method default", "--rounds"),
+        ("compare x.toml", "--methods"),
+    ):
+        told = silodp(*command.split(), "--json")
+        assert_sentence(told, f"Missing option '{missing}'. See", code="cli.usage")
+        assert told.json["error"]["field"] == missing
+        assert "env var" not in told.err
 
 
 def test_colluding_is_explained_and_asked_of_silos_only(silodp: Silodp) -> None:

@@ -23,7 +23,7 @@ from silodp.app.plots import (
     svg,
 )
 from silodp.app.wording import epsilon_text
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, name_file
 
 MOST_LABELS = 10  # under the bars, before they are turned
 LEAST_DRAWN = 1e-3
@@ -133,11 +133,12 @@ def save(figure: Figure, path: Path) -> None:
         SilodpError: an ending that is none of `FORMATS`.
     """
     check_picture(path)
-    if path.suffix.lower() == ".svg":
-        path.write_text(svg(figure, path.stem), encoding="utf-8")
-    else:
-        with mpl.rc_context(STYLE):
-            figure.savefig(path, dpi=160, facecolor="white")
+    with name_file(path):
+        if path.suffix.lower() == ".svg":
+            path.write_text(svg(figure, path.stem), encoding="utf-8")
+        else:
+            with mpl.rc_context(STYLE):
+                figure.savefig(path, dpi=160, facecolor="white")
 
 
 def check_picture(path: Path) -> None:

@@ -6,6 +6,8 @@ Heavy modules are imported by the command that needs them, so that `silodp --hel
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,8 @@ import typer.core
 
 from silodp.app.costs import epsilon, plan
 from silodp.app.datasets import data_app
-from silodp.app.options import Config, Json, Out, Set, show
+from silodp.app.failures import INTERRUPTED, MISTAKE, failure_of
+from silodp.app.options import STANDARD_OUTPUT, Config, Json, Out, Set, show
 from silodp.app.papers import table_app
 from silodp.app.progress import Interrupted
 from silodp.errors import SilodpError
@@ -26,7 +29,6 @@ from silodp.errors import SilodpError
 if TYPE_CHECKING:
     from silodp.app.config import RunConfig
 
-_INTERRUPTED = 130  # exit status of a program that Ctrl-C ended
 _RUN_FILES = {
     "config.toml",
     "metrics.jsonl",
@@ -41,7 +43,7 @@ _RUN_FILES = {
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
-    help="User-level differential privacy for federated learning across silos.",
+    help="User-level differential privacy for federated learning across silos. Begin with: silodp demo.",
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -53,12 +55,20 @@ def run(
     config: Config,
     set_: Set = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a run that was stopped: silodp run DIR --resume."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train; write model, guarantee, metrics and report to DIR (default runs/NAME)."""
+    """Train a model. Write it, its guarantee, metrics and a report to DIR (else runs/NAME)."""
     from silodp.app.config import load_config
+    from silodp.app.resuming import configuration_of
 
+    if resume and config.is_dir():
+        out, config = out or config, configuration_of(config)
+    elif resume and out is None and (config.parent / "checkpoint").is_dir():
+        out = config.parent  # a run's own config.toml
     settings = load_config(config, set_ or ())
     _train(settings, out or Path("runs") / settings.name, resume, as_json)
 
@@ -72,11 +82,15 @@ def load_demo() -> RunConfig:
 
 @app.command()
 def demo(out: Out = None, as_json: Json = False) -> None:
-    """The embedded example: real records, no network, under a minute."""
+    """Train on the embedded example. Real records, no network, under a minute."""
     directory = out or Path("runs/demo")
     settings = load_demo()
     if _is_run_of(settings, directory):
-        shutil.rmtree(directory)
+        from silodp.federation.directory import LOCK
+        from silodp.federation.lock import hold_lock
+
+        with hold_lock(directory / "checkpoint" / LOCK):  # not under a demo that still runs
+            shutil.rmtree(directory)
     _train(settings, directory, False, as_json)
 
 
@@ -89,14 +103,18 @@ def compare(
     config: Config,
     methods: Annotated[
         str,
-        typer.Option(help="E.g. uldp-avg,uldp-avg:weighting=records,uldp-group:k=8.", show_envvar=False),
+        typer.Option(
+            help="Methods to compare, with settings of their own after colons, e.g. "
+            "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8.",
+            show_envvar=False,
+        ),
     ],
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 5,
     set_: Set = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Utility against ε of several methods on the same data, mean ± sd."""
+    """Train several methods and compare them. Utility and ε on the same data, mean ± sd over seeds."""
     from silodp.app.compare import compare as compare_
     from silodp.app.compare import table
     from silodp.app.config import load_config
@@ -115,7 +133,7 @@ def compare(
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Of a finished run.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a finished run.")],
     as_json: Json = False,
 ) -> None:
     """Check the guarantee against the ledger; rebuild DIR/report.html."""
@@ -164,37 +182,37 @@ def _stdout_is_for_results() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: a user's mistake is one sentence on standard error and exit status 2."""
-    sys.exit(_status(arguments))
+    """Entry point: a user's mistake is one sentence on standard error and exit status 2 (see `failures`)."""
+    sys.exit(_status(sys.argv[1:] if arguments is None else list(arguments)))
 
 
-def _status(arguments: Sequence[str] | None) -> int:
-    command = typer.main.get_command(app)
+def _status(arguments: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may not have ε, a path may be no UTF-8
+            stream.reconfigure(errors="backslashreplace")
+    as_json = "--json" in arguments
     try:
-        given = None if arguments is None else list(arguments)
-        status = int(command.main(args=given, prog_name="silodp", standalone_mode=False) or 0)
-        if status == _INTERRUPTED:  # what Typer makes of Ctrl-C
-            raise Interrupted("interrupted")
-        return status
+        if any("\0" in argument for argument in arguments):
+            raise SilodpError("an argument has a NUL character: take it out.", code="cli.usage")
+        command = typer.main.get_command(app)
+        status = int(command.main(args=arguments, prog_name="silodp", standalone_mode=False) or 0)
+        return status if status != INTERRUPTED else failure_of(KeyboardInterrupt()).show(as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
-        return 2
-    except click.ClickException as error:
-        return _complain(error.format_message())
-    except SilodpError as error:
-        return _complain(str(error))
-    except OSError as error:
-        return _complain(
-            f"{error.filename or 'a file'} cannot be used ({error.strerror or error}): choose another place."
-        )
-    except (Interrupted, click.Abort, KeyboardInterrupt) as stop:
-        print(stop if isinstance(stop, Interrupted) else "interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return MISTAKE
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+            _drop_output()
+            as_json = False  # there is nowhere to print it
+        return failure_of(error).show(as_json)
+    except KeyboardInterrupt as error:
+        return failure_of(error).show(as_json)
 
 
-def _complain(sentence: str) -> int:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
-    return 2
+def _drop_output() -> None:
+    """Let Python discard, as it exits, what standard output could not take."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ import numpy as np
 from silodp.app import plots
 from silodp.app.compare_page import page, spread_text, table
 from silodp.app.config import MethodSpec, RunConfig
-from silodp.app.construct import check_whole
 from silodp.app.outline import setting_of
 from silodp.app.promises import is_only_claimed
 from silodp.app.rehearsal import rehearse
 from silodp.app.wording import measure_text
 from silodp.data.silo import Federation
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError, check_whole, counted
 from silodp.federation.aggregation import Aggregator, Plain, events
 from silodp.federation.run import train
 from silodp.federation.store import write_durably
@@ -66,7 +65,7 @@ def compare(
     Raises:
         SilodpError: no seeds, two labels alike, or whatever a run refuses: of all methods before the first one trains.
     """
-    check_whole("seeds", seeds, 1, "runs per method")
+    check_whole("seeds", seeds, what="runs per method")
     specs = list(specs)
     if not any(spec.method.unit is None for spec in specs):
         specs += config.specs("default")
@@ -112,7 +111,7 @@ def _planned(config: RunConfig, federation: Federation, task: Task, spec: Method
     try:
         cost = events(aggregator, setting_of(federation, task.size, spec.method, aggregator, config.delta))
     except SilodpError as error:
-        raise SilodpError(f"method '{spec.label}': {error}") from None
+        raise SilodpError(f"method '{spec.label}': {error}", code=error.code, field=error.field) from None
     settings = {**config.settings(), "aggregator": aggregator, "seed": 0}
     settings["accountant"] = settings["accountant"] or usual_accountant(cost.values())
     budget = settings["budget"]

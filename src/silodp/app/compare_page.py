@@ -13,7 +13,7 @@ from silodp.app import plots
 from silodp.app.promises import CLAIMED, asked_and_spent
 from silodp.app.report import Picture, render
 from silodp.app.wording import epsilon_text, measure_text
-from silodp.errors import counted
+from silodp.errors import counted, name_file
 from silodp.privacy.guarantee import ADVERSARIES
 
 Fields = dict[str, Any]
@@ -144,5 +144,7 @@ def _curve(method: Fields, name: str | None) -> plots.Curve:
 
 def _saved(figure: Any, out: Path, name: str, caption: str) -> Picture:
     document = plots.svg(figure, name)
-    (out / "plots" / f"{name}.svg").write_text(document, encoding="utf-8")
+    path = out / "plots" / f"{name}.svg"
+    with name_file(path):
+        path.write_text(document, encoding="utf-8")
     return Picture(Markup(plots.inline(document, caption)), caption)

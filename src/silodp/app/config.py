@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from silodp.app.builders import build_aggregator, build_method, filled
 from silodp.app.construct import checked, choose, fields_of, make, sentence, unknown
 from silodp.app.preferences import Preferences, asks_budgets_of, draws_by_budget, keepers_of, preferences
-from silodp.app.values import Plain, absolute, assigned, merged, without_empty
+from silodp.app.values import (
+    MOST_SILOS,
+    Plain,
+    absolute,
+    assigned,
+    check_plain,
+    merged,
+    read_toml,
+    without_empty,
+)
 from silodp.data import benchmarks
 from silodp.data.silo import Federation
 from silodp.data.tables import read_tables
-from silodp.errors import SilodpError
+from silodp.errors import MOST_WHOLE, SilodpError, check_whole
 from silodp.privacy.ledger import Budget
 
 if TYPE_CHECKING:
@@ -73,14 +81,14 @@ class RunConfig(_Section):
     made. A method that has `rounds` and `delta` gets the run's unless it names its own.
     """
 
-    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
-    rounds: Annotated[int, Field(ge=0)]
+    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
+    rounds: Annotated[int, Field(ge=0, le=MOST_WHOLE)]
     seed: Annotated[int, Field(ge=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     accountant: Literal["pld", "rdp"] | None = None
     aggregator_name: str = Field(default="plain", alias="aggregator")
     aggregation: Plain = Field(default_factory=dict)
-    evaluate_every: Annotated[int, Field(ge=1)] = 1
+    evaluate_every: Annotated[int, Field(ge=1, le=MOST_WHOLE)] = 1
     data: Plain
     task_section: TaskSection = Field(default_factory=TaskSection, alias="task")
     method_section: Plain = Field(alias="method")
@@ -216,7 +224,9 @@ class RunConfig(_Section):
         try:
             return self._spec(text)
         except SilodpError as error:
-            raise error if text in str(error) else SilodpError(f"methods, at '{text}': {error}") from None
+            if text in str(error):
+                raise
+            raise SilodpError(f"methods, at '{text}': {error}", code=error.code, field=error.field) from None
 
     def _spec(self, text: str) -> MethodSpec:
         from silodp.methods import METHODS, Population
@@ -259,11 +269,15 @@ class RunConfig(_Section):
         values = {key: value for key, value in self.data.items() if key != "source"}
         if "name" in fields_of(loader):
             values = {"name": self.name, **values}
-        return loader, checked(loader, values, f"the data source '{source}'", "data")
+        arguments = checked(loader, values, f"the data source '{source}'", "data")
+        for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
+            if isinstance(arguments.get(name), int):
+                check_whole(f"data.{name}", arguments[name], least, most)
+        return loader, arguments
 
     def to_toml(self) -> str:
         """The configuration as TOML; reading it gives it back."""
-        return tomli_w.dumps(without_empty(self.model_dump(mode="json", by_alias=True, exclude_none=True)))
+        return tomli_w.dumps(without_empty(self.model_dump(by_alias=True, exclude_none=True)))
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
@@ -275,16 +289,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         SilodpError: no such file, not TOML, or anything that does not fit, in one sentence.
     """
     path = Path(path)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SilodpError(
-            f"there is no configuration at {path}: name a TOML file, such as examples/heart_disease.toml."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SilodpError(f"configuration {path} cannot be read ({error}): name a TOML file.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SilodpError(f"configuration {path} is not TOML ({error}): mend it there.") from None
+    values = read_toml(path)
     for override in overrides:
         values = assigned(values, override)
     return parse_config({"name": re.sub(r"[^\w.-]", "-", path.stem), **values}, path.parent)
@@ -292,8 +297,9 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunConfig:
     """The configuration of plain values; relative paths are taken from `folder`."""
+    check_plain(values)
     try:
-        plain = json.dumps(absolute(values, (folder or Path.cwd()).resolve()), default=str)
+        plain = json.dumps(absolute(values, (folder or Path.cwd()).resolve()))
         return RunConfig.model_validate_json(plain)
     except ValidationError as error:
         first = error.errors()[0]

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
-from numbers import Integral
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, shorten
 
 T = TypeVar("T")
 
@@ -88,7 +87,7 @@ def unknown(name: str, known: Iterable[str], what: str, where: str = "") -> str:
     """The sentence about a field that is not there."""
     known = list(known)
     remedy = _closest(name, known) or f"use {', '.join(known) or 'none'}."
-    return f"{_at(where, name)} is not a field of {what}: {remedy}"
+    return f"{_at(where, _readable(name))} is not a field of {what}: {remedy}"
 
 
 def choose(name: str, registry: Mapping[str, T], where: str) -> T:
@@ -97,13 +96,11 @@ def choose(name: str, registry: Mapping[str, T], where: str) -> T:
         if known.replace("_", "-") == name.replace("_", "-"):
             return entry
     remedy = _closest(name, list(registry)) or f"use one of {', '.join(registry)}."
-    raise SilodpError(f"{where} = '{name}' is not known: {remedy}")
+    raise SilodpError(f"{where} = '{_readable(name)}' is not known: {remedy}", field=where)
 
 
-def check_whole(name: str, value: Any, least: int, what: str = "") -> None:
-    """Refuse what is not a whole number of at least `least`; `what` it counts, for the message."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise SilodpError(f"{name} = {value!r}: set a whole number{what and ' of ' + what} ≥ {least}.")
+def _readable(name: str) -> str:
+    return shorten(name)[1:-1]
 
 
 def _closest(name: str, known: Sequence[str]) -> str | None:
@@ -117,13 +114,15 @@ def sentence(error: ValidationError, where: str = "") -> SilodpError:
     first = error.errors()[0]
     field = _at(where, ".".join(str(part) for part in first["loc"]))
     if first["type"] == "value_error":
-        raised = first["ctx"]["error"]
-        return raised if isinstance(raised, SilodpError) else SilodpError(str(raised))
+        inner = first["ctx"]["error"]
+        return inner if isinstance(inner, SilodpError) else SilodpError(str(inner))
     if first["type"] == "missing":
-        return SilodpError(f"{field} is missing: set it.")
+        return SilodpError(f"{field} is missing: set it.", field=field)
     if first["type"] in ("model_type", "dict_type"):
-        return SilodpError(f"{field} = {first['input']!r}: it should be a table of its own fields.")
-    return SilodpError(f"{field} = {first['input']!r}: {_expected(error)}.")
+        return SilodpError(
+            f"{field} = {shorten(first['input'])}: it should be a table of its own fields.", field=field
+        )
+    return SilodpError(f"{field} = {shorten(first['input'])}: {_expected(error)}.", field=field)
 
 
 def _expected(error: ValidationError) -> str:
@@ -144,7 +143,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, table):
             return value
         if not isinstance(value, Mapping):
-            raise SilodpError(f"{where} = {value!r}: it should be a table of its own fields.")
+            raise SilodpError(
+                f"{where} = {shorten(value)}: it should be a table of its own fields.", field=where
+            )
         return make(table, value, where, where)
     if hint is Any:
         return value
@@ -152,7 +153,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         # As JSON a list may stand for a tuple, while "5" is still no number and true not 1.
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        raise SilodpError(f"{where} = {value!r}: {_expected(error)}.") from None
+        raise SilodpError(f"{where} = {shorten(value)}: {_expected(error)}.", field=where) from None
     except PydanticUserError:  # a type of somebody else's that pydantic knows nothing of
         return value
 

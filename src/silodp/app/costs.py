@@ -20,7 +20,10 @@ Users = Annotated[
 def plan(
     config: Config,
     target_epsilon: Annotated[
-        float | None, typer.Option(help="Find the σ, T and q that meet this ε.")
+        float | None,
+        typer.Option(
+            help="Find the noise multiplier σ, the rounds T and the sampling probability q that each meet this ε."
+        ),
     ] = None,
     users: Users = None,
     plot: Annotated[
@@ -30,7 +33,7 @@ def plan(
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """ε of every adversary, and what travels, before anything is run; touches no data."""
+    """Compute what a run will cost. ε against every adversary, and the bytes; no data are read."""
     from silodp.app.config import load_config
     from silodp.app.epsilon import remarks_on_delta
     from silodp.app.outline import outline, setting_of
@@ -82,7 +85,9 @@ def epsilon(
         ),
     ],
     rounds: Annotated[int, typer.Option(help="T, rounds of training.", show_envvar=False)],
-    noise_multiplier: Annotated[float | None, typer.Option(help="σ, in units of the sensitivity.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="σ: standard deviation of the noise over the sensitivity.")
+    ] = None,
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
     user_sampling: Annotated[float | None, typer.Option(help="q, per person and round.")] = None,
     group_size: Annotated[int | None, typer.Option(help="k, for uldp-group.")] = None,
@@ -149,7 +154,7 @@ def epsilon(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """ε of a method against one adversary."""
+    """Compute ε of a method, without a configuration. Against one adversary at a time."""
     from silodp.app.epsilon import LARGE_MODEL, about_records
     from silodp.app.epsilon import epsilon as epsilon_
     from silodp.app.progress import WHO

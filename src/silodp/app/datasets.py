@@ -11,14 +11,12 @@ from silodp.app.options import Json, Root, show
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As `silodp data list` says it.")]
 
-data_app = typer.Typer(
-    help="The benchmark data: what there is, whether it is right, where to get it.", no_args_is_help=True
-)
+data_app = typer.Typer(help="List, check and fetch the benchmark data sets.", no_args_is_help=True)
 
 
 @data_app.command("list")
 def data_list(root: Root = None, as_json: Json = False) -> None:
-    """Every data set, and whether it is here."""
+    """List every data set, and whether it is here."""
     from silodp.data.fetch import list_datasets
 
     listed = list_datasets(root)

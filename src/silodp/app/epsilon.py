@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from silodp.app.builders import build_aggregator
-from silodp.app.construct import check_whole, checked, choose, fields_of
+from silodp.app.construct import checked, choose, fields_of
 from silodp.app.outline import USUAL_USERS
 from silodp.app.promises import is_only_claimed
-from silodp.errors import SilodpError
+from silodp.app.values import MOST_SILOS
+from silodp.errors import SilodpError, check_whole
 from silodp.federation.aggregation import Setting, calibrated
 from silodp.federation.guarantees import about_delta
 from silodp.mechanisms.sampling import check_probability
@@ -114,7 +115,7 @@ def epsilon(
     for name, value, least in (("rounds", rounds, 0), ("dimension", dimension, 1)):
         check_whole(name, value, least)
     if users is not None:
-        check_whole("users", users, 1)
+        check_whole("users", users)
     made, sampling = _made(method, fields, rounds, delta)
     adder = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
@@ -250,8 +251,8 @@ def _check_question(method: Method, adversary: str, silos: int | None, colluding
             f"clients is missing: in {method.name} all clients' noise adds up, so ε depends on how many there are."
         )
     if silos is not None:
-        check_whole("silos", silos, 1)
-    check_whole("colluding", colluding, 1, "silos that pool what they know")
+        check_whole("silos", silos, most=MOST_SILOS)
+    check_whole("colluding", colluding, what="silos that pool what they know")
     if colluding > 1 and adversary != "silo":
         raise SilodpError(
             f"colluding = {colluding} is about silos: ask with adversary 'silo', or leave it out."

@@ -26,7 +26,7 @@ def _tables() -> None:
 
 @table_app.command("averaged-models")
 def averaged_models(as_json: Json = False) -> None:
-    """ε of averaged models (DDP, Table 1): conversions × trajectories, each cell proven or only claimed."""
+    """Compute ε of averaged models (DDP, Table 1), each cell proven or only claimed."""
     from silodp.privacy.averaged_models import table
 
     rows = table()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,10 @@ def budgets_plan(
 
 def _level(entry: Mapping[str, Any], units: int) -> dict[str, Any]:
     kept = {key: value for key, value in entry.items() if key not in ("units", "planned", "realized")}
-    return {**kept, "share": entry["units"] / units, "epsilon": entry["planned"]}
+    planned = entry["planned"]
+    # By pld nothing may hold at a very small δ: no number then, as everywhere in a plan.
+    finite = None if planned is None or math.isinf(planned) else planned
+    return {**kept, "share": entry["units"] / units, "epsilon": finite}
 
 
 def out_of_reach(method: Method, budgets: Budgets) -> int | None:
@@ -87,7 +91,7 @@ def in_lines(found: Mapping[str, Any]) -> list[str]:
         given = ", ".join(f"{key} = {level[key]:.4g}" for key in ("q", "clip") if key in level)
         note = f"  ({level['note']})" if level.get("note") else ""
         share = f"{100 * level['share']:.3g} %"
-        spent = rounded_up(level["epsilon"]) if level["epsilon"] else "0"
+        spent = "0" if level["epsilon"] == 0 else rounded_up(level["epsilon"])
         over = "  MORE THAN ASKED" if (level["epsilon"] or 0) > level["budget"] else ""
         lines.append(f"  asked {asked_in_brief(level)} by {share:>6}: {given}, costs ε = {spent}{over}{note}")
     if found["unreachable"]:

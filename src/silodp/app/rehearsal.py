@@ -35,4 +35,4 @@ def rehearse(
     except _Ready:
         pass
     except SilodpError as error:
-        raise SilodpError(f"method '{label}': {error}") from None
+        raise SilodpError(f"method '{label}': {error}", code=error.code, field=error.field) from None

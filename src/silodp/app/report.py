@@ -20,7 +20,7 @@ from silodp.app.rundir import RunRecord, keep_allocation, read_run, versions
 from silodp.app.sanity import doubts, left_out
 from silodp.app.sights import sights
 from silodp.app.wording import attack_accuracy, epsilon_text, measure_text
-from silodp.errors import counted
+from silodp.errors import counted, name_file
 from silodp.federation.run import Row
 from silodp.privacy.attack import MembershipAttack
 from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, TECHNICAL, Adversary, Guarantee
@@ -132,7 +132,8 @@ def write_report(
     )
     pictures.finish()
     path = directory / "report.html"
-    path.write_text(page, encoding="utf-8")
+    with name_file(path):
+        path.write_text(page, encoding="utf-8")
     return path
 
 
@@ -159,7 +160,9 @@ class _Pictures:
 
     def add(self, name: str, figure: Any, caption: str) -> Picture:
         document = plots.svg(figure, name)
-        (self._folder / f"{name}.svg").write_text(document, encoding="utf-8")
+        path = self._folder / f"{name}.svg"
+        with name_file(path):
+            path.write_text(document, encoding="utf-8")
         self._names.add(name)
         return Picture(Markup(plots.inline(document, caption)), caption)
 

@@ -18,8 +18,32 @@ def how_to_go_on(directory: Path) -> str:
     config = directory / "config.toml"
     if not config.exists():
         return f"interrupted before the first round; begin again, in another directory if {directory} exists"
-    command = shlex.join(["silodp", "run", str(config), "--out", str(directory), "--resume"])
+    command = shlex.join(["silodp", "run", str(directory), "--resume"])
     return f"interrupted after round {_last_round(directory)}; continue with: {command}"
+
+
+def configuration_of(directory: Path) -> Path:
+    """Return the configuration that a run left in its directory.
+
+    Raises:
+        SilodpError: there is none.
+    """
+    path = directory / "config.toml"
+    if not path.is_file():
+        raise SilodpError(
+            f"{directory} has no config.toml, so 'silodp run' has not trained there: name a configuration and the "
+            "directory, silodp run CONFIG.toml --out DIR --resume.",
+            code="config.path",
+        )
+    return path
+
+
+def notes_of(directory: Path) -> list[str]:
+    """Return the comments in a run's config.toml on what was changed when it was resumed before."""
+    with suppress(OSError, UnicodeDecodeError):
+        lines = (directory / "config.toml").read_text(encoding="utf-8").splitlines()
+        return [line for line in lines if line.startswith("# After round ")]
+    return []
 
 
 def differences(config: RunConfig, directory: Path) -> list[str]:

@@ -18,7 +18,7 @@ from silodp.app import plots
 from silodp.app.audit import Audit, audited
 from silodp.app.builders import build_aggregator
 from silodp.app.promises import well_formed
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, name_file
 from silodp.federation.aggregation import Aggregator
 from silodp.federation.directory import Row, read_metrics
 from silodp.privacy.guarantee import ADVERSARIES, Adversary, Guarantee
@@ -146,7 +146,9 @@ def keep_allocation(directory: Path, records: plots.Allocation) -> None:
         )
     (directory / "plots").mkdir(exist_ok=True)
     text = json.dumps(asdict(records), ensure_ascii=False)
-    (directory / "plots" / "allocation.json").write_text(text + "\n", encoding="utf-8")
+    path = directory / "plots" / "allocation.json"
+    with name_file(path):
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def _read_allocation(path: Path) -> plots.Allocation:

@@ -17,7 +17,7 @@ from silodp.app.plots import number
 from silodp.app.preferences import asks_budgets_of
 from silodp.app.progress import Interrupted, in_words, say, shown
 from silodp.app.report import write_report
-from silodp.app.resuming import differences, how_to_go_on, laid_out_over, laid_out_over_before
+from silodp.app.resuming import differences, how_to_go_on, laid_out_over, laid_out_over_before, notes_of
 from silodp.app.rundir import read_run, versions
 from silodp.app.sanity import doubts, left_out
 from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
@@ -49,17 +49,20 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
     remarks = _remarks(federation, directory, changed)
     begun = False
 
-    def begin() -> None:
+    def begin(played: int) -> None:
         nonlocal begun
         begun = True
-        header = f"# Written by {versions()}.\n"
-        write_durably(directory / "config.toml", (header + config.to_toml()).encode())
+        header = [f"# Written by {versions()}.", *notes_of(directory)]
+        if changed:
+            header.append(f"# After round {played}: {'; '.join(changed)}.")
+        text = "\n".join([*header, config.to_toml()])
+        write_durably(directory / "config.toml", text.encode())
         for remark in remarks:
             say(remark)
 
     def on_round(row: Row) -> None:
         if not begun:  # `train` has taken possession of the directory by the first row
-            begin()
+            begin(max(row["round"] - 1, 0))
         show(row)
 
     try:
@@ -67,8 +70,10 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
             result = train(
                 federation, task, method, **config.settings(), out=directory, resume=resume, on_round=on_round
             )
-        if not begun:  # resumed after its last round
-            begin()
+        if not begun and not (directory / "config.toml").exists():  # a program in Python did all rounds
+            begin(result.guarantees["released"].rounds)
+        elif not begun:  # nothing was done as this configuration says
+            say(f"note: no round was left to do, and {directory / 'config.toml'} stays as it was")
         if config.source == "tables":
             page = write_report(directory)
         else:  # who has how many records is private in real tables, and no secret of a published data set

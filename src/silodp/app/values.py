@@ -1,16 +1,149 @@
-"""Plain values, as TOML has them: set one, merge two tables, make paths absolute."""
+"""Plain values, as TOML has them: read them, check them, set one, merge two tables, make paths absolute."""
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, shorten
 
 Plain = dict[str, Any]
+
+MOST_SILOS = 100_000
+"""Each has an object of its own, in plans too."""
+
+MOST_BYTES = 4 << 20
+"""Of a configuration; a vocabulary of 100,000 codes is half of it."""
+MOST_CHARACTERS = 100_000
+"""Of one text or name in it."""
+MOST_DEPTH = 32
+"""Of tables and arrays in one another; deeper ones end in a RecursionError somewhere."""
+
+
+def read_toml(path: Path) -> Plain:
+    """Return what a configuration file holds.
+
+    Raises:
+        SilodpError: no such file, unreadable, too long, not UTF-8, or not TOML.
+    """
+    try:
+        if path.is_dir():
+            raise SilodpError(
+                f"configuration {path} cannot be read, it is a directory: name a TOML file"
+                + (
+                    f", here {path / 'config.toml'}; to go on with the run there: silodp run {path} --resume."
+                    if (path / "config.toml").exists()
+                    else ", such as examples/heart_disease.toml."
+                ),
+                code="config.path",
+            )
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise SilodpError(
+            f"there is no configuration at {path}: name a TOML file, such as examples/heart_disease.toml.",
+            code="config.path",
+        ) from None
+    except OSError as error:
+        raise SilodpError(
+            f"configuration {path} cannot be read ({error.strerror}): name a readable TOML file.",
+            code="config.path",
+        ) from None
+    if len(content) > MOST_BYTES:
+        raise SilodpError(
+            f"configuration {path} has more than {MOST_BYTES >> 20} MiB: name a TOML file of settings, not of data.",
+            code="config.too_large",
+        )
+    return _parse(content, path)
+
+
+def _parse(content: bytes, path: Path) -> Plain:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise SilodpError(f"configuration {path} is UTF-16: save it as UTF-8.", code="config.not_toml")
+    try:
+        text = content.decode("utf-8-sig")  # Windows editors begin with a byte order mark
+        return tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise SilodpError(
+            f"configuration {path} is not UTF-8 in line {line}: save it as UTF-8.", code="config.not_toml"
+        ) from None
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:  # also a number of more digits than Python reads
+        remedy = "mend it there"
+        found = re.search(r"line (\d+)", str(error))
+        if found and re.search(r"=\s*[+-]?\d+,\d", text.splitlines()[int(found[1]) - 1 :][:1][0]):
+            remedy = "write decimal numbers with a point, 0.5"
+        raise SilodpError(
+            f"configuration {path} is not TOML ({error}): {remedy}.", code="config.not_toml"
+        ) from None
+
+
+def check_plain(values: Mapping[str, Any]) -> None:
+    """Check that every key and value is of a type, size and depth that a setting can have.
+
+    Raises:
+        SilodpError: a date or time, a whole number beyond 64 bits, text that is too long, has a NUL character or is no
+            Unicode, or tables too deep in one another.
+    """
+    left: list[tuple[str, int, Any]] = [("", 0, values)]
+    while left:  # no recursion: the depth is what is checked
+        where, depth, value = left.pop()
+        if depth > MOST_DEPTH:
+            raise _too_deep()
+        if isinstance(value, Mapping):
+            for key, below in value.items():
+                _check_text(f"the name {shorten(key)}", key)
+                left.append((f"{where}.{key}" if where else key, depth + 1, below))
+        elif isinstance(value, list | tuple):
+            left += [(where, depth + 1, below) for below in value]
+        elif isinstance(value, str):
+            _check_text(where, value)
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise SilodpError(
+                f"{where} = {shorten(value)}: set a whole number below 2^63, the largest that TOML has.",
+                code="config.too_large",
+                field=where,
+            )
+        elif not isinstance(value, int | float | None):
+            raise SilodpError(
+                f"{where} = {value}: no setting is a date or a time; put it in quotes if it is a name.",
+                code="config.type",
+                field=where,
+            )
+
+
+def _check_text(where: str, text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise SilodpError(
+            f"{where} has {len(text):,} characters: at most {MOST_CHARACTERS:,} are read.",
+            code="config.too_large",
+            field=where,
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        wrong = "bytes that are not UTF-8"
+    else:
+        if "\0" not in text:
+            return
+        wrong = "a NUL character"
+    raise SilodpError(
+        f"{where} = {shorten(text)} has {wrong}: take them out.", code="config.type", field=where
+    )
+
+
+def _too_deep() -> SilodpError:
+    return SilodpError(
+        f"tables or arrays are more than {MOST_DEPTH} deep in one another: no setting needs that; write them flat.",
+        code="config.too_large",
+    )
 
 
 def assigned(values: Mapping[str, Any], text: str) -> Plain:
@@ -18,11 +151,17 @@ def assigned(values: Mapping[str, Any], text: str) -> Plain:
     key, equals, value = text.partition("=")
     for candidate in (value, json.dumps(value.strip())) if equals else ():
         try:
-            new = tomllib.loads(f"value = {candidate}")["value"]
+            (new,) = tomllib.loads(f"value = {candidate}").values()  # a second line would be lost
             return dict(_put(values, tomllib.loads(f"{key} = 0"), new))
+        except RecursionError:
+            raise _too_deep() from None
         except ValueError:  # no TOML, or (from `_put`) no key
             continue
-    raise SilodpError(f"'{text}' sets nothing: write KEY=VALUE with a dotted key, for example rounds=20.")
+    raise SilodpError(
+        f"'{shorten(text)[1:-1]}' sets nothing: write KEY=VALUE with a dotted key, for example rounds=20.",
+        code="cli.usage",
+        field="--set",
+    )
 
 
 def _put(values: Mapping[str, Any], path: Any, value: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.preferences import PREFERENCES, Preference
-from silodp.errors import SilodpError, short
+from silodp.errors import SilodpError, shorten
 
 if TYPE_CHECKING:
     from silodp.data.tables import Schema
@@ -64,7 +64,7 @@ class SiloData:
             or not is_encodable(self.name)
         ):
             raise SilodpError(
-                f"a silo's name is {short(self.name)}; give every silo a name of 1 to {MOST_NAME} characters",
+                f"a silo's name is {shorten(self.name)}; give every silo a name of 1 to {MOST_NAME} characters",
                 code="data.array",
                 field="name",
             )

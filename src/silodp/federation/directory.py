@@ -7,16 +7,17 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
 
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError, counted, name_file
 from silodp.federation.aggregation import Setting
 from silodp.federation.checkpoint import Checkpoint, empty_velocity, load_checkpoint, save_checkpoint
+from silodp.federation.lock import hold_lock
 from silodp.federation.silo import own_ledger
 from silodp.federation.store import (
     DirectoryStore,
@@ -30,6 +31,10 @@ from silodp.privacy.guarantee import FORMAT, Adversary, Guarantee
 from silodp.privacy.ledger import Ledger
 from silodp.training.task import serialize
 
+LOCK = "lock"
+STARTS = "starts.json"
+"""In checkpoint/: held by the process that runs, and a random id for every time that one began to."""
+
 Row = dict[str, Any]
 """What is said of one round; of the untrained model as round 0."""
 
@@ -40,29 +45,93 @@ class RunDirectory:
 
     path: Path | None
 
-    def state(self, terms: Terms, resume: bool) -> Checkpoint:
+    def state(self, terms: Terms, resume: bool, rounds: int) -> Checkpoint:
         """The state to go on from, or that of a new run, which is not written yet.
 
         Raises:
-            SilodpError: there is nothing to resume, or something that a new run would overwrite.
+            SilodpError: there is nothing to resume, or more than `rounds` were done; or something that a new run would
+                overwrite.
         """
         if resume:
             if self.path is None:
-                raise SilodpError("resume needs the output directory of the run to go on with: give out.")
-            return load_checkpoint(self._checkpoint(self.path), terms.fingerprint)
-        if self.path is not None and any(
-            path.is_file() and path.suffix != ".partial" for path in self.path.rglob("*")
-        ):
-            raise SilodpError(
-                f"output directory {self.path} is not empty: choose another, or resume the run in it."
-            )
+                raise SilodpError(
+                    "resume needs the output directory of the run to go on with: give out.", field="out"
+                )
+            state = load_checkpoint(self._checkpoint(self.path), terms.fingerprint)
+            if rounds < state.round:
+                raise SilodpError(
+                    f"rounds = {rounds}, and the run in {self.path} has done {counted(state.round, 'round')}, which "
+                    f"cannot be taken back: resume with rounds ≥ {state.round}, or begin another run.",
+                    code="run.rounds_done",
+                    field="rounds",
+                )
+            return state
+        self._check_empty()
         params = terms.task.initial(terms.seed)
         return Checkpoint(secrets.token_hex(16), terms.fingerprint, 0, params, empty_velocity(params))
+
+    def _check_empty(self) -> None:
+        if self.path is None:
+            return
+        lock = self.path / "checkpoint" / LOCK  # which a run that was killed at once leaves behind
+        files = (path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".partial")
+        if any(path != lock for path in files):
+            raise SilodpError(
+                f"output directory {self.path} is not empty: choose another, or resume the run in it.",
+                code="run.exists",
+                field="out",
+            )
+
+    @contextmanager
+    def opened(
+        self, terms: Terms, state: Checkpoint, resume: bool, rounds: int
+    ) -> Iterator[tuple[Checkpoint, Ledger]]:
+        """The run's state and ledger, while no other process can use the directory.
+
+        `state` was read, or the directory found empty, before the lock was held: it is read, or looked at, again.
+
+        Raises:
+            SilodpError: as `state` and `ledger`, or another process is in the directory.
+        """
+        with ExitStack() as held:
+            if self.path is not None:
+                make_private_folder(self.path / "checkpoint")
+                held.enter_context(hold_lock(self.path / "checkpoint" / LOCK))
+            if resume:
+                state = self.state(terms, resume, rounds)
+            else:
+                self._check_empty()
+                self.keep(state)
+            ledger = held.enter_context(self.ledger(terms, state))
+            self._record_start(state)
+            yield state, ledger
+
+    def _record_start(self, state: Checkpoint) -> None:
+        """Note a fresh random id, so that copies of this directory that are continued apart can be told apart."""
+        if self.path is not None:
+            started = {"id": secrets.token_hex(16), "round": state.round}
+            text = json.dumps([*self._starts(self.path), started], indent=1) + "\n"
+            write_durably(self.path / "checkpoint" / STARTS, text.encode())
+
+    @staticmethod
+    def _starts(path: Path) -> list[dict[str, Any]]:
+        """Every start of the run that was noted; earlier versions noted none."""
+        file = path / "checkpoint" / STARTS
+        try:
+            return [
+                {"id": str(start["id"]), "round": int(start["round"])}
+                for start in json.loads(file.read_bytes())
+            ]
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise SilodpError(
+                f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"
+            ) from None
 
     def keep(self, state: Checkpoint) -> None:
         """The state after a round, on disk when this returns."""
         if self.path is not None:
-            make_private_folder(self.path / "checkpoint")
             save_checkpoint(self._checkpoint(self.path), state)
 
     @contextmanager
@@ -110,9 +179,14 @@ class RunDirectory:
         return Metrics(None if self.path is None else self.path / "metrics.jsonl", resumed_round, spent)
 
     def write(
-        self, terms: Terms, model: nn.Module, guarantees: Mapping[Adversary, Guarantee], stopped: str
+        self,
+        terms: Terms,
+        run: str,
+        model: nn.Module,
+        guarantees: Mapping[Adversary, Guarantee],
+        stopped: str,
     ) -> None:
-        """What a run leaves: its guarantees and its model."""
+        """What a run of this id leaves: its guarantees and its model."""
         if self.path is None:
             return
         method, aggregator, released = terms.method, terms.aggregator, guarantees["released"]
@@ -128,6 +202,8 @@ class RunDirectory:
             "rounds": released.rounds,
             "stopped": stopped,
             "private": released.private,
+            "run": run,
+            "starts": self._starts(self.path),
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
         text = json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n"
@@ -182,7 +258,7 @@ class Metrics:
         if self._path is not None:
             if not self._path.exists():
                 write_durably(self._path, b"")  # with its entry in the directory
-            with self._path.open("ab") as file:
+            with name_file(self._path), self._path.open("ab") as file:
                 file.write((json.dumps(row) + "\n").encode())
                 file.flush()
                 os.fsync(file.fileno())

@@ -25,7 +25,7 @@ from silodp.crypto.ring import Transform
 from silodp.crypto.secure_aggregation import Attempt, masked, opened
 from silodp.crypto.streams import KEY_BYTES
 from silodp.crypto.torch_transform import Device, transform_on
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_whole
 from silodp.federation.aggregation import (
     Desk,
     Handler,
@@ -120,6 +120,7 @@ class Lattice(HiddenWeights):
         bounds = check_private_weights(setting, self.name)
         check_survivors(setting)
         self.law(setting.method)
+        check_whole("weight_bits", self.weight_bits, most=512)
         if self.units is not None and (self.units < 1 or self.units & (self.units - 1)):
             raise SilodpError(
                 f"units = {self.units}: set a power of two, of grid steps to the clip.",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from silodp.crypto.secure_aggregation import Words, masked, opened
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_whole
 from silodp.federation.aggregation import (
     Desk,
     Handler,
@@ -63,7 +63,10 @@ class FewestSilos:
 
     def shares_for(self, silos: int) -> int:
         """`min_silos`."""
-        return silos if self.min_silos is None else self.min_silos
+        if self.min_silos is None:
+            return silos
+        check_whole("min_silos", self.min_silos)
+        return self.min_silos
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from silodp.errors import SilodpError, short
+from silodp.errors import SilodpError, shorten
 
 _BLOB = "blob:"
 MOST_NAME = 400
@@ -52,14 +52,14 @@ class Message:
             value = getattr(self, name)
             if type(value) is not str or "/" in value or not _is_text(value):
                 raise SilodpError(
-                    f"a message has {name} = {short(value)}: it must be a name without '/'.",
+                    f"a message has {name} = {shorten(value)}: it must be a name without '/'.",
                     code="message.malformed",
                 )
         for name in ("round", "attempt"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value <= _MOST_NUMBER:
                 raise SilodpError(
-                    f"a message has {name} = {short(value)}: it must be a whole number ≥ 0.",
+                    f"a message has {name} = {shorten(value)}: it must be a whole number ≥ 0.",
                     code="message.malformed",
                 )
 

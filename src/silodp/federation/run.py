@@ -116,11 +116,9 @@ def train(
         for doubt in find_linkage_doubts(federation):
             _log.warning("warning: %s", doubt)
     directory = RunDirectory(None if out is None else Path(out))
-    state = directory.state(terms, resume)
+    state = directory.state(terms, resume, rounds)  # refuses before anything is written
     untrained = _evaluate(task, state.params, federation) if state.round == 0 else None
-    if not resume:
-        directory.keep(state)
-    with directory.ledger(terms, state) as ledger, ExitStack() as silo_ledgers:
+    with directory.opened(terms, state, resume, rounds) as (state, ledger), ExitStack() as silo_ledgers:
         silos, server = parties_of(terms, state.run, ledger, directory)
         for silo in silos:
             silo_ledgers.enter_context(silo.gate.ledger)
@@ -151,8 +149,8 @@ def train(
             metrics.add(row, on_round)
             directory.keep(state)
         guarantees = guarantees_of(federation, terms.method, server, ledger, delta, seed is None)
-    model = task.load(state.params)
-    directory.write(terms, model, guarantees, stopped)
+        model = task.load(state.params)
+        directory.write(terms, state.run, model, guarantees, stopped)
     return Result(state.params, model, tuple(metrics.rows), guarantees, stopped)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from silodp.errors import SilodpError, short
+from silodp.errors import SilodpError, shorten
 from silodp.federation.messages import Message
 
 _HEADER_BYTES = 1 << 16  # names, offsets and fields of any message, beside what a silo's name needs
@@ -111,10 +111,10 @@ class Schema:
         for what, known, given in due:
             if known.keys() != given.keys():
                 odd = sorted(known.keys() ^ given.keys())[0]
-                return f"the {what} {short(odd)} is {'missing' if odd in known else 'unknown'}"
+                return f"the {what} {shorten(odd)} is {'missing' if odd in known else 'unknown'}"
         for name, is_valid in self.fields.items():
             if not is_valid(message.fields[name]):
-                return f"the field '{name}' is {short(message.fields[name])}"
+                return f"the field '{name}' is {shorten(message.fields[name])}"
         for what, known, given in due[1:]:
             for name, entry in known.items():
                 if (problem := entry.problem(given[name])) is not None:

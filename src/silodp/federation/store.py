@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, name_file
 
 _DIGEST = 32
 
@@ -22,16 +22,17 @@ def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
     `mode`: permissions of a new file, less the process's umask.
     """
     temporary = path.with_name(path.name + ".partial")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with name_file(path):
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def seal(data: bytes) -> bytes:

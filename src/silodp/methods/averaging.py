@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError, check_whole, counted
 from silodp.mechanisms.sampling import check_probability
 from silodp.methods.distributed import CLAIM
-from silodp.methods.distributed_clients import check_whole
 from silodp.methods.method import check_noise_multiplier
 from silodp.privacy.accounting import Accountant, epsilon
 from silodp.privacy.events import Gaussian, PoissonSampled, Repeated

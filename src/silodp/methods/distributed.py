@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from silodp.data.silo import Federation
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_real, check_whole
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -32,7 +32,6 @@ from silodp.methods.distributed_clients import (
     PER_CLIENT,
     Client,
     check_positive,
-    check_whole,
     checked,
     everyone,
 )

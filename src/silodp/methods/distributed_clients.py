@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from silodp.errors import SilodpError, check_real, counted
+from silodp.errors import SilodpError, check_real, check_whole, counted
 from silodp.mechanisms.clipping import check_clip
 from silodp.methods.method import check_noise_multiplier
 
@@ -41,13 +41,6 @@ def check_positive(name: str, value: Any) -> None:
     check_real(name, value)
     if not (math.isfinite(value) and value > 0):
         raise SilodpError(f"{name} = {value}: set a finite number > 0.")
-
-
-def check_whole(name: str, value: Any) -> None:
-    """Refuse what is no whole number from 1 on."""
-    check_real(name, value)
-    if not (isinstance(value, Integral) and int(value) >= 1):
-        raise SilodpError(f"{name} = {value}: set a whole number ≥ 1.")
 
 
 PER_CLIENT: dict[str, Callable[[Any], None]] = {

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from numbers import Integral
 from typing import Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_real, check_whole
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -50,10 +49,9 @@ class DpSgd:
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
         check_clip(self.clip)
-        for name in ("local_steps", "expected_batch_size", "local_learning_rate"):
+        check_whole("local_steps", self.local_steps, what="DP-SGD steps")
+        for name in ("expected_batch_size", "local_learning_rate"):
             check_real(name, getattr(self, name))
-        if not (isinstance(self.local_steps, Integral) and self.local_steps >= 1):
-            raise SilodpError(f"local_steps = {self.local_steps}: set a whole number of DP-SGD steps ≥ 1.")
         for name in ("expected_batch_size", "local_learning_rate"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

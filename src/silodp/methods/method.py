@@ -291,11 +291,21 @@ class Common:
         return None
 
 
+MOST_NOISE = 1e6
+"""The largest noise multiplier that plans look for, too."""
+
+
 def check_noise_multiplier(sigma: float) -> None:
-    """Refuse a noise multiplier that is negative or not finite."""
+    """Refuse a noise multiplier that is negative, not finite, or so large that accountants take forever."""
     check_real("noise_multiplier", sigma)
     if not (math.isfinite(sigma) and sigma >= 0):
         raise SilodpError(f"noise_multiplier = {sigma}: set a finite number ≥ 0 (0 means no privacy).")
+    if sigma > MOST_NOISE:
+        raise SilodpError(
+            f"noise_multiplier = {sigma:g}: set a number of at most {MOST_NOISE:g}.",
+            code="argument.out_of_range",
+            field="noise_multiplier",
+        )
 
 
 def check_server(learning_rate: float, momentum: float) -> None:

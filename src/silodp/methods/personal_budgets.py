@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from silodp.errors import SilodpError, check_real, counted
+from silodp.errors import SilodpError, check_real, check_whole, counted
 from silodp.mechanisms.sampling import check_probability
 from silodp.privacy.accounting import Accountant, check_accountant, epsilon, usual_accountant
 from silodp.privacy.events import (
@@ -59,8 +59,7 @@ class Personal:
             if getattr(self, name) not in get_args(kind):
                 known = " or ".join(repr(known) for known in get_args(kind))
                 raise SilodpError(f"personal.{name} = {getattr(self, name)!r} is not known: use {known}.")
-        if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 1:
-            raise SilodpError(f"personal.rounds = {self.rounds!r}: set a whole number ≥ 1.")
+        check_whole("personal.rounds", self.rounds)
         check_real("personal.largest_budget", self.largest_budget)
         if not 0 < self.largest_budget < math.inf:
             raise SilodpError(f"personal.largest_budget = {self.largest_budget}: set a finite ε > 0.")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from silodp.data.silo import Federation
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_real, check_whole
 from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.sampling import check_probability, poisson
 from silodp.methods.dp_sgd import DpSgd, Optimizer
@@ -74,9 +73,7 @@ class TwoStageSampling(Common):
         if self.noise_multiplier == 0:
             raise SilodpError("noise_multiplier = 0: no budget can be kept without noise; set a number > 0.")
         check_probability("client_sampling", self.client_sampling)
-        check_real("rounds", self.rounds)
-        if not (isinstance(self.rounds, Integral) and self.rounds >= 1):
-            raise SilodpError(f"rounds = {self.rounds}: set a whole number of rounds ≥ 1.")
+        check_whole("rounds", self.rounds, what="rounds")
         check_real("delta", self.delta)
         check_delta(self.delta)
         check_server(self.server_learning_rate, self.server_momentum)

@@ -152,6 +152,18 @@ def _epsilon(steps: Steps | None, delta: float, accountant: Accountant) -> float
         return max(direction.epsilon(delta) for direction in losses.composed(steps, losses.grid_of(steps)))
     except OverflowError:  # losses too large for any grid: Rényi orders still have a bound
         return math.inf
+    except SilodpError:
+        raise
+    except (
+        ArithmeticError,
+        ValueError,
+        MemoryError,
+    ) as error:  # of dp_accounting or numpy, far from anything useful
+        raise SilodpError(
+            "no ε can be computed: noise_multiplier, a sampling probability or the number of steps is beyond what the "
+            "accountant can represent; choose it closer to 1.",
+            code="accounting.out_of_range",
+        ) from error
 
 
 def _delta(steps: Steps | None, epsilon: float, accountant: Accountant) -> float:

@@ -8,6 +8,7 @@ end.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -68,8 +69,10 @@ class Journal:
             # What reached the disk is unknown, after a failed fsync too: only reading it again can tell.
             self._unsure = str(error) or type(error).__name__
             if isinstance(error, OSError):
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 raise SilodpError(
-                    f"ledger {self.path} could not be written ({error.strerror}): mend the disk, then resume."
+                    f"ledger {self.path} could not be written ({error.strerror}): mend the disk, then resume.",
+                    code="run.disk_full" if full else "ledger.write_failed",
                 ) from error
             raise
         self._last = _hash(line)
