@@ -524,3 +524,21 @@ def test_every_aggregator_is_described() -> None:
 )
 def test_bytes(size: int | None, text: str) -> None:
     assert bytes_text(size) == text
+
+
+def test_silos_stop_at_limits_of_their_own_and_the_run_goes_on_with_others(
+    silodp: Silodp, config: Path
+) -> None:
+    first = silodp(
+        "run", config, "--out", "out", "--set", "silo_limits.server=1.2", "--set", "rounds=4", "--json"
+    )
+    assert first.status == 2
+    assert json.loads(first.out)["error"]["code"] == "gate.budget"
+    ledgers = sorted(Path("out/checkpoint/silo_ledgers").iterdir())
+    rounds = [len(path.read_text().splitlines()) - 1 for path in ledgers]
+    assert max(rounds) < 4
+    again = silodp("run", "out", "--resume", "--set", "silo_limits.server=9", "--json")
+    assert again.status == 0, again.err
+    assert json.loads(again.out)["rounds"] == 4
+    for junk in ("silo_limits.server=-1", "silo_limits.nobody=1", "silo_limits.server=inf", "silo_limits=3"):
+        assert silodp("plan", config, "--set", junk).status == 2

@@ -29,6 +29,7 @@ from silodp.data import benchmarks
 from silodp.data.silo import Federation
 from silodp.data.tables import read_tables
 from silodp.errors import MOST_WHOLE, SilodpError, check_whole
+from silodp.privacy.guarantee import Adversary
 from silodp.privacy.ledger import Budget
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class RunConfig(_Section):
 
     [data], [method], [methods.NAME], [aggregation], [budget] and [budgets] hold exactly the arguments of the loader,
     the method, the aggregator, `Budget` and `Preferences`; they are checked against those when the configuration is
-    made. A method that has `rounds` and `delta` gets the run's unless it names its own.
+    made. [silo_limits] holds ε by adversary. A method that has `rounds` and `delta` gets the run's unless it names its
+    own.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
@@ -94,6 +96,9 @@ class RunConfig(_Section):
     method_section: Plain = Field(alias="method")
     methods: dict[str, Plain] = Field(default_factory=dict)
     budget_section: Plain | None = Field(default=None, alias="budget")
+    silo_limits: dict[Adversary, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
     budgets_section: Plain | None = Field(default=None, alias="budgets")
 
     @model_validator(mode="after")
@@ -197,7 +202,7 @@ class RunConfig(_Section):
 
     def settings(self) -> Plain:
         """The keyword arguments of `silodp.train` besides federation, task and method."""
-        names = ("rounds", "aggregator", "seed", "delta", "accountant", "evaluate_every")
+        names = ("rounds", "aggregator", "seed", "delta", "accountant", "evaluate_every", "silo_limits")
         made = {"aggregator": self.aggregator(), "budget": self.budget()}
         return {**{name: getattr(self, name) for name in names}, **made}
 

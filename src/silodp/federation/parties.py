@@ -35,6 +35,7 @@ def parties_of(terms: Terms, run: str, ledger: Ledger, directory: RunDirectory) 
             identities[data.name],
             pins,
             directory.silo_ledger(terms, setting, place),
+            terms.silo_limits,
         )
         for place, data in enumerate(terms.federation.silos)
     ]

@@ -68,6 +68,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     evaluate_every: int = 1,
+    silo_limits: Mapping[Adversary, float] | None = None,
     on_round: Callable[[Row], None] | None = None,
 ) -> Result:
     """Train one model over all silos.
@@ -89,6 +90,9 @@ def train(
         out: directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.
         resume: go on from the checkpoint in `out`.
         evaluate_every: evaluate after every so many rounds, and after the last.
+        silo_limits: the ε at `delta` that every silo lets the run spend, by adversary ("released", "server", "silo"),
+            whatever the server asks; silos charge the costliest number of silos that may answer. A silo that would
+            exceed it refuses the round, and the run ends with an error; it can be resumed with other limits.
         on_round: called with each row of metrics as it is made.
 
     Raises:
@@ -110,6 +114,7 @@ def train(
         accountant=accountant,
         evaluate_every=evaluate_every,
         on_round=on_round,
+        silo_limits=silo_limits,
     )
     delta = terms.delta
     if method.unit == "user":

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.silo import Federation
-from silodp.errors import SilodpError, check_real, counted
+from silodp.errors import SilodpError, check_real, counted, shorten
 from silodp.federation.aggregation import Aggregator, Setting, calibrated, events
 from silodp.federation.aggregators import AGGREGATORS
 from silodp.methods.method import Method, Population
 from silodp.privacy.accounting import Accountant, epsilon, usual_accountant
 from silodp.privacy.events import Event
-from silodp.privacy.guarantee import Adversary
+from silodp.privacy.guarantee import ADVERSARIES, Adversary
 from silodp.privacy.ledger import ACCOUNTING, Budget, Ledger, Subject
 from silodp.training.task import Task
 
@@ -31,6 +32,7 @@ class Terms:
     """What a run is about, accepted.
 
     setting: what all parties know, but for the run's id. budget: at the part of δ that noise is accounted at.
+    silo_limits: the ε that every silo's own ledger lets the run spend against each adversary, at the same δ.
     """
 
     federation: Federation
@@ -40,6 +42,7 @@ class Terms:
     accountant: Accountant
     budget: Budget | None
     seed: int | None
+    silo_limits: Mapping[Adversary, float] = field(default_factory=dict)
 
     @property
     def method(self) -> Method:
@@ -91,6 +94,7 @@ def agreed(
     accountant: Accountant | None,
     evaluate_every: int,
     on_round: object,
+    silo_limits: Mapping[Adversary, float] | None = None,
 ) -> Terms:
     """The terms of a run; the arguments are those of `silodp.train`.
 
@@ -132,7 +136,8 @@ def agreed(
             f"accountant = 'pld' knows no integer noise, which '{aggregator.name}' adds: choose 'rdp', or leave it out."
         )
     accountant = usual if accountant is None else accountant
-    terms = Terms(federation, task, aggregator, setting, accountant, budget, seed)
+    limits = _limits(silo_limits)
+    terms = Terms(federation, task, aggregator, setting, accountant, budget, seed, limits)
     if budget is not None:
         terms = replace(terms, budget=replace(budget, delta=terms.noise_delta))
         _check_affordable(terms, cost)
@@ -202,6 +207,31 @@ def _budget(given: Budget | Mapping[str, Any] | None, delta: float) -> Budget | 
             f"budget.delta = {given.delta} differs from delta = {delta}: set both to the same value."
         )
     return given
+
+
+def _limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, float]:
+    """The silos' own limits, checked."""
+    if given is not None and not isinstance(given, Mapping):
+        raise SilodpError(
+            f"silo_limits is {shorten(given)}: give ε by adversary, for example {{'server': 3.0}}.",
+            code="argument.type",
+            field="silo_limits",
+        )
+    for adversary, limit in (given or {}).items():
+        if adversary not in ADVERSARIES:
+            raise SilodpError(
+                f"silo_limits names {shorten(adversary)}: use {', '.join(ADVERSARIES)}.",
+                code="argument.value",
+                field="silo_limits",
+            )
+        check_real(f"silo_limits.{adversary}", limit)
+        if not 0 < limit < math.inf:
+            raise SilodpError(
+                f"silo_limits.{adversary} = {limit}: set a finite ε above 0.",
+                code="argument.value",
+                field=f"silo_limits.{adversary}",
+            )
+    return dict(given or {})
 
 
 def _check_task(federation: Federation, task: Task, method: Method) -> None:
