@@ -284,7 +284,7 @@ def test_the_guarantee_says_who_learns_what():
     sampling, clip = (UldpAvg(5.0, 1.0, personal=own(by)).assumptions for by in ("sampling", "clip"))
     assert "budget is public" in sampling[0]
     assert "server draws every round's sample" in sampling[0]
-    assert "every silo clips her rows" in clip[0]
+    assert "every silo clips their rows" in clip[0]
     assert "against 'server', over 20 rounds" in clip[1]
     assert UldpAvg(5.0, 1.0).assumptions == ()
 
