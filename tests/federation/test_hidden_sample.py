@@ -24,7 +24,7 @@ from silodp.errors import SilodpError
 from silodp.federation.lattice import Lattice
 from silodp.federation.paillier import Paillier
 from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Gaussian, KnownSample, PoissonSampled, unsampled
+from silodp.privacy.events import Gaussian, KnownSample, PoissonSampled, SampledReplacement, unsampled
 from silodp.training.local import LocalTraining
 
 HALF = replace(RECORDS, user_sampling=0.5)
@@ -130,7 +130,7 @@ def test_everyone_is_charged_for_a_sample_they_do_not_know(aggregator, tmp_path)
     assert isinstance(events["known"]["server"], KnownSample)
     assert events["hidden"]["server"] == events["hidden"]["released"]
     for event in events["hidden"].values():
-        assert isinstance(event, PoissonSampled)
+        assert isinstance(event, PoissonSampled | SampledReplacement)
         assert event.sampling_probability == 0.5
     for adversary in ("released", "silo"):
         assert events["hidden"][adversary].event.noise_multiplier == pytest.approx(
@@ -138,7 +138,9 @@ def test_everyone_is_charged_for_a_sample_they_do_not_know(aggregator, tmp_path)
         )
     run(aggregator, HALF, 1, out=tmp_path)
     (charge,) = charges(tmp_path)
-    assert {event["kind"] for event in charge["events"].values()} == {"PoissonSampled"}
+    kinds = {name: event["kind"] for name, event in charge["events"].items()}
+    # What another silo knows of a person is replaced when they are emptied elsewhere; others see them removed.
+    assert kinds == {"released": "PoissonSampled", "server": "PoissonSampled", "silo": "SampledReplacement"}
 
 
 @BOTH
@@ -153,7 +155,7 @@ def test_a_second_release_of_a_sample_is_charged_as_if_everyone_knew_it(aggregat
         run(twin, HALF, 1, federation=small_federation(silos=4))
     np.testing.assert_array_equal(hidden, clear)
     first, second = charges(tmp_path)
-    assert {event["kind"] for event in first["events"].values()} == {"PoissonSampled"}
+    assert {event["kind"] for event in first["events"].values()} == {"PoissonSampled", "SampledReplacement"}
     assert {event["kind"] for event in second["events"].values()} == {"Skellam"}
 
 

@@ -19,6 +19,7 @@ from silodp.privacy.events import (
     KnownSample,
     NoGuarantee,
     PoissonSampled,
+    SampledReplacement,
     Skellam,
     costliest,
     nested,
@@ -113,6 +114,8 @@ class Whole:
         return self._sampled(parameter) if by == "sampling" else _shrunk(self.event, self.extra, parameter)
 
     def _sampled(self, q: float) -> Event:
+        if isinstance(self.event, SampledReplacement) and self.event.sampling_probability == 1:
+            return replace(self.event, sampling_probability=q)
         if not isinstance(self.event, Gaussian | Skellam):
             raise SilodpError(f"persons cannot be sampled twice, in {self.event!r}: set user_sampling = 1.")
         return (KnownSample if self.knows_sample else PoissonSampled)(q, self.event)
@@ -130,7 +133,9 @@ def _shrunk(event: Event, extra: float, part: float) -> Event:
     A release of integers costs more where she moves it by fewer steps at the same multiplier, so steps shrink as well.
     """
     match event:
-        case PoissonSampled(_, inner) | KnownSample(_, inner) if isinstance(inner, Gaussian | Skellam):
+        case PoissonSampled(_, inner) | SampledReplacement(_, inner) | KnownSample(_, inner) if isinstance(
+            inner, Gaussian | Skellam
+        ):
             return replace(event, event=_shrunk_release(inner, extra, part))
         case Gaussian() | Skellam():
             return _shrunk_release(event, extra, part)

@@ -27,7 +27,14 @@ from silodp.methods.method import (
 )
 from silodp.methods.personal_budgets import Allowances, Personal
 from silodp.privacy.accounting import Accountant
-from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled
+from silodp.privacy.events import (
+    Event,
+    Gaussian,
+    KnownSample,
+    NoGuarantee,
+    PoissonSampled,
+    SampledReplacement,
+)
 from silodp.privacy.guarantee import Unit, View
 from silodp.training.local import LocalTraining, user_updates
 
@@ -234,6 +241,8 @@ class UldpAvg(Common):
             else:
                 # Emptying the other silos raises the weight of a person's own update, hidden from them but known to be
                 # theirs: Σ_s w[s,u]·(Δ[s,u] − Δ[own,u]) moves by up to 2.
+                if (self.user_sampling < 1 or self._own_rates) and not view.knows_sample:
+                    return SampledReplacement(self.user_sampling, Gaussian(share * math.sqrt(others)))
                 reach = 2.0
             seen = Gaussian(share * math.sqrt(others) / reach)
         elif view.sees_shares:

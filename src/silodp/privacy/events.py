@@ -56,6 +56,19 @@ class PoissonSampled:
 
 
 @dataclass(frozen=True)
+class SampledReplacement:
+    """A noisy release on a Poisson sample, where what a unit adds is replaced and not removed; nobody sees the coin.
+
+    With probability 1 - q the unit is not in the sample of either world. Else it moves the sum by one vector in one
+    world and by another in the other, each at most as far as the noise multiplier of `event` is for; the two worlds lie
+    up to twice as far apart (docs/privacy.md, section 4, W).
+    """
+
+    sampling_probability: float
+    event: Additive
+
+
+@dataclass(frozen=True)
 class KnownSample:
     """One coin for all of the inner event, towards one who knows how it fell (docs/privacy.md, sections 3, 9).
 
@@ -64,7 +77,7 @@ class KnownSample:
     """
 
     sampling_probability: float
-    event: Additive | PoissonSampled | Group | KnownSample | Repeated | Composed
+    event: Additive | PoissonSampled | SampledReplacement | Group | KnownSample | Repeated | Composed
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,7 @@ class Group:
 class Repeated:
     """The same event `count` times, adaptively."""
 
-    event: Additive | PoissonSampled | KnownSample | Group | Repeated | Composed
+    event: Additive | PoissonSampled | SampledReplacement | KnownSample | Group | Repeated | Composed
     count: int
 
 
@@ -112,7 +125,7 @@ class NoGuarantee:
     reason: str
 
 
-Mechanism = Additive | PoissonSampled | KnownSample | Group
+Mechanism = Additive | PoissonSampled | SampledReplacement | KnownSample | Group
 Event = Mechanism | Repeated | Composed | Each | NoGuarantee
 
 _KINDS: dict[str, Callable[..., Event]] = {
@@ -122,6 +135,7 @@ _KINDS: dict[str, Callable[..., Event]] = {
         Skellam,
         TwoLooks,
         PoissonSampled,
+        SampledReplacement,
         KnownSample,
         Group,
         Repeated,
@@ -232,6 +246,17 @@ def _unlike() -> SilodpError:
     )
 
 
+def doubled(event: Additive) -> Additive:
+    """Return the same release of a sum that a unit moves twice as far."""
+    match event:
+        case Gaussian(sigma):
+            return Gaussian(sigma / 2)
+        case Skellam(sigma, units, dimension):
+            return Skellam(sigma / 2, 2 * units, dimension)
+        case TwoLooks(first, second):
+            return TwoLooks(doubled(first), doubled(second))  # type: ignore[arg-type]
+
+
 def unsampled(event: Event) -> Event:
     """The same release, with fresh noise, towards one who has seen a release of the same samples before.
 
@@ -240,6 +265,8 @@ def unsampled(event: Event) -> Event:
     """
     if isinstance(event, KnownSample | PoissonSampled):
         return unsampled(event.event)
+    if isinstance(event, SampledReplacement):
+        return doubled(event.event)
     return _rebuilt(event, unsampled)
 
 
@@ -247,7 +274,7 @@ def _inside(event: Event) -> tuple[Event, ...]:
     match event:
         case TwoLooks(first, second):
             return first, second
-        case PoissonSampled() | KnownSample() | Group() | Repeated():
+        case PoissonSampled() | SampledReplacement() | KnownSample() | Group() | Repeated():
             return (event.event,)
         case Composed(parts):
             return parts
@@ -259,7 +286,7 @@ def _inside(event: Event) -> tuple[Event, ...]:
 def _rebuilt(event: Event, change: Callable[[Any], Any]) -> Event:
     """The same event around changed inner ones; the looks of `TwoLooks` belong together and are left alone."""
     match event:
-        case PoissonSampled() | KnownSample() | Group() | Repeated():
+        case PoissonSampled() | SampledReplacement() | KnownSample() | Group() | Repeated():
             return replace(event, event=change(event.event))
         case Composed(parts):
             return Composed(tuple(change(part) for part in parts))

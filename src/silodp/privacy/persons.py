@@ -16,6 +16,7 @@ from silodp.privacy.events import (
     KnownSample,
     NoGuarantee,
     Repeated,
+    SampledReplacement,
     costliest,
 )
 
@@ -52,6 +53,8 @@ def for_person(event: Event, records: int) -> Event:
                 return NoGuarantee(
                     "silos take different numbers of steps, and records may lie in several of them"
                 )
+        case SampledReplacement():
+            return NoGuarantee("what several records that are replaced together cost is not known")
         case Group(size, inner):
             return Group(size * records, inner)
     return Group(records, event)

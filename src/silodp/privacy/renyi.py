@@ -12,7 +12,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as library
 from numpy.typing import NDArray
-from scipy.special import gammaln
+from scipy.special import gammaln, logsumexp
 
 from silodp.privacy.events import (
     Additive,
@@ -21,8 +21,10 @@ from silodp.privacy.events import (
     KnownSample,
     Mechanism,
     PoissonSampled,
+    SampledReplacement,
     Skellam,
     TwoLooks,
+    doubled,
     nested,
 )
 from silodp.privacy.steps import parts
@@ -71,6 +73,8 @@ def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
             return _sampled_gaussian(q, sigma, orders)
         case PoissonSampled(q, inner):
             return _sampled_symmetric(q, inner, orders)
+        case SampledReplacement(q, replaced):
+            return _between_integers(lambda whole: replaced_moments(q, replaced, whole), orders)
         case KnownSample(q, inner):
             mixed: NDArray[np.float64] = coin(q, (alpha - 1) * _summed(parts(inner), orders)) / (alpha - 1)
             return mixed
@@ -150,7 +154,7 @@ def sampled_moments(
     """
     l = np.arange(2, orders.max() + 1)  # noqa: E741
     growth = (l - 1) * release(event, l)
-    beyond = np.where(growth < 30, np.log(np.expm1(np.minimum(growth, 30.0))), growth) - gammaln(l + 1)
+    beyond = _log_expm1(growth) - gammaln(l + 1)
     odds, log_rest = np.log(q) - np.log1p(-q), np.log1p(-q)
     moments = np.empty((len(orders), len(q)))
     for i, alpha in enumerate(orders):
@@ -162,6 +166,79 @@ def sampled_moments(
         np.exp(terms, out=terms)
         moments[i] = np.logaddexp(0.0, alpha * log_rest + top + np.log(terms.sum(axis=0)))
     return moments
+
+
+def replaced_moments(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a bound of (α−1)ρ(α) of `SampledReplacement`, at integer orders α ≥ 2, for 0 < q < 1.
+
+    The worlds are P = (1−q)P₀ + qP₁ and Q = (1−q)P₀ + qQ₁, with P₁ and Q₁ one sensitivity from P₀ and two from each
+    other. The smallest of three bounds of ln ∫P^α Q^(1−α); nothing is used of the noise but that it is symmetric.
+
+    By joint convexity it is that of a coin which is seen, before a release that moves two sensitivities; the others are
+    `_by_hoelder` and `_by_expansion`. Source: docs/privacy.md, section 4, W.
+    """
+    seen = coin(q, (orders - 1) * release(doubled(event), orders))
+    return np.minimum(seen, np.minimum(_by_hoelder(q, event, orders), _by_expansion(q, event, orders)))
+
+
+def _by_hoelder(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bound the moments by Hölder's inequality around P₀: for every integer k > α, and with n = k(α−1)/(k−α),
+
+    ln ∫P^α Q^(1−α) ≤ (α/k)·ln E[(P/P₀)^k] + (1−α/k)·ln E[(P₀/Q)^n], expectations under P₀.
+
+    The first is the sampled release's. The second is at most that at order n + 1; at most n·ln(1/(1−q)), as
+    Q ≥ (1−q)P₀; and at most ln(1 + n(n+1)/2·q²χ²/(1−q)^(n+2)), by Taylor, where χ² = E[(Q₁/P₀ − 1)²] ≤ e^ρ(2) − 1.
+    """
+    known = _integers_up_to(2 * orders.max())
+    first = sampled_moments(np.array([q]), event, known)[:, 0]
+    log_chi = float(_log_expm1(release(event, np.array([2.0])))[0])
+
+    def second(n: NDArray[np.float64]) -> NDArray[np.float64]:
+        taylor = np.log(n) + np.log1p(n) - math.log(2) + 2 * math.log(q) + log_chi - (n + 2) * math.log1p(-q)
+        sampled = np.interp(n + 1, [1, *known], [0.0, *first], right=np.inf)
+        smaller = np.minimum(np.logaddexp(0.0, taylor), -n * math.log1p(-q))
+        smallest: NDArray[np.float64] = np.minimum(smaller, sampled)
+        return smallest
+
+    moments = np.empty(len(orders))
+    for i, alpha in enumerate(orders):
+        above = known > alpha
+        k = known[above]
+        sums = (alpha / k) * first[above] + (1 - alpha / k) * second(k * (alpha - 1) / (k - alpha))
+        moments[i] = sums.min()
+    return moments
+
+
+def _by_expansion(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bound the moments by the binomial expansion of (1 + q(P₁−Q₁)/Q)^α under Q, whose second term is 0:
+
+    ∫P^α Q^(1−α) ≤ 1 + Σ_{j=2..α} binom(α,j) q^j (1−q)^(1−j) min(2^j (M_j − 1), 2M_j), M_j = e^((j−1)ρ(j)).
+
+    For Q ≥ (1−q)P₀, |P₁−Q₁|^j ≤ P₁^j + Q₁^j, and E|P₁/P₀ − 1|^j ≤ M_j − 1 under P₀.
+    """
+    j = np.arange(2, orders.max() + 1)
+    growth = (j - 1) * release(event, j)
+    terms = np.minimum(j * math.log(2) + _log_expm1(growth), math.log(2) + growth)
+    terms += j * math.log(q) - (j - 1) * math.log1p(-q) - gammaln(j + 1)
+    moments = np.empty(len(orders))
+    for i, alpha in enumerate(orders):
+        upto = slice(int(alpha) - 1)
+        moments[i] = np.logaddexp(
+            0.0, logsumexp(terms[upto] + gammaln(alpha + 1) - gammaln(alpha - j[upto] + 1))
+        )
+    return moments
+
+
+def _log_expm1(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ln(e^x − 1) for x > 0, finite where e^x is not."""
+    found: NDArray[np.float64] = np.where(x < 30, np.log(np.expm1(np.minimum(x, 30.0))), x)
+    return found
+
+
+def _integers_up_to(most: float) -> NDArray[np.float64]:
+    """The integers from 2 to 400, and from there some 120 up to `most`."""
+    dense = np.arange(2, 401, dtype=np.float64)
+    return dense if most <= 400 else np.unique([*dense, *np.floor(np.geomspace(400, most, 120))])
 
 
 def _between_integers(

@@ -24,10 +24,12 @@ from silodp.privacy.events import (
     NoGuarantee,
     PoissonSampled,
     Repeated,
+    SampledReplacement,
     Skellam,
     TwoLooks,
     alternative,
     alternatives,
+    doubled,
 )
 
 Accountant = Literal["pld", "rdp"]
@@ -98,6 +100,9 @@ def _add(counts: Counter[Mechanism], event: Event, times: int, accountant: Accou
             return all([_add(counts, part, times, accountant) for part in inner])
         case KnownSample(q, inner):
             return _add_known(counts, q, inner, times, accountant)
+        case SampledReplacement(q, inner) if accountant == "pld":
+            # By joint convexity: when the coin falls, the two worlds lie twice as far apart.
+            return _add(counts, KnownSample(q, doubled(inner)), times, accountant)
         case Group(size, inner):
             _check(size >= 0 and size == int(size), "size", size, "a whole number of records, 0 or more")
             return _add_group(counts, int(size), inner, times, accountant)
@@ -151,7 +156,7 @@ def _add_group(
         case KnownSample(q, inner) if accountant == "pld" and size > 1:
             _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
             return _add(counts, Group(size, inner), times if q > 0 else 0, accountant)  # type: ignore[arg-type]
-        case NoGuarantee() | Each() | Group():
+        case NoGuarantee() | Each() | Group() | SampledReplacement():
             raise SilodpError(f"{event!r} has no group of {size}: name the group inside of it.")
     single: Counter[Mechanism] = Counter()
     if not _add(single, event, min(times, size, 1), accountant):
@@ -178,6 +183,12 @@ def _grouped(step: Mechanism, size: int) -> Mechanism:
 def _simplest(event: Event) -> Mechanism | None:
     """The same release, checked, without needless sampling or looks; None if it says nothing of a person."""
     match event:
+        case SampledReplacement(q, inner):
+            _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
+            release = _release(inner)
+            if release is None or q == 0:
+                return None
+            return _release(doubled(release)) if q == 1 else SampledReplacement(q, release)
         case PoissonSampled(q, inner):
             _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
             release = _release(inner)
@@ -205,7 +216,7 @@ def _release(event: Additive) -> Additive | None:
 
 def _known(step: Mechanism, reach: int, accountant: Accountant) -> bool:
     """Whether anything is promised of a step that one unit can move by `reach` sensitivities."""
-    release = step.event if isinstance(step, PoissonSampled) else step
+    release = step.event if isinstance(step, PoissonSampled | SampledReplacement) else step
     if not isinstance(release, Gaussian | Skellam | TwoLooks):
         return True  # its parts were looked at
     if accountant == "pld" and not isinstance(release, Gaussian):
