@@ -22,7 +22,6 @@ from silodp.federation.aggregation import Plain
 from silodp.federation.masked import Masked
 from silodp.federation.messages import Message
 from silodp.federation.signatures import SERVER, SignedParty, sign, verify
-from silodp.federation.store import MemoryStore
 
 RUNS = {
     "plain": (Plain(), SAMPLED),
@@ -142,10 +141,9 @@ class Target:
     def attack(self, generator: random.Random) -> str:
         """Send one mutant to a silo in the state of its message; the code of the refusal, or "answered"."""
         place = generator.randrange(len(self.sent))
-        store = MemoryStore()
-        store._values = dict(self.stores[place])
-        self.parties.stores[self.name] = store
-        party = SignedParty(self.parties.started(self.name), self.own, self.server.public)
+        silo = self.parties.restored(self.name, self.stores[place])
+        silo.gate._met_here = silo.gate.state.session  # as if its process had begun the session
+        party = SignedParty(silo, self.own, self.server.public)
         how = generator.random()
         if how < 0.1:
             data = flipped(sign(self.sent[place], self.server, self.name), generator)

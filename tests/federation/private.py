@@ -19,6 +19,7 @@ from silodp.crypto.hidden_sample import OneOf
 from silodp.crypto.keys import Identity
 from silodp.data.silo import Federation
 from silodp.federation.aggregation import Aggregator, Setting
+from silodp.federation.gate import State
 from silodp.federation.lattice import Lattice
 from silodp.federation.messages import Message
 from silodp.federation.paillier import Paillier
@@ -176,8 +177,19 @@ class Parties:
             yield
 
     def started(self, name: str, ledger: Ledger | None = None) -> Silo:
-        """A silo in a new process, with the store that it has."""
-        return self._started(self._data[name], ledger)
+        """A silo in a new process, with the store and the ledger that it has."""
+        known = getattr(self, "silos", {}).get(name)
+        return self._started(self._data[name], ledger or (known and known.gate.ledger))
+
+    def restored(self, name: str, store: dict[str, bytes]) -> Silo:
+        """A silo in a new process, on a copy of an old store, with a copy of its ledger that is as old."""
+        self.stores[name] = MemoryStore()
+        self.stores[name]._values = dict(store)
+        known = self.silos[name].gate.ledger
+        ledger = Ledger(None, known.delta, known.accountant, run="run")
+        for charge in known.history[: State.decode(store.get("run/gate")).charges]:
+            ledger.charge(charge.round, charge.release, charge.events)
+        return self.started(name, ledger)
 
     def play(self, round_: int) -> torch.Tensor:
         total = self.server.play(round_, self.params)

@@ -22,7 +22,7 @@ from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
 from silodp.crypto.reciprocals import SERVER_CHOOSES
 from silodp.federation.aggregation import Plain, costliest_events
-from silodp.federation.gate import Gate, State
+from silodp.federation.gate import Gate
 from silodp.federation.masked import Masked
 from silodp.federation.messages import Message
 from silodp.federation.sessions import meet
@@ -55,13 +55,7 @@ SHOWN = {"plain group", "masked group", "plain records", "masked records", "plai
 
 
 def restored(parties: Parties, name: str, store: dict[str, bytes]) -> Silo:
-    """The silo on a copy of its store, with a copy of its ledger that is as old."""
-    parties.stores[name]._values = dict(store)
-    known = parties.silos[name].gate.ledger
-    ledger = Ledger(None, known.delta, known.accountant, run="run")
-    for charge in known.history[: State.decode(store.get("run/gate")).charges]:
-        ledger.charge(charge.round, charge.release, charge.events)
-    return parties.started(name, ledger=ledger)
+    return parties.restored(name, store)
 
 
 def backup(parties: Parties, name: str) -> dict[str, bytes]:

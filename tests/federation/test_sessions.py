@@ -11,6 +11,7 @@ from silodp.crypto import keys
 from silodp.errors import SilodpError
 from silodp.federation.messages import Message
 from silodp.federation.sessions import Member, meet
+from silodp.privacy.ledger import Ledger
 
 
 @pytest.fixture
@@ -55,6 +56,7 @@ def test_signatures_are_verified_once_in_a_session(verified):
     assert len(verified) == 4 * (4 + 4)
     for silo in parties.silos.values():
         set_state(silo, round=-1, charges=0)  # as if no round had begun
+        silo.gate.ledger = Ledger(None, 1e-5, "rdp", run="run")
     another = meet("run", parties.names, parties.ask, 1)
     assert another != parties.session
     assert len(verified) == 2 * 4 * (4 + 4)

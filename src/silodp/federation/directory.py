@@ -20,6 +20,7 @@ from silodp.federation.checkpoint import Checkpoint, empty_velocity, load_checkp
 from silodp.federation.lock import hold_lock
 from silodp.federation.silo import own_ledger
 from silodp.federation.store import (
+    PRIVATE_FILE,
     DirectoryStore,
     MemoryStore,
     Store,
@@ -111,7 +112,7 @@ class RunDirectory:
         if self.path is not None:
             started = {"id": secrets.token_hex(16), "round": state.round}
             text = json.dumps([*self._starts(self.path), started], indent=1) + "\n"
-            write_durably(self.path / "checkpoint" / STARTS, text.encode())
+            write_durably(self.path / "checkpoint" / STARTS, text.encode(), PRIVATE_FILE)
 
     @staticmethod
     def _starts(path: Path) -> list[dict[str, Any]]:
