@@ -17,6 +17,7 @@ class SilodpError(ValueError):
     Args:
         message: the sentence.
         code: stable identifier "area.problem", listed in `CODES`. Programs compare codes, never sentences.
+            The default is for methods and transports of somebody's own, and for copies (pickle); silodp names a code.
         field: the setting, argument or column at fault, as the caller wrote it; None where there is no single one.
     """
 
@@ -27,14 +28,20 @@ class SilodpError(ValueError):
 
 
 CODES: dict[str, str] = {
+    "accounting.event": "an event is not one that this version knows, or stands where it cannot",
     "accounting.events_differ": "the events of a round differ in more than their noise",
+    "accounting.no_fit": "no curve of the kind that was asked for fits the costs of these settings",
+    "accounting.no_guarantee": "nothing is promised to the adversary that is asked about",
     "accounting.out_of_range": "noise, sampling or steps are beyond what an accountant can represent",
+    "accounting.unsupported": "an accountant has no rule for this kind of noise or sampling",
     "argument.conflict": "two settings exclude each other",
     "argument.grid": "integer noise, or a sum with it, does not fit the grid of steps to the clip",
+    "argument.missing": "an argument that this question or setting needs is not given",
     "argument.out_of_range": "a number is larger or closer to 0 than anything that can be computed with",
     "argument.shape": "an array or vector has another shape than is needed",
     "argument.type": "an argument is of another type than is needed",
     "argument.value": "an argument or setting lies outside the values that it may have",
+    "budget.out_of_reach": "no value of what can be changed meets a target or budget",
     "checkpoint.damaged": "a file of a run's checkpoint is damaged",
     "checkpoint.format": "a checkpoint was written by another version of silodp",
     "checkpoint.mismatch": "a run's checkpoint and its stores are copies of different moments",
@@ -52,6 +59,7 @@ CODES: dict[str, str] = {
     "config.too_large": "the configuration is too long, too deeply nested, or has a number or text that is too long",
     "config.type": "a value has a type or characters that no setting can have",
     "config.unknown_field": "a setting is not known",
+    "config.value": "a setting has another type than it needs, or a value that it may not have",
     "crypto.decryption": "a sum does not decrypt: a mask is left in it, or an answer was altered",
     "crypto.paillier_modulus": "a Paillier key has another length than was agreed, is weak, or lacks a valid proof",
     "crypto.parameters": "no encryption is safe and exact for these settings",
@@ -62,10 +70,14 @@ CODES: dict[str, str] = {
     "data.column": "a table lacks a column of the schema, or has it twice",
     "data.encoding": "a table is not UTF-8 text",
     "data.federation": "the parts of a federation do not fit together",
+    "data.fetch": "a data set cannot be fetched, or was fetched damaged",
     "data.files": "the list of tables is empty, or names one twice",
     "data.kind": "label, classes, event and time do not go with the kind of label",
+    "data.no_dataset": "a data set's file or folder is not there",
     "data.no_file": "a table is not there, or is a folder",
     "data.no_records": "there are no records where some are needed",
+    "data.schema": "a schema declares no features, a column twice, or something that is no column or range",
+    "data.too_few_records": "a silo has fewer records than a batch or pair needs",
     "data.unreadable": "a table is not readable as CSV or Parquet",
     "data.users": "the public list of users is not readable, or names somebody twice",
     "data.value": "a cell of a table is not what the schema says",
@@ -81,14 +93,18 @@ CODES: dict[str, str] = {
     "gate.order": "a silo was asked out of order, or a second time",
     "gate.past": "a silo was asked for a round before the one that it answered last",
     "gate.release": "a silo was asked for a release that cannot come next",
-    "gate.restarted": "a silo was started anew since it began this session of the set-up",
+    "gate.restarted": "a silo was started anew in the midst of a session's set-up; begin another session",
     "gate.roster": "a silo was asked to add up with too few silos, without itself, or with one that had left",
     "gate.round_left_out": "a silo was asked for a round although it has missed one that every silo must answer",
     "gate.rounds": "a silo was asked for more rounds or releases than were agreed",
     "gate.run": "a silo was asked in another run than its own",
     "gate.set_back": "a silo's store or its ledger is an old copy, or was lost",
-    "invalid": "an argument or setting is not usable",
+    "invalid": "an error from outside silodp (a method or transport of somebody's own) that names no code",
+    "ledger.charge": "a charge lacks an adversary, or is not what the ledger was charged before",
+    "ledger.closed": "a ledger is closed already",
     "ledger.damaged": "a ledger's lines are not those that were written",
+    "ledger.missing": "the ledger of a run that is to go on is not there",
+    "ledger.setup": "a ledger was begun with other settings",
     "ledger.version": "a ledger was written by a version of silodp that this one cannot check",
     "ledger.write_failed": "the ledger could not be written; what it would have charged was not released",
     "loss.counts_masked_records": "a loss changes with records that are left out by the mask",
@@ -96,6 +112,7 @@ CODES: dict[str, str] = {
     "loss.not_callable": "a loss is no function",
     "loss.not_per_record": "a loss of single records does not return one number per record",
     "loss.not_scalar": "a loss does not return one number",
+    "loss.not_separable": "a method clips single records, and the loss is not a mean over records",
     "loss.not_vectorizable": "a loss cannot be computed for many users at once",
     "loss.output_shape": "a loss or metric needs outputs of another shape than the model gives",
     "loss.raised": "a loss raised an exception of its own",
@@ -105,6 +122,7 @@ CODES: dict[str, str] = {
     "message.signature": "a message does not carry its sender's signature for this recipient and request",
     "message.too_large": "a message is longer than any of its run",
     "message.unexpected": "an answer does not belong to the request",
+    "method.not_set_up": "a method was used before its set-up gave it counts, allotments or rates",
     "method.rows": "a method gave rows that are not what it declared, or that the aggregator cannot add up",
     "metric.not_callable": "a metric is no function",
     "metric.raised": "a metric raised an exception of its own, or returned no number",
@@ -118,6 +136,7 @@ CODES: dict[str, str] = {
     "model.no_parameters": "a model has nothing to train",
     "model.no_shape": "a lazy layer has not been run yet",
     "model.not_a_module": "a configuration names something else than a torch.nn.Module or a function that makes one",
+    "model.not_averageable": "models cannot be averaged: they differ, are not finite, or hold what carries no noise",
     "model.not_copyable": "a model cannot be copied",
     "model.not_finite": "a model gives outputs that are not finite on a finite example",
     "model.not_storable": "a model's state holds something that cannot be stored",
@@ -208,7 +227,9 @@ def check_whole(name: str, value: object, least: int = 1, most: int = MOST_WHOLE
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         counted_things = f" of {what}" if what else ""
         raise SilodpError(
-            f"{name} = {shorten(value)}: set a whole number{counted_things} ≥ {least}.", field=name
+            f"{name} = {shorten(value)}: set a whole number{counted_things} ≥ {least}.",
+            code="argument.value",
+            field=name,
         )
     if int(value) > most:
         raise SilodpError(

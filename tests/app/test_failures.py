@@ -58,10 +58,10 @@ def test_every_code_in_the_source_is_on_the_list_and_every_listed_one_is_used() 
     ("arguments", "code", "field"),
     [
         ("run nowhere.toml", "config.path", None),
-        ("run small.toml --set method.clip=x", "invalid", "method.clip"),
+        ("run small.toml --set method.clip=x", "config.value", "method.clip"),
         ("run small.toml --set nothing", "cli.usage", "--set"),
         ("run small.toml --set seed=18446744073709551616", "config.too_large", "seed"),
-        ("run small.toml --set data.seed=-1", "invalid", "data.seed"),
+        ("run small.toml --set data.seed=-1", "argument.value", "data.seed"),
         ("run small.toml --set method.noise_multiplier=1e300", "argument.out_of_range", "noise_multiplier"),
         ("run small.toml --set method.user_sampling=1e-320", "argument.out_of_range", "user_sampling"),
         ("run small.toml --set method.local.learning_rate=1e300", "argument.out_of_range", "learning_rate"),
@@ -77,7 +77,7 @@ def test_every_code_in_the_source_is_on_the_list_and_every_listed_one_is_used() 
         ("run", "cli.usage", "CONFIG.toml"),
         ("data check", "cli.usage", "NAME"),
         ("bogus", "cli.usage", None),
-        ("report nowhere", "invalid", None),
+        ("report nowhere", "report.missing", None),
     ],
 )
 def test_by_json_an_error_is_one_object_on_standard_output(
@@ -130,9 +130,9 @@ def test_numbers_are_checked_before_anything_computes_with_them() -> None:
     check_whole("x", 10**9)
     for bad, code in (
         (10**9 + 1, "argument.out_of_range"),
-        (0, "invalid"),
-        (1.0, "invalid"),
-        (True, "invalid"),
+        (0, "argument.value"),
+        (1.0, "argument.value"),
+        (True, "argument.value"),
     ):
         with pytest.raises(SilodpError) as caught:
             check_whole("x", bad)
@@ -277,7 +277,7 @@ def test_a_byte_order_mark_is_no_mistake(silodp: Silodp, config: Path) -> None:
         (CONFIG.encode() + b"x = " + b"9" * 20, "config.too_large", "method.local.x"),
         (CONFIG.encode() + b"x = '" + b"a" * 200_000 + b"'", "config.too_large", "200,000"),
         (b"#" * (5 << 20), "config.too_large", "4 MiB"),
-        (b"", "invalid", "missing"),
+        (b"", "config.missing_field", "missing"),
     ],
 )
 def test_what_is_no_configuration(silodp: Silodp, config: Path, content: bytes, code: str, says: str) -> None:

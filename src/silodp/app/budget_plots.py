@@ -144,4 +144,8 @@ def save(figure: Figure, path: Path) -> None:
 def check_picture(path: Path) -> None:
     """Refuse a file name that says no format."""
     if path.suffix.lower().removeprefix(".") not in FORMATS:
-        raise SilodpError(f"plot = '{path}': let the file's name end in .{', .'.join(FORMATS)}.")
+        raise SilodpError(
+            f"plot = '{path}': let the file's name end in .{', .'.join(FORMATS)}.",
+            code="argument.value",
+            field="plot",
+        )

@@ -59,7 +59,9 @@ def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:
             kept = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
             raise SilodpError(
                 f"aggregation.{field} is a setting of {' and '.join(others)}, and the aggregator is {name}: take it "
-                f"out of [aggregation], or replace that table by --set 'aggregation={{{kept}}}'."
+                f"out of [aggregation], or replace that table by --set 'aggregation={{{kept}}}'.",
+                code="config.unknown_field",
+                field=f"aggregation.{field}",
             )
     aggregator: Aggregator = make(maker, fields, name, "aggregation")
     return aggregator

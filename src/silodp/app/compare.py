@@ -72,12 +72,16 @@ def compare(
     labels = [spec.label for spec in specs]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise SilodpError(f"methods names '{twice}' twice: once is enough.")
+        raise SilodpError(
+            f"methods names '{twice}' twice: once is enough.", code="argument.value", field="methods"
+        )
     out = Path(out)
     federation = config.federation()
     if federation.test is None or len(federation.test) == 0:
         raise SilodpError(
-            "there are no held-out records to compare methods on: name a split column in data.schema.split."
+            "there are no held-out records to compare methods on: name a split column in data.schema.split.",
+            code="data.no_records",
+            field="data.schema.split",
         )
     task = config.task(federation)
     planned = [_planned(config, federation, task, spec) for spec in specs]

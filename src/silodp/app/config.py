@@ -112,7 +112,11 @@ class RunConfig(_Section):
             for field in fields:
                 maker = choose(name, METHODS, "methods")
                 if field not in fields_of(maker):
-                    raise SilodpError(unknown(field, fields_of(maker), name, f"methods.{name}"))
+                    raise SilodpError(
+                        unknown(field, fields_of(maker), name, f"methods.{name}"),
+                        code="config.unknown_field",
+                        field=f"methods.{name}.{field}",
+                    )
         self.budget()
         self.check_budgets(self.method())
         self._check_somebody_reads_budgets()
@@ -161,7 +165,9 @@ class RunConfig(_Section):
         budget = make(Budget, {"delta": self.delta, **self.budget_section}, "a budget", "budget")
         if budget.delta != self.delta:
             raise SilodpError(
-                f"budget.delta = {budget.delta} differs from delta = {self.delta}: set both to the same value."
+                f"budget.delta = {budget.delta} differs from delta = {self.delta}: set both to the same value.",
+                code="argument.conflict",
+                field="budget.delta",
             )
         return budget
 
@@ -180,7 +186,9 @@ class RunConfig(_Section):
             column = ", or name a column of budgets (data.schema.budget)" if self.source == "tables" else ""
             raise SilodpError(
                 f"method {method.name} needs a budget of its own for every {unit}, and there is none: add a table "
-                f"[budgets] with a distribution and of = '{unit}s'{column if unit == 'record' else ''}."
+                f"[budgets] with a distribution and of = '{unit}s'{column if unit == 'record' else ''}.",
+                code="data.budgets",
+                field="budgets",
             )
 
     def _check_somebody_reads_budgets(self) -> None:
@@ -197,7 +205,9 @@ class RunConfig(_Section):
             if unit != asks_budgets_of(method):
                 raise SilodpError(
                     f"{where} gives every {unit} a budget of its own, and method {method.name} reads none of them: "
-                    f"choose a method that keeps them ({keepers_of(unit)}), or take {where} out."
+                    f"choose a method that keeps them ({keepers_of(unit)}), or take {where} out.",
+                    code="argument.conflict",
+                    field=where.strip("[]"),
                 )
 
     def settings(self) -> Plain:
@@ -217,11 +227,17 @@ class RunConfig(_Section):
         """
         found = [self._named_spec(part.strip()) for part in text.split(",") if part.strip()]
         if not found:
-            raise SilodpError("methods is empty: name at least one, for example uldp-avg.")
+            raise SilodpError(
+                "methods is empty: name at least one, for example uldp-avg.",
+                code="argument.value",
+                field="methods",
+            )
         labels = [spec.label for spec in found]
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice is not None:
-            raise SilodpError(f"methods names '{twice}' twice: once is enough.")
+            raise SilodpError(
+                f"methods names '{twice}' twice: once is enough.", code="argument.value", field="methods"
+            )
         return found
 
     def _named_spec(self, text: str) -> MethodSpec:
@@ -261,7 +277,9 @@ class RunConfig(_Section):
         if "record_sampling" in fields and draws_by_budget(name):
             raise SilodpError(
                 f"{where}.record_sampling is not a field of {name}: how often a record is drawn follows from its own "
-                f"budget; take it out ('silodp plan' shows every q)."
+                f"budget; take it out ('silodp plan' shows every q).",
+                code="config.unknown_field",
+                field=f"{where}.record_sampling",
             )
         return build_method(name, filled(name, fields, own), where)
 
@@ -269,7 +287,11 @@ class RunConfig(_Section):
         """What reads the data, and its arguments."""
         source = self.data.get("source")
         if not isinstance(source, str):
-            raise SilodpError(f"data.source = {source!r}: it must be one of {', '.join(SOURCES)}.")
+            raise SilodpError(
+                f"data.source = {source!r}: it must be one of {', '.join(SOURCES)}.",
+                code="config.value",
+                field="data.source",
+            )
         loader = choose(source, SOURCES, "data.source")
         values = {key: value for key, value in self.data.items() if key != "source"}
         if "name" in fields_of(loader):
@@ -313,12 +335,20 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
             fields = TaskSection.model_fields if section else RunConfig.model_fields
             known = [field.alias or key for key, field in fields.items()]
             what = f"[{'.'.join(section)}]" if section else "the configuration"
-            raise SilodpError(unknown(name, known, what, ".".join(section))) from None
+            raise SilodpError(
+                unknown(name, known, what, ".".join(section)),
+                code="config.unknown_field",
+                field=".".join([*section, name]),
+            ) from None
         raise sentence(error) from None
 
 
 def _named(section: Mapping[str, Any]) -> tuple[str, Plain]:
     name = section.get("name")
     if not isinstance(name, str):
-        raise SilodpError('method.name is missing: set a method\'s name, for example name = "uldp-avg".')
+        raise SilodpError(
+            'method.name is missing: set a method\'s name, for example name = "uldp-avg".',
+            code="config.missing_field",
+            field="method.name",
+        )
     return name, {key: value for key, value in section.items() if key != "name"}

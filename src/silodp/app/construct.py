@@ -96,7 +96,9 @@ def choose(name: str, registry: Mapping[str, T], where: str) -> T:
         if known.replace("_", "-") == name.replace("_", "-"):
             return entry
     remedy = _closest(name, list(registry)) or f"use one of {', '.join(registry)}."
-    raise SilodpError(f"{where} = '{_readable(name)}' is not known: {remedy}", field=where)
+    raise SilodpError(
+        f"{where} = '{_readable(name)}' is not known: {remedy}", code="argument.value", field=where
+    )
 
 
 def _readable(name: str) -> str:
@@ -115,14 +117,22 @@ def sentence(error: ValidationError, where: str = "") -> SilodpError:
     field = _at(where, ".".join(str(part) for part in first["loc"]))
     if first["type"] == "value_error":
         inner = first["ctx"]["error"]
-        return inner if isinstance(inner, SilodpError) else SilodpError(str(inner))
+        return (
+            inner
+            if isinstance(inner, SilodpError)
+            else SilodpError(str(inner), code="config.value", field=field or None)
+        )
     if first["type"] == "missing":
-        return SilodpError(f"{field} is missing: set it.", field=field)
+        return SilodpError(f"{field} is missing: set it.", code="config.missing_field", field=field)
     if first["type"] in ("model_type", "dict_type"):
         return SilodpError(
-            f"{field} = {shorten(first['input'])}: it should be a table of its own fields.", field=field
+            f"{field} = {shorten(first['input'])}: it should be a table of its own fields.",
+            code="config.value",
+            field=field,
         )
-    return SilodpError(f"{field} = {shorten(first['input'])}: {_expected(error)}.", field=field)
+    return SilodpError(
+        f"{field} = {shorten(first['input'])}: {_expected(error)}.", code="config.value", field=field
+    )
 
 
 def _expected(error: ValidationError) -> str:
@@ -144,7 +154,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return value
         if not isinstance(value, Mapping):
             raise SilodpError(
-                f"{where} = {shorten(value)}: it should be a table of its own fields.", field=where
+                f"{where} = {shorten(value)}: it should be a table of its own fields.",
+                code="config.value",
+                field=where,
             )
         return make(table, value, where, where)
     if hint is Any:
@@ -153,7 +165,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         # As JSON a list may stand for a tuple, while "5" is still no number and true not 1.
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        raise SilodpError(f"{where} = {shorten(value)}: {_expected(error)}.", field=where) from None
+        raise SilodpError(
+            f"{where} = {shorten(value)}: {_expected(error)}.", code="config.value", field=where
+        ) from None
     except PydanticUserError:  # a type of somebody else's that pydantic knows nothing of
         return value
 

@@ -232,7 +232,9 @@ def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tu
         given = dict(fields)
     elif "record_sampling" not in fields:
         raise SilodpError(
-            f"record_sampling is missing: {name} draws every record with a probability of its own, so say which one."
+            f"record_sampling is missing: {name} draws every record with a probability of its own, so say which one.",
+            code="argument.missing",
+            field="record_sampling",
         )
     of_budgets = OF_BUDGETS if personal else {}
     run = {**IRRELEVANT, **of_budgets, "rounds": max(rounds, 1), "delta": delta}
@@ -243,17 +245,29 @@ def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tu
 
 def _check_question(method: Method, adversary: str, silos: int | None, colluding: int) -> None:
     if adversary not in ADVERSARIES:
-        raise SilodpError(f"adversary = '{adversary}' is not known: use one of {', '.join(ADVERSARIES)}.")
+        raise SilodpError(
+            f"adversary = '{adversary}' is not known: use one of {', '.join(ADVERSARIES)}.",
+            code="argument.value",
+            field="adversary",
+        )
     if silos is None and adversary == "silo" and method.unit == "user":
-        raise SilodpError("silos is missing: what another silo can learn depends on how many there are.")
+        raise SilodpError(
+            "silos is missing: what another silo can learn depends on how many there are.",
+            code="argument.missing",
+            field="silos",
+        )
     if silos is None and method.unit == "record" and method.bounds(Population(1, 1)) is not None:
         raise SilodpError(
-            f"clients is missing: in {method.name} all clients' noise adds up, so ε depends on how many there are."
+            f"clients is missing: in {method.name} all clients' noise adds up, so ε depends on how many there are.",
+            code="argument.missing",
+            field="clients",
         )
     if silos is not None:
         check_whole("silos", silos, most=MOST_SILOS)
     check_whole("colluding", colluding, what="silos that pool what they know")
     if colluding > 1 and adversary != "silo":
         raise SilodpError(
-            f"colluding = {colluding} is about silos: ask with adversary 'silo', or leave it out."
+            f"colluding = {colluding} is about silos: ask with adversary 'silo', or leave it out.",
+            code="argument.conflict",
+            field="colluding",
         )

@@ -71,7 +71,9 @@ def declared_users(config: RunConfig) -> int | None:
             lines = Path(listed).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise SilodpError(
-                f"{listed}: the list of users is not readable ({error}): check data.schema.users."
+                f"{listed}: the list of users is not readable ({error}): check data.schema.users.",
+                code="data.users",
+                field="data.schema.users",
             ) from None
         return sum(1 for line in lines if line.strip())
     return None if listed is None else len(listed)

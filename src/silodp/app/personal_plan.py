@@ -154,7 +154,9 @@ def noise_of(method: Method) -> float:
 def _noisier(method: Method) -> Sequence[Method]:
     if noise_of(method) == 0:
         raise SilodpError(
-            f"method {method.name} has no noise to draw ε for: choose another, or set its noise."
+            f"method {method.name} has no noise to draw ε for: choose another, or set its noise.",
+            code="argument.value",
+            field="method",
         )
     return [with_noise(method, noise_of(method) * factor) for factor in _FACTORS]
 
@@ -167,7 +169,9 @@ def _sampled(method: Method) -> str:
         if name in fields_of(type(method)):
             return name
     raise SilodpError(
-        f"method {method.name} samples nobody: there is no ε against a sampling probability to draw."
+        f"method {method.name} samples nobody: there is no ε against a sampling probability to draw.",
+        code="argument.value",
+        field="method",
     )
 
 
@@ -188,7 +192,10 @@ def _curve(
             event = event_of(replace(plain, **{field: q}))
             nothing = reason(event)
             if nothing is not None:
-                raise SilodpError(f"there is no ε to draw against this adversary, because {nothing}.")
+                raise SilodpError(
+                    f"there is no ε to draw against this adversary, because {nothing}.",
+                    code="accounting.no_guarantee",
+                )
             return event
 
         curve = Curve.of(at, rounds, delta, accountant, _POINTS, _LEAST)

@@ -61,7 +61,8 @@ def plan(
         raise SilodpError(
             f"target epsilon = {target:g}: everybody's rate or clip follows from her own budget, and with it the run's "
             "ε; set method.personal.largest_budget to the target, and method.personal.adversary to whom it is meant "
-            "for."
+            "for.",
+            code="argument.conflict",
         )
     aggregator.check(setting)
     events = events_of(aggregator, setting)
@@ -172,13 +173,15 @@ def _solutions(
             )
     found: dict[str, Any] = {}
     reasons: dict[str, str] = {}
+    refused: list[SilodpError] = []
     for name, solve in solvers.items():
         try:
             found[name] = solve()
         except SilodpError as error:
             found[name], reasons[name] = None, str(error)
-    if len(reasons) == len(solvers):
-        raise SilodpError(next(iter(reasons.values())))
+            refused.append(error)
+    if len(refused) == len(solvers):
+        raise SilodpError(str(refused[0]), code=refused[0].code, field=refused[0].field)
     limits = {"noise_multiplier": LEAST_NOISE, "rounds": MOST_ROUNDS}
     unlimited = [name for name, value in found.items() if value is not None and value == limits.get(name)]
     return {

@@ -63,7 +63,9 @@ class Preferences:
         """
         if self.of == "records" and any(silo.budget is not None for silo in federation.silos):
             raise SilodpError(
-                "budgets is set, and the tables have a column of budgets (data.schema.budget): take one of them out."
+                "budgets is set, and the tables have a column of budgets (data.schema.budget): take one of them out.",
+                code="argument.conflict",
+                field="budgets",
             )
         draw = partial(choose(self.distribution, PREFERENCES, "budgets.distribution"), **self.options)
         return federation.with_budgets(draw, self.seed, self.unit)
@@ -126,9 +128,17 @@ def preferences(section: Mapping[str, Any]) -> Preferences:
     options = {name: value for name, value in section.items() if name not in own}
     for name in options:
         if name not in fields_of(draw):
-            raise SilodpError(unknown(name, [*own, *fields_of(draw)], "the budgets", "budgets"))
+            raise SilodpError(
+                unknown(name, [*own, *fields_of(draw)], "the budgets", "budgets"),
+                code="config.unknown_field",
+                field=f"budgets.{name}",
+            )
     if found.seed < 0:
-        raise SilodpError(f"budgets.seed = {found.seed}: set a whole number ≥ 0.")
+        raise SilodpError(
+            f"budgets.seed = {found.seed}: set a whole number ≥ 0.",
+            code="argument.value",
+            field="budgets.seed",
+        )
     made = Preferences(
         found.distribution, found.seed, found.of, checked(draw, options, "the budgets", "budgets")
     )

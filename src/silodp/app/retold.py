@@ -190,7 +190,7 @@ class _Known:
         """
         path = self._checkpoint / "state.safetensors"
         if not path.exists():
-            raise SilodpError("checkpoint/state.safetensors is missing")
+            raise SilodpError("checkpoint/state.safetensors is missing", code="report.missing")
         # d by what was trained: to make the model may take its maker's code.
         size = len(load(unseal(path.read_bytes(), f"checkpoint {path}"))["params"])
         return setting_of(self._federation, size, self._method, self._aggregator, self._config.delta)

@@ -53,7 +53,8 @@ def read_run(directory: Path) -> RunRecord:
     """
     if not directory.is_dir():
         raise SilodpError(
-            f"run directory {directory} does not exist: name the directory that `silodp run` wrote."
+            f"run directory {directory} does not exist: name the directory that `silodp run` wrote.",
+            code="report.missing",
         )
     rows = _read_rows(directory / "metrics.jsonl")
     promised = directory / "guarantee.json"
@@ -142,7 +143,8 @@ def keep_allocation(directory: Path, records: plots.Allocation) -> None:
     """Write the picture's private numbers to DIR/plots/allocation.json."""
     if not directory.is_dir():
         raise SilodpError(
-            f"run directory {directory} does not exist: name the directory that `silodp run` wrote."
+            f"run directory {directory} does not exist: name the directory that `silodp run` wrote.",
+            code="report.missing",
         )
     (directory / "plots").mkdir(exist_ok=True)
     text = json.dumps(asdict(records), ensure_ascii=False)

@@ -85,13 +85,17 @@ def _draw_users(
         return generator.choice(users, size=records, p=weights)
     if labels is None or len(np.asarray(labels)) != records:
         raise SilodpError(
-            f"labels_per_user is {labels_per_user}; give the label of each of the {records} records"
+            f"labels_per_user is {labels_per_user}; give the label of each of the {records} records",
+            code="argument.shape",
+            field="labels",
         )
     values, label = np.unique(np.asarray(labels), return_inverse=True)
     if labels_per_user < 1 or labels_per_user * users < len(values):
         raise SilodpError(
             f"labels_per_user is {labels_per_user} with {counted(users, 'user')}, too few to hold all {len(values)} "
-            "labels; raise users or labels_per_user"
+            "labels; raise users or labels_per_user",
+            code="argument.value",
+            field="labels_per_user",
         )
     # Whole shuffled decks, dealt in turn: every label has a holder, and no label has many more than another.
     decks = -(-labels_per_user * users // len(values))
@@ -171,7 +175,10 @@ def _units(sizes: ArrayLike, pairs: bool) -> Indices:
         return units
     if (units == 1).any():
         silo = int(np.flatnonzero(units == 1)[0])
-        raise SilodpError(f"silo {silo} has 1 record, which makes no pair; drop it or allocate without pairs")
+        raise SilodpError(
+            f"silo {silo} has 1 record, which makes no pair; drop it or allocate without pairs",
+            code="data.too_few_records",
+        )
     return units // 2
 
 
@@ -207,7 +214,9 @@ def own(
     else:
         if labels is None or labels_per_silo < 1:
             raise SilodpError(
-                f"labels_per_silo is {labels_per_silo}; give a whole number ≥ 1, for records that have classes"
+                f"labels_per_silo is {labels_per_silo}; give a whole number ≥ 1, for records that have classes",
+                code="argument.value",
+                field="labels_per_silo",
             )
         by_label = order[np.argsort(np.asarray(labels)[order], kind="stable")]
         shards = np.array_split(by_label, silos * labels_per_silo)
@@ -241,16 +250,28 @@ def allocate(
         SilodpError: an unknown scheme, a count below 1, or options that exclude each other.
     """
     if scheme not in get_args(Scheme):
-        raise SilodpError(f"allocation is {scheme!r}; choose one of {', '.join(map(repr, get_args(Scheme)))}")
+        raise SilodpError(
+            f"allocation is {scheme!r}; choose one of {', '.join(map(repr, get_args(Scheme)))}",
+            code="argument.value",
+            field="allocation",
+        )
     if labels_per_silo is not None and scheme != "own":
-        raise SilodpError("labels_per_silo goes with allocation 'own' only; leave it out")
+        raise SilodpError(
+            "labels_per_silo goes with allocation 'own' only; leave it out",
+            code="argument.conflict",
+            field="labels_per_silo",
+        )
     check_real("users", users)
     if not (isinstance(users, Integral) and users >= 1):
-        raise SilodpError(f"users is {users}; give a whole number, at least 1")
+        raise SilodpError(
+            f"users is {users}; give a whole number, at least 1", code="argument.value", field="users"
+        )
     if sizes is not None:
         if records is not None or silos is not None or labels_per_user is not None:
             raise SilodpError(
-                "sizes is given with records, silos or labels_per_user; fixed silos take sizes only"
+                "sizes is given with records, silos or labels_per_user; fixed silos take sizes only",
+                code="argument.conflict",
+                field="sizes",
             )
         if scheme == "own":
             return np.arange(np.sum(sizes)), np.repeat(np.arange(len(np.asarray(sizes))), np.asarray(sizes))
@@ -258,10 +279,15 @@ def allocate(
         per_silo = law(sizes, users, generator, pairs)
         return np.concatenate(per_silo), np.repeat(np.arange(len(per_silo)), [len(part) for part in per_silo])
     if records is None or silos is None or silos < 1:
-        raise SilodpError(f"records is {records} and silos is {silos}; give both, or sizes for fixed silos")
+        raise SilodpError(
+            f"records is {records} and silos is {silos}; give both, or sizes for fixed silos",
+            code="argument.missing",
+        )
     if pairs:
         raise SilodpError(
-            "pairs is set with free silos; allocate in pairs only where the silos' sizes are fixed"
+            "pairs is set with free silos; allocate in pairs only where the silos' sizes are fixed",
+            code="argument.conflict",
+            field="pairs",
         )
     if scheme == "own":
         return own(records, silos, generator, labels, labels_per_silo)

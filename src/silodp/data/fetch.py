@@ -186,7 +186,11 @@ class Check:
 
 def _dataset(name: str) -> Dataset:
     if name not in DATASETS:
-        raise SilodpError(f"data set {name!r} is not known; choose one of {', '.join(DATASETS)}")
+        raise SilodpError(
+            f"data set {name!r} is not known; choose one of {', '.join(DATASETS)}",
+            code="argument.value",
+            field="name",
+        )
     return DATASETS[name]
 
 
@@ -217,7 +221,9 @@ def fetch(
         path = folder / file
         if not (path.is_file() and _sha256(path) == digest):
             if not urls.get(file):
-                raise SilodpError(f"{name} cannot be fetched into {folder}: {dataset.manual}")
+                raise SilodpError(
+                    f"{name} cannot be fetched into {folder}: {dataset.manual}", code="data.fetch"
+                )
             _download(urls[file], path, digest)
         paths.append(path)
     return paths
@@ -228,7 +234,9 @@ def _download(urls: tuple[str, ...], path: Path, digest: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SilodpError(f"{path.parent} cannot be made ({error}); name another destination") from error
+        raise SilodpError(
+            f"{path.parent} cannot be made ({error}); name another destination", code="data.fetch"
+        ) from error
     failures = []
     for url in urls:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -254,7 +262,8 @@ def _download(urls: tuple[str, ...], path: Path, digest: str) -> None:
     raise SilodpError(
         f"{path.name} could not be fetched: {'; '.join(failures)}; check the connection and try again, or "
         "copy "
-        f"the published file to {path}"
+        f"the published file to {path}",
+        code="data.fetch",
     )
 
 

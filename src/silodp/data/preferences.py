@@ -41,7 +41,11 @@ def three_levels(
     for level in levels:
         check_real("levels", level)
         if not (math.isfinite(level) and level > 0):
-            raise SilodpError(f"levels = {tuple(levels)}: set finite budgets above 0.")
+            raise SilodpError(
+                f"levels = {tuple(levels)}: set finite budgets above 0.",
+                code="argument.value",
+                field="levels",
+            )
     ends = np.rint(np.cumsum(shares) * count).astype(int)
     ends[-1] = count
     budgets = np.repeat(np.asarray(levels, np.float64), np.diff(ends, prepend=0))
@@ -62,7 +66,9 @@ def pareto(
     for name, value in (("shape", shape), ("scale", scale)):
         check_real(name, value)
         if not (math.isfinite(value) and value > 0):
-            raise SilodpError(f"{name} = {value}: set a finite number above 0.")
+            raise SilodpError(
+                f"{name} = {value}: set a finite number above 0.", code="argument.value", field=name
+            )
     return _redrawn(count, lambda missing: BOUNDS[0] + scale * generator.pareto(shape, len(missing)))
 
 
@@ -85,7 +91,9 @@ def mixture(
         np.isfinite(means).all() and np.isfinite(deviations).all() and (np.asarray(deviations) >= 0).all()
     ):
         raise SilodpError(
-            f"deviations = {tuple(deviations)}: set one number ≥ 0 for each of the {len(means)} finite means."
+            f"deviations = {tuple(deviations)}: set one number ≥ 0 for each of the {len(means)} finite means.",
+            code="argument.value",
+            field="deviations",
         )
     component = generator.choice(len(means), count, p=np.asarray(shares) / np.sum(shares))
     mean, deviation = np.asarray(means, float)[component], np.asarray(deviations, float)[component]
@@ -107,7 +115,8 @@ def _redrawn(count: int, draw: Callable[[NDArray[np.int64]], Budgets]) -> Budget
             return budgets
     raise SilodpError(
         f"after {_TRIES} draws {len(missing)} of {count} budgets are still outside {BOUNDS[0]:g}..{BOUNDS[1]:g}: "
-        "choose a distribution that has some weight there."
+        "choose a distribution that has some weight there.",
+        code="argument.value",
     )
 
 
@@ -120,5 +129,7 @@ def _check_shares(shares: Sequence[float], parts: int) -> None:
         or abs(whole.sum() - 1) > 1e-9
     ):
         raise SilodpError(
-            f"shares = {tuple(shares)}: set one share ≥ 0 for each of {parts} levels, together 1."
+            f"shares = {tuple(shares)}: set one share ≥ 0 for each of {parts} levels, together 1.",
+            code="argument.value",
+            field="shares",
         )

@@ -61,7 +61,11 @@ class Schema:
                 field="data.schema.kind",
             )
         if self.out_of_range not in ("refuse", "clip"):
-            raise SilodpError(f"schema: out_of_range is {self.out_of_range!r}; choose 'refuse' or 'clip'")
+            raise SilodpError(
+                f"schema: out_of_range is {self.out_of_range!r}; choose 'refuse' or 'clip'",
+                code="argument.value",
+                field="data.schema.out_of_range",
+            )
         if self.kind == "survival":
             if self.event is None or self.time is None or self.label is not None or self.classes is not None:
                 raise SilodpError(
@@ -95,24 +99,38 @@ class Schema:
             if not isinstance(getattr(self, section), Mapping):
                 raise SilodpError(
                     f"schema: {section} is {getattr(self, section)!r}; give a mapping from columns to "
-                    f"{'(low, high)' if section == 'numeric' else 'their categories'}"
+                    f"{'(low, high)' if section == 'numeric' else 'their categories'}",
+                    code="data.schema",
+                    field=f"data.schema.{section}",
                 )
         if not self.numeric and not self.categorical:
-            raise SilodpError("schema: no features; declare numeric ranges or categorical values")
+            raise SilodpError(
+                "schema: no features; declare numeric ranges or categorical values",
+                code="data.schema",
+                field="data.schema",
+            )
         for column, bounds in self.numeric.items():
             if not _is_range(bounds):
                 raise SilodpError(
-                    f"schema: numeric column {column!r} has range {bounds!r}; give finite (low, high), low < high"
+                    f"schema: numeric column {column!r} has range {bounds!r}; give finite (low, high), low < high",
+                    code="data.schema",
+                    field="data.schema.numeric",
                 )
         for column, categories in self.categorical.items():
             _check_values(f"categorical column {column!r}", categories)
         columns = self.columns
         for column in columns:
             if not isinstance(column, str):
-                raise SilodpError(f"schema: {column!r} names no column; give the header's text")
+                raise SilodpError(
+                    f"schema: {column!r} names no column; give the header's text",
+                    code="data.schema",
+                    field="data.schema",
+                )
             if columns.count(column) > 1:
                 raise SilodpError(
-                    f"schema: column {column!r} is declared twice; give every column one meaning"
+                    f"schema: column {column!r} is declared twice; give every column one meaning",
+                    code="data.schema",
+                    field=column,
                 )
 
     @property

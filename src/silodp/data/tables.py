@@ -39,7 +39,11 @@ def read_tables(
         SilodpError: the first bad input, by file, column and data row (the first after the header is row 1).
     """
     if not isinstance(schema, Schema):
-        raise SilodpError(f"schema is of type {type(schema).__name__}; give a silodp.Schema")
+        raise SilodpError(
+            f"schema is of type {type(schema).__name__}; give a silodp.Schema",
+            code="argument.type",
+            field="schema",
+        )
     paths = _silo_paths(files)
     by_file: dict[Path, str] = {}
     for silo, path in paths.items():
@@ -173,5 +177,9 @@ def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, 
             )
         known[key] = len(known)
     if not known:
-        raise SilodpError(f"{source}: the list of users is empty; list every user's key, one per line")
+        raise SilodpError(
+            f"{source}: the list of users is empty; list every user's key, one per line",
+            code="data.users",
+            field="data.schema.users",
+        )
     return known, []

@@ -56,7 +56,9 @@ class RunDirectory:
         if resume:
             if self.path is None:
                 raise SilodpError(
-                    "resume needs the output directory of the run to go on with: give out.", field="out"
+                    "resume needs the output directory of the run to go on with: give out.",
+                    code="argument.missing",
+                    field="out",
                 )
             state = load_checkpoint(self._checkpoint(self.path), terms.fingerprint)
             if rounds < state.round:
@@ -147,14 +149,16 @@ class RunDirectory:
             path = self.path / "checkpoint" / "ledger.jsonl"
             if state.round and not path.exists():
                 raise SilodpError(
-                    f"ledger {path} is missing: without it nothing is known of the ε spent; restore it."
+                    f"ledger {path} is missing: without it nothing is known of the ε spent; restore it.",
+                    code="ledger.missing",
                 )
         accountant, budget, subject = terms.accountant, terms.budget, terms.subject
         with Ledger(path, terms.noise_delta, accountant, budget, run=state.run, subject=subject) as ledger:
             if not state.round <= ledger.rounds <= state.round + 1:
                 raise SilodpError(
                     f"ledger {path} has {counted(ledger.rounds, 'round')} and the checkpoint {state.round}: they are "
-                    "not of one moment, and what was released is not known: begin a new run, which adds its own ε."
+                    "not of one moment, and what was released is not known: begin a new run, which adds its own ε.",
+                    code="checkpoint.mismatch",
                 )
             yield ledger
 

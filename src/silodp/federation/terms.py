@@ -128,12 +128,17 @@ def agreed(
         raise SilodpError(
             f"rounds = {rounds}: aggregator '{aggregator.name}' is set for "
             f"{counted(aggregator.most_rounds, 'attempt')}; raise attempts (in a config: "
-            "aggregation.attempts), leaving room for rounds that must be repeated."
+            "aggregation.attempts), leaving room for rounds that must be repeated.",
+            code="argument.conflict",
+            field="rounds",
         )
     usual = usual_accountant(cost.values())
     if accountant == "pld" and usual != "pld":
         raise SilodpError(
-            f"accountant = 'pld' knows no integer noise, which '{aggregator.name}' adds: choose 'rdp', or leave it out."
+            f"accountant = 'pld' knows no integer noise, which '{aggregator.name}' adds: choose 'rdp', or leave "
+            "it out.",
+            code="accounting.unsupported",
+            field="accountant",
         )
     accountant = usual if accountant is None else accountant
     limits = _limits(silo_limits)
@@ -159,16 +164,26 @@ def _check_kinds(federation: object, task: object, method: object, on_round: obj
     """Refuse, in a sentence each, what is not what it stands for."""
     if not isinstance(federation, Federation):
         raise SilodpError(
-            "federation is no Federation: use Federation.from_tables or silodp.data.benchmarks."
+            "federation is no Federation: use Federation.from_tables or silodp.data.benchmarks.",
+            code="argument.type",
+            field="federation",
         )
     if not isinstance(task, Task):
-        raise SilodpError("task is no Task: make one with Task(model, loss, metrics).")
+        raise SilodpError(
+            "task is no Task: make one with Task(model, loss, metrics).", code="argument.type", field="task"
+        )
     if isinstance(method, type) or not hasattr(method, "dp_event"):
         raise SilodpError(
-            f"method is {method!r}: give an object such as UldpAvg(noise_multiplier=5.0, clip=0.1)."
+            f"method is {method!r}: give an object such as UldpAvg(noise_multiplier=5.0, clip=0.1).",
+            code="argument.type",
+            field="method",
         )
     if not (on_round is None or callable(on_round)):
-        raise SilodpError(f"on_round is {on_round!r}: give a function of one row of metrics.")
+        raise SilodpError(
+            f"on_round is {on_round!r}: give a function of one row of metrics.",
+            code="argument.type",
+            field="on_round",
+        )
 
 
 def _check_whole(**given: tuple[object, int]) -> None:
@@ -184,10 +199,18 @@ def _aggregator(given: str | Aggregator) -> Aggregator:
     """By name, or as it is."""
     if isinstance(given, str):
         if given not in AGGREGATORS:
-            raise SilodpError(f"aggregator = '{given}' is not known: use one of {', '.join(AGGREGATORS)}.")
+            raise SilodpError(
+                f"aggregator = '{given}' is not known: use one of {', '.join(AGGREGATORS)}.",
+                code="argument.value",
+                field="aggregator",
+            )
         return cast(Aggregator, AGGREGATORS[given]())
     if isinstance(given, type) or not hasattr(given, "views"):
-        raise SilodpError(f"aggregator is {given!r}: give a name, or an object such as Masked(min_silos=3).")
+        raise SilodpError(
+            f"aggregator is {given!r}: give a name, or an object such as Masked(min_silos=3).",
+            code="argument.type",
+            field="aggregator",
+        )
     return given
 
 
@@ -197,14 +220,22 @@ def _budget(given: Budget | Mapping[str, Any] | None, delta: float) -> Budget | 
         unknown = set(given) - {"epsilon", "delta", "adversary"}
         if unknown or not {"epsilon", "delta"} <= set(given):
             raise SilodpError(
-                f"budget has the fields {sorted(given)}: give epsilon, delta and, if need be, adversary."
+                f"budget has the fields {sorted(given)}: give epsilon, delta and, if need be, adversary.",
+                code="argument.value",
+                field="budget",
             )
         given = Budget(**given)
     if given is not None and not isinstance(given, Budget):
-        raise SilodpError(f"budget is {given!r}: give a Budget, or its fields epsilon and delta.")
+        raise SilodpError(
+            f"budget is {given!r}: give a Budget, or its fields epsilon and delta.",
+            code="argument.type",
+            field="budget",
+        )
     if given is not None and given.delta != delta:
         raise SilodpError(
-            f"budget.delta = {given.delta} differs from delta = {delta}: set both to the same value."
+            f"budget.delta = {given.delta} differs from delta = {delta}: set both to the same value.",
+            code="argument.conflict",
+            field="budget.delta",
         )
     return given
 
@@ -246,7 +277,9 @@ def _check_task(federation: Federation, task: Task, method: Method) -> None:
     if method.clips_records and not task.loss.separable:
         raise SilodpError(
             f"{method.name} clips the gradient of every single record, and the loss '{task.loss.name}' is not a mean "
-            "over records: use a loss made by Loss.per_record, or a method that clips per person (uldp-avg)."
+            "over records: use a loss made by Loss.per_record, or a method that clips per person (uldp-avg).",
+            code="loss.not_separable",
+            field="task.loss",
         )
     # Made-up records of the right shape: what breaks a model or a loss must not depend on anyone's record, and it must
     # show before anything is spent.
@@ -273,5 +306,7 @@ def _check_affordable(terms: Terms, cost: dict[Adversary, Event]) -> None:
     spent = epsilon([(cost[budget.adversary], 1)], budget.delta, accountant)
     raise SilodpError(
         f"budget.epsilon = {budget.epsilon} is less than one round costs against '{budget.adversary}' "
-        f"(ε = {spent:.4g}): raise it, or raise noise_multiplier ('silodp plan' finds one)."
+        f"(ε = {spent:.4g}): raise it, or raise noise_multiplier ('silodp plan' finds one).",
+        code="budget.out_of_reach",
+        field="budget.epsilon",
     )

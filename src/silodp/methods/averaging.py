@@ -72,7 +72,11 @@ def average_models(
     """
     given = list(models) if isinstance(models, Iterable) else []
     if not given:
-        raise SilodpError("models is empty: give at least one trained module, state dict or vector.")
+        raise SilodpError(
+            "models is empty: give at least one trained module, state dict or vector.",
+            code="argument.value",
+            field="models",
+        )
     if isinstance(noise_multiplier, Sequence | np.ndarray) and not isinstance(noise_multiplier, str):
         noise = [float(sigma) for sigma in noise_multiplier]
     else:
@@ -80,7 +84,9 @@ def average_models(
     if len(noise) != len(given):
         raise SilodpError(
             f"noise_multiplier has {counted(len(noise), 'value')} for {counted(len(given), 'model')}: give one for "
-            "each, or one for all."
+            "each, or one for all.",
+            code="argument.shape",
+            field="noise_multiplier",
         )
     for sigma in noise:
         check_noise_multiplier(sigma)
@@ -89,7 +95,11 @@ def average_models(
     unknown = len(given) if clients is None else clients
     check_whole("clients", unknown)
     if unknown > len(given):
-        raise SilodpError(f"clients = {unknown}: only {len(given)} models are averaged; set at most that.")
+        raise SilodpError(
+            f"clients = {unknown}: only {len(given)} models are averaged; set at most that.",
+            code="argument.value",
+            field="clients",
+        )
     together = _together(noise, unknown)
     own, whole = (
         _spent(sigma, local_steps, record_sampling, delta, accountant) for sigma in (min(noise), together)
@@ -133,7 +143,11 @@ def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
     if isinstance(first, nn.Module):
         if not all(type(model) is type(first) for model in models):
             kinds = ", ".join(sorted({type(model).__name__ for model in models}))
-            raise SilodpError(f"models are of different kinds ({kinds}): give models of one kind.")
+            raise SilodpError(
+                f"models are of different kinds ({kinds}): give models of one kind.",
+                code="model.not_averageable",
+                field="models",
+            )
         _refuse_hidden_state(first)
         result = copy.deepcopy(first)
         buffers = frozenset(name for name, _ in first.named_buffers())
@@ -141,12 +155,18 @@ def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
         return result.eval()
     if isinstance(first, Mapping):
         if not all(isinstance(model, Mapping) and list(model) == list(first) for model in models):
-            raise SilodpError("models have different parameter names: give state dicts of one model.")
+            raise SilodpError(
+                "models have different parameter names: give state dicts of one model.",
+                code="model.not_averageable",
+                field="models",
+            )
         return {name: _mean_of(name, [model[name] for model in models], name in buffers) for name in first}
     if isinstance(first, Tensor | np.ndarray):
         return _mean_of("the vector", models)
     raise SilodpError(
-        f"models[0] is a {type(first).__name__}: give torch modules, state dicts, or vectors of parameters."
+        f"models[0] is a {type(first).__name__}: give torch modules, state dicts, or vectors of parameters.",
+        code="argument.type",
+        field="models",
     )
 
 
@@ -159,30 +179,46 @@ def _refuse_hidden_state(module: nn.Module) -> None:
             where = ".".join(filter(None, [place, hidden[0]]))
             raise SilodpError(
                 f"{where} is kept outside the state dict, where nothing averages it or says what it holds: give state "
-                "dicts of parameters instead of modules."
+                "dicts of parameters instead of modules.",
+                code="model.not_averageable",
+                field="models",
             )
 
 
 def _mean_of(name: str, values: Sequence[Any], buffer: bool = False) -> Tensor:
     """In double precision, and back; buffers, and what is no real number, must be the same everywhere."""
     if not all(isinstance(value, Tensor | np.ndarray) for value in values):
-        raise SilodpError(f"{name} is no tensor in every model: give parameters only.")
+        raise SilodpError(
+            f"{name} is no tensor in every model: give parameters only.",
+            code="model.not_averageable",
+            field="models",
+        )
     tensors = [torch.as_tensor(value).detach() for value in values]
     first = tensors[0]
     tensors = [tensor.to(first.device) for tensor in tensors]
     if not all(tensor.shape == first.shape and tensor.dtype == first.dtype for tensor in tensors):
         shapes = ", ".join(sorted({f"{tuple(t.shape)} {t.dtype}" for t in tensors}))
-        raise SilodpError(f"{name} differs between the models ({shapes}): give models of one shape and type.")
+        raise SilodpError(
+            f"{name} differs between the models ({shapes}): give models of one shape and type.",
+            code="model.not_averageable",
+            field="models",
+        )
     if buffer or name.endswith(("running_mean", "running_var")) or not first.is_floating_point():
         alone = len(tensors) == 1 and name.endswith(("running_mean", "running_var"))
         if alone or not all(torch.equal(tensor, first) for tensor in tensors):
             what = "comes from one model alone" if alone else "differs between the models"
             raise SilodpError(
                 f"{name} {what}: what training has left there carries no noise, so it cannot be released; train "
-                "without batch statistics and counters."
+                "without batch statistics and counters.",
+                code="model.not_averageable",
+                field="models",
             )
         return first.clone()
     mean = torch.stack([tensor.double() for tensor in tensors]).mean(dim=0)
     if not bool(torch.isfinite(mean).all()):
-        raise SilodpError(f"{name} is not finite in every model: leave out those that diverged.")
+        raise SilodpError(
+            f"{name} is not finite in every model: leave out those that diverged.",
+            code="model.not_averageable",
+            field="models",
+        )
     return mean.to(first.dtype)

@@ -100,18 +100,26 @@ class Ddp(Common):
             check_positive(name, getattr(self, name))
         check_real("local_momentum", self.local_momentum)
         if not 0 <= self.local_momentum < 1:
-            raise SilodpError(f"local_momentum = {self.local_momentum}: set a number in [0, 1).")
+            raise SilodpError(
+                f"local_momentum = {self.local_momentum}: set a number in [0, 1).",
+                code="argument.value",
+                field="local_momentum",
+            )
         if self.most_batch is not None:
             check_whole("most_batch", self.most_batch)
         if self.trajectory not in TRAJECTORIES:
             raise SilodpError(
-                f"trajectory = '{self.trajectory}' is not known: use 'decoupled', 'local' or 'paper'."
+                f"trajectory = '{self.trajectory}' is not known: use 'decoupled', 'local' or 'paper'.",
+                code="argument.value",
+                field="trajectory",
             )
         steps = self.local_steps
         if self.trajectory != "decoupled" and isinstance(steps, tuple) and len(set(steps)) > 1:
             raise SilodpError(
                 f"local_steps = {steps} with trajectory = '{self.trajectory}': different numbers of steps are proven "
-                "only for one step or decoupled; set trajectory = 'decoupled'."
+                "only for one step or decoupled; set trajectory = 'decoupled'.",
+                code="argument.conflict",
+                field="trajectory",
             )
 
     @property

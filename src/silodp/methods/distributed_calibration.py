@@ -38,7 +38,11 @@ def calibrated(
     relative = method.noise_multiplier
     largest = max(relative) if isinstance(relative, tuple) else relative
     if largest <= 0:
-        raise SilodpError("noise_multiplier = 0: set the clients' noise in proportion, for example 1.0.")
+        raise SilodpError(
+            "noise_multiplier = 0: set the clients' noise in proportion, for example 1.0.",
+            code="argument.value",
+            field="noise_multiplier",
+        )
     if most_trajectory_noise is not None:
         check_positive("most_trajectory_noise", most_trajectory_noise)
 

@@ -40,7 +40,7 @@ def check_positive(name: str, value: Any) -> None:
     """Refuse what is no finite number above 0."""
     check_real(name, value)
     if not (math.isfinite(value) and value > 0):
-        raise SilodpError(f"{name} = {value}: set a finite number > 0.")
+        raise SilodpError(f"{name} = {value}: set a finite number > 0.", code="argument.value", field=name)
 
 
 PER_CLIENT: dict[str, Callable[[Any], None]] = {
@@ -67,7 +67,9 @@ def checked(method: object) -> dict[str, Any]:
             check(one)
     if len({len(values) for values in found.values()}) > 1 or () in found.values():
         given = " and ".join(f"{name} has {len(values)}" for name, values in found.items())
-        raise SilodpError(f"{given} values: give one for each client, or one number for all.")
+        raise SilodpError(
+            f"{given} values: give one for each client, or one number for all.", code="argument.shape"
+        )
     return found
 
 
@@ -83,7 +85,9 @@ def everyone(settings: Mapping[str, Any], silos: int) -> tuple[Client, ...]:
         if isinstance(value, tuple) and len(value) != silos:
             raise SilodpError(
                 f"{name} has {counted(len(value), 'value')} for {counted(silos, 'client')}: give one for each, or one "
-                "number for all."
+                "number for all.",
+                code="argument.shape",
+                field=name,
             )
         columns.append((value,) * silos if isinstance(value, Real) else value)
     largest = max(columns[-1])

@@ -55,9 +55,15 @@ class DpSgd:
         for name in ("expected_batch_size", "local_learning_rate"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise SilodpError(f"{name} = {value}: set a finite number > 0.")
+                raise SilodpError(
+                    f"{name} = {value}: set a finite number > 0.", code="argument.value", field=name
+                )
         if self.optimizer not in get_args(Optimizer):
-            raise SilodpError(f"optimizer = {self.optimizer!r} is not known: use 'sgd' or 'adam'.")
+            raise SilodpError(
+                f"optimizer = {self.optimizer!r} is not known: use 'sgd' or 'adam'.",
+                code="argument.value",
+                field="optimizer",
+            )
 
     @classmethod
     def of(cls, method: object) -> Self:

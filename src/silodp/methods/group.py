@@ -50,7 +50,9 @@ class UldpGroup(Common):
         if not (isinstance(self.group_size, Integral) and 1 <= self.group_size <= _LARGEST_GROUP):
             raise SilodpError(
                 f"group_size = {self.group_size}: set a whole number of records from 1 to {_LARGEST_GROUP} "
-                "(with more, clip per person: uldp-avg)."
+                "(with more, clip per person: uldp-avg).",
+                code="argument.value",
+                field="group_size",
             )
 
     @property
@@ -73,7 +75,8 @@ class UldpGroup(Common):
         """How many of each person's records each silo may use: k of N[u], uniformly, by coins of her own."""
         if counts is None:
             raise SilodpError(
-                "uldp-group needs the record counts of every silo to admit at most group_size records."
+                "uldp-group needs the record counts of every silo to admit at most group_size records.",
+                code="method.not_set_up",
             )
         quota = counts.copy()
         for user in np.flatnonzero(counts.sum(axis=0) > self.group_size):
@@ -101,7 +104,10 @@ class UldpGroup(Common):
     ) -> np.ndarray:
         """`allotment[u]` of each person's records, uniformly."""
         if allotment is None:
-            raise SilodpError("uldp-group cannot admit records without allotments: run the set-up first.")
+            raise SilodpError(
+                "uldp-group cannot admit records without allotments: run the set-up first.",
+                code="method.not_set_up",
+            )
         shuffled = stream.permutation(len(user))
         order = shuffled[np.argsort(user[shuffled], kind="stable")]  # grouped by person, shuffled within
         grouped = user[order]

@@ -299,7 +299,11 @@ def check_noise_multiplier(sigma: float) -> None:
     """Refuse a noise multiplier that is negative, not finite, or so large that accountants take forever."""
     check_real("noise_multiplier", sigma)
     if not (math.isfinite(sigma) and sigma >= 0):
-        raise SilodpError(f"noise_multiplier = {sigma}: set a finite number ≥ 0 (0 means no privacy).")
+        raise SilodpError(
+            f"noise_multiplier = {sigma}: set a finite number ≥ 0 (0 means no privacy).",
+            code="argument.value",
+            field="noise_multiplier",
+        )
     if sigma > MOST_NOISE:
         raise SilodpError(
             f"noise_multiplier = {sigma:g}: set a number of at most {MOST_NOISE:g}.",
@@ -313,14 +317,24 @@ def check_server(learning_rate: float, momentum: float) -> None:
     check_real("server_learning_rate", learning_rate)
     check_real("server_momentum", momentum)
     if not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise SilodpError(f"server_learning_rate = {learning_rate}: set a finite number > 0.")
+        raise SilodpError(
+            f"server_learning_rate = {learning_rate}: set a finite number > 0.",
+            code="argument.value",
+            field="server_learning_rate",
+        )
     if not 0 <= momentum < 1:
-        raise SilodpError(f"server_momentum = {momentum}: set a number in [0, 1).")
+        raise SilodpError(
+            f"server_momentum = {momentum}: set a number in [0, 1).",
+            code="argument.value",
+            field="server_momentum",
+        )
 
 
 def check_local(local: LocalTraining) -> None:
     """Refuse, as local training, anything else (a learning rate alone, a table of settings)."""
     if not isinstance(local, LocalTraining):
         raise SilodpError(
-            f"local is a {type(local).__name__}: set a LocalTraining, for example LocalTraining(learning_rate=0.01)."
+            f"local is a {type(local).__name__}: set a LocalTraining, for example LocalTraining(learning_rate=0.01).",
+            code="argument.type",
+            field="local",
         )

@@ -59,15 +59,25 @@ class Personal:
         for name, kind in (("by", By), ("adversary", Adversary)):
             if getattr(self, name) not in get_args(kind):
                 known = " or ".join(repr(known) for known in get_args(kind))
-                raise SilodpError(f"personal.{name} = {getattr(self, name)!r} is not known: use {known}.")
+                raise SilodpError(
+                    f"personal.{name} = {getattr(self, name)!r} is not known: use {known}.",
+                    code="argument.value",
+                    field=f"personal.{name}",
+                )
         check_whole("personal.rounds", self.rounds)
         check_real("personal.largest_budget", self.largest_budget)
         if not 0 < self.largest_budget < math.inf:
-            raise SilodpError(f"personal.largest_budget = {self.largest_budget}: set a finite ε > 0.")
+            raise SilodpError(
+                f"personal.largest_budget = {self.largest_budget}: set a finite ε > 0.",
+                code="argument.value",
+                field="personal.largest_budget",
+            )
         if (self.by == "sampling") != (self.mean_sampling is not None):
             raise SilodpError(
                 f"personal.mean_sampling = {self.mean_sampling} with by = '{self.by}': set it where persons are "
-                "sampled with rates of their own, as a public number that no budget goes into, and only there."
+                "sampled with rates of their own, as a public number that no budget goes into, and only there.",
+                code="argument.conflict",
+                field="personal.mean_sampling",
             )
         if self.mean_sampling is not None:
             check_probability("personal.mean_sampling", self.mean_sampling)
@@ -117,7 +127,11 @@ class Whole:
         if isinstance(self.event, SampledReplacement) and self.event.sampling_probability == 1:
             return replace(self.event, sampling_probability=q)
         if not isinstance(self.event, Gaussian | Skellam):
-            raise SilodpError(f"persons cannot be sampled twice, in {self.event!r}: set user_sampling = 1.")
+            raise SilodpError(
+                f"persons cannot be sampled twice, in {self.event!r}: set user_sampling = 1.",
+                code="argument.conflict",
+                field="user_sampling",
+            )
         return (KnownSample if self.knows_sample else PoissonSampled)(q, self.event)
 
 
@@ -139,7 +153,9 @@ def _shrunk(event: Event, extra: float, part: float) -> Event:
             return replace(event, event=_shrunk_release(inner, extra, part))
         case Gaussian() | Skellam():
             return _shrunk_release(event, extra, part)
-    raise SilodpError(f"no clip of one's own is known to the accountant in {event!r}.")
+    raise SilodpError(
+        f"no clip of one's own is known to the accountant in {event!r}.", code="accounting.unsupported"
+    )
 
 
 def _shrunk_release(event: Gaussian | Skellam, extra: float, part: float) -> Gaussian | Skellam:
@@ -181,14 +197,18 @@ class Allowances:
         if personal.by == "sampling" and not all(view.knows_sample for view, _, _ in costs["server"]):
             raise SilodpError(
                 "personal.by = 'sampling' needs a server that draws the sample with everyone's own rate, and here "
-                "nobody is to know who was sampled: set personal.by = 'clip', or let the server draw the sample."
+                "nobody is to know who was sampled: set personal.by = 'clip', or let the server draw the sample.",
+                code="argument.conflict",
+                field="personal.by",
             )
         wholes = {adversary: _costliest(cases) for adversary, cases in costs.items()}
         whole = wholes[personal.adversary]
         if isinstance(whole.event, NoGuarantee):
             raise SilodpError(
                 f"personal.adversary = '{personal.adversary}': no budget can be met against it "
-                f"({whole.event.reason}); name another adversary, or change that."
+                f"({whole.event.reason}); name another adversary, or change that.",
+                code="accounting.no_guarantee",
+                field="personal.adversary",
             )
         accountant = personal.accountant or usual_accountant([whole.event])
         wanted = np.array([personal.largest_budget])
@@ -199,7 +219,9 @@ class Allowances:
         if largest == 0:
             raise SilodpError(
                 f"personal.largest_budget = {personal.largest_budget:g} is met by no {_WHAT[personal.by]} in "
-                f"{counted(personal.rounds, 'round')}: raise it, or noise_multiplier."
+                f"{counted(personal.rounds, 'round')}: raise it, or noise_multiplier.",
+                code="budget.out_of_reach",
+                field="personal.largest_budget",
             )
         return cls(personal, curve, largest, wholes)
 

@@ -71,7 +71,11 @@ class TwoStageSampling(Common):
     def __post_init__(self) -> None:
         self._dp_sgd  # noqa: B018  its constants are checked as it is made
         if self.noise_multiplier == 0:
-            raise SilodpError("noise_multiplier = 0: no budget can be kept without noise; set a number > 0.")
+            raise SilodpError(
+                "noise_multiplier = 0: no budget can be kept without noise; set a number > 0.",
+                code="argument.value",
+                field="noise_multiplier",
+            )
         check_probability("client_sampling", self.client_sampling)
         check_whole("rounds", self.rounds, what="rounds")
         check_real("delta", self.delta)
@@ -83,7 +87,11 @@ class TwoStageSampling(Common):
             ("ledger", self.ledger, get_args(Book)),
         ):
             if value not in known:
-                raise SilodpError(f"{name} = {value!r} is not known: use one of {', '.join(known)}.")
+                raise SilodpError(
+                    f"{name} = {value!r} is not known: use one of {', '.join(known)}.",
+                    code="argument.value",
+                    field=name,
+                )
 
     @property
     def largest(self) -> float:
@@ -137,7 +145,9 @@ class TwoStageSampling(Common):
             raise SilodpError(
                 f"{self.name}: at noise_multiplier = {self.noise_multiplier:g} even the largest ε = {self.largest:g} "
                 f"is spent before {self.rounds} round{'s are' if self.rounds > 1 else ' is'} over, however seldom a "
-                "record is drawn: raise the noise."
+                "record is drawn: raise the noise.",
+                code="budget.out_of_reach",
+                field="noise_multiplier",
             )
 
     def admit(

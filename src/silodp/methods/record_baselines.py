@@ -40,7 +40,9 @@ class RpdpMinimum(TwoStageSampling):
         if (own < self.budget).any():
             raise SilodpError(
                 f"rpdp-minimum: {int((own < self.budget).sum())} of {len(own)} records ask for less than budget = "
-                f"{self.budget:g}: set budget = {own.min():g}, or leave them out (rpdp-dropout)."
+                f"{self.budget:g}: set budget = {own.min():g}, or leave them out (rpdp-dropout).",
+                code="data.budgets",
+                field="budget",
             )
 
 

@@ -21,14 +21,16 @@ def own_budgets(name: str, work: SiloWork) -> np.ndarray:
 
 def without_budgets(name: str) -> SilodpError:
     """What is wrong where budgets are missing."""
-    return SilodpError(f"{name} needs a privacy budget for every record: none were given.")
+    return SilodpError(
+        f"{name} needs a privacy budget for every record: none were given.", code="data.budgets"
+    )
 
 
 def check_budget(name: str, value: float) -> None:
     """Refuse a public budget that is none."""
     check_real(name, value)
     if not (math.isfinite(value) and value > 0):
-        raise SilodpError(f"{name} = {value}: set a finite ε > 0.")
+        raise SilodpError(f"{name} = {value}: set a finite ε > 0.", code="argument.value", field=name)
 
 
 def check_batch(federation: Federation, batch: float) -> None:
@@ -40,7 +42,9 @@ def check_batch(federation: Federation, batch: float) -> None:
         if 0 < len(silo) < batch:
             raise SilodpError(
                 f"silo '{silo.name}' has {counted(len(silo), 'record')}, fewer than expected_batch_size = {batch:g}: "
-                "lower that, or leave the silo out."
+                "lower that, or leave the silo out.",
+                code="data.too_few_records",
+                field="expected_batch_size",
             )
 
 
@@ -50,10 +54,13 @@ def check_records(name: str, federation: Federation, own_delta: float, delta: fl
         if silo.budget is None:
             raise SilodpError(
                 f"{name} needs a privacy budget for every record, and silo '{silo.name}' has none: name the column "
-                "(schema: budget = ...), or draw them with Federation.with_budgets."
+                "(schema: budget = ...), or draw them with Federation.with_budgets.",
+                code="data.budgets",
             )
     check_batch(federation, batch)
     if own_delta != delta:
         raise SilodpError(
-            f"the run's delta = {delta:g} differs from {name}'s delta = {own_delta:g}: set both to the same value."
+            f"the run's delta = {delta:g} differs from {name}'s delta = {own_delta:g}: set both to the same value.",
+            code="argument.conflict",
+            field="delta",
         )

@@ -82,7 +82,11 @@ class RpdpFilter(Common):
     def __post_init__(self) -> None:
         self._dp_sgd  # noqa: B018  its constants are checked as it is made
         if self.noise_multiplier == 0:
-            raise SilodpError("noise_multiplier = 0: no budget can be kept without noise; set a number > 0.")
+            raise SilodpError(
+                "noise_multiplier = 0: no budget can be kept without noise; set a number > 0.",
+                code="argument.value",
+                field="noise_multiplier",
+            )
         check_real("delta", self.delta)
         check_delta(self.delta)
         check_budget("largest_budget", self.largest_budget)
@@ -103,7 +107,9 @@ class RpdpFilter(Common):
         if self.limits(np.array([self.largest_budget]))[0] == 0:
             raise SilodpError(
                 f"largest_budget = {self.largest_budget:g} is less than any step costs at delta = {self.delta:g}: "
-                "raise it."
+                "raise it.",
+                code="budget.out_of_reach",
+                field="largest_budget",
             )
 
     def admit(

@@ -70,15 +70,23 @@ class UldpAvg(Common):
         check_local(self.local)
         check_server(self.server_learning_rate, self.server_momentum)
         if self.weighting not in ("uniform", "records"):
-            raise SilodpError(f"weighting = '{self.weighting}' is not known: use 'uniform' or 'records'.")
+            raise SilodpError(
+                f"weighting = '{self.weighting}' is not known: use 'uniform' or 'records'.",
+                code="argument.value",
+                field="weighting",
+            )
         if self.personal is not None and not isinstance(self.personal, Personal):
             raise SilodpError(
-                f"personal is a {type(self.personal).__name__}: set a Personal(by=..., rounds=...), or None."
+                f"personal is a {type(self.personal).__name__}: set a Personal(by=..., rounds=...), or None.",
+                code="argument.type",
+                field="personal",
             )
         if self._own_rates and self.user_sampling != 1:
             raise SilodpError(
                 f"user_sampling = {self.user_sampling} and personal.by = 'sampling': leave user_sampling out, since "
-                "every person has a rate of her own (their mean is personal.mean_sampling)."
+                "every person has a rate of her own (their mean is personal.mean_sampling).",
+                code="argument.conflict",
+                field="user_sampling",
             )
 
     @property
@@ -102,12 +110,16 @@ class UldpAvg(Common):
         if federation.user_budgets is None:
             raise SilodpError(
                 f"{self.name} has personal budgets to meet, and the federation has none: give one ε for every person "
-                "(Federation.user_budgets), or leave personal out."
+                "(Federation.user_budgets), or leave personal out.",
+                code="data.budgets",
+                field="personal",
             )
         if rounds > self.personal.rounds:
             raise SilodpError(
                 f"rounds = {rounds}: persons' budgets are met over {self.personal.rounds}; take no more, or raise "
-                "personal.rounds, which every budget then has to last for."
+                "personal.rounds, which every budget then has to last for.",
+                code="argument.conflict",
+                field="rounds",
             )
 
     def calibrated(self, costs: Costs, population: Population, delta: float) -> Self:
@@ -133,7 +145,8 @@ class UldpAvg(Common):
         if self.allowances is None or population.budgets is None:
             raise SilodpError(
                 "persons' budgets were not turned into rates or clips: give the method to silodp.train, or its setting "
-                "to federation.aggregation.calibrated first."
+                "to federation.aggregation.calibrated first.",
+                code="method.not_set_up",
             )
         return self.allowances.parameters(np.array(population.budgets))
 
@@ -149,7 +162,10 @@ class UldpAvg(Common):
         if self.weighting == "uniform":
             return weighting.uniform(population.silos, population.users)
         if counts is None:
-            raise SilodpError("weighting = 'records' needs the record counts of every silo: none were given.")
+            raise SilodpError(
+                "weighting = 'records' needs the record counts of every silo: none were given.",
+                code="method.not_set_up",
+            )
         return weighting.records(counts)
 
     @property

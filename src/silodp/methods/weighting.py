@@ -32,7 +32,9 @@ def checked(weights: np.ndarray) -> np.ndarray:
         user = int(np.argmax(np.where(np.isfinite(totals), totals, np.inf)))
         raise SilodpError(
             f"weights of user {user} add to {totals[user]} over the silos: scale them to add to at most 1, "
-            "since noise is sized for that."
+            "since noise is sized for that.",
+            code="argument.value",
+            field="weights",
         )
     scaled: np.ndarray = weights / np.maximum(totals, 1.0)
     return scaled

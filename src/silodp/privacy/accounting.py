@@ -59,7 +59,9 @@ def delta_of(charges: Iterable[Charge], epsilon: float, accountant: Accountant =
         SilodpError: an event's parameter, ε or the accountant is out of range.
     """
     if not epsilon >= 0:
-        raise SilodpError(f"epsilon is {epsilon!r}: it must be 0 or more.")
+        raise SilodpError(
+            f"epsilon is {epsilon!r}: it must be 0 or more.", code="argument.value", field="epsilon"
+        )
     check_accountant(accountant)
     return max(
         min(_delta(steps, epsilon, by) for by, steps in known) for known in _known(charges, accountant)
@@ -119,13 +121,21 @@ def check_delta(delta: float) -> None:
     """Refuse a δ that is not strictly between 0 and 1."""
     check_real("delta", delta)
     if not 0 < delta < 1:
-        raise SilodpError(f"delta is {delta!r}: it must lie strictly between 0 and 1, for example 1e-5.")
+        raise SilodpError(
+            f"delta is {delta!r}: it must lie strictly between 0 and 1, for example 1e-5.",
+            code="argument.value",
+            field="delta",
+        )
 
 
 def check_accountant(accountant: str) -> None:
     """Refuse a name that is not an accountant's."""
     if accountant not in get_args(Accountant):
-        raise SilodpError(f"accountant is {accountant!r}: it must be 'pld' or 'rdp'.")
+        raise SilodpError(
+            f"accountant is {accountant!r}: it must be 'pld' or 'rdp'.",
+            code="argument.value",
+            field="accountant",
+        )
 
 
 def _known(

@@ -94,12 +94,19 @@ def _excess(
     """ln(ε / target) at a logarithm of the parameter, within ±3 so that infinity and 0 spoil no secant."""
     check_delta(delta)
     if not 0 < target < math.inf:
-        raise SilodpError(f"the target epsilon is {target!r}: it must be a number above 0.")
+        raise SilodpError(
+            f"the target epsilon is {target!r}: it must be a number above 0.",
+            code="argument.value",
+            field="target",
+        )
 
     def excess(log: float) -> float:
         event, count = charge(log)
         if (why := reason(event)) is not None:
-            raise SilodpError(f"no epsilon can be met against this adversary, because {why}.")
+            raise SilodpError(
+                f"no epsilon can be met against this adversary, because {why}.",
+                code="accounting.no_guarantee",
+            )
         cost = epsilon([(event, count)], delta, accountant)
         if cost > target:  # even where the quotient rounds to 1
             return min(max(math.log(cost / target), 1e-300), 3.0)
@@ -136,5 +143,6 @@ def _edge(excess: Callable[[float], float], fits: float, fails: float, tolerance
 def _unreachable(best: str, rounds: int, target: float, delta: float) -> SilodpError:
     return SilodpError(
         f"epsilon {target:g} at delta {delta:g} is out of reach in {counted(rounds, 'round')}, even with {best}: "
-        f"allow a larger epsilon or delta, or fewer rounds."
+        f"allow a larger epsilon or delta, or fewer rounds.",
+        code="budget.out_of_reach",
     )

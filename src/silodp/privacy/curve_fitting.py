@@ -141,7 +141,9 @@ def _fit(simulated: Array) -> tuple[float, float, float]:
         covariance = np.array([math.inf])
     if not np.isfinite(covariance).all() or a <= 0:
         raise SilodpError(
-            "SCF finds no curve e^(aq+b)+c through the simulated epsilons of these settings: use calibration 'exact'."
+            "SCF finds no curve e^(aq+b)+c through the simulated epsilons of these settings: use calibration 'exact'.",
+            code="accounting.no_fit",
+            field="calibration",
         )
     return float(a), float(b), float(c)
 
@@ -160,6 +162,7 @@ def checked(budgets: Array) -> Array:
     budgets = np.asarray(budgets, float)
     if not (budgets > 0).all():
         raise SilodpError(
-            "a privacy budget must be a number above 0: look for zeros, negative and missing ones."
+            "a privacy budget must be a number above 0: look for zeros, negative and missing ones.",
+            code="data.budgets",
         )
     return budgets

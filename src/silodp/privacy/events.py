@@ -167,7 +167,8 @@ def alternatives(event: Event) -> int | None:
     sizes = {len(inner.alternatives) for inner in nested(event) if isinstance(inner, Each)}
     if len(sizes) > 1 or 0 in sizes:
         raise SilodpError(
-            f"an event names {' and '.join(map(str, sorted(sizes)))} alternatives: name each kind of unit everywhere."
+            f"an event names {' and '.join(map(str, sorted(sizes)))} alternatives: name each kind of unit everywhere.",
+            code="accounting.event",
         )
     return sizes.pop() if sizes else None
 
@@ -325,7 +326,9 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
         kind = values.pop("kind")
         return _KINDS[str(kind)](**values)
     except (KeyError, TypeError, AttributeError):
-        raise SilodpError(f"{fields!r} is not an event: it was written by another version.") from None
+        raise SilodpError(
+            f"{fields!r} is not an event: it was written by another version.", code="accounting.event"
+        ) from None
 
 
 def _value(value: Any) -> Any:

@@ -56,9 +56,12 @@ class Journal:
             SilodpError: the file is closed or cannot be written; the line must then be taken as not written.
         """
         if self._file is None:
-            raise SilodpError(f"ledger {self.path} is closed: open it again.")
+            raise SilodpError(f"ledger {self.path} is closed: open it again.", code="ledger.closed")
         if self._unsure is not None:
-            raise SilodpError(f"ledger {self.path} failed to be written ({self._unsure}): open it again.")
+            raise SilodpError(
+                f"ledger {self.path} failed to be written ({self._unsure}): open it again.",
+                code="ledger.write_failed",
+            )
         line = _line(fields, self._last)
         try:
             rest = memoryview(line)
@@ -103,7 +106,9 @@ class Journal:
                 if name not in header or name not in fields or header[name] != fields[name]:
                     raise SilodpError(
                         f"ledger {self.path} was begun with {name} = {fields.get(name)!r}, not "
-                        f"{header.get(name)!r}: go on with its own settings, or start another run."
+                        f"{header.get(name)!r}: go on with its own settings, or start another run.",
+                        code="ledger.setup",
+                        field=name,
                     )
         if torn:
             assert self._file is not None
@@ -147,13 +152,15 @@ def _locked(path: Path) -> int:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
-        raise SilodpError(f"ledger {path} cannot be opened ({error.strerror}): check the path.") from error
+        raise SilodpError(
+            f"ledger {path} cannot be opened ({error.strerror}): check the path.", code="ledger.write_failed"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(file)
         raise SilodpError(
-            f"ledger {path} is in use by another process: wait for that run, or stop it."
+            f"ledger {path} is in use by another process: wait for that run, or stop it.", code="run.in_use"
         ) from None
     return file
 

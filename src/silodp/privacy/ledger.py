@@ -46,11 +46,19 @@ class Budget:
     def __post_init__(self) -> None:
         check_real("budget.epsilon", self.epsilon)
         if not 0 < self.epsilon < math.inf:
-            raise SilodpError(f"budget.epsilon is {self.epsilon!r}: it must be a number above 0.")
+            raise SilodpError(
+                f"budget.epsilon is {self.epsilon!r}: it must be a number above 0.",
+                code="argument.value",
+                field="budget.epsilon",
+            )
         check_delta(self.delta)
         if self.adversary not in ADVERSARIES:
             names = ", ".join(ADVERSARIES)
-            raise SilodpError(f"budget.adversary is {self.adversary!r}: it must be one of {names}.")
+            raise SilodpError(
+                f"budget.adversary is {self.adversary!r}: it must be one of {names}.",
+                code="argument.value",
+                field="budget.adversary",
+            )
 
 
 @dataclass(frozen=True)
@@ -150,7 +158,8 @@ class Ledger:
         elif known.events != charge.events:
             raise SilodpError(
                 f"release {charge.release + 1} of round {charge.round + 1} is in the ledger with other events: repeat "
-                "it as it was charged, or charge a further release."
+                "it as it was charged, or charge a further release.",
+                code="ledger.charge",
             )
 
     def charged(self, round: int, release: int = 0) -> bool:
@@ -167,13 +176,19 @@ class Ledger:
             return True
         adversary = self.budget.adversary
         if adversary not in events:
-            raise SilodpError(f"the budget is for {adversary!r}, and no event says what that adversary sees.")
+            raise SilodpError(
+                f"the budget is for {adversary!r}, and no event says what that adversary sees.",
+                code="ledger.charge",
+                field="budget.adversary",
+            )
         event = events[adversary]
         reason = reason_of(event) or self._reasons.get(adversary)
         if reason is not None:
             raise SilodpError(
                 f"the budget cannot be kept against {adversary!r}, as nothing is promised there ({reason}): "
-                f"change that, or remove the budget."
+                f"change that, or remove the budget.",
+                code="accounting.no_guarantee",
+                field="budget.adversary",
             )
         return self._spent[adversary].after(event).epsilon(self.budget.delta) <= self.budget.epsilon
 
@@ -259,12 +274,15 @@ class Ledger:
     def _check(self, charge: Charge) -> None:
         """Every line names the same adversaries, else one would go uncharged, and events in their range."""
         if not charge.events or set(charge.events) - set(ADVERSARIES):
-            raise SilodpError(f"a charge must name adversaries among {', '.join(ADVERSARIES)}.")
+            raise SilodpError(
+                f"a charge must name adversaries among {', '.join(ADVERSARIES)}.", code="ledger.charge"
+            )
         first = next(iter(self._charges.values()), charge)
         if set(first.events) != set(charge.events):
             raise SilodpError(
                 f"round {charge.round + 1} charges {', '.join(charge.events)}, and the ledger began with "
-                f"{', '.join(first.events)}: charge the same adversaries in every round."
+                f"{', '.join(first.events)}: charge the same adversaries in every round.",
+                code="ledger.charge",
             )
         for event in charge.events.values():
             Spent(self.accountant).add(event)

@@ -62,7 +62,8 @@ class Curve:
         rises = x.shape == eps.shape and x.ndim == 1 and len(x) > 0 and x[0] > 0 and eps[0] >= 0
         if not (rises and (x[1:] > x[:-1]).all() and (eps[1:] >= eps[:-1]).all()):
             raise SilodpError(
-                "a curve needs parameters that rise from above 0, and epsilons that never fall."
+                "a curve needs parameters that rise from above 0, and epsilons that never fall.",
+                code="argument.value",
             )
 
     @classmethod
@@ -112,7 +113,9 @@ class Curve:
         """(n,) an upper bound of ε at any parameter: that of the next grid point up; infinity above the grid."""
         parameters = np.asarray(parameters, float)
         if not (parameters >= 0).all():
-            raise SilodpError("a sampling probability or clip of the curve must be 0 or more.")
+            raise SilodpError(
+                "a sampling probability or clip of the curve must be 0 or more.", code="argument.value"
+            )
         index = np.searchsorted(self.parameters, parameters, side="left")
         bounds = np.concatenate([self.epsilons, [np.inf]])[index]
         return np.where(parameters == 0, 0.0, bounds)
@@ -199,12 +202,20 @@ def rounds_within(
         SilodpError: a parameter is out of range.
     """
     if book not in ("planned", "realized"):
-        raise SilodpError(f"the ledger is {book!r}: it must be 'planned' or 'realized'.")
+        raise SilodpError(
+            f"the ledger is {book!r}: it must be 'planned' or 'realized'.",
+            code="argument.value",
+            field="book",
+        )
     _check_rounds(most)
     run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
     q, eps = np.asarray(sampling_probabilities, float), checked(budgets)
     if q.shape != eps.shape or not ((q >= 0) & (q <= 1)).all():
-        raise SilodpError("every budget needs a sampling probability of its own, between 0 and 1.")
+        raise SilodpError(
+            "every budget needs a sampling probability of its own, between 0 and 1.",
+            code="argument.value",
+            field="sampling_probabilities",
+        )
     distinct, which = np.unique(q, return_inverse=True)
     rho = np.empty((len(ORDERS), len(distinct)))
     for part in _chunks(len(distinct), 4096):
@@ -258,7 +269,8 @@ def _geometric(points: int, least: float) -> Array:
     if not (points == int(points) and points >= 2 and 0 < least < 1):
         raise SilodpError(
             f"a curve of {points!r} points from {least!r} to 1: set 2 points or more, and a least parameter "
-            "between 0 and 1."
+            "between 0 and 1.",
+            code="argument.value",
         )
     grid = np.geomspace(least, 1.0, int(points))
     grid[-1] = 1.0
@@ -283,7 +295,11 @@ def _distinct(budgets: Array | None) -> Array | None:
 
 def _check_rounds(rounds: int) -> None:
     if not (rounds == int(rounds) and rounds >= 1):
-        raise SilodpError(f"rounds is {rounds!r}: it must be a whole number, 1 or more.")
+        raise SilodpError(
+            f"rounds is {rounds!r}: it must be a whole number, 1 or more.",
+            code="argument.value",
+            field="rounds",
+        )
 
 
 def _chunks(total: int, width: int) -> list[slice]:

@@ -157,7 +157,10 @@ def _add_group(
             _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
             return _add(counts, Group(size, inner), times if q > 0 else 0, accountant)  # type: ignore[arg-type]
         case NoGuarantee() | Each() | Group() | SampledReplacement():
-            raise SilodpError(f"{event!r} has no group of {size}: name the group inside of it.")
+            raise SilodpError(
+                f"{event!r} has no group of {size}: name the group inside of it.",
+                code="accounting.unsupported",
+            )
     single: Counter[Mechanism] = Counter()
     if not _add(single, event, min(times, size, 1), accountant):
         return False
@@ -221,7 +224,9 @@ def _known(step: Mechanism, reach: int, accountant: Accountant) -> bool:
         return True  # its parts were looked at
     if accountant == "pld" and not isinstance(release, Gaussian):
         raise SilodpError(
-            "the accountant 'pld' knows no integer (Skellam) noise, which secure aggregation adds: choose 'rdp'."
+            "the accountant 'pld' knows no integer (Skellam) noise, which secure aggregation adds: choose 'rdp'.",
+            code="accounting.unsupported",
+            field="accountant",
         )
     return reach < _MOST_REACH * noise_of(release)
 
@@ -244,10 +249,11 @@ def _sorted(counts: Counter[Mechanism]) -> Steps:
 
 def _misplaced(event: object) -> SilodpError:
     return SilodpError(
-        f"{event!r} stands where a release is expected: use Gaussian, Skellam or TwoLooks there."
+        f"{event!r} stands where a release is expected: use Gaussian, Skellam or TwoLooks there.",
+        code="accounting.event",
     )
 
 
 def _check(holds: bool, field: str, value: object, must_be: str) -> None:
     if not holds:
-        raise SilodpError(f"{field} is {value!r}: it must be {must_be}.")
+        raise SilodpError(f"{field} is {value!r}: it must be {must_be}.", code="argument.value", field=field)

@@ -47,11 +47,23 @@ class TwoStage:
             value = getattr(self, name)
             check_real(name, value)
             if not above < value < math.inf:
-                raise SilodpError(f"{name} is {value!r}: it must be a finite number above 0.")
+                raise SilodpError(
+                    f"{name} is {value!r}: it must be a finite number above 0.",
+                    code="argument.value",
+                    field=name,
+                )
         if self.local_steps != int(self.local_steps):
-            raise SilodpError(f"local_steps is {self.local_steps!r}: it must be a whole number.")
+            raise SilodpError(
+                f"local_steps is {self.local_steps!r}: it must be a whole number.",
+                code="argument.value",
+                field="local_steps",
+            )
         if self.client_sampling > 1:
-            raise SilodpError(f"client_sampling is {self.client_sampling!r}: it must be at most 1.")
+            raise SilodpError(
+                f"client_sampling is {self.client_sampling!r}: it must be at most 1.",
+                code="argument.value",
+                field="client_sampling",
+            )
         check_delta(self.delta)
 
     def joined(self, q: Array) -> Array:

@@ -59,7 +59,8 @@ def user_updates(
     owner = torch.as_tensor(user.copy() if isinstance(user, np.ndarray) else user).to("cpu", torch.int64)
     if not len(inputs) == len(targets) == len(owner):
         raise SilodpError(
-            f"x, y and user have {len(inputs)}, {len(targets)} and {len(owner)} rows: they must agree"
+            f"x, y and user have {len(inputs)}, {len(targets)} and {len(owner)} rows: they must agree",
+            code="argument.shape",
         )
     start = start_of(task, params)
     if len(owner) == 0:

@@ -29,7 +29,9 @@ def mlp(features: int = 30, classes: int = 2, width: int = 30, layers: int = 5, 
     """`layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network
     (5,012)."""
     if width % _at_least("groups", groups, 1):
-        raise SilodpError(f"width {width} is not a multiple of groups {groups}")
+        raise SilodpError(
+            f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
+        )
     sizes = [features] + [width] * _at_least("layers", layers, 1)
     blocks: list[nn.Module] = []
     for inside, outside in pairwise(sizes):
@@ -43,7 +45,9 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
     `dropout` is the probability of the example's two dropout layers (there 0.5); 0 leaves them out.
     """
     if not 0 <= dropout < 1:
-        raise SilodpError(f"dropout must be at least 0 and below 1, not {dropout}")
+        raise SilodpError(
+            f"dropout must be at least 0 and below 1, not {dropout}", code="argument.value", field="dropout"
+        )
     channels = [nn.Dropout2d(dropout)] if dropout else []
     units = [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(
@@ -90,7 +94,7 @@ def _two_convolutions(classes: int, activation: type[nn.Module]) -> nn.Module:
 
 def _at_least(name: str, value: int, least: int) -> int:
     if value < least:
-        raise SilodpError(f"{name} must be at least {least}, not {value}")
+        raise SilodpError(f"{name} must be at least {least}, not {value}", code="argument.value", field=name)
     return value
 
 

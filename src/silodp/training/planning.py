@@ -78,7 +78,9 @@ def plan(
             raise SilodpError(
                 f"memory_budget {memory_budget} bytes cannot hold one user with {counted(longest, 'record')}, "
                 f"which takes about {per_user * _BLOCK_SHARE // (_BLOCK_SHARE - 1) + _BLOCK_SHARE}: raise it, "
-                "or set a smaller batch_size"
+                "or set a smaller batch_size",
+                code="argument.value",
+                field="memory_budget",
             )
         return int(max(1, min(affordable, working_set // max(1, step_bytes))))
 
@@ -121,7 +123,9 @@ def rows_at_once(cost: Cost, row_bytes: int, memory_budget: int | None, device: 
     per_row = int(_SCRATCH * cost.peak) + 2 * row_bytes
     if budget < per_row and memory_budget is not None:
         raise SilodpError(
-            f"memory_budget {memory_budget} bytes cannot hold one record's gradient: it takes {per_row}"
+            f"memory_budget {memory_budget} bytes cannot hold one record's gradient: it takes {per_row}",
+            code="argument.value",
+            field="memory_budget",
         )
     return int(max(1, min(budget // per_row, _WORKING_SET.get(device.type, 48 << 20) // max(1, cost.peak))))
 

@@ -53,7 +53,7 @@ class LocalTraining:
             ("weight_decay", self.weight_decay, 0 <= self.weight_decay < float("inf"), "at least 0"),
         ):
             if not fits:
-                raise SilodpError(f"{name} must be {wanted}, not {value}")
+                raise SilodpError(f"{name} must be {wanted}, not {value}", code="argument.value", field=name)
 
     def batches(self, counts: Tensor) -> Tensor:
         """Steps per epoch (u,) of users with these numbers of records (u,)."""

@@ -185,7 +185,11 @@ class Trainer:
 def start_of(task: Task, params: Tensor) -> Tensor:
     """The vector (d,) where the task computes."""
     if params.shape != (task.size,):
-        raise SilodpError(f"the model has {task.size} parameters, the vector {tuple(params.shape)}")
+        raise SilodpError(
+            f"the model has {task.size} parameters, the vector {tuple(params.shape)}",
+            code="argument.shape",
+            field="params",
+        )
     return params.detach().to(task.device, task.dtype)
 
 

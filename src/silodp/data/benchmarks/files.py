@@ -21,7 +21,9 @@ def data_root(root: str | Path | None = None) -> Path:
             where = "root" if root is not None else "SILODP_DATA"
             raise SilodpError(
                 f"{where} is {str(named)!r}, which is no folder; run `silodp data fetch NAME` and name its "
-                "folder"
+                "folder",
+                code="data.no_dataset",
+                field=where,
             )
         return folder
     for above in (Path.cwd(), *Path.cwd().parents):
@@ -29,7 +31,8 @@ def data_root(root: str | Path | None = None) -> Path:
             return above / "shared" / "data"
     raise SilodpError(
         "no folder of data sets found (no root, no SILODP_DATA, no shared/data above here); "
-        "run `silodp data fetch NAME` and set SILODP_DATA to its folder"
+        "run `silodp data fetch NAME` and set SILODP_DATA to its folder",
+        code="data.no_dataset",
     )
 
 
@@ -37,5 +40,7 @@ def file_of(root: str | Path | None, dataset: str, name: str) -> Path:
     """A data set's file, which must be there."""
     path = data_root(root) / dataset / name
     if not path.is_file():
-        raise SilodpError(f"{path} is missing; get it with `silodp data fetch {dataset}`")
+        raise SilodpError(
+            f"{path} is missing; get it with `silodp data fetch {dataset}`", code="data.no_dataset"
+        )
     return path

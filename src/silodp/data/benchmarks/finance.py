@@ -90,9 +90,17 @@ def acs_income(
     that many rows of each state, drawn with `seed`. All rows take about 0.3 GB.
     """
     if max_per_state is not None and max_per_state < 2:
-        raise SilodpError(f"max_per_state is {max_per_state}; give 2 or more, or None for all rows")
+        raise SilodpError(
+            f"max_per_state is {max_per_state}; give 2 or more, or None for all rows",
+            code="argument.value",
+            field="max_per_state",
+        )
     if not 0 < test_share < 1:
-        raise SilodpError(f"test_share is {test_share}; give a share between 0 and 1")
+        raise SilodpError(
+            f"test_share is {test_share}; give a share between 0 and 1",
+            code="argument.value",
+            field="test_share",
+        )
     states = pd.read_csv(file_of(root, "acs_income", "state_counts.csv")).set_index("fips")["state"]
     table = pd.read_parquet(file_of(root, "acs_income", "acs_income_2018_50.parquet"))
     generator = np.random.default_rng(seed)

@@ -73,7 +73,11 @@ def heart_disease(
         _, features, labels = zip(*parts, strict=True)
         parts = [("pooled", np.concatenate(features), np.concatenate(labels))]
     elif silos != len(parts):
-        raise SilodpError(f"silos is {silos}; heart_disease has 4, or 1 when they are pooled")
+        raise SilodpError(
+            f"silos is {silos}; heart_disease has 4, or 1 when they are pooled",
+            code="argument.value",
+            field="silos",
+        )
     assumptions: tuple[str, ...] = ()
     if normalize == "private":
         assumptions = (

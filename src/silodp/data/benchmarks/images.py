@@ -100,7 +100,11 @@ def _split(
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
     """Train and test as they come; or pooled and cut at .8; or the first .8 of that cut at .7."""
     if split not in get_args(Split):
-        raise SilodpError(f"split is {split!r}; choose one of {', '.join(map(repr, get_args(Split)))}")
+        raise SilodpError(
+            f"split is {split!r}; choose one of {', '.join(map(repr, get_args(Split)))}",
+            code="argument.value",
+            field="split",
+        )
     if split == "source":
         return train, test
     x, y = (np.concatenate(both) for both in zip(train, test, strict=True))
@@ -125,4 +129,6 @@ def read_idx(path: str | Path) -> NDArray[np.uint8]:
             raise ValueError("no idx header of unsigned bytes")
         return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError) as error:
-        raise SilodpError(f"{path} is no whole idx file ({error}); delete it and fetch it again") from error
+        raise SilodpError(
+            f"{path} is no whole idx file ({error}); delete it and fetch it again", code="data.fetch"
+        ) from error

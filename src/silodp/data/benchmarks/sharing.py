@@ -21,7 +21,11 @@ SPLIT_SEED = 0  # of the splits that no source pins; separate from the seed of t
 def check_normalize(value: str, *allowed: str) -> None:
     """Refuse a normalization that the data set does not have."""
     if value not in allowed:
-        raise SilodpError(f"normalize is {value!r}; choose {' or '.join(map(repr, allowed))}")
+        raise SilodpError(
+            f"normalize is {value!r}; choose {' or '.join(map(repr, allowed))}",
+            code="argument.value",
+            field="normalize",
+        )
 
 
 def fixed_silos(
