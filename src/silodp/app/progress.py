@@ -76,7 +76,7 @@ def describe(row: Mapping[str, Any]) -> str:
 def in_words(guarantee: Guarantee) -> str:
     """One guarantee as a sentence."""
     from silodp.app.wording import guess_text  # with it comes what draws pictures
-    from silodp.privacy.guarantee import rounded_up
+    from silodp.privacy.guarantee import about_any_dropouts, rounded_up
 
     who = WHO[guarantee.adversary]
     if guarantee.epsilon is None:
@@ -85,7 +85,8 @@ def in_words(guarantee: Guarantee) -> str:
     if guarantee.unit == "record":
         unit, they = ("one record", "it is")
     guess = guess_text(guarantee.epsilon, guarantee.delta)
+    cap = "" if guarantee.any_dropouts is None else f" ({about_any_dropouts(guarantee.any_dropouts)})"
     return (
-        f"Against {who}: ε = {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g} for {unit}: one who "
+        f"Against {who}: ε = {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}: one who "
         f"starts from 50:50 on whether {they} in the data guesses right at most {guess} of the time."
     )
