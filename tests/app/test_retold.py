@@ -30,7 +30,7 @@ from silodp.federation.transport import Failure, InProcess
 from silodp.methods import UldpAvg
 from silodp.privacy import journal
 from silodp.privacy.accounting import Accountant
-from silodp.privacy.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED
+from silodp.privacy.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED, rounded_up
 from silodp.privacy.ledger import ACCOUNTING, Ledger
 from silodp.training.local import LocalTraining
 
@@ -376,8 +376,13 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
 
     monkeypatch.setattr(InProcess, "ask", loses)
     secure = ("--set", "aggregator=masked", "--set", "data.silos=5", "--set", "aggregation.min_silos=3")
-    assert silodp("run", config, "--out", "out", "--set", "rounds=3", *secure).status == 0
+    done = silodp("run", config, "--out", "out", "--set", "rounds=3", *secure)
+    assert done.status == 0
     directory = Path("out")
+    cap = rounded_up(told(directory)[0]["any_dropouts"])
+    assert f"at most {cap} if silos drop out depending on the models" in done.out
+    assert silodp("report", directory).status == 0
+    assert "if silos drop out depending on the models" in (directory / "report.html").read_text()
     assert audit(directory).unchecked == (retold.DATA,)
     whole = told(directory)
     assert whole[0]["any_dropouts"] > whole[0]["epsilon"]

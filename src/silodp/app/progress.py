@@ -77,7 +77,7 @@ def describe(row: Mapping[str, Any]) -> str:
 def in_words(guarantee: Guarantee, attack: MembershipAttack | None = None) -> str:
     """One guarantee as a sentence; `attack`: by the charged events, else what ε and δ alone allow is said."""
     from silodp.app.wording import accuracy_text, attack_accuracy  # with it comes what draws pictures
-    from silodp.privacy.guarantee import rounded_up
+    from silodp.privacy.guarantee import about_any_dropouts, rounded_up
 
     who = WHO[guarantee.adversary]
     if guarantee.epsilon is None:
@@ -86,7 +86,8 @@ def in_words(guarantee: Guarantee, attack: MembershipAttack | None = None) -> st
     if guarantee.unit == "record":
         unit, they = ("one record", "it is")
     accuracy = attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
+    cap = "" if guarantee.any_dropouts is None else f" ({about_any_dropouts(guarantee.any_dropouts)})"
     return (
-        f"Against {who}: ε = {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g} for {unit}; an attacker who "
-        f"gives it even odds that {they} in the data guesses right at most {accuracy_text(accuracy)} of the time."
+        f"Against {who}: ε = {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}; an attacker "
+        f"who gives it even odds that {they} in the data guesses right at most {accuracy_text(accuracy)} of the time."
     )

@@ -30,8 +30,9 @@ FORMAT = 1
 ACCOUNTING = 2
 """Version of the rules that turn a run into events.
 
-Since 2, with uniform weights, n of S silos are charged n/S of a clip (1: a whole one), and `rpdp-filter` spends the
-exact Gaussian limit (1: the limit at one Rényi order).
+Since 2, with uniform weights, n of S silos are charged n/S of a clip (1: a whole one), `rpdp-filter` spends the exact
+Gaussian limit (1: the limit at one Rényi order), and a silo that does not see the coin is charged
+a `SampledReplacement` (1: a sampled release of twice the shift).
 """
 
 
