@@ -102,7 +102,7 @@ class Ddp(Common):
         if not 0 <= self.local_momentum < 1:
             raise SilodpError(f"local_momentum = {self.local_momentum}: set a number in [0, 1).")
         if self.most_batch is not None:
-            check_whole("most_batch", self.most_batch)
+            check_whole("most_batch", self.most_batch, most=10**15)  # the ring refuses it long before
         if self.trajectory not in TRAJECTORIES:
             raise SilodpError(
                 f"trajectory = '{self.trajectory}' is not known: use 'decoupled', 'local' or 'paper'."
