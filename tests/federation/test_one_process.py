@@ -24,7 +24,9 @@ from silodp.methods import UldpAvg
 from silodp.training.local import LocalTraining
 
 METHOD = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1))
-FORK = multiprocessing.get_context("fork")
+# Not forked from here: threads of torch that this process has used do not survive that.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["silodp.federation.run", "scipy.stats"])  # slow to import: once for all
 
 
 def run(out, rounds=2, **more):
@@ -37,7 +39,8 @@ def outcome(pipe, out, wait_at_empty=None, wait=0.0, **more):
         real = directories.Checkpoint
 
         def slow(*arguments):
-            wait_at_empty.wait()
+            wait_at_empty.wait()  # here it is
+            wait_at_empty.wait()  # and now it goes on
             return real(*arguments)
 
         directories.Checkpoint = slow
@@ -53,8 +56,8 @@ def outcome(pipe, out, wait_at_empty=None, wait=0.0, **more):
 
 
 def started(*arguments, **named):
-    mine, theirs = FORK.Pipe()
-    process = FORK.Process(target=outcome, args=(theirs, *arguments), kwargs=named)
+    mine, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=outcome, args=(theirs, *arguments), kwargs=named)
     process.start()
     return process, mine
 
@@ -80,7 +83,7 @@ def state_of(out):
 @pytest.mark.parametrize("attempt", range(5))
 def test_of_two_processes_that_begin_at_once_one_trains(tmp_path, attempt):
     """Both have found the directory empty when the first of them writes."""
-    out, barrier = tmp_path / "run", FORK.Barrier(2)
+    out, barrier = tmp_path / "run", CONTEXT.Barrier(2)
     both = [started(out, barrier, rounds=2 + racer) for racer in (0, 1)]
     said = sorted(told(*each) for each in both)
     assert said[1] in ("run.exists", "run.in_use"), said
@@ -93,9 +96,9 @@ def test_of_two_processes_that_begin_at_once_one_trains(tmp_path, attempt):
 
 def test_a_process_that_comes_late_leaves_a_finished_run_alone(tmp_path):
     """It had found the directory empty, then slept until the other run was over."""
-    out, barrier = tmp_path / "run", FORK.Barrier(2)
+    out, barrier = tmp_path / "run", CONTEXT.Barrier(2)
     late = started(out, barrier)
-    time.sleep(0.5)
+    barrier.wait()
     run(out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     barrier.wait()

@@ -106,7 +106,7 @@ class Ddp(Common):
                 field="local_momentum",
             )
         if self.most_batch is not None:
-            check_whole("most_batch", self.most_batch)
+            check_whole("most_batch", self.most_batch, most=10**15)  # the ring refuses it long before
         if self.trajectory not in TRAJECTORIES:
             raise SilodpError(
                 f"trajectory = '{self.trajectory}' is not known: use 'decoupled', 'local' or 'paper'.",
