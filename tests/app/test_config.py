@@ -70,6 +70,7 @@ def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
         "delta": 1e-6,
         "accountant": None,
         "evaluate_every": 1,
+        "silo_limits": {},
         "budget": config.budget(),
     }
     federation = config.federation()

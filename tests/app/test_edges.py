@@ -407,7 +407,17 @@ def test_what_a_models_function_returned_is_named(silodp: Silodp, config: Path) 
 
 def test_a_run_whose_every_round_was_refused_warns(silodp: Silodp, config: Path) -> None:
     """The learning rate makes every step infinite: the model stays untrained, and ε is spent."""
-    ended = silodp("run", config, "--set", "method.server_learning_rate=1e300", "--out", "a", "--json")
+    ended = silodp(
+        "run",
+        config,
+        "--set",
+        "method.server_learning_rate=1e38",
+        "--set",
+        "method.noise_multiplier=1e10",
+        "--out",
+        "a",
+        "--json",
+    )
     assert ended.status == 0
     (warning,) = ended.json["warnings"]
     assert warning.startswith("no round changed the model")
