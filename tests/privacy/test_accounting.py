@@ -468,3 +468,11 @@ def test_grids_are_stated():
     assert grid_for(Group(1, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == 5e-5
     assert grid_for(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == pytest.approx(8e-4)
     assert grid_for(PoissonSampled(0.5, SIGMA), 100) == pytest.approx(4e-4)
+
+
+@pytest.mark.parametrize("q", [1e-12, 1e-15, 1e-30])
+def test_delta_of_a_release_that_tells_next_to_nothing(q):
+    """The library's ln(1 − e^−ρ) is a math domain error there."""
+    event = PoissonSampled(q, Gaussian(5.0))
+    for accountant in ("rdp", "pld"):
+        assert 0 <= delta_of([(event, 2)], 0.0, accountant) < 1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
@@ -23,7 +24,7 @@ def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
     """
     temporary = path.with_name(path.name + ".partial")
     with name_file(path):
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

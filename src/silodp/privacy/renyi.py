@@ -35,6 +35,9 @@ ORDERS: tuple[float, ...] = tuple(
 """The library's default orders, the integers 2–256, and 512, 1024, 2048, 4096."""
 
 
+_LEAST_RHO = 1e-15
+
+
 def group_exponent(k: int) -> int:
     """c = ⌈log2 k⌉: k is rounded up to a power of two, never down (docs/privacy.md, section 4, G)."""
     return (k - 1).bit_length()
@@ -294,7 +297,8 @@ def delta(steps: Sequence[tuple[Mechanism, int]], epsilon: float) -> float:
     """The smallest δ over the orders, by dp_accounting's conversion."""
     orders, rho = composed(steps)
     with _quiet():
-        return float(library.compute_delta(orders, rho, epsilon)[0])
+        # The library takes ln(1 − e^−ρ), which is no number where ρ is below the last digit of 1; more is no less safe.
+        return float(library.compute_delta(orders, np.maximum(rho, _LEAST_RHO), epsilon)[0])
 
 
 def total_variation(steps: Sequence[tuple[Mechanism, int]]) -> float:
