@@ -1,4 +1,4 @@
-"""How long ε takes: `python benchmarks/accounting.py [--json]`.
+"""How long ε takes: `python benchmarks/accountant.py [--json]`.
 
 Groups at σ=5, γ=0.01, 100,000 steps (docs/privacy.md, section 4, G), and uldp-avg at σ=5, T=100, each from nothing;
 then one more step of the same run, which is what a run pays after each round.
@@ -11,9 +11,9 @@ import json
 import time
 from typing import Any
 
-from silodp.privacy import accounting, losses, renyi
-from silodp.privacy.accounting import epsilon, grid_for
-from silodp.privacy.events import Event, Gaussian, Group, KnownSample, PoissonSampled
+from silodp.accounting import accountant, pld, rdp
+from silodp.accounting.accountant import epsilon, grid_for
+from silodp.accounting.events import Event, Gaussian, Group, KnownSample, PoissonSampled
 
 DELTA = 1e-5
 
@@ -32,8 +32,8 @@ def measure() -> list[dict[str, Any]]:
     ]
 
 
-def _row(name: str, event: Event, count: int, accountant: accounting.Accountant) -> dict[str, Any]:
-    for cache in (accounting._epsilon, losses.of_step, renyi.of_step, renyi._sampled_gaussian):
+def _row(name: str, event: Event, count: int, accountant: accountant.Accountant) -> dict[str, Any]:
+    for cache in (accountant._epsilon, pld.of_step, rdp.of_step, rdp._sampled_gaussian):
         cache.cache_clear()
     begun = time.perf_counter()
     found = epsilon([(event, count)], DELTA, accountant)

@@ -18,8 +18,8 @@ import torch
 from silodp.crypto.keys import Identity, Opening
 from silodp.crypto.secure_aggregation import Attempt, Words, masked
 from silodp.mechanisms.clipping import ClippedStream, added, clip_rows
-from silodp.mechanisms.grid import Grid, ring_bits
 from silodp.mechanisms.noise import Randomness
+from silodp.mechanisms.quantization import Grid, ring_bits
 from silodp.methods import Ddp, Population, SiloWork
 from silodp.training import Task, cross_entropy, record_gradients
 from silodp.training.models import cnn_fashion

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lattice import LatticeServer, LatticeSilo
-from silodp.crypto.lattice_choice import choose
-from silodp.crypto.lattice_noise import scaled_noise
-from silodp.crypto.lattice_parameters import LatticeParameters
-from silodp.crypto.ring import Transform
-from silodp.crypto.torch_transform import TorchTransform, transform_on
+from silodp.crypto.lattice._parameter_search import choose
+from silodp.crypto.lattice.noise import scaled_noise
+from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.lattice.ring import Transform
+from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
+from silodp.crypto.lattice.torch_transform import TorchTransform, transform_on
 
 CASES: dict[str, dict[str, Any]] = {
     "small": {"dimension": 20_000, "users": 100, "count_cap": 50},

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from gmpy2 import mpz, powmod
 
-from silodp.crypto.paillier import PrivateKey
-from silodp.crypto.paillier_parameters import PaillierParameters
-from silodp.crypto.paillier_weighting import PaillierServer, PaillierSilo
+from silodp.crypto.paillier.parameters import PaillierParameters
+from silodp.crypto.paillier.scheme import PrivateKey
+from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo
 
 GRID = 1 << 16
 SETTINGS = {  # silos, users, parameters, most records of a user in a silo

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from silodp import train
-from silodp.app.config import load_config
-from silodp.data.preferences import mixture, pareto, three_levels
+from silodp.accounting._curve_fitting import binary_search, scf
+from silodp.accounting.budget_curve import two_stage_curve
+from silodp.config.schema import load_config
+from silodp.data.budget_distributions import mixture, pareto, three_levels
 from silodp.errors import SilodpError
-from silodp.privacy.curve_fitting import binary_search, scf
-from silodp.privacy.personal import two_stage_curve
 
 HEART: dict[str, Any] = {"local_steps": 50, "client_sampling": 1.0, "rounds": 15, "delta": 1e-3}
 SIGMA, SEARCHED = 12.25, 200

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from silodp.aggregators import Aggregator, Lattice, Masked, Paillier, Plain
 from silodp.data import benchmarks
-from silodp.data.silo import Federation, SiloData
-from silodp.federation.aggregators import Aggregator, Lattice, Masked, Paillier, Plain
-from silodp.federation.run import train
+from silodp.data.federation import Federation, SiloData
 from silodp.methods import UldpAvg
-from silodp.training.local import LocalTraining
+from silodp.runtime.train import train
 from silodp.training.losses import cross_entropy
 from silodp.training.models import cnn_mnist
+from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
 
 DATA = Path("../shared/data")

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from silodp.app.config import load_config
+from silodp.config.schema import load_config
 
 ROOT = Path(__file__).parents[1]
 OUT = Path("runs/results")
@@ -104,7 +104,7 @@ def jobs() -> dict[str, list[str]]:
 def run(command: list[str]) -> None:
     """One job, on one thread, in the project's folder."""
     print("$ " + shlex.join(command), flush=True)
-    program = [sys.executable, "-m", "silodp.app.cli", *command[1:]]
+    program = [sys.executable, "-m", "silodp.cli.main", *command[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     print(done.stdout if done.returncode == 0 else done.stderr, flush=True)

@@ -18,8 +18,8 @@ from silodp.crypto.keys import Identity, Opening
 from silodp.crypto.secure_aggregation import Attempt, Words, masked, opened
 from silodp.crypto.streams import keystream
 from silodp.mechanisms.clipping import clip_rows
-from silodp.mechanisms.grid import Grid
 from silodp.mechanisms.noise import Randomness, skellam
+from silodp.mechanisms.quantization import Grid
 
 SIZE, SILOS, REPETITIONS = 10**6, 5, 5
 

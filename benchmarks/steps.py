@@ -72,7 +72,7 @@ class Trial:
 @lru_cache(maxsize=2)
 def data(source: str, tuning: bool) -> tuple[Any, Any]:
     """Federation and task."""
-    from silodp.app.references import task_for
+    from silodp.config.references import task_for
     from silodp.data import benchmarks
 
     if source == "fashion_mnist":
@@ -87,8 +87,8 @@ def data(source: str, tuning: bool) -> tuple[Any, Any]:
 
 def method(trial: Trial, clients: int, records: int) -> Any:
     """The method at ε=1; σ_i by the tight accountant, towards whoever sees the models."""
-    from silodp.methods.distributed import Ddp
-    from silodp.methods.distributed_calibration import calibrated
+    from silodp.methods.ddp.calibration import calibrated
+    from silodp.methods.ddp.method import Ddp
 
     q = STEPS[trial.steps] / 5600 if trial.source == "fashion_mnist" else 0.05
     made = Ddp(
@@ -113,7 +113,7 @@ def run(trial: Trial) -> dict[str, Any]:
         return found
     import torch
 
-    from silodp.federation.run import train
+    from silodp.runtime.train import train
 
     torch.set_num_threads(1)
     federation, task = data(trial.source, trial.tuning)

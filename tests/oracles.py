@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from silodp.data.silo import Federation, SiloData
+from silodp.data.federation import Federation, SiloData
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.metrics import accuracy
 from silodp.training.task import Task

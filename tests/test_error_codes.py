@@ -18,18 +18,18 @@ import torch
 import silodp.errors
 from refusals import refused
 from silodp.crypto import lookup
-from silodp.crypto.hidden_sample import OneOf
 from silodp.crypto.keys import Hello, Identity, Opening
+from silodp.crypto.lattice.torch_transform import transform_on
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferSender
-from silodp.crypto.paillier import PublicKey
-from silodp.crypto.paillier_parameters import PaillierParameters
-from silodp.crypto.torch_transform import transform_on
+from silodp.crypto.paillier.parameters import PaillierParameters
+from silodp.crypto.paillier.scheme import PublicKey
+from silodp.crypto.private_sampling import OneOf
 from silodp.errors import CODES
-from silodp.federation.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from silodp.federation.store import DirectoryStore
 from silodp.mechanisms.clipping import Bounds
-from silodp.mechanisms.grid import Grid
+from silodp.mechanisms.quantization import Grid
 from silodp.mechanisms.sampling import check_probability
+from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from silodp.wire.store import DirectoryStore
 
 SOURCE = Path(silodp.errors.__file__).parent
 AREAS = (

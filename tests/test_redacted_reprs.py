@@ -27,30 +27,30 @@ import torch
 from federation.private import Parties
 from federation.test_hidden_sample import HALF, HIDDEN
 from oracles import small_federation
+from silodp.aggregators._private_sampling import Offers
+from silodp.aggregators._weight_shares import ServerShares
+from silodp.aggregators.attempts import Attempts, Seals
+from silodp.aggregators.base import Own
 from silodp.crypto.keys import Identity, Opening, Session
-from silodp.crypto.lattice import LatticeServer
-from silodp.crypto.lattice_choice import choose
-from silodp.crypto.lattice_multipliers import Multipliers
+from silodp.crypto.lattice._parameter_search import choose
+from silodp.crypto.lattice._plaintexts import Multipliers
+from silodp.crypto.lattice.scheme import LatticeServer
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
-from silodp.crypto.paillier import PrivateKey
-from silodp.crypto.paillier_parameters import PaillierParameters
-from silodp.crypto.paillier_weighting import PaillierServer, PaillierSilo
+from silodp.crypto.paillier.parameters import PaillierParameters
+from silodp.crypto.paillier.scheme import PrivateKey
+from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo
 from silodp.crypto.reciprocals import Awaited, Plan, Server, SiloShares, SiloZero
-from silodp.data.schema import Schema
-from silodp.data.silo import Federation, SiloData
-from silodp.data.table import Table
-from silodp.federation.aggregation import Own
-from silodp.federation.attempts import Attempts, Seals
-from silodp.federation.hidden_sample import Offers
-from silodp.federation.messages import Message
-from silodp.federation.signatures import SignedChannel, SignedParty
-from silodp.federation.store import MemoryStore
-from silodp.federation.transport import InProcess
-from silodp.federation.weight_shares import ServerShares
+from silodp.data.federation import Federation, SiloData
+from silodp.data.tables._table import Table
+from silodp.data.tables.schema import Schema
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream, ClippedSum, Finished, Share
-from silodp.mechanisms.grid import Grid, IntegerShare, IntegerSum
 from silodp.mechanisms.noise import Randomness
+from silodp.mechanisms.quantization import Grid, IntegerShare, IntegerSum
+from silodp.wire.messages import Message
+from silodp.wire.signatures import SignedChannel, SignedParty
+from silodp.wire.store import MemoryStore
+from silodp.wire.transport import InProcess
 
 SESSION = bytes(range(32))
 KEY = bytes(range(100, 132))

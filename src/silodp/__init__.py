@@ -14,13 +14,13 @@ from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
     from silodp import data, methods
-    from silodp.data.silo import Federation, SiloData
-    from silodp.data.tables import Schema
-    from silodp.federation.run import Result, train
-    from silodp.methods.averaging import average_models
-    from silodp.privacy.ledger import Budget
-    from silodp.training.local import LocalTraining
+    from silodp.accounting.ledger import Budget
+    from silodp.data.federation import Federation, SiloData
+    from silodp.data.tables.reader import Schema
+    from silodp.methods.model_averaging import average_models
+    from silodp.runtime.train import Result, train
     from silodp.training.losses import Loss
+    from silodp.training.sgd.local import LocalTraining
     from silodp.training.task import Task
 
 try:
@@ -45,16 +45,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Budget": "silodp.privacy.ledger",
-    "Federation": "silodp.data.silo",
-    "LocalTraining": "silodp.training.local",
+    "Budget": "silodp.accounting.ledger",
+    "Federation": "silodp.data.federation",
+    "LocalTraining": "silodp.training.sgd.local",
     "Loss": "silodp.training.losses",
-    "Result": "silodp.federation.run",
-    "Schema": "silodp.data.tables",
-    "SiloData": "silodp.data.silo",
+    "Result": "silodp.runtime.train",
+    "Schema": "silodp.data.tables.reader",
+    "SiloData": "silodp.data.federation",
     "Task": "silodp.training.task",
-    "average_models": "silodp.methods.averaging",
-    "train": "silodp.federation.run",
+    "average_models": "silodp.methods.model_averaging",
+    "train": "silodp.runtime.train",
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import CONFIG, Outcome, Silodp
 
-from silodp.app import cli
+from silodp.cli import main
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def silodp(capfd: pytest.CaptureFixture[str]) -> Silodp:
     def run(*arguments: object) -> Outcome:
         capfd.readouterr()
         with pytest.raises(SystemExit) as left:
-            cli.main([str(argument) for argument in arguments])
+            main.main([str(argument) for argument in arguments])
         return Outcome(left.value.code, *capfd.readouterr())  # type: ignore[arg-type]
 
     return run

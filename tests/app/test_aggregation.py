@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from commands import Silodp, assert_sentence
 
-from silodp.app.compare import compare
-from silodp.app.config import RunConfig, load_config, parse_config
-from silodp.app.epsilon import epsilon
-from silodp.app.outline import SHAPES, USUAL_USERS, outline, setting_of
-from silodp.app.plan import plan
-from silodp.app.sights import SIGHTS
-from silodp.app.wording import bytes_text
+from silodp.accounting import accountant as accounting
+from silodp.accounting.accountant import usual_accountant
+from silodp.aggregators import AGGREGATORS, Masked, Plain
+from silodp.aggregators.base import events
+from silodp.cli.compare import compare
+from silodp.config.public_spec import SHAPES, USUAL_USERS, outline, setting_of
+from silodp.config.schema import RunConfig, load_config, parse_config
 from silodp.data import benchmarks
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import events
-from silodp.federation.aggregators import AGGREGATORS, Masked, Plain
-from silodp.federation.run import train
-from silodp.privacy import accounting
-from silodp.privacy.accounting import usual_accountant
+from silodp.planning.epsilon import epsilon
+from silodp.planning.plan import plan
+from silodp.report.formatting import bytes_text
+from silodp.report.visibility import SIGHTS
+from silodp.runtime.train import train
 
 ROOT = Path(__file__).parents[2]
 METHOD = {"name": "uldp-avg", "noise_multiplier": 5.0, "clip": 0.1, "local": {"learning_rate": 0.01}}
@@ -383,7 +383,7 @@ def test_training_without_privacy_is_added_up_in_clear(
         used[method.name] = settings["aggregator"]
         return train(_f, _t, method, **{**settings, "aggregator": "plain", "accountant": None})
 
-    monkeypatch.setattr("silodp.app.compare.train", stop)
+    monkeypatch.setattr("silodp.cli.compare.train", stop)
     config = made(aggregator="lattice", method={**METHOD, "weighting": "records"}, rounds=1)
     compare(config, config.specs("uldp-avg"), 1, tmp_path)
     assert used["default"] == Plain()

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from commands import Silodp, assert_sentence
 
-from silodp.app.config import SOURCES, RunConfig, TaskSection, parse_config
-from silodp.app.construct import fields_of, table_of
-from silodp.app.outline import outline, setting_of
-from silodp.app.plan import in_lines, plan
-from silodp.app.running import run
-from silodp.data.preferences import PREFERENCES
+from silodp.accounting.ledger import Budget
+from silodp.aggregators import AGGREGATORS
+from silodp.cli.run import run
+from silodp.config.construct import fields_of, table_of
+from silodp.config.public_spec import outline, setting_of
+from silodp.config.schema import SOURCES, RunConfig, TaskSection, parse_config
+from silodp.data.budget_distributions import PREFERENCES
 from silodp.errors import CODES, LEAST_REAL, MOST_REAL, MOST_WHOLE, SilodpError
-from silodp.federation.aggregators import AGGREGATORS
 from silodp.methods import METHODS
-from silodp.privacy.ledger import Budget
+from silodp.planning.plan import in_lines, plan
 
 Case = tuple[str, dict[str, Any]]
 

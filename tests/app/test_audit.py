@@ -12,14 +12,14 @@ import pytest
 from commands import Silodp, assert_sentence
 from test_record_methods import DDP
 
-from silodp.app.audit import LEDGER, audited
-from silodp.app.builders import build_aggregator
-from silodp.app.report import write_report
+from silodp.accounting.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled
+from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
+from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
+from silodp.accounting.ledger import Budget, Ledger, Subject
+from silodp.config.builders import build_aggregator
 from silodp.errors import SilodpError
-from silodp.privacy.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled
-from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
-from silodp.privacy.ledger import Budget, Ledger, Subject
-from silodp.privacy.persons import PERSONS_RECORDS, epsilon_for_person
+from silodp.report.audit import LEDGER, audited
+from silodp.report.page import write_report
 
 ROUNDS = 7
 EVENTS: dict[Adversary, Event] = {

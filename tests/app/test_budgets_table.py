@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from commands import CONFIG, Silodp, assert_sentence
 
-from silodp.app.config import RunConfig, load_config
-from silodp.app.preferences import levels, preferences
+from silodp.config.budgets import levels, preferences
+from silodp.config.schema import RunConfig, load_config
 from silodp.errors import SilodpError
 from silodp.methods import Personal, Rpdp, UldpAvg
 

@@ -11,7 +11,7 @@ import pytest
 from commands import Silodp, assert_sentence
 from safetensors.numpy import load_file
 
-from silodp.app import cli
+from silodp.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,9 +132,7 @@ def test_usage_errors_are_sentences_too(silodp: Silodp) -> None:
 
 def test_the_program_itself_starts_quickly_and_says_what_it_can() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = (
-        "import sys, silodp.app.cli as c\ntry: c.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
-    )
+    command = "import sys, silodp.cli.main as c\ntry: c.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, env=environment, check=False
     )
@@ -306,7 +304,7 @@ def test_demo_learns_and_replaces_only_its_own_runs(silodp: Silodp, config: Path
     assert found["epsilon"] < 5
     assert found["releasable"] is True
     assert all(guarantee["private"] for guarantee in found["guarantees"].values())
-    assert cli._is_run_of(cli.load_demo(), Path("d"))
+    assert main._is_run_of(main.load_demo(), Path("d"))
     Path("d/thesis.docx").touch()
     assert_sentence(silodp("demo", "--out", "d"), "not empty")
     assert Path("d/thesis.docx").exists()

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silodp.app import compare as module
-from silodp.app import plots
-from silodp.app.compare import compare, spread_text, table
-from silodp.app.compare_page import is_level
-from silodp.app.config import MethodSpec, RunConfig, parse_config
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import Gaussian
+from silodp.cli import compare as module
+from silodp.cli.compare import compare, spread_text, table
+from silodp.config.schema import MethodSpec, RunConfig, parse_config
 from silodp.errors import SilodpError
-from silodp.federation.run import train
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Gaussian
+from silodp.report import plots
+from silodp.report.compare_page import is_level
+from silodp.runtime.train import train
 
 ROUNDS = 3
 TEXT = "uldp-avg,uldp-avg:weighting=records"

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp.app.config import RunConfig, load_config, parse_config
+from silodp.accounting.ledger import Budget
+from silodp.aggregators import Plain
+from silodp.config.schema import RunConfig, load_config, parse_config
 from silodp.errors import SilodpError
-from silodp.federation.aggregators import Plain
 from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
-from silodp.privacy.ledger import Budget
-from silodp.training.local import LocalTraining
+from silodp.training.sgd.local import LocalTraining
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BASE = """

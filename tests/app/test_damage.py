@@ -17,12 +17,12 @@ import pytest
 from commands import CONFIG, Silodp, assert_sentence
 
 from app.test_retold import as_the_first_version_left_it
-from silodp.app.config import load_config
-from silodp.app.report import write_report
-from silodp.app.retold import EARLIER
-from silodp.app.rundir import read_run
-from silodp.app.running import run
+from silodp.cli.run import run
+from silodp.config.schema import load_config
 from silodp.errors import CODES, SilodpError
+from silodp.report.page import write_report
+from silodp.report.rederive import EARLIER
+from silodp.report.run_record import read_run
 
 DEEP = "[" * 100_000
 ROUNDS = 4
@@ -252,7 +252,7 @@ def test_an_epsilon_where_nothing_is_promised_is_refused(tmp_path: Path) -> None
 def test_of_many_rounds_none_can_say_less_than_earlier_ones_cost(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("silodp.app.audit._MOST_EXACT", 2)  # rounds 0, 2 and 4
+    monkeypatch.setattr("silodp.report.audit._MOST_EXACT", 2)  # rounds 0, 2 and 4
     rows = rows_of(directory)
     rows[3]["epsilon"]["released"] = rows[2]["epsilon"]["released"]
     write_rows(directory, rows)

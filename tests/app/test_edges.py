@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from commands import Silodp, assert_sentence
 
-from silodp.app import cli
-from silodp.app.epsilon import epsilon
-from silodp.app.progress import in_words
-from silodp.app.running import run as run_configured
+from silodp.accounting.accountant import epsilon as told_epsilon
+from silodp.accounting.events import Gaussian
+from silodp.accounting.guarantee import Guarantee, rounded_up
+from silodp.cli import main
+from silodp.cli.progress import in_words
+from silodp.cli.run import run as run_configured
 from silodp.errors import SilodpError
-from silodp.privacy.accounting import epsilon as told_epsilon
-from silodp.privacy.events import Gaussian
-from silodp.privacy.guarantee import Guarantee, rounded_up
+from silodp.planning.epsilon import epsilon
 
 STOPS_ONCE = """
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_an_interrupted_run_names_the_command_that_goes_on(silodp: Silodp, confi
     Path("own.py").write_text(STOPS_ONCE)
     more = ("--set", "rounds=3", "--set", "task.metrics=['own.py:stops_once']")
     stopped = silodp("run", config, *more, "--out", "a dir", "--json")
-    assert (stopped.status, stopped.json["error"]["code"]) == (130, "cli.interrupted")
+    assert (stopped.status, stopped.json["error"]["code"]) == (130, "main.interrupted")
     last = stopped.err.splitlines()[-1]
     assert last == "interrupted after round 1; continue with: silodp run 'a dir' --resume"
     assert stopped.json["error"]["message"] == last
@@ -88,7 +88,7 @@ def test_a_run_stopped_before_its_first_round_has_nothing_to_continue(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("silodp.app.running.train", stop)
+    monkeypatch.setattr("silodp.cli.run.train", stop)
     stopped = silodp("run", config, "--out", "a")
     assert (stopped.status, stopped.err.count("\n")) == (130, 1)
     assert stopped.err.startswith("interrupted before the first round")
@@ -103,7 +103,7 @@ def test_no_command_answers_ctrl_c_with_a_traceback(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("silodp.app.config.RunConfig.federation", stop)
+    monkeypatch.setattr("silodp.config.schema.RunConfig.federation", stop)
     stopped = silodp(*command)
     assert (stopped.status, stopped.out) == (130, "")
     assert stopped.err.startswith("interrupted")
@@ -249,7 +249,7 @@ def test_a_mistake_is_told_without_remarks(silodp: Silodp, config: Path) -> None
 
 
 def test_config_toml_says_what_wrote_it(silodp: Silodp, config: Path) -> None:
-    run_configured(cli.load_demo().model_copy(update={"rounds": 0}), Path("a"))
+    run_configured(main.load_demo().model_copy(update={"rounds": 0}), Path("a"))
     assert Path("a/config.toml").read_text().startswith("# Written by silodp ")
 
 
@@ -287,7 +287,7 @@ def test_help_is_plain_text(silodp: Silodp) -> None:
         ("compare x.toml", "--methods"),
     ):
         told = silodp(*command.split(), "--json")
-        assert_sentence(told, f"Missing option '{missing}'. See", code="cli.usage")
+        assert_sentence(told, f"Missing option '{missing}'. See", code="main.usage")
         assert told.json["error"]["field"] == missing
         assert "env var" not in told.err
 
@@ -429,7 +429,7 @@ def test_a_run_whose_every_round_was_refused_warns(silodp: Silodp, config: Path)
 
 def test_the_demo_says_what_its_noise_allows_an_attacker(silodp: Silodp, config: Path) -> None:
     """Half of 1 + δ(0) by the closed form, and not what ε and δ alone would allow; P(L > ε), and not δ."""
-    summary = run_configured(cli.load_demo(), Path("a"))
+    summary = run_configured(main.load_demo(), Path("a"))
     mu = math.sqrt(20) / 5
     attack = summary["attacks"]["released"]
     assert attack["exact"]

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from commands import Silodp, assert_sentence
 
-from silodp.app.builders import build_aggregator
-from silodp.app.construct import fields_of
-from silodp.app.epsilon import epsilon
-from silodp.app.plan import plan
+from silodp.accounting.guarantee import ADVERSARIES
+from silodp.aggregators.base import Setting, calibrated
+from silodp.config.builders import build_aggregator
+from silodp.config.construct import fields_of
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Setting, calibrated
 from silodp.methods import METHODS, Personal, Population, UldpAvg
-from silodp.methods.personalized import TwoStageSampling
-from silodp.privacy.guarantee import ADVERSARIES
+from silodp.methods.rpdp.method import TwoStageSampling
+from silodp.planning.epsilon import epsilon
+from silodp.planning.plan import plan
 
 ROUNDS, DELTA, SILOS, USERS, SIZE = 30, 1e-4, 3, 500, 1000
 CONSTANTS: dict[str, Any] = {

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from commands import CONFIG, Silodp, assert_sentence
 
-from silodp.app.failures import UNEXPECTED, failure_of
+from silodp.cli._failures import UNEXPECTED, failure_of
 from silodp.errors import CODES, SilodpError, check_real, check_whole, list_codes, shorten
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def test_an_error_that_nobody_expected_is_told_in_a_sentence_with_its_traceback_
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a" * 10_000 + "\n")
 
-    monkeypatch.setattr("silodp.app.running.train", broken)
+    monkeypatch.setattr("silodp.cli.run.train", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     told = silodp("run", config, "--json")
     assert (told.status, told.json["error"]["code"]) == (UNEXPECTED, "cli.unexpected")
@@ -220,7 +220,7 @@ def test_a_full_disk_is_named_with_the_file_wherever_it_fills_up(
 
 def test_a_result_that_nobody_can_take_is_no_traceback(config: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
-    command = [sys.executable, "-m", "silodp.app.cli"]
+    command = [sys.executable, "-m", "silodp.cli.main"]
     question = ["epsilon", "--method", "uldp-avg", "--noise-multiplier", "5", "--rounds", "3"]
     with Path("/dev/full").open("w") as full:
         told = subprocess.run(

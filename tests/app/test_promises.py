@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silodp.app.audit import LEDGER
-from silodp.app.budget_plots import SamplingCurve, against_sampling, save, spending
-from silodp.app.plots import svg
-from silodp.app.promises import CLAIMED, charge, exceeds, in_lines
-from silodp.app.report import write_report
-from silodp.app.wording import epsilon_text
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import Composed, Event, Gaussian, Group, PoissonSampled, Repeated
+from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Guarantee
+from silodp.accounting.ledger import Ledger, Subject
 from silodp.errors import SilodpError
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Composed, Event, Gaussian, Group, PoissonSampled, Repeated
-from silodp.privacy.guarantee import ADVERSARIES, NOT_COVERED, Guarantee
-from silodp.privacy.ledger import Ledger, Subject
+from silodp.report.audit import LEDGER
+from silodp.report.budget_plots import SamplingCurve, against_sampling, save, spending
+from silodp.report.formatting import epsilon_text
+from silodp.report.guarantee_text import CLAIMED, charge, exceeds, in_lines
+from silodp.report.page import write_report
+from silodp.report.plots import svg
 
 ROUNDS, DELTA = 3, 1e-5
 WEAK, STRONG = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(6.0))

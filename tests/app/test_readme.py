@@ -18,8 +18,8 @@ import pytest
 import typer
 from commands import Silodp
 
-from silodp.app import cli
-from silodp.app.config import load_config
+from silodp.cli import main
+from silodp.config.schema import load_config
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -27,7 +27,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 PROGRAMS = [code for language, code in BLOCKS if language == "python"]
-COMMAND = typer.main.get_command(cli.app)
+COMMAND = typer.main.get_command(main.app)
 
 
 def command_lines(text: str) -> Iterator[str]:

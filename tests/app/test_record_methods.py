@@ -12,15 +12,15 @@ import pytest
 from commands import Silodp, assert_sentence
 from test_budgets_table import PERSONAL
 
-from silodp.app import personal_plan
-from silodp.app.budget_plots import SamplingCurve, against_sampling
-from silodp.app.config import load_config
-from silodp.app.epsilon import charges
-from silodp.app.promises import CLAIMED, asked_and_spent, in_brief
-from silodp.app.running import _retired
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import Gaussian, PoissonSampled
+from silodp.cli.run import _retired
+from silodp.config.schema import load_config
 from silodp.methods import METHODS, Rpdp
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Gaussian, PoissonSampled
+from silodp.planning import budget_plan
+from silodp.planning.epsilon import charges
+from silodp.report.budget_plots import SamplingCurve, against_sampling
+from silodp.report.guarantee_text import CLAIMED, asked_and_spent, in_brief
 
 DDP = """
 name = "steps"
@@ -325,7 +325,7 @@ def test_the_picture_and_the_text_tell_the_same_epsilon(
         drawn.extend(curves)
         return against_sampling(curves, *rest)
 
-    monkeypatch.setattr(personal_plan, "against_sampling", kept)
+    monkeypatch.setattr(budget_plan, "against_sampling", kept)
     assert silodp("plan", personal, "--set", f"accountant={accountant}", "--plot", "q.svg").status == 0
     (curve,) = (curve for curve in drawn if curve.label == "σ = 5")
     assert curve.sampling[-1] == 1

@@ -18,17 +18,7 @@ import pytest
 from markupsafe import escape
 
 import silodp
-from silodp.app.report import write_report
-from silodp.app.wording import (
-    accuracy_text,
-    attack_accuracy,
-    clause_text,
-    epsilon_text,
-    odds_text,
-    without_folders,
-)
-from silodp.errors import SilodpError
-from silodp.privacy.guarantee import (
+from silodp.accounting.guarantee import (
     ADVERSARIES,
     NOT_COVERED,
     TECHNICAL,
@@ -36,6 +26,16 @@ from silodp.privacy.guarantee import (
     View,
     assumptions_of,
 )
+from silodp.errors import SilodpError
+from silodp.report.formatting import (
+    accuracy_text,
+    attack_accuracy,
+    clause_text,
+    epsilon_text,
+    odds_text,
+    without_folders,
+)
+from silodp.report.page import write_report
 
 ROUNDS = 60
 CONFIG = """\

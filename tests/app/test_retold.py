@@ -16,23 +16,23 @@ from test_edges import TABLES
 from test_record_methods import DDP
 
 from oracles import logistic_task, small_federation
-from silodp.app import retold
-from silodp.app.audit import Audit
-from silodp.app.cli import main
-from silodp.app.rundir import read_run
+from silodp.accounting import _append_log
+from silodp.accounting.accountant import Accountant
+from silodp.accounting.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED, rounded_up
+from silodp.accounting.ledger import ACCOUNTING, Ledger
+from silodp.cli.main import main
 from silodp.errors import SilodpError
-from silodp.federation.messages import Message
-from silodp.federation.rounds import ROUNDS_OVER
-from silodp.federation.run import train
-from silodp.federation.signatures import _OVERHEAD
-from silodp.federation.store import DirectoryStore
-from silodp.federation.transport import Failure, InProcess
 from silodp.methods import UldpAvg
-from silodp.privacy import journal
-from silodp.privacy.accounting import Accountant
-from silodp.privacy.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED, rounded_up
-from silodp.privacy.ledger import ACCOUNTING, Ledger
-from silodp.training.local import LocalTraining
+from silodp.report import rederive
+from silodp.report.audit import Audit
+from silodp.report.run_record import read_run
+from silodp.runtime.server import ROUNDS_OVER
+from silodp.runtime.train import train
+from silodp.training.sgd.local import LocalTraining
+from silodp.wire.messages import Message
+from silodp.wire.signatures import _OVERHEAD
+from silodp.wire.store import DirectoryStore
+from silodp.wire.transport import Failure, InProcess
 
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "persons": (CONFIG + USERS, ("delta=0.06",)),  # above 1/U
@@ -99,7 +99,7 @@ def refused(directory: Path, says: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_an_untouched_run_is_borne_out_but_what_only_tables_say(runs: Ran, kind: str) -> None:
-    assert audit(runs(kind)).unchecked == (retold.DATA,)
+    assert audit(runs(kind)).unchecked == (rederive.DATA,)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,14 +163,14 @@ def test_which_silos_joined_is_read_where_the_server_keeps_it(copy: Ran) -> None
     assert {group["realized"] for group in told(directory)[0]["groups"]} != {0.0}
     for path in (directory / "checkpoint" / "server").glob("clients*"):
         path.unlink()
-    assert audit(directory).unchecked == (retold.DATA, retold.JOINED)
+    assert audit(directory).unchecked == (rederive.DATA, rederive.JOINED)
 
 
 def test_which_silos_joined_follows_from_a_seed(copy: Ran) -> None:
     directory = copy("seeded coins")
     for path in (directory / "checkpoint" / "server").iterdir():
         path.unlink()
-    assert audit(directory).unchecked == (retold.DATA,)
+    assert audit(directory).unchecked == (rederive.DATA,)
 
 
 def test_a_ledger_older_than_the_servers_store_is_refused(copy: Ran) -> None:
@@ -203,7 +203,7 @@ def test_a_claim_stays_the_claim_it_is(copy: Ran) -> None:
 def test_why_nothing_is_promised_cannot_be_changed(silodp: Silodp, config: Path) -> None:
     assert silodp("run", config, "--set", "method.noise_multiplier=0", "--out", "out").status == 0
     whole = told(Path("out"))
-    assert audit(Path("out")).unchecked == (retold.DATA,)
+    assert audit(Path("out")).unchecked == (rederive.DATA,)
     tell(Path("out"), [whole[0] | {"reason": "the moon is full"}, *whole[1:]])
     refused(
         Path("out"), "nothing is promised because the moon is full, and the ledger says: noise_multiplier"
@@ -287,7 +287,7 @@ def test_of_budgets_in_a_column_each_is_checked_and_not_their_number(silodp: Sil
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").unlink()  # a report reads no tables
     directory = tmp_path / "out"
-    assert audit(directory).unchecked == (retold.DATA, retold.USERS, retold.COLUMN)
+    assert audit(directory).unchecked == (rederive.DATA, rederive.USERS, rederive.COLUMN)
     whole = told(directory)
     for key in ("planned", "realized", "q"):
         again = json.loads(json.dumps(whole))
@@ -307,7 +307,7 @@ def test_persons_whose_list_is_elsewhere_are_counted_in_what_silos_were_given(
     config.write_text(TABLES.replace('user = "person"', 'user = "person"\nusers = "ids.txt"'))
     assert silodp("run", config, "--out", "out", "--set", "delta=0.4").status == 0
     Path("ids.txt").unlink()
-    assert audit(Path("out")).unchecked == (retold.DATA,)
+    assert audit(Path("out")).unchecked == (rederive.DATA,)
     whole = told(Path("out"))
     rest = [text for text in whole[0]["assumptions"] if "1/U" not in text]
     assert len(rest) == len(whole[0]["assumptions"]) - 1
@@ -344,8 +344,8 @@ def as_the_first_version_left_it(
                 event = fields["events"][name]
                 event["noise_multiplier"] *= (silos - 1) / silos
                 event["units"] = fields["events"]["silo"]["units"] * silos + 4
-        line = journal._line(fields, previous)
-        previous = journal._hash(line)
+        line = _append_log._line(fields, previous)
+        previous = _append_log._hash(line)
         lines.append(line)
     ledger.write_bytes(b"".join(lines))
     whole = told(directory)
@@ -383,7 +383,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     assert f"at most {cap} if silos drop out depending on the models" in done.out
     assert silodp("report", directory).status == 0
     assert "if silos drop out depending on the models" in (directory / "report.html").read_text()
-    assert audit(directory).unchecked == (retold.DATA,)
+    assert audit(directory).unchecked == (rederive.DATA,)
     whole = told(directory)
     assert whole[0]["any_dropouts"] > whole[0]["epsilon"]
     tell(directory, [whole[0] | {"any_dropouts": whole[0]["epsilon"]}, *whole[1:]])
@@ -394,7 +394,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     tell(directory, whole)
 
     as_the_first_version_left_it(directory, silos=5, lost_in=1)
-    assert audit(directory).unchecked == (retold.EARLIER, retold.DATA)
+    assert audit(directory).unchecked == (rederive.EARLIER, rederive.DATA)
     assert told(directory)[0]["epsilon"] > whole[0]["epsilon"]
     less = told(directory)
     tell(directory, [less[0] | {"epsilon": whole[0]["epsilon"]}, *less[1:]])
@@ -403,5 +403,5 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     assert (
         silodp("run", directory / "config.toml", "--out", "out", "--resume", "--set", "rounds=4").status == 0
     )
-    assert audit(directory).unchecked == (retold.EARLIER, retold.DATA)
+    assert audit(directory).unchecked == (rederive.EARLIER, rederive.DATA)
     assert told(directory)[0]["rounds"] == 4

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from silodp.app.sanity import doubts, left_out
-from silodp.federation.run import REFUSED_SUM
+from silodp.report.divergence import doubts, left_out
+from silodp.runtime.train import REFUSED_SUM
 
 
 def rows(*losses: float | None, metric: float = 0.5) -> list[dict[str, Any]]:

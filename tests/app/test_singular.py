@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from commands import Silodp
 
+from silodp.accounting.calibration import noise_multiplier_for
+from silodp.accounting.events import Gaussian
 from silodp.errors import SilodpError, counted
 from silodp.methods import Personal
-from silodp.methods.distributed_clients import PER_CLIENT, everyone
-from silodp.privacy.calibration import noise_multiplier_for
-from silodp.privacy.events import Gaussian
+from silodp.methods.ddp.clients import PER_CLIENT, everyone
 
 WRONG = re.compile(r"(?<![\d.,/])1 (?!is\b|has\b|was\b)[a-z]{2,}s\b")
 

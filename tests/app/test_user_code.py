@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import Silodp, assert_sentence
 
-from silodp.app.config import load_config
+from silodp.config.schema import load_config
 from silodp.errors import SilodpError
 
 CODE = """

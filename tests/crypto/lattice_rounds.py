@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from silodp.crypto.lattice import LatticeServer, LatticeSilo
-from silodp.crypto.lattice_parameters import LatticeParameters
+from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.errors import SilodpError
 
 CONTEXT = b"transcript, round 1, attempt 1"

@@ -11,7 +11,7 @@ import pytest
 from gmpy2 import invert, mpz, powmod
 from toys import PaperProtocol, Parties, small_rows
 
-from silodp.crypto.paillier_weighting import PaillierSilo
+from silodp.crypto.paillier.weighting import PaillierSilo
 from silodp.errors import SilodpError
 
 LARGEST = 100
@@ -189,7 +189,7 @@ def test_d_setup_repeated_without_one_silo(system, monkeypatch):
         key = Parties(
             counts, dimension=1
         ).server._key  # a server that keeps its key makes it as easy as can be
-        monkeypatch.setattr("silodp.crypto.paillier.PrivateKey.generate", lambda _: key)
+        monkeypatch.setattr("silodp.crypto.paillier.scheme.PrivateKey.generate", lambda _: key)
         setups = [
             Parties(counts, secret=bytes(32), dimension=1),
             Parties(counts[:2], second, bytes(32), dimension=1),

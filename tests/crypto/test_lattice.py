@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lattice_rounds import CONTEXT, RUN, Seeds, ask, case, plain, round_of, rows, rows_like, toy
 
-from silodp.crypto import lattice_parameters
-from silodp.crypto.lattice import LatticeServer, LatticeSilo
-from silodp.crypto.lattice_choice import choose
-from silodp.crypto.lattice_parameters import LatticeParameters
-from silodp.crypto.lattice_verification import VerifiedProducts
-from silodp.crypto.ring import FourierTransform
+from silodp.crypto.lattice import parameters as lattice_parameters
+from silodp.crypto.lattice._parameter_search import choose
+from silodp.crypto.lattice._verification import VerifiedProducts
+from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.lattice.ring import FourierTransform
+from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.errors import SilodpError
 
 KINDS = ["random", "one coordinate", "one coordinate, minus", "spread", "spread, minus", "nothing"]

@@ -8,12 +8,12 @@ import pytest
 from lattice_rounds import CONTEXT, Seeds, ask, rows, toy
 from scipy import stats
 
-from silodp.crypto import lattice
-from silodp.crypto.lattice import LatticeServer, LatticeSilo
-from silodp.crypto.lattice_choice import choose
-from silodp.crypto.lattice_noise import add_flooding, centered_binomial, scaled_noise, ternary
-from silodp.crypto.lattice_parameters import ERROR_ETA
-from silodp.crypto.ring import FourierTransform, Ring
+from silodp.crypto.lattice import scheme
+from silodp.crypto.lattice._parameter_search import choose
+from silodp.crypto.lattice.noise import add_flooding, centered_binomial, scaled_noise, ternary
+from silodp.crypto.lattice.parameters import ERROR_ETA
+from silodp.crypto.lattice.ring import FourierTransform, Ring
+from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.crypto.streams import subkey
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
@@ -96,7 +96,7 @@ def test_every_ciphertext_of_a_request_has_its_own_error_and_uniform_half():
     parameters = toy(users=40)
     server, shares = LatticeServer(parameters), np.full(40, 5, np.uint64)
     request = server.request(shares, CONTEXT)
-    ring, seed = parameters.ring, lattice.seed_of(request, CONTEXT)
+    ring, seed = parameters.ring, scheme.seed_of(request, CONTEXT)
     sent = np.frombuffer(request["public key"] + request["ciphertexts"], np.uint8).reshape(41, -1)
     halves = [ring.uniform(subkey(seed, name)) for name in ["public key", *range(40)]]
     c0, c1 = ring.from_bytes(sent), np.stack(halves)
@@ -131,7 +131,7 @@ def test_dropped_limbs_are_rounded_after_everything_was_added(monkeypatch):
     """What is sent is a function of the flooded sum alone, as if it had been sent whole and rounded later."""
     whole, rounded = toy(silos=1, dropped=0), toy(silos=1, dropped=3)
     request = LatticeServer(whole).request(np.zeros(5, np.uint64), CONTEXT)
-    monkeypatch.setattr(lattice.secrets, "token_bytes", lambda size: bytes(size))
+    monkeypatch.setattr(scheme.secrets, "token_bytes", lambda size: bytes(size))
     answers = [
         (parameters, ask(parameters, request, noise=np.arange(300))) for parameters in (whole, rounded)
     ]
@@ -154,8 +154,8 @@ def test_both_halves_get_fresh_errors(monkeypatch):
     """Without the multiples of the public key and the flooding, errors are all that is left of no data."""
     parameters = toy(silos=1, dimension=4096, dropped=0)
     request = LatticeServer(parameters).request(np.zeros(5, np.uint64), CONTEXT)
-    monkeypatch.setattr(lattice, "ternary", lambda key, *shape: np.zeros(shape, np.int8))
-    monkeypatch.setattr(lattice, "add_flooding", lambda *arguments: None)
+    monkeypatch.setattr(scheme, "ternary", lambda key, *shape: np.zeros(shape, np.int8))
+    monkeypatch.setattr(scheme, "add_flooding", lambda *arguments: None)
     limbs = parameters.digits.to_limbs(ask(parameters, request), 16, parameters.blocks, 2, 256)
     errors = parameters.ring.balance(limbs)[:, :, 0]
     for half in range(2):
@@ -195,7 +195,7 @@ def test_decryption_errors_are_flooded_from_the_lowest_bit(entry):
 def test_two_requests_under_one_seed_betray_shares_and_are_refused(monkeypatch):
     server, shares = LatticeServer(TOY), [np.arange(5, dtype=np.uint64) * 3, np.full(5, 77, np.uint64)]
     with monkeypatch.context() as patch:
-        patch.setattr(lattice.secrets, "token_bytes", lambda size: bytes(size))
+        patch.setattr(scheme.secrets, "token_bytes", lambda size: bytes(size))
         requests = [server.request(share, CONTEXT) for share in shares]
     ring = TOY.ring
     first, second = (
@@ -215,9 +215,9 @@ def test_two_requests_under_one_seed_betray_shares_and_are_refused(monkeypatch):
 def test_every_request_is_fresh_and_bound_to_its_context():
     server = LatticeServer(TOY)
     first, second = (server.request(np.zeros(5, np.uint64), CONTEXT) for _ in range(2))
-    assert lattice.seed_of(first, CONTEXT) != lattice.seed_of(second, CONTEXT)
+    assert scheme.seed_of(first, CONTEXT) != scheme.seed_of(second, CONTEXT)
     for other in (CONTEXT + b"2", CONTEXT + b"\0"):
-        assert lattice.seed_of(first, CONTEXT) != lattice.seed_of(first, other)
+        assert scheme.seed_of(first, CONTEXT) != scheme.seed_of(first, other)
 
 
 def test_a_sum_that_does_not_decrypt_is_noticed():

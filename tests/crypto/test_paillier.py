@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from silodp.crypto import paillier
-from silodp.crypto.paillier import PrivateKey, PublicKey, uniform_residues
-from silodp.crypto.power_products import PowerProducts
+from silodp.crypto.paillier import scheme
+from silodp.crypto.paillier._multi_exponentiation import PowerProducts
+from silodp.crypto.paillier.scheme import PrivateKey, PublicKey, uniform_residues
 from silodp.errors import SilodpError
 
 KEY = PrivateKey.generate(512)
@@ -36,7 +36,7 @@ def test_a_key_has_the_length_asked_for_and_fit_primes():
 def test_unfit_primes_are_drawn_again(monkeypatch, unfit, bits):
     fit = (KEY.p, KEY.q)
     draws = iter([*map(mpz, unfit), *fit])
-    monkeypatch.setattr(paillier, "_prime", lambda _: next(draws))
+    monkeypatch.setattr(scheme, "_prime", lambda _: next(draws))
     assert (PrivateKey.generate(bits).p, next(draws, None)) == (KEY.p, None)
 
 

@@ -13,7 +13,7 @@ from gmpy2 import invert, mpz, powmod
 
 from federation.private import PAILLIER, run
 from refusals import refused
-from silodp.crypto.paillier import (
+from silodp.crypto.paillier.scheme import (
     PrivateKey,
     PublicKey,
     _challenges,
@@ -22,7 +22,7 @@ from silodp.crypto.paillier import (
     residues_to_bytes,
     verify_modulus,
 )
-from silodp.crypto.paillier_weighting import PaillierServer
+from silodp.crypto.paillier.weighting import PaillierServer
 
 BITS = 512
 SESSION = bytes(range(32))

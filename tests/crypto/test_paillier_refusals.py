@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from toys import Parties
 
-from silodp.crypto.paillier_parameters import PaillierParameters
-from silodp.crypto.paillier_weighting import PaillierServer, PaillierSilo
+from silodp.crypto.paillier.parameters import PaillierParameters
+from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo
 from silodp.errors import SilodpError
 
 SMALL = {"silos": 2, "users": 3, "dimension": 4, "count_cap": 2, "row_bound": 100, "noise_std": 1.0}

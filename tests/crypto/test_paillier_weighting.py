@@ -4,11 +4,12 @@ from gmpy2 import mpz
 from scipy import stats
 from toys import Parties, cancelling_masks, small_rows
 
-from silodp.crypto import hidden_sample, paillier_weighting
-from silodp.crypto.hidden_sample import OneOf
-from silodp.crypto.paillier_parameters import PaillierParameters
-from silodp.crypto.paillier_weighting import PaillierServer, chosen_ciphertexts
-from silodp.crypto.power_products import PowerProducts
+from silodp.crypto import private_sampling
+from silodp.crypto.paillier import weighting
+from silodp.crypto.paillier._multi_exponentiation import PowerProducts
+from silodp.crypto.paillier.parameters import PaillierParameters
+from silodp.crypto.paillier.weighting import PaillierServer, chosen_ciphertexts
+from silodp.crypto.private_sampling import OneOf
 
 SMALL = {"silos": 2, "users": 3, "dimension": 4, "count_cap": 2, "row_bound": 100, "noise_std": 1.0}
 TEST_KEY = {"key_bits": 512, "insecure_for_tests": True}
@@ -136,7 +137,7 @@ def test_what_silo_0_chooses_is_a_request_with_a_sample_that_nobody_knows(key_bi
     counts = rng.integers(0, 3, (3, 8))
     parties = Parties(counts, dimension=3, key_bits=key_bits, row_bound=100, noise_std=1.0)
     p, server = parties.parameters, parties.server
-    places, shifts = hidden_sample.places(8, law), rng.integers(0, 10, 8)
+    places, shifts = private_sampling.places(8, law), rng.integers(0, 10, 8)
     tables = server.tables(law, places, server.encrypted_pairs())
     assert tables.shape == (8, 10, p.entry_words)
     for u, i in enumerate(places.tolist()):
@@ -180,14 +181,14 @@ def test_no_count_shows_in_the_exponent_or_the_base(monkeypatch):
     """Repair 4: a user without records costs what any other does."""
     parties = Parties(np.array([[0, 1, 50], [50, 0, 0]]), dimension=3, count_cap=50)
     bits, bases = [], []
-    power = paillier_weighting.powmod
+    power = weighting.powmod
 
     def recorded(base, exponent, modulus):
         bits.append(exponent.bit_length())
         bases.append(power(base, exponent, modulus))
         return bases[-1]
 
-    monkeypatch.setattr(paillier_weighting, "powmod", recorded)
+    monkeypatch.setattr(weighting, "powmod", recorded)
     rows = np.zeros((2, 3, 3), np.int64)
     parties.run(rows, rows[:, 0], sampled=np.array([True, False, True]))
     assert len(bits) == 6

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from silodp.crypto import hidden_sample, lookup
-from silodp.crypto.hidden_sample import SILO_CHOOSES, OneOf
+from silodp.crypto import lookup, private_sampling
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
+from silodp.crypto.private_sampling import SILO_CHOOSES, OneOf
 from silodp.crypto.reciprocals import (
     SERVER_CHOOSES,
     Plan,
@@ -50,7 +50,7 @@ def parties(plan: Plan, secret: bytes = SECRET) -> tuple[Server, SiloZero]:
 
 def choices(plan: Plan, law: OneOf, round: int) -> Lookup:
     """Silo 0's request for entries κ, on base transfers as if never used."""
-    return hidden_sample.ask(copy.copy(SILO_RECEIVER), SECRET, plan.session, plan.users, law, round)
+    return private_sampling.ask(copy.copy(SILO_RECEIVER), SECRET, plan.session, plan.users, law, round)
 
 
 def plan_for(users: int, cap: int = 20, weight_bits: int = 20, word_bits: int = 49) -> Plan:
@@ -203,7 +203,7 @@ def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() ->
     assert np.unique(np.concatenate(streams)).size == 1000 * len(streams)
     shifts = [one.shifts(round, law) for round in (0, 1)]
     shifts += [
-        hidden_sample.shifts(*other, 1000, law, 0) for other in ((SECRET, bytes(32)), (bytes(32), SESSION))
+        private_sampling.shifts(*other, 1000, law, 0) for other in ((SECRET, bytes(32)), (bytes(32), SESSION))
     ]
     masks = [
         SiloShares(replace(plan, session=session), SECRET).count_masks() for session in (SESSION, bytes(32))
@@ -256,7 +256,7 @@ def test_a_draw_that_nobody_knows_is_answered_once_in_its_own_round() -> None:
 
 
 def test_the_servers_cells_are_uniform_and_its_own() -> None:
-    drawn = [hidden_sample.places(40_000, OneOf(1, 10)) for _ in range(2)]
+    drawn = [private_sampling.places(40_000, OneOf(1, 10)) for _ in range(2)]
     assert all(stats.chisquare(np.bincount(i, minlength=10)).pvalue > 1e-6 for i in drawn)
     assert stats.chisquare(np.bincount((drawn[0] - drawn[1]) % 10, minlength=10)).pvalue > 1e-6
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silodp.crypto.digits import Digits
-from silodp.crypto.ring import FourierTransform, Ring, pack, unpack
+from silodp.crypto.lattice._digits import Digits
+from silodp.crypto.lattice.ring import FourierTransform, Ring, pack, unpack
 from silodp.errors import SilodpError
 
 

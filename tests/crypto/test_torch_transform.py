@@ -5,9 +5,9 @@ import pytest
 import torch
 from lattice_rounds import case, plain, round_of, toy
 
-from silodp.crypto import torch_transform
-from silodp.crypto.ring import FourierTransform
-from silodp.crypto.torch_transform import TorchTransform, transform_on
+from silodp.crypto.lattice import torch_transform
+from silodp.crypto.lattice.ring import FourierTransform
+from silodp.crypto.lattice.torch_transform import TorchTransform, transform_on
 from silodp.errors import SilodpError
 
 SIZE = 256

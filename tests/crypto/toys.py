@@ -8,9 +8,9 @@ import secrets
 import numpy as np
 from gmpy2 import invert, mpz, powmod
 
-from silodp.crypto.paillier import PrivateKey
-from silodp.crypto.paillier_parameters import PaillierParameters
-from silodp.crypto.paillier_weighting import PaillierServer, PaillierSilo
+from silodp.crypto.paillier.parameters import PaillierParameters
+from silodp.crypto.paillier.scheme import PrivateKey
+from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo
 
 BITS = 512
 

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from oracles import small_federation
-from silodp.data.preferences import BOUNDS, PREFERENCES, mixture, pareto, three_levels
-from silodp.data.silo import Federation
-from silodp.data.tables import Schema
+from silodp.data.budget_distributions import BOUNDS, PREFERENCES, mixture, pareto, three_levels
+from silodp.data.federation import Federation
+from silodp.data.tables.reader import Schema
 from silodp.errors import SilodpError
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from silodp.data import Federation
-from silodp.data.tables import Schema, normalize_key
+from silodp.data.tables.reader import Schema, normalize_key
 from silodp.errors import SilodpError
 
 BERLIN = "patient,age,sex,ill\n17,50,f,yes\n4,20,m,no\n17,80,f,yes\n"

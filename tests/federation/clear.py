@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from silodp.federation.aggregation import Own, Setting, Work, round_arrays, setup_kinds
-from silodp.federation.lattice import Lattice
-from silodp.federation.masked import Masked
-from silodp.federation.messages import Message
-from silodp.federation.paillier import Paillier
-from silodp.federation.rounds import Server
-from silodp.federation.schemas import Array, Kind, Schema, Script, is_roster, is_whole
+from silodp.aggregators.base import Own, Setting, Work, round_arrays, setup_kinds
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.masked import Masked
+from silodp.aggregators.paillier import Paillier
 from silodp.mechanisms.clipping import Finished
-from silodp.mechanisms.grid import Grid, fixed_point
 from silodp.mechanisms.noise import skellam
+from silodp.mechanisms.quantization import Grid, fixed_point
+from silodp.runtime.server import Server
+from silodp.wire.messages import Message
+from silodp.wire.schemas import Array, Kind, Schema, Script, is_roster, is_whole
 
 
 @dataclass(frozen=True)

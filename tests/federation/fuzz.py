@@ -16,12 +16,12 @@ import numpy as np
 from federation.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
 from federation.test_hidden_sample import HALF, HIDDEN
 from oracles import small_federation
+from silodp.aggregators.base import Plain
+from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Plain
-from silodp.federation.masked import Masked
-from silodp.federation.messages import Message
-from silodp.federation.signatures import SERVER, SignedParty, sign, verify
+from silodp.wire.messages import Message
+from silodp.wire.signatures import SERVER, SignedParty, sign, verify
 
 RUNS = {
     "plain": (Plain(), SAMPLED),
@@ -165,7 +165,7 @@ class Target:
 
 def signed_bytes(body: bytes, identity: Identity, recipient: str) -> bytes:
     """Any bytes, signed."""
-    from silodp.federation.signatures import _sign_bytes
+    from silodp.wire.signatures import _sign_bytes
 
     return _sign_bytes(body, identity, recipient, "")
 
@@ -182,7 +182,7 @@ def attack_server(answers: list[tuple[Message, Message]], parties: Parties, gene
         traffic = parties.transport.traffic
 
         def ask(self, requests, timeout=None):
-            from silodp.federation.signatures import _sign_bytes
+            from silodp.wire.signatures import _sign_bytes
 
             data = _sign_bytes(body, silo, SERVER, request.digest())
             return {"silo0": verify(data, silo.public, "silo 'silo0'", SERVER, request.digest())}, {}

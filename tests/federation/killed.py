@@ -16,11 +16,11 @@ import torch
 
 from federation.private import LATTICE, PAILLIER
 from oracles import logistic_task, small_federation
-from silodp.federation.aggregation import Plain
-from silodp.federation.masked import Masked
-from silodp.federation.run import train
+from silodp.aggregators.base import Plain
+from silodp.aggregators.masked import Masked
 from silodp.methods import UldpAvg
-from silodp.training.local import LocalTraining
+from silodp.runtime.train import train
+from silodp.training.sgd.local import LocalTraining
 
 METHOD = UldpAvg(
     5.0, 0.5, LocalTraining(learning_rate=0.1, epochs=2, batch_size=4), user_sampling=0.5, server_momentum=0.3

@@ -22,13 +22,13 @@ sys.argv[1:] = ["plain", STRIDE]  # `killed` reads them as it is imported
 from federation import killed  # noqa: E402
 from federation.private import LATTICE, PAILLIER, Hidden, in_clear  # noqa: E402
 from oracles import logistic_task, small_federation  # noqa: E402
-from silodp.crypto import hidden_sample  # noqa: E402
-from silodp.crypto.hidden_sample import OneOf  # noqa: E402
-from silodp.federation.aggregation import Plain  # noqa: E402
-from silodp.federation.masked import Masked  # noqa: E402
-from silodp.federation.rounds import Server  # noqa: E402
-from silodp.federation.run import train  # noqa: E402
-from silodp.federation.silo import Silo  # noqa: E402
+from silodp.aggregators.base import Plain  # noqa: E402
+from silodp.aggregators.masked import Masked  # noqa: E402
+from silodp.crypto import private_sampling  # noqa: E402
+from silodp.crypto.private_sampling import OneOf  # noqa: E402
+from silodp.runtime.server import Server  # noqa: E402
+from silodp.runtime.silo import Silo  # noqa: E402
+from silodp.runtime.train import train  # noqa: E402
 
 HALF = replace(killed.BY_RECORDS, user_sampling=0.5)
 RUNS = {
@@ -47,7 +47,7 @@ class Watched:
         self.path: Path | None = None
         self.round, self.operation = 0, 0
         die_at, run, child, play, answer = killed.die_at, killed.run, killed.child, Server.play, Silo.answer
-        places, shifts = hidden_sample.places, hidden_sample.shifts
+        places, shifts = private_sampling.places, private_sampling.shifts
 
         def later(operation: int) -> None:
             self.operation = operation
@@ -85,7 +85,7 @@ class Watched:
 
         killed.die_at, killed.run, killed.child = later, watched_run, watched_child
         Server.play, Silo.answer = watched_play, watched_answer  # type: ignore[method-assign]
-        hidden_sample.places, hidden_sample.shifts = watched_places, watched_shifts
+        private_sampling.places, private_sampling.shifts = watched_places, watched_shifts
 
     def note(self, what: str, round_: int, values: list[int]) -> None:
         if self.path is not None:

@@ -14,24 +14,24 @@ from federation.clear import LatticeInClear, PaillierInClear
 from federation.test_masked import AVG
 from federation.wires import Direct
 from oracles import logistic_task, small_federation
-from silodp.crypto import hidden_sample
-from silodp.crypto.hidden_sample import OneOf
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators._key_agreement import current
+from silodp.aggregators.base import Aggregator, Setting
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.paillier import Paillier
+from silodp.crypto import private_sampling
 from silodp.crypto.keys import Identity
-from silodp.data.silo import Federation
-from silodp.federation.aggregation import Aggregator, Setting
-from silodp.federation.gate import State
-from silodp.federation.lattice import Lattice
-from silodp.federation.messages import Message
-from silodp.federation.paillier import Paillier
-from silodp.federation.rounds import Server
-from silodp.federation.run import Result, train
-from silodp.federation.sessions import current
-from silodp.federation.silo import Silo
-from silodp.federation.store import MemoryStore
-from silodp.federation.transport import Failure
+from silodp.crypto.private_sampling import OneOf
+from silodp.data.federation import Federation
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population
-from silodp.privacy.ledger import Ledger
+from silodp.runtime.gate import State
+from silodp.runtime.server import Server
+from silodp.runtime.silo import Silo
+from silodp.runtime.train import Result, train
+from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
+from silodp.wire.transport import Failure
 
 RECORDS = replace(AVG, weighting="records")
 SAMPLED = replace(RECORDS, user_sampling=0.5)
@@ -79,7 +79,7 @@ class Hidden:
 @contextmanager
 def hidden_samples(law: OneOf) -> Iterator[Hidden]:
     """Looks over both parties' shoulders, one round after the other."""
-    seen, places, shifts = Hidden(law, {}, {}), hidden_sample.places, hidden_sample.shifts
+    seen, places, shifts = Hidden(law, {}, {}), private_sampling.places, private_sampling.shifts
 
     def cells(users, law):
         seen.cells[len(seen.cells)] = places(users, law)
@@ -90,8 +90,8 @@ def hidden_samples(law: OneOf) -> Iterator[Hidden]:
         return seen.shifts[round]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hidden_sample, "places", cells)
-        patch.setattr(hidden_sample, "shifts", shifted)
+        patch.setattr(private_sampling, "places", cells)
+        patch.setattr(private_sampling, "shifts", shifted)
         yield seen
 
 

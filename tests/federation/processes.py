@@ -6,14 +6,14 @@ import multiprocessing
 from multiprocessing.connection import Connection
 
 from oracles import logistic_task, small_federation
+from silodp.aggregators.base import Aggregator, Setting
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Aggregator, Setting
-from silodp.federation.signatures import SignedParty
-from silodp.federation.silo import Silo
-from silodp.federation.store import MemoryStore
-from silodp.federation.transport import Failure, Traffic
 from silodp.mechanisms.noise import Randomness
+from silodp.runtime.silo import Silo
+from silodp.wire.signatures import SignedParty
+from silodp.wire.store import MemoryStore
+from silodp.wire.transport import Failure, Traffic
 
 _REFUSED = b"refused: "
 
@@ -42,7 +42,7 @@ class Processes:
     def __init__(self, aggregator: Aggregator, setting: Setting, server: bytes, seed: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["silodp.federation.run", "scipy.stats"]
+            ["silodp.runtime.train", "scipy.stats"]
         )  # slow to import: once for all
         self._pipes: dict[str, Connection] = {}
         self.pins: dict[str, bytes] = {}

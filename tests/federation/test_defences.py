@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from oracles import logistic_task, small_federation
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.guarantee import View
+from silodp.aggregators.base import Plain, Setting
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Plain, Setting
-from silodp.federation.messages import Message
-from silodp.federation.rounds import Server
-from silodp.federation.run import train
-from silodp.federation.silo import Silo
-from silodp.federation.store import MemoryStore
 from silodp.mechanisms.noise import Randomness, gaussian
 from silodp.methods import Population, UldpAvg, UldpGroup
 from silodp.methods import weighting as weightings
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.guarantee import View
-from silodp.training.local import LocalTraining
-from silodp.training.records import RecordGradients
+from silodp.runtime.server import Server
+from silodp.runtime.silo import Silo
+from silodp.runtime.train import train
+from silodp.training.sgd.local import LocalTraining
+from silodp.training.sgd.records import RecordGradients
+from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
 AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)

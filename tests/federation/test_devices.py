@@ -9,13 +9,13 @@ import torch
 from federation.clear import released
 from federation.private import LATTICE, SAMPLED, Parties, run, setting
 from oracles import small_federation
-from silodp.crypto import torch_transform
-from silodp.crypto.ring import FourierTransform
-from silodp.crypto.torch_transform import TorchTransform
+from silodp.aggregators import lattice
+from silodp.aggregators.lattice import Lattice
+from silodp.crypto.lattice import torch_transform
+from silodp.crypto.lattice.ring import FourierTransform
+from silodp.crypto.lattice.torch_transform import TorchTransform
 from silodp.errors import SilodpError
-from silodp.federation import lattice
-from silodp.federation.lattice import Lattice
-from silodp.federation.silo import Silo
+from silodp.runtime.silo import Silo
 
 ON_CUDA = replace(LATTICE, device="cuda")
 WIDE = small_federation(features=9000)
@@ -66,7 +66,7 @@ def test_parties_may_compute_on_different_devices(differs, used, monkeypatch):
         own = replace(aggregator, device="cuda" if data.name == differs else "cpu")
         return Silo(data, task, own, *more)
 
-    monkeypatch.setattr("silodp.federation.parties.Silo", party)
+    monkeypatch.setattr("silodp.runtime.simulation.Silo", party)
     mixed = run(ON_CUDA if differs == "the server" else LATTICE, SAMPLED)
     assert set(used) == {"TorchTransform", "FourierTransform"}
     assert torch.equal(mixed.params, whole.params)

@@ -13,19 +13,19 @@ from federation.clear import MaskedInClear, described
 from federation.wires import wire  # noqa: F401
 from methods.test_distributed import COPIES, DDP, ONE, OTHERS, TRAJECTORIES, counterexample, violated, world
 from oracles import judges_std, logistic_task, small_federation
-from silodp.data.silo import Federation, SiloData
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import Composed, Each, Skellam
+from silodp.accounting.guarantee import View
+from silodp.aggregators.base import Setting
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.masked import Masked
+from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Setting
-from silodp.federation.lattice import Lattice
-from silodp.federation.masked import Masked
-from silodp.federation.rounds import Server
-from silodp.federation.run import train
-from silodp.mechanisms.grid import Grid
+from silodp.mechanisms.quantization import Grid
 from silodp.methods import Population
-from silodp.methods.distributed import CLAIM
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Composed, Each, Skellam
-from silodp.privacy.guarantee import View
+from silodp.methods.ddp.method import CLAIM
+from silodp.runtime.server import Server
+from silodp.runtime.train import train
 
 METHODS = [
     DDP,

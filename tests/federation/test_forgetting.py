@@ -19,14 +19,14 @@ from federation.test_masked import charges
 from federation.wires import wire  # noqa: F401
 from oracles import small_federation
 from refusals import refused
+from silodp.aggregators.base import Plain
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Plain
-from silodp.federation.directory import RunDirectory
-from silodp.federation.lattice import Lattice
-from silodp.federation.masked import Masked
-from silodp.federation.rounds import ROUNDS_OVER
-from silodp.federation.store import DirectoryStore, MemoryStore
 from silodp.methods import UldpAvg
+from silodp.runtime.run_directory import RunDirectory
+from silodp.runtime.server import ROUNDS_OVER
+from silodp.wire.store import DirectoryStore, MemoryStore
 
 FEW = small_federation(users=6)
 FOUR = small_federation(silos=4, users=6)

@@ -18,19 +18,19 @@ from federation.test_masked import AVG
 from federation.wires import set_state
 from oracles import small_federation
 from refusals import refused
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators._key_agreement import meet
+from silodp.aggregators.base import Plain, costliest_events
+from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
 from silodp.crypto.reciprocals import SERVER_CHOOSES
-from silodp.federation.aggregation import Plain, costliest_events
-from silodp.federation.gate import Gate
-from silodp.federation.masked import Masked
-from silodp.federation.messages import Message
-from silodp.federation.sessions import meet
-from silodp.federation.signatures import SignedParty, sign, verify
-from silodp.federation.silo import Silo
 from silodp.methods import Default, RpdpFilter, UldpGroup, UldpNaive
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.ledger import Ledger
+from silodp.runtime.gate import Gate
+from silodp.runtime.silo import Silo
+from silodp.wire.messages import Message
+from silodp.wire.signatures import SignedParty, sign, verify
 
 GROUP = UldpGroup(2.0, 0.5, 4, 0.2, local_steps=3, expected_batch_size=4, local_learning_rate=0.5)
 METHODS = {

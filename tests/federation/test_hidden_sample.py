@@ -16,16 +16,16 @@ from federation.test_private_views import holds
 from federation.test_private_weighting import heart  # noqa: F401
 from federation.wires import wire  # noqa: F401
 from oracles import small_federation
-from silodp.crypto import hidden_sample
-from silodp.crypto.hidden_sample import OneOf
-from silodp.crypto.paillier import PrivateKey
-from silodp.crypto.paillier_weighting import PaillierServer
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled, SampledReplacement, unsampled
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.paillier import Paillier
+from silodp.crypto import private_sampling
+from silodp.crypto.paillier.scheme import PrivateKey
+from silodp.crypto.paillier.weighting import PaillierServer
+from silodp.crypto.private_sampling import OneOf
 from silodp.errors import SilodpError
-from silodp.federation.lattice import Lattice
-from silodp.federation.paillier import Paillier
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Gaussian, KnownSample, PoissonSampled, SampledReplacement, unsampled
-from silodp.training.local import LocalTraining
+from silodp.training.sgd.local import LocalTraining
 
 HALF = replace(RECORDS, user_sampling=0.5)
 HIDDEN = {
@@ -225,7 +225,7 @@ def test_what_the_server_receives_is_uniform_whatever_the_silos_drew(aggregator,
 
     first, second = received(), received()
     monkeypatch.setattr(
-        hidden_sample, "shifts", lambda secret, session, users, law, round: np.zeros(users, int)
+        private_sampling, "shifts", lambda secret, session, users, law, round: np.zeros(users, int)
     )
     zeros = received()
     assert [v.size for v in first] == [v.size for v in second] == [v.size for v in zeros]

@@ -17,10 +17,10 @@ from federation.wires import (
 )
 from oracles import small_federation
 from refusals import refused
+from silodp.aggregators._private_sampling import Choices
 from silodp.errors import SilodpError
-from silodp.federation.hidden_sample import Choices
-from silodp.federation.silo import Silo
-from silodp.federation.store import DirectoryStore
+from silodp.runtime.silo import Silo
+from silodp.wire.store import DirectoryStore
 
 
 def refuses(parties: Parties, name: str, lie, *codes: str) -> None:

@@ -14,12 +14,12 @@ from federation.test_wire_attacks import altered, parts
 from federation.wires import Wire, tampered, wire  # noqa: F401
 from oracles import small_federation
 from refusals import refused
+from silodp.aggregators import _key_agreement
+from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Hello, Identity, Opening
 from silodp.errors import SilodpError
-from silodp.federation import sessions
-from silodp.federation.masked import Masked
-from silodp.federation.messages import Message
-from silodp.federation.signatures import sign, verify
+from silodp.wire.messages import Message
+from silodp.wire.signatures import sign, verify
 
 AGGREGATORS = {"masked": Masked(), "lattice": LATTICE, "paillier": PAILLIER}
 ALL = pytest.mark.parametrize("name", AGGREGATORS)
@@ -96,7 +96,7 @@ LIES = {
 @ALL
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_a_server_that_lies_about_who_takes_part_is_found_out_by_the_silos(name, lie, monkeypatch, tmp_path):
-    meet = sessions.meet
+    meet = _key_agreement.meet
 
     def lying(run, names, ask, number=0):
         def told(requests):
@@ -105,7 +105,7 @@ def test_a_server_that_lies_about_who_takes_part_is_found_out_by_the_silos(name,
         return meet(run, names, told, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "meet", lying)
+        patch.setattr(_key_agreement, "meet", lying)
         with pytest.raises(SilodpError, match=LIES[lie]):
             few(name, out=tmp_path)
     assert_goes_on(name, tmp_path)

@@ -13,8 +13,8 @@ import pytest
 from federation.private import LATTICE, RECORDS, Parties
 from oracles import small_federation
 from refusals import refused
-from silodp.crypto.lattice import LatticeServer
-from silodp.federation.weight_shares import ServerShares
+from silodp.aggregators._weight_shares import ServerShares
+from silodp.crypto.lattice.scheme import LatticeServer
 
 
 def keys(parties: Parties) -> dict[str, bytes]:

@@ -12,20 +12,20 @@ from scipy import stats
 from federation.clear import MaskedInClear, described
 from federation.wires import Wire, wire  # noqa: F401
 from oracles import judges_std, logistic_task, small_federation
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import KnownSample, NoGuarantee, Skellam
+from silodp.accounting.guarantee import View
+from silodp.aggregators import masked
+from silodp.aggregators.base import Setting
+from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
-from silodp.federation import masked
-from silodp.federation.aggregation import Setting
-from silodp.federation.masked import Masked
-from silodp.federation.messages import Message
-from silodp.federation.rounds import Server
-from silodp.federation.run import train
 from silodp.mechanisms.clipping import clip_rows
-from silodp.mechanisms.grid import Grid, noise_variance
+from silodp.mechanisms.quantization import Grid, noise_variance
 from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import KnownSample, NoGuarantee, Skellam
-from silodp.privacy.guarantee import View
-from silodp.training.local import LocalTraining
+from silodp.runtime.server import Server
+from silodp.runtime.train import train
+from silodp.training.sgd.local import LocalTraining
+from silodp.wire.messages import Message
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
 AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)

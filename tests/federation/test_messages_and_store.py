@@ -10,12 +10,12 @@ from oracles import logistic_task, small_federation
 from refusals import refused
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
-from silodp.federation.messages import Message
-from silodp.federation.run import train
-from silodp.federation.signatures import sign, verify
-from silodp.federation.store import DirectoryStore, MemoryStore, write_durably
-from silodp.federation.transport import InProcess, Traffic
 from silodp.methods import UldpSgd
+from silodp.runtime.train import train
+from silodp.wire.messages import Message
+from silodp.wire.signatures import sign, verify
+from silodp.wire.store import DirectoryStore, MemoryStore, write_durably
+from silodp.wire.transport import InProcess, Traffic
 
 MESSAGE = Message(
     "update",

@@ -17,16 +17,16 @@ import pytest
 
 from oracles import logistic_task, small_federation
 from silodp.errors import SilodpError
-from silodp.federation import directory as directories
-from silodp.federation.lock import hold_lock
-from silodp.federation.run import train
 from silodp.methods import UldpAvg
-from silodp.training.local import LocalTraining
+from silodp.runtime import run_directory as directories
+from silodp.runtime.lock import hold_lock
+from silodp.runtime.train import train
+from silodp.training.sgd.local import LocalTraining
 
 METHOD = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1))
 # Not forked from here: threads of torch that this process has used do not survive that.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["silodp.federation.run", "scipy.stats"])  # slow to import: once for all
+CONTEXT.set_forkserver_preload(["silodp.runtime.train", "scipy.stats"])  # slow to import: once for all
 
 
 def run(out, rounds=2, **more):

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from oracles import logistic_task, small_federation
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.ledger import Ledger
 from silodp.errors import SilodpError
-from silodp.federation.messages import Message
-from silodp.federation.rounds import Server
-from silodp.federation.run import Result, train
-from silodp.federation.silo import Silo
-from silodp.federation.store import DirectoryStore
 from silodp.methods import Method, Population, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
+from silodp.methods.base import SiloWork
 from silodp.methods.dp_sgd import DpSgd
-from silodp.methods.method import SiloWork
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Gaussian, KnownSample, PoissonSampled, Repeated
-from silodp.privacy.ledger import Ledger
+from silodp.runtime.server import Server
+from silodp.runtime.silo import Silo
+from silodp.runtime.train import Result, train
+from silodp.wire.messages import Message
+from silodp.wire.store import DirectoryStore
 
 DELTA = 1e-3
 COMMON = {
@@ -56,7 +56,7 @@ def silos(monkeypatch: pytest.MonkeyPatch) -> list[Silo]:
             super().__init__(*arguments, **named)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr("silodp.federation.parties.Silo", Seen)
+    monkeypatch.setattr("silodp.runtime.simulation.Silo", Seen)
     return made
 
 

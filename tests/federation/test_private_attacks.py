@@ -7,17 +7,17 @@ import pytest
 
 from federation.private import LATTICE, PAILLIER, Parties
 from refusals import refused
-from silodp.crypto.lattice import LatticeServer
+from silodp.aggregators import lattice
+from silodp.crypto.lattice.scheme import LatticeServer
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver
-from silodp.crypto.paillier import PrivateKey, prove_modulus
+from silodp.crypto.paillier.scheme import PrivateKey, prove_modulus
 from silodp.crypto.reciprocals import SERVER_CHOOSES
 from silodp.crypto.secure_aggregation import Attempt
 from silodp.errors import SilodpError
-from silodp.federation import lattice
-from silodp.federation.gate import State
-from silodp.federation.messages import Message
-from silodp.federation.silo import Silo
+from silodp.runtime.gate import State
+from silodp.runtime.silo import Silo
+from silodp.wire.messages import Message
 
 
 def transfers(parties: Parties, counter: int, choices: np.ndarray, size: int) -> bytes:

@@ -11,13 +11,13 @@ from federation.private import LATTICE, PAILLIER, RECORDS, SAMPLED, in_clear, ru
 from federation.test_masked import charges, multipliers
 from federation.wires import Wire, wire  # noqa: F401
 from oracles import judges_std, small_federation
-from silodp.crypto.lattice import LatticeServer
-from silodp.crypto.paillier_weighting import PaillierServer
-from silodp.data.silo import Federation
+from silodp.aggregators import lattice, paillier
+from silodp.crypto.lattice.scheme import LatticeServer
+from silodp.crypto.paillier.weighting import PaillierServer
+from silodp.data.federation import Federation
 from silodp.errors import SilodpError
-from silodp.federation import lattice, paillier
-from silodp.federation.rounds import Server
-from silodp.training.local import LocalTraining
+from silodp.runtime.server import Server
+from silodp.training.sgd.local import LocalTraining
 
 BOTH = pytest.mark.parametrize("aggregator", [LATTICE, PAILLIER], ids=lambda a: a.name)
 

@@ -11,12 +11,12 @@ from federation.private import LATTICE, PAILLIER, SAMPLED, Parties, counts_of, r
 from federation.test_masked import uniform
 from federation.wires import Wire, wire  # noqa: F401
 from oracles import small_federation
-from silodp.crypto.lattice import LatticeServer
-from silodp.crypto.paillier_weighting import PaillierServer
+from silodp.aggregators._weight_shares import ServerShares
+from silodp.aggregators.masked import Masked
+from silodp.crypto.lattice.scheme import LatticeServer
+from silodp.crypto.paillier.weighting import PaillierServer
 from silodp.errors import SilodpError
-from silodp.federation.masked import Masked
-from silodp.federation.messages import Message
-from silodp.federation.weight_shares import ServerShares
+from silodp.wire.messages import Message
 
 QUIET = replace(SAMPLED, noise_multiplier=0.0)
 """Nothing but masks to hide behind."""

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from federation.clear import described, released
 from federation.private import LATTICE, PAILLIER, RECORDS, SAMPLED, counts_of, in_clear, run, setting
 from oracles import small_federation
+from silodp.aggregators import lattice, paillier
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.paillier import Paillier
 from silodp.data.benchmarks import data_root, heart_disease
-from silodp.data.silo import Federation, SiloData
+from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
-from silodp.federation import lattice, paillier
-from silodp.federation.lattice import Lattice
-from silodp.federation.paillier import Paillier
 from silodp.methods import weighting
-from silodp.training.local import LocalTraining
+from silodp.training.sgd.local import LocalTraining
 
 BOTH = pytest.mark.parametrize("aggregator", [LATTICE, PAILLIER], ids=lambda a: a.name)
 

@@ -11,9 +11,9 @@ from federation.private import LATTICE, PAILLIER, SAMPLED, run
 from federation.test_wire_attacks import altered
 from federation.wires import Wire, wire  # noqa: F401
 from oracles import small_federation
+from silodp.aggregators._weight_shares import SiloWeights
 from silodp.errors import SilodpError
-from silodp.federation.silo import Silo
-from silodp.federation.weight_shares import SiloWeights
+from silodp.runtime.silo import Silo
 
 PRIVATE = {"lattice": LATTICE, "paillier": PAILLIER}
 
@@ -115,7 +115,7 @@ def test_a_silo_with_another_cap_does_not_take_part(name, monkeypatch):
         cap = 2 if data.name == "silo1" else aggregator.count_cap
         return Silo(data, task, replace(aggregator, count_cap=cap), *more)
 
-    monkeypatch.setattr("silodp.federation.parties.Silo", other)
+    monkeypatch.setattr("silodp.runtime.simulation.Silo", other)
     with pytest.raises(SilodpError, match=r"the transcript of silo 'silo1'.*does not hold"):
         few(PRIVATE[name])
 

@@ -7,15 +7,15 @@ from federation.private import LATTICE, PAILLIER, RECORDS, SAMPLED
 from federation.processes import Processes
 from federation.test_masked import AVG, run
 from oracles import logistic_task, small_federation
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators.base import Plain, Setting
+from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
-from silodp.federation.aggregation import Plain, Setting
-from silodp.federation.masked import Masked
-from silodp.federation.rounds import Server
-from silodp.federation.signatures import SignedChannel
-from silodp.federation.store import MemoryStore
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population
-from silodp.privacy.ledger import Ledger
+from silodp.runtime.server import Server
+from silodp.wire.signatures import SignedChannel
+from silodp.wire.store import MemoryStore
 
 AGGREGATORS = [(Plain(), AVG), (Masked(), AVG), (LATTICE, SAMPLED), (PAILLIER, RECORDS)]
 

@@ -17,22 +17,22 @@ from safetensors.torch import load_file
 
 from oracles import judges_std, logistic_task, small_federation
 from refusals import refused
-from silodp.data.silo import SiloData
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import Gaussian
+from silodp.aggregators.base import Plain, Setting
+from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Plain, Setting
-from silodp.federation.messages import Message
-from silodp.federation.rounds import Server
-from silodp.federation.run import train
-from silodp.federation.silo import Silo
-from silodp.federation.store import MemoryStore
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Gaussian
-from silodp.training.local import LocalTraining
+from silodp.runtime.server import Server
+from silodp.runtime.silo import Silo
+from silodp.runtime.train import train
 from silodp.training.losses import Loss, cox, cross_entropy
 from silodp.training.metrics import concordance
+from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
+from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
 AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)

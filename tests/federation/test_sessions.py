@@ -7,11 +7,11 @@ import pytest
 from federation.test_wire_attacks import Parties
 from federation.wires import set_state
 from refusals import refused
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators._key_agreement import Member, meet
 from silodp.crypto import keys
 from silodp.errors import SilodpError
-from silodp.federation.messages import Message
-from silodp.federation.sessions import Member, meet
-from silodp.privacy.ledger import Ledger
+from silodp.wire.messages import Message
 
 
 @pytest.fixture

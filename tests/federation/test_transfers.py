@@ -9,17 +9,17 @@ from federation.test_masked import AVG, setting
 from federation.wires import set_state
 from oracles import logistic_task, small_federation
 from refusals import refused
+from silodp.accounting.accountant import epsilon
+from silodp.aggregators._key_agreement import Met, meet
+from silodp.aggregators._weight_shares import ServerShares
+from silodp.aggregators.lattice import Lattice
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import _stream_size
 from silodp.errors import SilodpError
-from silodp.federation.lattice import Lattice
-from silodp.federation.messages import Message
-from silodp.federation.sessions import Met, meet
-from silodp.federation.silo import Silo
-from silodp.federation.store import MemoryStore
-from silodp.federation.weight_shares import ServerShares
 from silodp.mechanisms.noise import Randomness
-from silodp.privacy.accounting import epsilon
+from silodp.runtime.silo import Silo
+from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
 
 METHOD = replace(AVG, weighting="records", user_sampling=0.5)
 

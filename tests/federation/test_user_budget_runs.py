@@ -12,15 +12,15 @@ from federation.private import LATTICE, PAILLIER, in_clear, run
 from federation.test_masked import AVG, TRAIN
 from federation.wires import wire  # noqa: F401
 from oracles import logistic_task, small_federation, without_user
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators.base import Plain, Setting, calibrated
+from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Plain, Setting, calibrated
-from silodp.federation.masked import Masked
-from silodp.federation.rounds import Server
-from silodp.federation.store import MemoryStore
-from silodp.federation.terms import index_of
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Personal, Population, UldpAvg
-from silodp.privacy.ledger import Ledger
+from silodp.runtime.run_spec import index_of
+from silodp.runtime.server import Server
+from silodp.wire.store import MemoryStore
 
 BUDGETS = np.array([0.5, 1.0, 2.0, 100.0] * 3)
 MEAN = 0.6

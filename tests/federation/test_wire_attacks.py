@@ -11,16 +11,16 @@ from federation.test_masked import AVG, run, small_federation
 from federation.wires import Wire, wire  # noqa: F401
 from oracles import logistic_task
 from refusals import refused
+from silodp.aggregators._key_agreement import meet
+from silodp.aggregators.base import Setting
+from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Setting
-from silodp.federation.masked import Masked
-from silodp.federation.messages import Message
-from silodp.federation.sessions import meet
-from silodp.federation.silo import Silo
-from silodp.federation.store import MemoryStore
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population, UldpSgd
+from silodp.runtime.silo import Silo
+from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
 
 KINDS = ("hello", "roster", "confirm", "setup", "update", "open")
 RECORDS = UldpSgd(5.0, 0.5, weighting="records")

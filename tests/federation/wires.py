@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from silodp.errors import SilodpError
-from silodp.federation.messages import Message
-from silodp.federation.signatures import _OVERHEAD, SignedParty
-from silodp.federation.silo import Silo
-from silodp.federation.transport import Failure, InProcess, Traffic
+from silodp.runtime.silo import Silo
+from silodp.wire.messages import Message
+from silodp.wire.signatures import _OVERHEAD, SignedParty
+from silodp.wire.transport import Failure, InProcess, Traffic
 
 Tamper = Callable[[str, Message], Message]
 
@@ -67,7 +67,7 @@ def wire(monkeypatch) -> type[Wire]:
         fails = staticmethod(lambda name, request: None)
         to_silo = to_server = staticmethod(lambda name, message: message)
 
-    monkeypatch.setattr("silodp.federation.parties.InProcess", Fresh)
+    monkeypatch.setattr("silodp.runtime.simulation.InProcess", Fresh)
     return Fresh
 
 

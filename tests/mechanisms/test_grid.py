@@ -12,8 +12,8 @@ from scipy import stats
 from oracles import judges_std
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream, Stepwise, clip_rows
-from silodp.mechanisms.grid import Grid, fixed_point, noise_variance, ring_bits
 from silodp.mechanisms.noise import Randomness, skellam
+from silodp.mechanisms.quantization import Grid, fixed_point, noise_variance, ring_bits
 
 
 @given(

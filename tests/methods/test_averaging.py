@@ -10,8 +10,8 @@ from torch import nn
 import silodp
 from methods.test_distributed import TABLE
 from silodp.errors import SilodpError
-from silodp.methods.averaging import average_models
-from silodp.methods.distributed import CLAIM
+from silodp.methods.ddp.method import CLAIM
+from silodp.methods.model_averaging import average_models
 
 SETTINGS = {"noise_multiplier": 1.0, "local_steps": 10, "record_sampling": 0.1, "delta": 1e-5}
 

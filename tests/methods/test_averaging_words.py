@@ -2,7 +2,7 @@
 
 import torch
 
-from silodp.methods.averaging import average_models
+from silodp.methods.model_averaging import average_models
 
 
 def test_adaptive_steps_are_said_not_to_pool_noise():

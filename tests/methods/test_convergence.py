@@ -5,11 +5,11 @@ import math
 import numpy as np
 import torch
 
-from silodp.data.silo import Federation, SiloData
-from silodp.federation.run import train
+from silodp.data.federation import Federation, SiloData
 from silodp.methods import UldpAvg
-from silodp.training.local import LocalTraining
+from silodp.runtime.train import train
 from silodp.training.losses import squared_error
+from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
 
 

@@ -11,18 +11,8 @@ from scipy import stats
 from torch import nn
 
 from oracles import judges_std, logistic_task, small_federation
-from silodp.data.silo import Federation, SiloData
-from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import release
-from silodp.mechanisms.grid import Grid, ring_bits
-from silodp.mechanisms.noise import Randomness, gaussian
-from silodp.mechanisms.sampling import poisson
-from silodp.methods import distributed
-from silodp.methods.distributed import CLAIM, Ddp
-from silodp.methods.distributed_calibration import calibrated
-from silodp.methods.method import Population, SiloWork
-from silodp.privacy.accounting import delta_of, epsilon
-from silodp.privacy.events import (
+from silodp.accounting.accountant import delta_of, epsilon
+from silodp.accounting.events import (
     Composed,
     Each,
     Gaussian,
@@ -32,9 +22,19 @@ from silodp.privacy.events import (
     TwoLooks,
     discrete,
 )
-from silodp.privacy.guarantee import View
-from silodp.training.local import LocalTraining, silo_update
+from silodp.accounting.guarantee import View
+from silodp.data.federation import Federation, SiloData
+from silodp.errors import SilodpError
+from silodp.mechanisms.clipping import release
+from silodp.mechanisms.noise import Randomness, gaussian
+from silodp.mechanisms.quantization import Grid, ring_bits
+from silodp.mechanisms.sampling import poisson
+from silodp.methods.base import Population, SiloWork
+from silodp.methods.ddp import method as ddp_method
+from silodp.methods.ddp.calibration import calibrated
+from silodp.methods.ddp.method import CLAIM, Ddp
 from silodp.training.losses import Loss
+from silodp.training.sgd.local import LocalTraining, silo_update
 from silodp.training.task import Task
 
 DDP = Ddp(
@@ -78,7 +78,7 @@ def total(method: Ddp, federation: Federation, task: Task, seed: int = 0) -> np.
 
 def states(method: Ddp, federation: Federation, task: Task, monkeypatch, seed: int = 0) -> list[torch.Tensor]:
     """The local models at which silo 0 takes its gradients."""
-    from silodp.training.records import RecordGradients
+    from silodp.training.sgd.records import RecordGradients
 
     seen = []
     original = RecordGradients.of
@@ -207,7 +207,7 @@ def test_no_trajectory_noise_is_drawn_where_no_gradient_follows(monkeypatch):
         drawn.append(std)
         return gaussian(size, std, stream)
 
-    monkeypatch.setattr(distributed, "gaussian", watched)
+    monkeypatch.setattr(ddp_method, "gaussian", watched)
     sent(DDP, small_federation(), logistic_task())
     assert drawn == pytest.approx([2 * 0.8 * math.sqrt(3) * 0.5] * 3)
     sent(replace(DDP, local_steps=1), small_federation(), logistic_task())

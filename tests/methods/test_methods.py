@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles import judges_std, logistic_task, small_federation, std_is, without_user
-from silodp.data.silo import Federation
+from silodp.aggregators.base import share_in_clear
+from silodp.data.federation import Federation
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import share_in_clear
 from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, Method, Population, SiloWork, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.methods import weighting as weightings
-from silodp.training.local import LocalTraining
 from silodp.training.losses import cox
-from silodp.training.records import record_gradients
+from silodp.training.sgd.local import LocalTraining
+from silodp.training.sgd.records import record_gradients
 from silodp.training.task import Task
 
 TRAIN = LocalTraining(learning_rate=0.5, epochs=2, batch_size=3)

@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from oracles import judges_std, logistic_task, small_federation
-from silodp.data.silo import SiloData
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.guarantee import View
+from silodp.accounting.two_stage import ORDERS
+from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.noise import Randomness
@@ -32,11 +36,7 @@ from silodp.methods import (
 )
 from silodp.methods import dp_sgd as steps
 from silodp.methods.dp_sgd import DpSgd
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Gaussian, KnownSample, PoissonSampled, Repeated
-from silodp.privacy.guarantee import View
-from silodp.privacy.two_stage import ORDERS
-from silodp.training.records import RecordGradients
+from silodp.training.sgd.records import RecordGradients
 from silodp.training.task import Task
 
 RANDOM = Randomness.from_seed(0)

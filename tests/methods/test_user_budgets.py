@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import logsumexp
 
+from silodp.accounting.budget_curve import MOST_TOLD
+from silodp.accounting.events import Gaussian, KnownSample, NoGuarantee, PoissonSampled, Skellam
+from silodp.accounting.guarantee import View
+from silodp.aggregators.base import Plain, Setting, calibrated, events
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.masked import Masked
+from silodp.aggregators.paillier import Paillier
 from silodp.errors import SilodpError
-from silodp.federation.aggregation import Plain, Setting, calibrated, events
-from silodp.federation.lattice import Lattice
-from silodp.federation.masked import Masked
-from silodp.federation.paillier import Paillier
 from silodp.methods import Personal, Population, UldpAvg, UldpSgd
-from silodp.methods.personal_budgets import Whole
-from silodp.privacy.events import Gaussian, KnownSample, NoGuarantee, PoissonSampled, Skellam
-from silodp.privacy.guarantee import View
-from silodp.privacy.personal import MOST_TOLD
+from silodp.methods.user_budgets import Whole
 
 DELTA = 1e-5
 SMALL_PAILLIER = Paillier(count_cap=3, key_bits=512, insecure_for_tests=True)

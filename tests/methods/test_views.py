@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import Gaussian, Group, KnownSample, NoGuarantee, PoissonSampled, Repeated
+from silodp.accounting.guarantee import View
 from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, weighting
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Gaussian, Group, KnownSample, NoGuarantee, PoissonSampled, Repeated
-from silodp.privacy.guarantee import View
 
 UNIFORM, RECORDS = UldpAvg(5.0, 1.0), UldpAvg(5.0, 1.0, weighting="records")
 

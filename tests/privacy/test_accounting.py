@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from silodp.errors import SilodpError
-from silodp.privacy import losses, renyi
-from silodp.privacy.accounting import Spent, delta_of, epsilon, grid_for
-from silodp.privacy.events import (
+from silodp.accounting import pld, rdp
+from silodp.accounting.accountant import Spent, delta_of, epsilon, grid_for
+from silodp.accounting.events import (
     Each,
     Gaussian,
     Group,
@@ -25,6 +24,7 @@ from silodp.privacy.events import (
     PoissonSampled,
     Repeated,
 )
+from silodp.errors import SilodpError
 
 DELTA = 1e-5
 SIGMA = Gaussian(5.0)
@@ -93,14 +93,14 @@ def test_group_of_three_is_rounded_up_to_four():
 def test_group_orders_are_at_least_two():
     for k in (2, 3, 8, 64):
         steps = [(Group(k, PoissonSampled(0.01, Gaussian(5.0))), 1)]
-        orders, rho = renyi.composed(steps)
+        orders, rho = rdp.composed(steps)
         c = math.ceil(math.log2(k))
         assert min(orders) == 2.0
-        assert set(orders) == {a / 2**c for a in renyi.ORDERS if a >= 2 ** (c + 1)}
-        base = renyi.of_step(PoissonSampled(0.01, SIGMA), (2.0 ** (c + 1), 2.0 ** (c + 2)))
+        assert set(orders) == {a / 2**c for a in rdp.ORDERS if a >= 2 ** (c + 1)}
+        base = rdp.of_step(PoissonSampled(0.01, SIGMA), (2.0 ** (c + 1), 2.0 ** (c + 2)))
         assert rho[list(orders).index(2.0)] == pytest.approx(3**c * base[0])
     # Beside a larger group, a smaller one is asked for orders it has, and one below 2 has no bound.
-    assert math.isinf(renyi.of_step(Group(2, PoissonSampled(0.01, Gaussian(5.0))), (1.5, 2.0))[0])
+    assert math.isinf(rdp.of_step(Group(2, PoissonSampled(0.01, Gaussian(5.0))), (1.5, 2.0))[0])
 
 
 # Identities
@@ -124,7 +124,7 @@ def test_identities(accountant):
 
 def test_mixture_of_one_is_the_sampled_gaussian():
     group, sampled = Group(1, PoissonSampled(0.3, Gaussian(2.0))), PoissonSampled(0.3, Gaussian(2.0))
-    for ours, librarys in zip(losses.of_step(group, 1e-3), losses.of_step(sampled, 1e-3), strict=True):
+    for ours, librarys in zip(pld.of_step(group, 1e-3), pld.of_step(sampled, 1e-3), strict=True):
         for eps in (0.0, 0.1, 0.5, 1.0, 2.0):
             assert ours.delta(eps) == pytest.approx(librarys.delta(eps), rel=1e-6, abs=1e-12)
 
@@ -221,8 +221,8 @@ def test_known_sample_against_integration(q, sigma):
 
 
 def test_known_sample_keeps_its_infinite_mass():
-    step = losses.Losses(1e-3, 5, np.array([0.5, 0.3]), 0.2)
-    mixed = losses._with_atom_at_zero(step, 0.25)
+    step = pld.Losses(1e-3, 5, np.array([0.5, 0.3]), 0.2)
+    mixed = pld._with_atom_at_zero(step, 0.25)
     assert mixed.infinite == pytest.approx(0.05)
     assert mixed.probabilities.sum() + mixed.infinite == pytest.approx(1)
     assert mixed.delta(0.0055) == pytest.approx(0.25 * step.delta(0.0055))
@@ -234,7 +234,7 @@ def test_known_sample_keeps_its_infinite_mass():
 def test_group_step_against_integration(k, gamma, sigma):
     weights = stats.binom.pmf(np.arange(k + 1), k, gamma)
 
-    directions = losses.of_step(Group(k, PoissonSampled(gamma, Gaussian(sigma))), 1e-3)
+    directions = pld.of_step(Group(k, PoissonSampled(gamma, Gaussian(sigma))), 1e-3)
     xs = np.linspace(-12 * sigma, k + 12 * sigma, 100_001)
     p = weights @ stats.norm.pdf(xs[None], np.arange(k + 1)[:, None], sigma)
     q = stats.norm.pdf(xs, 0, sigma)
@@ -254,7 +254,7 @@ def test_mixture_agrees_with_the_librarys(k, gamma, sigma):
         stats.binom.pmf(np.arange(k + 1), k, gamma),
         value_discretization_interval=grid,
     )
-    ours = losses.of_step(Group(k, PoissonSampled(gamma, Gaussian(sigma))), grid)
+    ours = pld.of_step(Group(k, PoissonSampled(gamma, Gaussian(sigma))), grid)
     for eps in (0.0, 0.1, 1.0, 5.0):
         assert max(d.delta(eps) for d in ours) == pytest.approx(
             theirs.get_delta_for_epsilon(eps), rel=1e-9, abs=1e-14
@@ -282,7 +282,7 @@ def test_grid_costs_two_parts_in_ten_thousand_at_most(event, count):
 @pytest.mark.parametrize("deviations", [4.5, 6.5, 7.5])
 def test_one_transform_is_as_exact_as_it_says(sigma, count, deviations):
     """Gaussian steps through the transform, against the one Gaussian they are; what it may err is charged."""
-    composed = losses._convolved([(losses.of_step(Gaussian(sigma), 1e-4)[0], count)])
+    composed = pld._convolved([(pld.of_step(Gaussian(sigma), 1e-4)[0], count)])
     mu = math.sqrt(count) / sigma
     eps = mu**2 / 2 + deviations * mu
     exact = gaussian_delta(eps, 1 / mu)
@@ -309,7 +309,7 @@ def test_a_mixed_run_is_composed_in_both_directions():
 
 
 def test_rdp_of_a_sampled_gaussian_is_the_librarys():
-    accountant = dp_accounting.rdp.RdpAccountant(renyi.ORDERS)
+    accountant = dp_accounting.rdp.RdpAccountant(rdp.ORDERS)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(5.0)), 100)
     found = epsilon([(PoissonSampled(0.1, SIGMA), 100)], DELTA, "rdp")
     assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-9)
@@ -319,13 +319,13 @@ def test_known_sample_by_rdp_at_one_order():
     """E over the coin of e^((α−1)·loss), at α = 3."""
     q, sigma, alpha = 0.3, 2.0, 3.0
     moment = 1 - q + q * math.exp((alpha - 1) * alpha / (2 * sigma**2))
-    found = renyi.of_step(KnownSample(q, Gaussian(sigma)), (alpha,))
+    found = rdp.of_step(KnownSample(q, Gaussian(sigma)), (alpha,))
     assert found[0] == pytest.approx(math.log(moment) / (alpha - 1))
 
 
 def test_the_librarys_loud_warnings_are_held_back(caplog):
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
-        renyi.of_step(PoissonSampled(0.517, Gaussian(5.0)), renyi.ORDERS)
+        rdp.of_step(PoissonSampled(0.517, Gaussian(5.0)), rdp.ORDERS)
     assert not caplog.records
 
 
@@ -405,7 +405,7 @@ def test_pld_is_never_above_rdp_though_its_arithmetic_be_too_coarse(event, round
 
 def test_an_epsilon_where_pld_was_infinite():
     event = PoissonSampled(0.01, Gaussian(5.0))
-    by_grid = losses.composed(((event, 10_000),), grid_for(event, 10_000))
+    by_grid = pld.composed(((event, 10_000),), grid_for(event, 10_000))
     assert max(direction.epsilon(1e-12) for direction in by_grid) == math.inf
     assert round(epsilon([(event, 10_000)], 1e-12), 3) == 1.403
     spent = Spent()

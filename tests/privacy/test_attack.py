@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.attack import membership_attack, probability_of_loss_above, total_variation
-from silodp.privacy.events import (
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.attack import membership_attack, probability_of_loss_above, total_variation
+from silodp.accounting.events import (
     Each,
     Gaussian,
     Group,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from silodp.privacy.averaged_models import PARTIES, charges, table
-from silodp.privacy.events import Gaussian, PoissonSampled, TwoLooks
+from silodp.accounting.averaged_models import PARTIES, charges, table
+from silodp.accounting.events import Gaussian, PoissonSampled, TwoLooks
 
 # DDP, Table 1: by the paper's conversion (as printed there), RDP, PLD, for 1, 2, 5, 10 parties.
 TABLE = {

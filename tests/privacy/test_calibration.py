@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from silodp.accounting import calibration
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.calibration import noise_multiplier_for, rounds_for, sampling_probability_for
+from silodp.accounting.events import Gaussian, Group, KnownSample, NoGuarantee, PoissonSampled
 from silodp.errors import SilodpError
-from silodp.privacy import calibration
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.calibration import noise_multiplier_for, rounds_for, sampling_probability_for
-from silodp.privacy.events import Gaussian, Group, KnownSample, NoGuarantee, PoissonSampled
 
 DELTA = 1e-5
 MAKERS = {

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from silodp.errors import SilodpError
-from silodp.privacy import losses, renyi
-from silodp.privacy.accounting import Spent, delta_of, epsilon, usual_accountant
-from silodp.privacy.events import (
+from silodp.accounting import pld, rdp
+from silodp.accounting._steps import steps_of
+from silodp.accounting.accountant import Spent, delta_of, epsilon, usual_accountant
+from silodp.accounting.events import (
     Composed,
     Each,
     Gaussian,
@@ -30,8 +30,8 @@ from silodp.privacy.events import (
     event_to_dict,
     unsampled,
 )
-from silodp.privacy.ledger import Budget, Ledger
-from silodp.privacy.steps import steps_of
+from silodp.accounting.ledger import Budget, Ledger
+from silodp.errors import SilodpError
 
 DELTA = 1e-5
 ACCOUNTANTS = ["pld", "rdp"]
@@ -75,8 +75,8 @@ def test_a_coin_over_gaussian_steps_against_the_closed_form(lam):
 def test_all_mass_is_scaled_infinity_too():
     grid = 1e-3
     inner = Repeated(PoissonSampled(0.3, Gaussian(0.4)), 3)
-    without = losses.composed([(inner.event, inner.count)], grid)
-    for mixed, plain in zip(losses.of_step(KnownSample(0.25, inner), grid), without, strict=True):
+    without = pld.composed([(inner.event, inner.count)], grid)
+    for mixed, plain in zip(pld.of_step(KnownSample(0.25, inner), grid), without, strict=True):
         assert plain.infinite > 0
         assert mixed.infinite == pytest.approx(0.25 * plain.infinite, rel=1e-12, abs=0)
         for eps in (0.0, 1.0, 4.0):
@@ -92,14 +92,14 @@ def test_two_stage_renyi_by_the_formula(alpha):
         total += math.comb(alpha, l) * (1 - q) ** (alpha - l) * q**l * math.exp((l - 1) * l / (2 * sigma**2))
     rho = math.log(total) / (alpha - 1)
     rounds = math.log(1 - lam + lam * math.exp((alpha - 1) * steps * rho)) / (alpha - 1)
-    found = renyi.of_step(two_stage(lam, q, sigma, steps), (float(alpha),))
+    found = rdp.of_step(two_stage(lam, q, sigma, steps), (float(alpha),))
     assert found[0] == pytest.approx(rounds, rel=1e-12)
 
 
 def test_rare_sampling_loses_no_digits():
     """To second order in q, ρ(α) is α·q²(e^(1/σ²) − 1)/2."""
     for q in (1e-5, 1e-7):
-        found = renyi.of_step(PoissonSampled(q, Gaussian(3.0)), (2.0, 4.0))
+        found = rdp.of_step(PoissonSampled(q, Gaussian(3.0)), (2.0, 4.0))
         expected = np.array([2, 4]) * q**2 * math.expm1(1 / 9) / 2
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
@@ -169,8 +169,8 @@ def divergence_of_two_looks(q, a, sigma, units, alpha):
 def test_two_looks_at_one_sample_are_one_sampled_event(q, a, sigma):
     units, orders = 4, (2.0, 4.0, 8.0)
     looks = TwoLooks(Gaussian(a), Skellam(sigma, units, 1))
-    together = renyi.of_step(PoissonSampled(q, looks), orders)
-    apart = sum(renyi.of_step(PoissonSampled(q, look), orders) for look in (looks.first, looks.second))
+    together = rdp.of_step(PoissonSampled(q, looks), orders)
+    apart = sum(rdp.of_step(PoissonSampled(q, look), orders) for look in (looks.first, looks.second))
     for alpha, bound, composed in zip(orders, together, apart, strict=True):
         true = divergence_of_two_looks(q, a, sigma, units, alpha)
         assert true <= bound * (1 + 1e-6)
@@ -181,9 +181,9 @@ def test_two_looks_at_one_sample_are_one_sampled_event(q, a, sigma):
 
 def test_two_looks_by_the_formula():
     a, skellam = 3.0, Skellam(2.0, 4096, 1000)
-    found = renyi.of_step(TwoLooks(Gaussian(a), skellam), (2.0, 16.0))
+    found = rdp.of_step(TwoLooks(Gaussian(a), skellam), (2.0, 16.0))
     alpha = np.array([2.0, 16.0])
-    np.testing.assert_allclose(found, alpha / (2 * a**2) + renyi.skellam(skellam, alpha), rtol=1e-12)
+    np.testing.assert_allclose(found, alpha / (2 * a**2) + rdp.skellam(skellam, alpha), rtol=1e-12)
 
 
 # Groups
@@ -195,8 +195,8 @@ def test_two_looks_by_the_formula():
 def test_group_privacy_by_renyi_orders_of_anything(inner):
     orders = (2.0, 5.0)
     for size, c in ((2, 1), (3, 2), (4, 2), (5, 3)):
-        expected = 3.0**c * renyi.of_step(inner, tuple(2.0**c * a for a in orders))
-        np.testing.assert_allclose(renyi.of_step(Group(size, inner), orders), expected, rtol=1e-12)
+        expected = 3.0**c * rdp.of_step(inner, tuple(2.0**c * a for a in orders))
+        np.testing.assert_allclose(rdp.of_step(Group(size, inner), orders), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)

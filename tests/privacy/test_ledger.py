@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silodp.errors import SilodpError
-from silodp.privacy import journal
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import (
+from silodp.accounting import _append_log
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import (
     Gaussian,
     Group,
     KnownSample,
@@ -27,7 +26,8 @@ from silodp.privacy.events import (
     event_from_dict,
     event_to_dict,
 )
-from silodp.privacy.ledger import Budget, Ledger
+from silodp.accounting.ledger import Budget, Ledger
+from silodp.errors import SilodpError
 
 DELTA = 1e-5
 COSTLY = {
@@ -196,7 +196,7 @@ def test_a_foreign_book_is_refused(path, three_rounds, changes):
 def test_a_newer_format_is_refused(path, three_rounds):
     header = json.loads(three_rounds[0].splitlines()[0])
     del header["hash"], header["previous"]
-    path.write_bytes(journal._line({**header, "format": 2}, ""))
+    path.write_bytes(_append_log._line({**header, "format": 2}, ""))
     with pytest.raises(SilodpError, match="begun with format = 2"):
         book(path)
 
@@ -204,8 +204,8 @@ def test_a_newer_format_is_refused(path, three_rounds):
 KILLED = """
 import sys
 from pathlib import Path
-from silodp.privacy.events import Gaussian
-from silodp.privacy.ledger import Ledger
+from silodp.accounting.events import Gaussian
+from silodp.accounting.ledger import Ledger
 with Ledger(Path(sys.argv[1]), 1e-5, "rdp", run="a") as ledger:
     for round in range(10**6):
         ledger.charge(round, 0, {"released": Gaussian(50.0)})
@@ -312,12 +312,12 @@ def test_charging_is_idempotent_by_round_and_release(path):
 
 
 def test_files_that_call_a_release_an_attempt_are_read(path, monkeypatch):
-    append = journal.Journal.append
+    append = _append_log.Journal.append
 
     def as_before(self, fields):
         append(self, {"attempt" if name == "release" else name: value for name, value in fields.items()})
 
-    monkeypatch.setattr(journal.Journal, "append", as_before)
+    monkeypatch.setattr(_append_log.Journal, "append", as_before)
     with book(path) as ledger:
         ledger.charge(0, 1, COSTLY)
         spent = ledger.epsilon("released")

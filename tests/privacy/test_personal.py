@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from silodp.errors import SilodpError
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import Gaussian, KnownSample, PoissonSampled
-from silodp.privacy.personal import (
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.budget_curve import (
     Curve,
     binary_search,
     filter_budget,
@@ -23,7 +21,9 @@ from silodp.privacy.personal import (
     scf,
     two_stage_curve,
 )
-from silodp.privacy.two_stage import ORDERS, TwoStage, conversion
+from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled
+from silodp.accounting.two_stage import ORDERS, TwoStage, conversion
+from silodp.errors import SilodpError
 
 HEART = {"noise_multiplier": 12.25, "local_steps": 50, "client_sampling": 1.0, "rounds": 15, "delta": 1e-3}
 LEVELS = np.array([0.1, 1.0, 5.0])

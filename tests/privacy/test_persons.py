@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.privacy.accounting import delta_of, epsilon
-from silodp.privacy.events import (
+from silodp.accounting.accountant import delta_of, epsilon
+from silodp.accounting.events import (
     Composed,
     Each,
     Gaussian,
@@ -19,7 +19,7 @@ from silodp.privacy.events import (
     Skellam,
     TwoLooks,
 )
-from silodp.privacy.persons import for_person
+from silodp.accounting.group_privacy import for_person
 
 
 def spent(event, accountant="pld", count=10):

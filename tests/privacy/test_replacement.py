@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from silodp.errors import SilodpError
-from silodp.methods import UldpAvg
-from silodp.privacy import renyi
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import (
+from silodp.accounting import rdp
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import (
     Gaussian,
     Group,
     KnownSample,
@@ -25,7 +23,9 @@ from silodp.privacy.events import (
     event_to_dict,
     unsampled,
 )
-from silodp.privacy.guarantee import View
+from silodp.accounting.guarantee import View
+from silodp.errors import SilodpError
+from silodp.methods import UldpAvg
 
 ORDERS = (2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 22.0, 35.0, 60.0)
 RATES = (1e-4, 0.02, 0.3, 0.9)
@@ -45,7 +45,7 @@ def mixed(q, log_out, log_in):
 @pytest.mark.parametrize("q", RATES)
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 20.0])
 def test_gaussian_against_the_pair_itself(q, sigma):
-    bound = renyi.of_step(SampledReplacement(q, Gaussian(sigma)), ORDERS)
+    bound = rdp.of_step(SampledReplacement(q, Gaussian(sigma)), ORDERS)
     # α·P − (α−1)·Q has its mode at up to 2α from 0.
     x = np.linspace(-2 * ORDERS[-1] - 20 * sigma, 2 * ORDERS[-1] + 20 * sigma, 600_001)
     for here, there in ((1.0, -1.0), (1.0, 0.0), (0.0, 1.0), (1.0, 0.3), (0.7, -1.0)):
@@ -72,7 +72,7 @@ def test_gaussian_in_two_dimensions(angle):
     )
     few = [place for place, order in enumerate(ORDERS) if order <= 14]
     exact = divergences(p, other, (axis[1] - axis[0]) ** 2)[few]
-    assert (exact <= renyi.of_step(SampledReplacement(q, Gaussian(sigma)), ORDERS)[few] * (1 + 1e-6)).all()
+    assert (exact <= rdp.of_step(SampledReplacement(q, Gaussian(sigma)), ORDERS)[few] * (1 + 1e-6)).all()
 
 
 def log_skellam(k, variance):
@@ -84,7 +84,7 @@ def log_skellam(k, variance):
 @pytest.mark.parametrize("q", RATES)
 @pytest.mark.parametrize(("units", "sigma"), [(8, 1.0), (8, 4.0), (32, 0.6), (64, 2.0)])
 def test_skellam_against_the_pair_itself(q, units, sigma):
-    bound = renyi.of_step(SampledReplacement(q, Skellam(sigma, units, 1)), ORDERS)
+    bound = rdp.of_step(SampledReplacement(q, Skellam(sigma, units, 1)), ORDERS)
     variance = (units * sigma) ** 2
     k = np.arange(-60 * units - 800, 60 * units + 801)
     logs = {shift: log_skellam(k - shift, variance) for shift in (-units, 0, units)}
@@ -100,9 +100,9 @@ def test_skellam_against_the_pair_itself(q, units, sigma):
 )
 @pytest.mark.parametrize("q", RATES)
 def test_it_costs_more_than_being_removed_and_less_than_a_coin_that_is_seen(noise, q):
-    found = renyi.of_step(SampledReplacement(q, noise), ORDERS)
-    seen = renyi.of_step(KnownSample(q, unsampled(SampledReplacement(q, noise))), ORDERS)
-    once = renyi.of_step(PoissonSampled(q, noise), ORDERS)
+    found = rdp.of_step(SampledReplacement(q, noise), ORDERS)
+    seen = rdp.of_step(KnownSample(q, unsampled(SampledReplacement(q, noise))), ORDERS)
+    once = rdp.of_step(PoissonSampled(q, noise), ORDERS)
     assert (found <= seen * (1 + 1e-12)).all()
     assert (found >= once * (1 - 1e-12)).all()
 

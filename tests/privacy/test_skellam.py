@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.errors import SilodpError
-from silodp.privacy.accounting import epsilon
-from silodp.privacy.events import (
+from silodp.accounting.accountant import epsilon
+from silodp.accounting.events import (
     Gaussian,
     KnownSample,
     PoissonSampled,
@@ -17,7 +16,8 @@ from silodp.privacy.events import (
     event_from_dict,
     event_to_dict,
 )
-from silodp.privacy.renyi import of_step
+from silodp.accounting.rdp import of_step
+from silodp.errors import SilodpError
 
 
 def probabilities(variance: float, shift: int, reach: int) -> np.ndarray:

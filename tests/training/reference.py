@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from silodp.training import LocalTraining, Task, user_updates
-from silodp.training.schedule import UserRecords, batch_order
+from silodp.training.sgd._schedule import UserRecords, batch_order
 
 
 def looped(task: Task, params, x, y, user, local: LocalTraining, seed: int) -> dict[int, torch.Tensor]:

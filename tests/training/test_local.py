@@ -25,16 +25,16 @@ from silodp.training import (
     binary_cross_entropy,
     cox,
     cross_entropy,
-    planning,
     record_gradients,
     silo_update,
     squared_error,
     user_updates,
 )
-from silodp.training.cost import Recent, measure
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
-from silodp.training.schedule import UserRecords, batch_order, step_records
-from silodp.training.tracing import TracedGradient, gradient_of_one
+from silodp.training.sgd import _planning
+from silodp.training.sgd._cost import Recent, measure
+from silodp.training.sgd._schedule import UserRecords, batch_order, step_records
+from silodp.training.sgd._tracing import TracedGradient, gradient_of_one
 
 
 def small_task(dtype=torch.float64) -> Task:
@@ -77,7 +77,7 @@ def test_equals_a_loop_with_torch_sgd(sizes, local, seed, budget, double):
 @pytest.mark.parametrize("traced", [True, False])
 def test_tracing_and_small_budgets_change_nothing(batch_size, traced, monkeypatch):
     if not traced:
-        monkeypatch.setattr("silodp.training.local.WORTH_TRACING", 10**9)
+        monkeypatch.setattr("silodp.training.sgd.local.WORTH_TRACING", 10**9)
     task = small_task()
     x, y, user = ragged([1, 9, 0, 4, 4, 4, 13, 2, 1, 1], 3)
     start, local = task.initial(0), LocalTraining(0.2, 30, batch_size, momentum=0.5)
@@ -162,7 +162,7 @@ def test_a_model_that_cannot_be_traced_falls_back(monkeypatch, caplog):
     monkeypatch.undo()
     assert [task.engine._built[key] for key in task.engine._built if key[0] == "trace"] == [None]
     [said] = caplog.records  # of this shape once, however often it is trained on
-    assert said.name == "silodp.training.tracing"
+    assert said.name == "silodp.training.sgd._tracing"
     assert said.getMessage().endswith("cannot be traced: no tracing today")
 
 
@@ -294,10 +294,10 @@ def test_a_tiny_model_pads_generously_and_a_large_one_is_cut():
     x, y, user = ragged(sizes, 0)
     assert len(list(user_updates(tiny, tiny.initial(0), x, y, user, local, torch.Generator()))) == 1
     users = UserRecords.of(torch.as_tensor(user), local)
-    heavy = planning.plan(
+    heavy = _planning.plan(
         users,
         local,
-        lambda width: planning.Cost(10**6, 10**7 * width, 100),
+        lambda width: _planning.Cost(10**6, 10**7 * width, 100),
         4 * 10**5,
         None,
         torch.device("cpu"),

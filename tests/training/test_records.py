@@ -7,7 +7,7 @@ from torch import nn
 
 from oracles import logistic_task
 from silodp.training.losses import cross_entropy
-from silodp.training.records import RecordGradients, record_gradients
+from silodp.training.sgd.records import RecordGradients, record_gradients
 from silodp.training.task import Task
 
 

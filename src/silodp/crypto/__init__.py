@@ -1,1 +1,1 @@
-"""Pure party state machines: bytes and integers in, bytes and integers out. They know no model and no data set."""
+"""Cryptographic protocols as party state machines: bytes and integers in, bytes and integers out."""

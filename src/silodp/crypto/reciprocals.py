@@ -19,10 +19,10 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto import hidden_sample, lookup
-from silodp.crypto.hidden_sample import OneOf, transfer_counter
+from silodp.crypto import lookup, private_sampling
 from silodp.crypto.lookup import Lookup, Words
 from silodp.crypto.oblivious_transfer import TransferReceiver, TransferSender
+from silodp.crypto.private_sampling import OneOf, transfer_counter
 from silodp.crypto.streams import KEY_BYTES, subkey, words
 from silodp.errors import SilodpError
 
@@ -123,7 +123,7 @@ class SiloShares:
 
     def shifts(self, round: int, law: OneOf) -> NDArray[np.int64]:
         """κ_u of this round."""
-        return hidden_sample.shifts(self._secret, self.plan.session, self.plan.users, law, round)
+        return private_sampling.shifts(self._secret, self.plan.session, self.plan.users, law, round)
 
     def hidden(self, round: int, use: str, part: Lookup) -> Awaited:
         """What silo 0 awaits of its choices `part`: c'_u. No other silo can derive it; silo 0 passes it on, sealed."""
@@ -202,7 +202,7 @@ class Server:
 
     def sample_unknown(self, round: int, law: OneOf) -> Awaited:
         """Asks at a uniform i_u; what is awaited is a'_u, masked by a fresh y_u that no one else knows."""
-        places = hidden_sample.places(self.plan.users, law)
+        places = private_sampling.places(self.plan.users, law)
         part = Lookup.ask(self.receiver, transfer_counter(round), places, law.places)
         return Awaited(self.plan, part, words(secrets.token_bytes(KEY_BYTES), self.plan.users, np.uint64))
 

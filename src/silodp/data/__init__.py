@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from silodp.data.silo import Federation, SiloData
+from silodp.data.federation import Federation, SiloData
 
 if TYPE_CHECKING:
     from silodp.data import allocation, benchmarks, fetch, tables

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from silodp.data.silo import Federation
+from silodp.data.federation import Federation
 
 _LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 

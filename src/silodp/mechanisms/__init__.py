@@ -1,1 +1,1 @@
-"""The building blocks that privacy rests on: clipped sums, noise, samples."""
+"""Building blocks of differential privacy: clipped sums, quantization, noise and sampling."""

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-from silodp.methods.default import Default
-from silodp.methods.distributed import Ddp
+from silodp.methods.base import Method, Population, SiloWork
+from silodp.methods.ddp.method import Ddp
+from silodp.methods.fedavg import Default
 from silodp.methods.group import UldpGroup
-from silodp.methods.method import Method, Population, SiloWork
 from silodp.methods.naive import UldpNaive
-from silodp.methods.personal_budgets import Personal
-from silodp.methods.personalized import Rpdp
-from silodp.methods.record_baselines import RpdpDropout, RpdpMinimum
-from silodp.methods.record_filter import RpdpFilter
+from silodp.methods.rpdp.baselines import RpdpDropout, RpdpMinimum
+from silodp.methods.rpdp.method import Rpdp
+from silodp.methods.rpdp.renyi_filter import RpdpFilter
 from silodp.methods.uldp import UldpAvg, UldpSgd
+from silodp.methods.user_budgets import Personal
 
 METHODS: dict[str, Callable[..., Any]] = {
     "default": Default,

@@ -22,8 +22,8 @@ from silodp.mechanisms.clipping import (
     fold,
 )
 from silodp.mechanisms.sampling import poisson
-from silodp.methods.method import SiloWork, check_noise_multiplier
-from silodp.training.records import RecordGradients
+from silodp.methods.base import SiloWork, check_noise_multiplier
+from silodp.training.sgd.records import RecordGradients
 
 Optimizer = Literal["sgd", "adam"]
 

@@ -7,13 +7,13 @@ from numbers import Integral
 
 import numpy as np
 
+from silodp.accounting.events import Event, Gaussian, Group, NoGuarantee, PoissonSampled, Repeated
+from silodp.accounting.guarantee import Unit, View
 from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import Finished
 from silodp.mechanisms.sampling import check_probability
+from silodp.methods.base import Common, Population, SiloWork, check_server
 from silodp.methods.dp_sgd import DpSgd
-from silodp.methods.method import Common, Population, SiloWork, check_server
-from silodp.privacy.events import Event, Gaussian, Group, NoGuarantee, PoissonSampled, Repeated
-from silodp.privacy.guarantee import Unit, View
 
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
 

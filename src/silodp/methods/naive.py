@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from silodp.accounting.events import Event, Gaussian, NoGuarantee
+from silodp.accounting.guarantee import Unit, View
 from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
-from silodp.methods.method import (
+from silodp.methods.base import (
     Common,
     Population,
     SiloWork,
@@ -16,9 +18,7 @@ from silodp.methods.method import (
     check_noise_multiplier,
     check_server,
 )
-from silodp.privacy.events import Event, Gaussian, NoGuarantee
-from silodp.privacy.guarantee import Unit, View
-from silodp.training.local import LocalTraining, silo_update
+from silodp.training.sgd.local import LocalTraining, silo_update
 
 
 @dataclass(frozen=True)

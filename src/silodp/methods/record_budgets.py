@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from silodp.data.silo import Federation
+from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_real, counted
-from silodp.methods.method import SiloWork
+from silodp.methods.base import SiloWork
 
 
 def own_budgets(name: str, work: SiloWork) -> np.ndarray:

@@ -11,12 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.data.silo import Federation
+from silodp.accounting.accountant import Accountant
+from silodp.accounting.events import (
+    Event,
+    Gaussian,
+    KnownSample,
+    NoGuarantee,
+    PoissonSampled,
+    SampledReplacement,
+)
+from silodp.accounting.guarantee import Unit, View
+from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
 from silodp.mechanisms.sampling import check_probability, poisson
 from silodp.methods import weighting
-from silodp.methods.method import (
+from silodp.methods.base import (
     Common,
     Costs,
     Population,
@@ -25,18 +35,8 @@ from silodp.methods.method import (
     check_noise_multiplier,
     check_server,
 )
-from silodp.methods.personal_budgets import Allowances, Personal
-from silodp.privacy.accounting import Accountant
-from silodp.privacy.events import (
-    Event,
-    Gaussian,
-    KnownSample,
-    NoGuarantee,
-    PoissonSampled,
-    SampledReplacement,
-)
-from silodp.privacy.guarantee import Unit, View
-from silodp.training.local import LocalTraining, user_updates
+from silodp.methods.user_budgets import Allowances, Personal
+from silodp.training.sgd.local import LocalTraining, user_updates
 
 
 @dataclass(frozen=True)

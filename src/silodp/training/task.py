@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from silodp.errors import SilodpError, describe_exception, first_line
-from silodp.training.cost import Recent
-from silodp.training.inspection import inspect_loss, inspect_model, inspect_on, inspect_vectorized
 from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
+from silodp.training.model_checks import inspect_loss, inspect_model, inspect_on, inspect_vectorized
+from silodp.training.sgd._cost import Recent
 
 _EVALUATION_BATCH = 4096
 _REMEMBERED = 512  # shapes of steps: 50 silos in one process have hundreds, each up to a second to trace

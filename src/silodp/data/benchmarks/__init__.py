@@ -14,7 +14,7 @@ from silodp.data.benchmarks.files import data_root
 from silodp.data.benchmarks.finance import acs_income, creditcard
 from silodp.data.benchmarks.health import HEART_CENTERS, TCGA_REGIONS, embedded, heart_disease, tcga_brca
 from silodp.data.benchmarks.images import PIXELS, fashion_mnist, mnist, read_idx
-from silodp.data.silo import Federation
+from silodp.data.federation import Federation
 
 LOADERS: dict[str, Callable[..., Federation]] = {
     "heart_disease": heart_disease,

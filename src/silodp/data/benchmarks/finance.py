@@ -18,8 +18,8 @@ from silodp.data.benchmarks.sharing import (
     persons_of,
     pooled_test,
 )
+from silodp.data.federation import Federation, SiloData
 from silodp.data.public_ranges import ACS_LEVELS, ACS_RANGES, scale_to_range
-from silodp.data.silo import Federation, SiloData
 from silodp.errors import SilodpError
 
 

@@ -20,8 +20,8 @@ from silodp.data.benchmarks.sharing import (
     persons_of,
     pooled_test,
 )
+from silodp.data.federation import Federation
 from silodp.data.public_ranges import EMBEDDED_RANGES, HEART_RANGES, scale_to_range
-from silodp.data.silo import Federation
 from silodp.errors import SilodpError
 
 HEART_CENTERS = ("cleveland", "hungarian", "switzerland", "va")

@@ -20,7 +20,7 @@ from silodp.data.benchmarks.sharing import (
     persons_of,
     pooled_test,
 )
-from silodp.data.silo import Federation
+from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 
 Split = Literal["source", "pooled", "tuning"]

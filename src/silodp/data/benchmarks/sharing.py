@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.allocation import allocate
-from silodp.data.silo import SiloData
+from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 
 Normalize = Literal["private", "public"]

@@ -1,0 +1,168 @@
+"""The calibrations of the papers, to compare with: Simulation-CurveFitting, and a binary search for every record.
+
+Both find a record's sampling probability q for its budget under two-stage sampling (docs/privacy.md, section 9). The
+exact calibration is `personal.two_stage_curve`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from silodp.accounting.accountant import Accountant, epsilon
+from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.two_stage import ORDERS, TwoStage
+from silodp.errors import SilodpError
+
+Array = NDArray[np.float64]
+
+Conversion = Literal["paper", "tight"]
+
+_SIMULATED = np.linspace(0.01, 1.0, 100)
+_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What SCF gives out, and what that costs by the exact accountant (Rényi orders), be it more than was asked.
+
+    sampling_probabilities and costs (n,); coefficients (a, b, c) of e^(aq+b) + c; r_squared of the fit.
+    """
+
+    sampling_probabilities: Array
+    costs: Array
+    budgets: Array
+    coefficients: tuple[float, float, float]
+    r_squared: float
+
+    @property
+    def violations(self) -> int:
+        """How many records spend more than their budget."""
+        return int((self.costs > self.budgets).sum())
+
+    @property
+    def worst(self) -> float:
+        """The largest cost, in units of the budget of its record."""
+        return float((self.costs / self.budgets).max(initial=0.0))
+
+
+def scf(
+    budgets: Array,
+    noise_multiplier: float,
+    local_steps: int,
+    client_sampling: float,
+    rounds: int,
+    delta: float,
+    conversion: Conversion = "paper",
+) -> Fitted:
+    """Simulation-CurveFitting as rPDP-FL's Algorithm 2 has it: not exact, and not private as promised.
+
+    ε is simulated for q = .01, .02, …, 1, e^(aq+b) + c is fitted to it by least squares, and inverted at each budget
+    (n,): q = 1 above ε(1), and 0 below c. `conversion`: ρ + ln(1/δ)/(α−1) as in the paper, whose slack hides some of
+    what the fit overspends, or the tight one that everything else here uses.
+
+    Raises:
+        SilodpError: the fit fails, or a parameter is out of range.
+    """
+    run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
+    budgets = checked(budgets)
+    rho = rounds * run.planned(_SIMULATED)
+    loose = (rho + math.log(1 / delta) / (ORDERS[:, None] - 1)).min(axis=0)
+    simulated = loose if conversion == "paper" else run.epsilon(rho)
+    a, b, c = _fit(simulated)
+    residual = simulated - _exponential(_SIMULATED, a, b, c)
+    r_squared = 1 - float((residual**2).sum() / ((simulated - simulated.mean()) ** 2).sum())
+    inverted = np.full(len(budgets), 0.0)
+    above = budgets > c
+    inverted[above] = np.clip((np.log(budgets[above] - c) - b) / a, 0.0, 1.0)
+    q = np.where(budgets >= simulated[-1], 1.0, inverted)
+    return Fitted(q, _costs(run, rounds, q), budgets, (a, b, c), r_squared)
+
+
+def binary_search(
+    budgets: Array,
+    noise_multiplier: float,
+    local_steps: int,
+    client_sampling: float,
+    rounds: int,
+    delta: float,
+    accountant: Accountant = "rdp",
+    tolerance: float = 1e-2,
+) -> Array:
+    """(n,) q by a binary search in [0, 1] for every record on its own (Boenisch et al. 2023, Algorithm 1).
+
+    A search ends within `tolerance` of the budget, a part of it, on the side that costs less; below q = 1e-6 it is 0.0.
+    The papers state no tolerance; theirs ends on either side. Slow: some tenths of a second for each record.
+
+    Raises:
+        SilodpError: a parameter is out of range.
+    """
+    TwoStage(noise_multiplier, local_steps, client_sampling, delta)  # refuses what is out of range
+
+    def cost(q: float) -> float:
+        steps = Repeated(PoissonSampled(q, Gaussian(noise_multiplier)), local_steps)
+        return epsilon([(KnownSample(client_sampling, steps), rounds)], delta, accountant)
+
+    def search(budget: float) -> float:
+        if cost(1.0) <= budget:
+            return 1.0
+        fits, fails = 0.0, 1.0
+        while fails - fits > 1e-6:
+            middle = (fits + fails) / 2
+            spent = cost(middle)
+            if spent > budget:
+                fails = middle
+                continue
+            fits = middle
+            if spent >= budget * (1 - tolerance):
+                break
+        return fits
+
+    return np.array([search(float(budget)) for budget in checked(budgets)])
+
+
+def _exponential(q: Array, a: float, b: float, c: float) -> Array:
+    found: Array = np.exp(a * q + b) + c
+    return found
+
+
+def _fit(simulated: Array) -> tuple[float, float, float]:
+    try:
+        with warnings.catch_warnings(), np.errstate(over="ignore", invalid="ignore"):
+            warnings.simplefilter("ignore", optimize.OptimizeWarning)
+            (a, b, c), covariance = optimize.curve_fit(_exponential, _SIMULATED, simulated)
+    except (RuntimeError, ValueError):
+        covariance = np.array([math.inf])
+    if not np.isfinite(covariance).all() or a <= 0:
+        raise SilodpError(
+            "SCF finds no curve e^(aq+b)+c through the simulated epsilons of these settings: use calibration 'exact'.",
+            code="accounting.no_fit",
+            field="calibration",
+        )
+    return float(a), float(b), float(c)
+
+
+def _costs(run: TwoStage, rounds: int, q: Array) -> Array:
+    distinct, which = np.unique(q, return_inverse=True)
+    costs = [
+        run.epsilon(rounds * run.planned(distinct[start : start + _AT_ONCE]))
+        for start in range(0, len(distinct), _AT_ONCE)
+    ]
+    return np.concatenate([np.empty(0), *costs])[which]
+
+
+def checked(budgets: Array) -> Array:
+    """Budgets (n,) in double precision; refused where one is no number above 0."""
+    budgets = np.asarray(budgets, float)
+    if not (budgets > 0).all():
+        raise SilodpError(
+            "a privacy budget must be a number above 0: look for zeros, negative and missing ones.",
+            code="data.budgets",
+        )
+    return budgets

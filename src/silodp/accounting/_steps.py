@@ -1,0 +1,259 @@
+"""Events to the distinct steps that accountants know, with counts: checked, and without needless structure.
+
+A step is a release (`Additive`, two Gaussian looks merged), a `PoissonSampled` release, a `Group` of one of those or of
+a `KnownSample`, or a `KnownSample` over steps; see `parts`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+from silodp.accounting.events import (
+    Additive,
+    Composed,
+    Each,
+    Event,
+    Gaussian,
+    Group,
+    KnownSample,
+    Mechanism,
+    NoGuarantee,
+    PoissonSampled,
+    Repeated,
+    SampledReplacement,
+    Skellam,
+    TwoLooks,
+    alternative,
+    alternatives,
+    doubled,
+)
+from silodp.errors import SilodpError
+
+Accountant = Literal["pld", "rdp"]
+Charge = tuple[Event, int]
+Steps = tuple[tuple[Mechanism, int], ...]
+
+_MOST_REACH = 100.0
+"""In units of the noise. One step beyond it costs ε in the thousands, and its grid overflows: nothing is promised."""
+
+
+def books(charges: Iterable[Charge], accountant: Accountant) -> list[Steps | None]:
+    """The steps of all charges, for each kind of unit that they tell apart (`Each`); None if nothing is promised.
+
+    Raises:
+        SilodpError: a parameter is out of range, the accountant does not know a noise, or charges tell different
+            numbers of kinds apart.
+    """
+    charges = list(charges)
+    kinds = alternatives(Composed(tuple(event for event, _ in charges)))
+    if kinds is None:
+        return [steps_of(charges, accountant)]
+    return [
+        steps_of([(alternative(event, kind), count) for event, count in charges], accountant)
+        for kind in range(kinds)
+    ]
+
+
+def steps_of(charges: Iterable[Charge], accountant: Accountant) -> Steps | None:
+    """Distinct steps with counts, what costs nothing left out; None if nothing is promised."""
+    counts: Counter[Mechanism] = Counter()
+    promised = True
+    for event, count in charges:
+        _check(count >= 0 and count == int(count), "count", count, "a whole number, 0 or more")
+        promised = _add(counts, event, int(count), accountant) and promised
+    if not promised:
+        return None
+    return _sorted(_gaussians_merged(counts) if accountant == "pld" else counts)
+
+
+def parts(event: Event) -> Steps:
+    """What a `KnownSample` among the steps has inside."""
+    match event:
+        case Composed(inner):
+            return tuple(step for part in inner for step in parts(part))
+        case Repeated(inner, count):
+            return ((inner, count),)  # type: ignore[return-value]
+    return ((event, 1),)  # type: ignore[return-value]
+
+
+def noise_of(event: Additive) -> float:
+    """The multiplier of the one Gaussian look that says as much."""
+    match event:
+        case TwoLooks(first, second):
+            both = first.noise_multiplier, second.noise_multiplier
+            return 0.0 if 0 in both else sum(noise**-2 for noise in both) ** -0.5
+    return event.noise_multiplier
+
+
+def _add(counts: Counter[Mechanism], event: Event, times: int, accountant: Accountant) -> bool:
+    """Count the event's steps; False if nothing is promised of it. Whatever costs nothing is checked all the same."""
+    match event:
+        case NoGuarantee():
+            return times == 0
+        case Repeated(inner, count):
+            _check(count >= 0 and count == int(count), "count", count, "a whole number, 0 or more")
+            return _add(counts, inner, times * int(count), accountant)
+        case Composed(inner):
+            return all([_add(counts, part, times, accountant) for part in inner])
+        case KnownSample(q, inner):
+            return _add_known(counts, q, inner, times, accountant)
+        case SampledReplacement(q, inner) if accountant == "pld":
+            # By joint convexity: when the coin falls, the two worlds lie twice as far apart.
+            return _add(counts, KnownSample(q, doubled(inner)), times, accountant)
+        case Group(size, inner):
+            _check(size >= 0 and size == int(size), "size", size, "a whole number of records, 0 or more")
+            return _add_group(counts, int(size), inner, times, accountant)
+    step = _simplest(event)
+    if step is None or times == 0:
+        return True
+    counts[step] += times
+    return _known(step, 1, accountant)
+
+
+def _add_known(
+    counts: Counter[Mechanism], q: float, event: Event, times: int, accountant: Accountant
+) -> bool:
+    _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
+    tossed = times if q > 0 else 0
+    inside: Counter[Mechanism] = Counter()
+    if not _add(inside, event, min(tossed, 1), accountant):
+        return False
+    if not inside:
+        return True
+    if q == 1:
+        for step, count in inside.items():
+            counts[step] += tossed * count
+        return True
+    steps = _sorted(_gaussians_merged(inside))
+    match steps:
+        case ((KnownSample(again, inner), 1),):  # a coin, and after it another
+            counts[KnownSample(q * again, inner)] += tossed
+        case ((Gaussian() | Skellam() | TwoLooks() | PoissonSampled() | Group() as step, 1),):
+            counts[KnownSample(q, step)] += tossed
+        case ((step, count),):
+            counts[KnownSample(q, Repeated(step, count))] += tossed
+        case _:
+            counts[KnownSample(q, Composed(tuple(Repeated(*step) for step in steps)))] += tossed
+    return True
+
+
+def _add_group(
+    counts: Counter[Mechanism], size: int, event: Event, times: int, accountant: Accountant
+) -> bool:
+    """A person with `size` records.
+
+    Several releases of them are several groups. Her records may lie in silos with coins of their own, which no single
+    coin covers: by Rényi orders group privacy holds for whatever it is, and by `pld` the coins are forgone.
+    """
+    match event:
+        case Repeated(inner, count):
+            return _add(counts, Repeated(Group(size, inner), count), times, accountant)  # type: ignore[arg-type]
+        case Composed(inner):
+            return _add(counts, Composed(tuple(Group(size, part) for part in inner)), times, accountant)  # type: ignore[arg-type]
+        case KnownSample(q, inner) if accountant == "pld" and size > 1:
+            _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
+            return _add(counts, Group(size, inner), times if q > 0 else 0, accountant)  # type: ignore[arg-type]
+        case NoGuarantee() | Each() | Group() | SampledReplacement():
+            raise SilodpError(
+                f"{event!r} has no group of {size}: name the group inside of it.",
+                code="accounting.unsupported",
+            )
+    single: Counter[Mechanism] = Counter()
+    if not _add(single, event, min(times, size, 1), accountant):
+        return False
+    for step, count in single.items():
+        counts[_grouped(step, size)] += times * count
+    return all(_known(step, size, accountant) for step in single)
+
+
+def _grouped(step: Mechanism, size: int) -> Mechanism:
+    """The step for `size` records; a release without sampling moves as many times as far."""
+    if size == 1:
+        return step
+    match step:
+        case Gaussian(sigma):
+            return Gaussian(sigma / size)
+        case Skellam(sigma, units, dimension):
+            return Skellam(sigma / size, size * units, dimension)
+        case TwoLooks(first, second):
+            return TwoLooks(_grouped(first, size), _grouped(second, size))  # type: ignore[arg-type]
+    return Group(size, step)  # type: ignore[arg-type]
+
+
+def _simplest(event: Event) -> Mechanism | None:
+    """The same release, checked, without needless sampling or looks; None if it says nothing of a person."""
+    match event:
+        case SampledReplacement(q, inner):
+            _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
+            release = _release(inner)
+            if release is None or q == 0:
+                return None
+            return _release(doubled(release)) if q == 1 else SampledReplacement(q, release)
+        case PoissonSampled(q, inner):
+            _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
+            release = _release(inner)
+            return None if release is None or q == 0 else release if q == 1 else PoissonSampled(q, release)
+        case Gaussian() | Skellam() | TwoLooks():
+            return _release(event)
+    raise _misplaced(event)
+
+
+def _release(event: Additive) -> Additive | None:
+    match event:
+        case Gaussian(sigma) | Skellam(sigma):
+            _check(sigma >= 0, "noise_multiplier", sigma, "a number, 0 or more")
+            if isinstance(event, Skellam):
+                _check(event.units >= 1, "units", event.units, "1 or more")
+                _check(event.dimension >= 1, "dimension", event.dimension, "1 or more")
+            return None if sigma == math.inf else event
+        case TwoLooks(Gaussian() as one, Gaussian() | Skellam() as other):
+            first, second = _release(one), _release(other)
+            if first is None or second is None:
+                return second if first is None else first
+            return Gaussian(noise_of(event)) if isinstance(second, Gaussian) else event
+    raise _misplaced(event)
+
+
+def _known(step: Mechanism, reach: int, accountant: Accountant) -> bool:
+    """Whether anything is promised of a step that one unit can move by `reach` sensitivities."""
+    release = step.event if isinstance(step, PoissonSampled | SampledReplacement) else step
+    if not isinstance(release, Gaussian | Skellam | TwoLooks):
+        return True  # its parts were looked at
+    if accountant == "pld" and not isinstance(release, Gaussian):
+        raise SilodpError(
+            "the accountant 'pld' knows no integer (Skellam) noise, which secure aggregation adds: choose 'rdp'.",
+            code="accounting.unsupported",
+            field="accountant",
+        )
+    return reach < _MOST_REACH * noise_of(release)
+
+
+def _gaussians_merged(counts: Counter[Mechanism]) -> Counter[Mechanism]:
+    """n Gaussian releases are one with 1/σ² = Σ 1/σᵢ², exactly."""
+    gaussians = [(event, n) for event, n in counts.items() if isinstance(event, Gaussian)]
+    if not gaussians:
+        return counts
+    merged: Counter[Mechanism] = Counter(
+        {event: n for event, n in counts.items() if not isinstance(event, Gaussian)}
+    )
+    merged[Gaussian(sum(n / event.noise_multiplier**2 for event, n in gaussians) ** -0.5)] = 1
+    return merged
+
+
+def _sorted(counts: Counter[Mechanism]) -> Steps:
+    return tuple(sorted(counts.items(), key=repr))
+
+
+def _misplaced(event: object) -> SilodpError:
+    return SilodpError(
+        f"{event!r} stands where a release is expected: use Gaussian, Skellam or TwoLooks there.",
+        code="accounting.event",
+    )
+
+
+def _check(holds: bool, field: str, value: object, must_be: str) -> None:
+    if not holds:
+        raise SilodpError(f"{field} is {value!r}: it must be {must_be}.", code="argument.value", field=field)

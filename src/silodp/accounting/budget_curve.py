@@ -1,0 +1,307 @@
+"""A budget for every record or user: to the sampling rate, or the clip, that meets it (docs/privacy.md, section 9).
+
+ε increases in the parameter, so it is evaluated on a grid, and every budget gets the largest grid point that costs no
+more: never overspent, and met up to the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.accounting import _gaussian
+from silodp.accounting._curve_fitting import Fitted, binary_search, checked, scf
+from silodp.accounting.accountant import Accountant, check_accountant, check_delta, epsilon
+from silodp.accounting.events import Event, Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.two_stage import ORDERS, TwoStage, conversion
+from silodp.errors import SilodpError
+
+__all__ = [
+    "Book",
+    "Curve",
+    "Fitted",
+    "binary_search",
+    "filter_budget",
+    "rounds_within",
+    "scf",
+    "two_stage_curve",
+]
+
+Array = NDArray[np.float64]
+Book = Literal["planned", "realized"]
+
+MOST_TOLD = 20
+"""So many distinct budgets are told one by one."""
+_FEW = 64  # distinct budgets that are worth points of their own
+_MET = 1e-3  # to which part of itself such a budget is met
+_MARGIN = 1 + 1e-9  # two ways to add up the same series differ by less
+_AT_ONCE = 1 << 21  # numbers in a chunk
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """ε against a parameter x, from below: `epsilons[i]` is at least what any x ≤ `parameters[i]` costs.
+
+    parameters (points,) ascending and above 0 (a sampling probability, or a clip in units of the public one);
+    epsilons (points,) never falling, infinity where nothing is promised.
+
+    Raises:
+        SilodpError: the points are not in order.
+    """
+
+    parameters: Array
+    epsilons: Array
+
+    def __post_init__(self) -> None:
+        x, eps = self.parameters, self.epsilons
+        # What is infinite has no difference, and NaN is in no order.
+        rises = x.shape == eps.shape and x.ndim == 1 and len(x) > 0 and x[0] > 0 and eps[0] >= 0
+        if not (rises and (x[1:] > x[:-1]).all() and (eps[1:] >= eps[:-1]).all()):
+            raise SilodpError(
+                "a curve needs parameters that rise from above 0, and epsilons that never fall.",
+                code="argument.value",
+            )
+
+    @classmethod
+    def of(
+        cls,
+        make_event: Callable[[float], Event],
+        rounds: int,
+        delta: float,
+        accountant: Accountant = "pld",
+        points: int = 128,
+        least: float = 1e-4,
+        budgets: Array | None = None,
+    ) -> Self:
+        """What `rounds` times `make_event(x)` cost, for x from `least` to 1 in equal ratios; the cost must rise with x.
+
+        For users: x = q in PoissonSampled(q, Gaussian(σ)) or KnownSample(q, Gaussian(σ)), x = c in Gaussian(σ/c), where
+        c is the clip in units of the public one. With `budgets` (n,), where at most 64 are distinct, points are added
+        until each of them is met to a part in a thousand, or by x = 1.
+
+        Raises:
+            SilodpError: the grid or δ is out of range.
+        """
+        check_accountant(accountant)
+        check_delta(delta)
+
+        def cost(x: float) -> float:
+            return epsilon([(make_event(x), rounds)], delta, accountant)
+
+        grid = _geometric(points, least)
+        wanted = _distinct(budgets)
+        if wanted is None:
+            return cls._rising(grid, np.array([cost(x) for x in grid]))
+        return cls._around(wanted, cost, grid)
+
+    def met_by(self, budgets: Array) -> Array:
+        """(n,) for each budget the largest grid parameter that costs no more; 0.0 where even the least costs more.
+
+        Raises:
+            SilodpError: a budget is not a number above 0.
+        """
+        budgets = checked(budgets)
+        index = np.searchsorted(self.epsilons, budgets, side="right")
+        met: Array = np.concatenate([[0.0], self.parameters])[index]
+        return met
+
+    def spent(self, parameters: Array) -> Array:
+        """(n,) an upper bound of ε at any parameter: that of the next grid point up; infinity above the grid."""
+        parameters = np.asarray(parameters, float)
+        if not (parameters >= 0).all():
+            raise SilodpError(
+                "a sampling probability or clip of the curve must be 0 or more.", code="argument.value"
+            )
+        index = np.searchsorted(self.parameters, parameters, side="left")
+        bounds = np.concatenate([self.epsilons, [np.inf]])[index]
+        return np.where(parameters == 0, 0.0, bounds)
+
+    @classmethod
+    def _rising(cls, parameters: Array, epsilons: Array) -> Self:
+        """Rounding may make a larger x cost less; then the smaller one is charged as the larger."""
+        return cls(parameters, np.maximum.accumulate(epsilons))
+
+    @classmethod
+    def _around(cls, budgets: Array, cost: Callable[[float], float], grid: Array) -> Self:
+        """Few budgets: for each a bracket, narrowed until its lower end costs the budget up to a thousandth."""
+        known = {x: cost(x) for x in (float(grid[0]), float(grid[-1]))}
+        for budget in budgets:
+            while True:
+                below = max((x for x, eps in known.items() if eps <= budget), default=None)
+                above = min((x for x, eps in known.items() if eps > budget), default=None)
+                if below is None or above is None or known[below] >= budget * (1 - _MET):
+                    break
+                if above / below < 1 + 1e-9:
+                    break
+                x = _between(below, above, known[below], known[above], float(budget))
+                known[x] = cost(x)
+        points = sorted(known)
+        return cls._rising(np.array(points), np.array([known[x] for x in points]))
+
+
+def two_stage_curve(
+    noise_multiplier: float,
+    local_steps: int,
+    client_sampling: float,
+    rounds: int,
+    delta: float,
+    accountant: Accountant = "rdp",
+    points: int | None = None,
+    least: float = 1e-6,
+    budgets: Array | None = None,
+) -> Curve:
+    """ε of a record against its sampling probability q after `rounds` rounds of rPDP-FL (its Theorem 1).
+
+    By `rdp` 2,048 points, less than 1 % apart, all at once. By `pld` 96 points, 5 % apart from 1 % on, or, where the
+    budgets (n,) are at most 64 distinct ones, those that meet them to a part in a thousand; a point takes some
+    hundredths of a second. Between points the next one up is charged.
+
+    Raises:
+        SilodpError: a parameter is out of range.
+    """
+    check_accountant(accountant)
+    run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
+    _check_rounds(rounds)
+    if accountant == "rdp":
+        grid = _geometric(2048 if points is None else points, least)
+        return Curve._rising(grid, run.epsilon(rounds * run.planned(grid)) * _MARGIN)
+
+    def event(q: float) -> Event:
+        steps = Repeated(PoissonSampled(q, Gaussian(noise_multiplier)), local_steps)
+        return KnownSample(client_sampling, steps)
+
+    # ε by pld lies below that by rdp, so that the q of the smallest budget by rdp is a place to begin.
+    start = max(least, 1e-2) if points is None and budgets is None else least
+    if budgets is not None:
+        rdp = two_stage_curve(noise_multiplier, local_steps, client_sampling, rounds, delta, least=least)
+        start = max(least, float(rdp.met_by(np.atleast_1d(np.min(checked(budgets))))[0]))
+    return Curve.of(event, rounds, delta, "pld", 96 if points is None else points, min(start, 0.5), budgets)
+
+
+def rounds_within(
+    sampling_probabilities: Array,
+    budgets: Array,
+    noise_multiplier: float,
+    local_steps: int,
+    client_sampling: float,
+    delta: float,
+    most: int,
+    book: Book = "planned",
+) -> NDArray[np.int64]:
+    """(n,) how many rounds each record may stay in, at most `most`; then it retires.
+
+    A function of its own (q, ε) alone, by one of two books fixed beforehand: `planned` counts every round, joined or
+    not, each at ln(1 − λ + λe^((α−1)τρ))/(α−1); `realized` counts only rounds that the client joined, each at τρ.
+    By Rényi orders: the largest t with min over α of t·ρ(α) + conversion ≤ ε.
+
+    Raises:
+        SilodpError: a parameter is out of range.
+    """
+    if book not in ("planned", "realized"):
+        raise SilodpError(
+            f"the ledger is {book!r}: it must be 'planned' or 'realized'.",
+            code="argument.value",
+            field="book",
+        )
+    _check_rounds(most)
+    run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
+    q, eps = np.asarray(sampling_probabilities, float), checked(budgets)
+    if q.shape != eps.shape or not ((q >= 0) & (q <= 1)).all():
+        raise SilodpError(
+            "every budget needs a sampling probability of its own, between 0 and 1.",
+            code="argument.value",
+            field="sampling_probabilities",
+        )
+    distinct, which = np.unique(q, return_inverse=True)
+    rho = np.empty((len(ORDERS), len(distinct)))
+    for part in _chunks(len(distinct), 4096):
+        rho[:, part] = run.planned(distinct[part]) if book == "planned" else run.joined(distinct[part])
+    room = conversion(ORDERS, delta)
+    rounds = np.zeros(len(q), np.int64)
+    for part in _chunks(len(q), len(ORDERS)):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            afford = (eps[part] - room[:, None]) / rho[:, which[part]]
+        afford = np.where(np.isnan(afford), 0.0, np.clip(afford, 0.0, most))
+        rounds[part] = np.floor(afford.max(axis=0))
+    return np.where(q == 0, most, rounds)
+
+
+def filter_budget(budgets: Array, delta: float) -> Array:
+    """Return what a record may spend in `rpdp-filter`: R = μ²/2 with δ(ε) of one Gaussian release of μ equal to δ.
+
+    R bounds Σ‖g‖²/(2σ²C²) over all steps, g being the record's clipped gradients and σC the standard deviation of every
+    step's Gaussian noise. This holds only where every step is an unsampled Gaussian release, and where ‖g‖ is known
+    before the step, from the record and the earlier releases, so that a step which would exceed R is not taken. Then
+    the whole run costs the record no more than one Gaussian release of μ = √(2R), however the steps were chosen. It
+    does not hold for integer noise or sampled batches. Source: Koskela, Tobaben and Honkela 2023; proof in
+    docs/privacy.md, section 9.
+
+    Args:
+        budgets: (n,) ε of every record, above 0.
+        delta: δ.
+
+    Returns:
+        (n,) the largest R for each budget.
+
+    Raises:
+        SilodpError: a budget or δ is out of range.
+    """
+    check_delta(delta)
+    distinct, which = np.unique(checked(budgets), return_inverse=True)
+    limits: Array = _gaussian.mu_for(distinct, delta) ** 2 / 2 / _MARGIN
+    return limits[which]
+
+
+def told_apart(budgets: Array) -> Array:
+    """The distinct budgets, ascending; of more than 20, the largest of each twentieth of the units."""
+    distinct = np.unique(budgets)
+    if len(distinct) <= MOST_TOLD:
+        return distinct
+    shares = np.arange(1, MOST_TOLD + 1) / MOST_TOLD
+    return np.unique(np.quantile(budgets, shares, method="higher"))
+
+
+def _geometric(points: int, least: float) -> Array:
+    if not (points == int(points) and points >= 2 and 0 < least < 1):
+        raise SilodpError(
+            f"a curve of {points!r} points from {least!r} to 1: set 2 points or more, and a least parameter "
+            "between 0 and 1.",
+            code="argument.value",
+        )
+    grid = np.geomspace(least, 1.0, int(points))
+    grid[-1] = 1.0
+    return grid
+
+
+def _between(below: float, above: float, low: float, high: float, budget: float) -> float:
+    """Where the budget lies if ln ε is straight in ln x, kept from the ends; half way where an end is no number."""
+    share = 0.5
+    if low > 0 and high < np.inf:
+        share = float(np.log(budget * (1 - _MET / 2) / low) / np.log(high / low))
+    return float(below * (above / below) ** min(max(share, 0.02), 0.98))
+
+
+def _distinct(budgets: Array | None) -> Array | None:
+    """The distinct budgets where they are few."""
+    if budgets is None:
+        return None
+    distinct = np.unique(checked(budgets))
+    return distinct if len(distinct) <= _FEW else None
+
+
+def _check_rounds(rounds: int) -> None:
+    if not (rounds == int(rounds) and rounds >= 1):
+        raise SilodpError(
+            f"rounds is {rounds!r}: it must be a whole number, 1 or more.",
+            code="argument.value",
+            field="rounds",
+        )
+
+
+def _chunks(total: int, width: int) -> list[slice]:
+    size = max(1, _AT_ONCE // width)
+    return [slice(start, start + size) for start in range(0, total, size)]

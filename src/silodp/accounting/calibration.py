@@ -1,0 +1,148 @@
+"""A target ε to the noise, the rounds or the sampling that meet it, never overshooting.
+
+ε is an upper bound by either accountant, and the returned value has been checked against the target itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from silodp.accounting.accountant import Accountant, check_delta, epsilon
+from silodp.accounting.events import Event, reason
+from silodp.errors import SilodpError, counted
+
+_TOLERANCE = 0.9e-4  # of ln(parameter)
+_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
+_LEAST_SAMPLING = 1e-8
+
+
+def noise_multiplier_for(
+    make_event: Callable[[float], Event],
+    rounds: int,
+    target: float,
+    delta: float,
+    accountant: Accountant = "pld",
+) -> float:
+    """The smallest noise multiplier σ, to 1e-4 of itself, with which all `rounds` cost at most `target`.
+
+    A round is `make_event(σ)`, `target` is ε at `delta`; the answer is never below 0.01.
+
+    Raises:
+        SilodpError: no σ up to 10⁶ meets the target.
+    """
+    excess = _excess(lambda log: (make_event(math.exp(log)), rounds), target, delta, accountant)
+    fits, least, most = 0.0, math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
+    while excess(fits) > 0:
+        if fits >= most:
+            raise _unreachable(f"a noise multiplier of {_MOST_NOISE:g}", rounds, target, delta)
+        fits = min(fits + math.log(4), most)
+    fails = fits
+    while excess(fails) <= 0:
+        if fails <= least:
+            return _LEAST_NOISE
+        fits, fails = fails, max(fails - math.log(4), least)
+    return math.exp(_edge(excess, fits, fails, _TOLERANCE))
+
+
+def sampling_probability_for(
+    make_event: Callable[[float], Event],
+    rounds: int,
+    target: float,
+    delta: float,
+    accountant: Accountant = "pld",
+) -> float:
+    """The largest sampling probability q, to 1e-4 of itself, with which all `rounds` cost at most `target`.
+
+    A round is `make_event(q)`, `target` is ε at `delta`.
+
+    Raises:
+        SilodpError: even q = 1e-8 costs more than `target`.
+    """
+    excess = _excess(lambda log: (make_event(math.exp(log)), rounds), target, delta, accountant)
+    fits = fails = 0.0
+    while excess(fits) > 0:
+        if fits <= math.log(_LEAST_SAMPLING):
+            raise _unreachable(f"a sampling probability of {_LEAST_SAMPLING:g}", rounds, target, delta)
+        fits, fails = max(fits - math.log(4), math.log(_LEAST_SAMPLING)), fits
+    return 1.0 if fits == 0.0 else math.exp(_edge(excess, fits, fails, _TOLERANCE))
+
+
+def rounds_for(
+    event: Event, target: float, delta: float, accountant: Accountant = "pld", most: int = 10**7
+) -> int:
+    """The largest T ≤ `most` with which T times `event` cost at most `target`; 0 if not even one does."""
+    excess = _excess(lambda log: (event, _whole(log)), target, delta, accountant)
+    if most < 1 or excess(0.0) > 0:
+        return 0
+    fits, fails = 0.0, min(math.log(4), math.log(most))
+    while excess(fails) <= 0:
+        if _whole(fails) >= most:
+            return most
+        fits, fails = fails, min(fails + math.log(4), math.log(most))
+    # Half a round apart, the two whole numbers below are neighbors.
+    return _whole(_edge(excess, fits, fails, 0.5 * math.exp(-fails)))
+
+
+def _whole(log: float) -> int:
+    return math.floor(math.exp(log) + 1e-6)  # exp(ln 1000) is a little less than 1000
+
+
+def _excess(
+    charge: Callable[[float], tuple[Event, int]], target: float, delta: float, accountant: Accountant
+) -> Callable[[float], float]:
+    """ln(ε / target) at a logarithm of the parameter, within ±3 so that infinity and 0 spoil no secant."""
+    check_delta(delta)
+    if not 0 < target < math.inf:
+        raise SilodpError(
+            f"the target epsilon is {target!r}: it must be a number above 0.",
+            code="argument.value",
+            field="target",
+        )
+
+    def excess(log: float) -> float:
+        event, count = charge(log)
+        if (why := reason(event)) is not None:
+            raise SilodpError(
+                f"no epsilon can be met against this adversary, because {why}.",
+                code="accounting.no_guarantee",
+            )
+        cost = epsilon([(event, count)], delta, accountant)
+        if cost > target:  # even where the quotient rounds to 1
+            return min(max(math.log(cost / target), 1e-300), 3.0)
+        return max(math.log(cost / target), -3.0) if cost > 0 else -3.0
+
+    return excess
+
+
+def _edge(excess: Callable[[float], float], fits: float, fails: float, tolerance: float) -> float:
+    """A point within `tolerance` of where the excess turns positive, on the side that fits.
+
+    Two evaluations just either side of the secant's root shrink the bracket to `tolerance` once the secant is
+    good; a bisection follows whenever they did not halve it.
+    """
+    inside, outside = excess(fits), excess(fails)
+    while abs(width := fails - fits) > tolerance:
+        root = fits + width * -inside / (outside - inside)
+        nudge = math.copysign(0.4 * tolerance, width)
+        for point in (root - nudge, root + nudge, None):
+            if point is None:
+                if abs(fails - fits) <= abs(width) / 2:
+                    continue
+                point = (fits + fails) / 2
+            if not min(fits, fails) < point < max(fits, fails):
+                continue
+            value = excess(point)
+            if value > 0:
+                fails, outside = point, value
+            else:
+                fits, inside = point, value
+    return fits
+
+
+def _unreachable(best: str, rounds: int, target: float, delta: float) -> SilodpError:
+    return SilodpError(
+        f"epsilon {target:g} at delta {delta:g} is out of reach in {counted(rounds, 'round')}, even with {best}: "
+        f"allow a larger epsilon or delta, or fewer rounds.",
+        code="budget.out_of_reach",
+    )

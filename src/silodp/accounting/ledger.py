@@ -1,0 +1,315 @@
+"""What a run has spent, durably, and its stop at the budget.
+
+One line for every release of a round, with the event of every adversary, on disk before `charge` returns, so
+before anything of it can be seen (see `journal`). Attempts at one release are charged once. A kill at any
+moment can leave a charge for something that was never released, never a release without its charge.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from operator import index
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from silodp.accounting._append_log import Journal
+from silodp.accounting.accountant import Accountant, Spent, check_accountant, check_delta, epsilon
+from silodp.accounting.events import Event, event_from_dict, event_to_dict
+from silodp.accounting.events import reason as reason_of
+from silodp.accounting.guarantee import ADVERSARIES, Adversary, Unit
+from silodp.errors import SilodpError, check_real
+
+FORMAT = 1
+
+ACCOUNTING = 2
+"""Version of the rules that turn a run into events.
+
+Since 2, with uniform weights, n of S silos are charged n/S of a clip (1: a whole one), `rpdp-filter` spends the exact
+Gaussian limit (1: the limit at one Rényi order), and a silo that does not see the coin is charged
+a `SampledReplacement` (1: a sampled release of twice the shift).
+"""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The ε at δ that a run may spend against one adversary (docs/privacy.md, section 3)."""
+
+    epsilon: float
+    delta: float
+    adversary: Adversary = "released"
+
+    def __post_init__(self) -> None:
+        check_real("budget.epsilon", self.epsilon)
+        if not 0 < self.epsilon < math.inf:
+            raise SilodpError(
+                f"budget.epsilon is {self.epsilon!r}: it must be a number above 0.",
+                code="argument.value",
+                field="budget.epsilon",
+            )
+        check_delta(self.delta)
+        if self.adversary not in ADVERSARIES:
+            names = ", ".join(ADVERSARIES)
+            raise SilodpError(
+                f"budget.adversary is {self.adversary!r}: it must be one of {names}.",
+                code="argument.value",
+                field="budget.adversary",
+            )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a run's events are about, so that no guarantee can say they are about anything else.
+
+    method, aggregator: their names. settings: the method with all its constants. unit: whom it protects. secret:
+    whether all randomness is the operating system's; False: whoever knows the seed can take the noise away.
+    accounting: the rules that the ledger was begun with; ledgers of the first version do not say so.
+    """
+
+    method: str
+    settings: str
+    unit: Unit | None
+    aggregator: str
+    secret: bool
+    accounting: int = 1
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One line of the book: a release, counted from 0 in its round, which is counted from 0 as well."""
+
+    round: int
+    release: int
+    events: Mapping[Adversary, Event]
+
+
+class Ledger:
+    """The book of one run, open in one process at a time.
+
+    Args:
+        path: the file, made if it is not there; None keeps the book in memory.
+        delta: δ at which ε is reported.
+        accountant: how events become ε.
+        budget: what may be spent; None for no limit.
+        run: the run's id; a book of another run is refused.
+        subject: what the events are about; None: what the book says, if it says so.
+
+    Raises:
+        SilodpError: the book is another run's or was begun with other settings, is damaged, or is in use.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        delta: float,
+        accountant: Accountant = "pld",
+        budget: Budget | None = None,
+        *,
+        run: str,
+        subject: Subject | None = None,
+    ) -> None:
+        check_delta(delta)
+        check_accountant(accountant)
+        self.path, self.delta, self.accountant, self.budget, self.run = path, delta, accountant, budget, run
+        self.subject = _subject_of(path, subject)
+        self._charges: dict[tuple[int, int], Charge] = {}
+        self._spent = {adversary: Spent(accountant) for adversary in ADVERSARIES}
+        self._reasons: dict[Adversary, str] = {}
+        header: dict[str, Any] = {
+            "format": FORMAT,
+            "run": run,
+            "delta": delta,
+            "accountant": accountant,
+            "budget": None if budget is None else asdict(budget),
+        }
+        if self.subject is not None:
+            first = ("accounting", 1)
+            header["subject"] = {k: v for k, v in asdict(self.subject).items() if (k, v) != first}
+        self._journal = None if path is None else Journal(path, header)
+        try:
+            for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
+                self._count(self._read(fields, number))
+        except BaseException:
+            self.close()
+            raise
+
+    def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
+        """Write what a release of a round costs against each adversary; on disk when this returns.
+
+        The same events under the same (round, release) are charged once. Nothing may be released where this
+        raises.
+
+        Raises:
+            SilodpError: other events stand under (round, release), an adversary is missing or new, an event
+                is out of range, or the file cannot be written.
+        """
+        charge = Charge(int(round), int(release), dict(events))
+        known = self._charges.get((charge.round, charge.release))
+        if known is None:
+            self._check(charge)
+            if self._journal is not None:
+                lines = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
+                self._journal.append({"round": charge.round, "release": charge.release, "events": lines})
+            self._count(charge)
+        elif known.events != charge.events:
+            raise SilodpError(
+                f"release {charge.release + 1} of round {charge.round + 1} is in the ledger with other events: repeat "
+                "it as it was charged, or charge a further release.",
+                code="ledger.charge",
+            )
+
+    def charged(self, round: int, release: int = 0) -> bool:
+        """Whether (round, release) stands in the book."""
+        return (round, release) in self._charges
+
+    def affords(self, events: Mapping[Adversary, Event]) -> bool:
+        """Whether the budget still holds after these events; True without a budget.
+
+        Raises:
+            SilodpError: nothing is promised to the budget's adversary, so that no budget can be kept.
+        """
+        if self.budget is None:
+            return True
+        adversary = self.budget.adversary
+        if adversary not in events:
+            raise SilodpError(
+                f"the budget is for {adversary!r}, and no event says what that adversary sees.",
+                code="ledger.charge",
+                field="budget.adversary",
+            )
+        event = events[adversary]
+        reason = reason_of(event) or self._reasons.get(adversary)
+        if reason is not None:
+            raise SilodpError(
+                f"the budget cannot be kept against {adversary!r}, as nothing is promised there ({reason}): "
+                f"change that, or remove the budget.",
+                code="accounting.no_guarantee",
+                field="budget.adversary",
+            )
+        return self._spent[adversary].after(event).epsilon(self.budget.delta) <= self.budget.epsilon
+
+    def epsilon(self, adversary: Adversary, delta: float | None = None) -> float | None:
+        """ε spent against `adversary` at δ (by default the book's); None where nothing is promised."""
+        if adversary in self._reasons:
+            return None
+        epsilon = self._spent[adversary].epsilon(self.delta if delta is None else delta)
+        return epsilon if math.isfinite(epsilon) else None
+
+    def epsilon_after(self, events: Mapping[Adversary, Event], adversary: Adversary) -> float | None:
+        """ε against `adversary` at the ledger's δ if these events were charged too; None where nothing is promised."""
+        event = events[adversary]
+        if adversary in self._reasons or reason_of(event) is not None:
+            return None
+        epsilon = self._spent[adversary].after(event).epsilon(self.delta)
+        return epsilon if math.isfinite(epsilon) else None
+
+    def epsilon_by_round(
+        self, adversary: Adversary, rounds: Collection[int] | None = None
+    ) -> dict[int, float | None]:
+        """ε against `adversary` after each number of rounds, with all their releases; None where nothing is promised.
+
+        Args:
+            adversary: whom it was charged against.
+            rounds: numbers of rounds, from 0 on; None: every one up to now.
+        """
+        wanted = range(self.rounds + 1) if rounds is None else rounds
+        counts: Counter[Event] = Counter()
+        found: dict[int, float | None] = {0: 0.0} if 0 in wanted else {}
+        for round_, charges in groupby(sorted(self.history, key=lambda c: c.round), key=lambda c: c.round):
+            counts.update(charge.events[adversary] for charge in charges)
+            if round_ + 1 not in wanted:
+                continue
+            promised = not any(map(reason_of, counts))
+            spent = epsilon(counts.items(), self.delta, self.accountant) if promised else math.inf
+            found[round_ + 1] = spent if math.isfinite(spent) else None
+        return found
+
+    def reason(self, adversary: Adversary) -> str | None:
+        """Why nothing is promised against `adversary`; None where something is."""
+        if adversary not in self._reasons and self.epsilon(adversary) is None:
+            return (
+                f"no epsilon holds at delta {self.delta:g}, because there is no noise or delta is too small"
+            )
+        return self._reasons.get(adversary)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were charged, each counted once however often it was released."""
+        return len({round for round, _ in self._charges})
+
+    @property
+    def history(self) -> tuple[Charge, ...]:
+        """Every charge, in the order it was written."""
+        return tuple(self._charges.values())
+
+    def close(self) -> None:
+        """Let go of the file; a book in a file takes no charges after this."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self, fields: dict[str, Any], number: int) -> Charge:
+        try:
+            events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
+            release = "release" if "release" in fields else "attempt"  # its name in older files
+            charge = Charge(index(fields["round"]), index(fields[release]), events)
+            self._check(charge)
+        except (SilodpError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise SilodpError(
+                f"ledger {self.path} cannot be read in line {number}: {error}", code="ledger.damaged"
+            ) from None
+        return charge
+
+    def _check(self, charge: Charge) -> None:
+        """Every line names the same adversaries, else one would go uncharged, and events in their range."""
+        if not charge.events or set(charge.events) - set(ADVERSARIES):
+            raise SilodpError(
+                f"a charge must name adversaries among {', '.join(ADVERSARIES)}.", code="ledger.charge"
+            )
+        first = next(iter(self._charges.values()), charge)
+        if set(first.events) != set(charge.events):
+            raise SilodpError(
+                f"round {charge.round + 1} charges {', '.join(charge.events)}, and the ledger began with "
+                f"{', '.join(first.events)}: charge the same adversaries in every round.",
+                code="ledger.charge",
+            )
+        for event in charge.events.values():
+            Spent(self.accountant).add(event)
+
+    def _count(self, charge: Charge) -> None:
+        self._charges[charge.round, charge.release] = charge
+        for adversary, event in charge.events.items():
+            if (reason := reason_of(event)) is not None:
+                self._reasons.setdefault(adversary, reason)
+            self._spent[adversary].add(event)
+
+
+def _subject_of(path: Path | None, subject: Subject | None) -> Subject | None:
+    """Return the given subject, or the file's; of a run that goes on, the rules stay those it was begun with."""
+    kept = _subject_in(path)
+    if subject is None or (kept is not None and replace(subject, accounting=kept.accounting) == kept):
+        return kept
+    return subject
+
+
+def _subject_in(path: Path | None) -> Subject | None:
+    """As the first line of a file has it; None where it has none (whether it is a ledger at all, `Journal` checks)."""
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            return Subject(**json.loads(file.readline())["subject"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

@@ -1,0 +1,323 @@
+"""Rényi differential privacy of one step, and its conversion to (ε, δ), through dp_accounting."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+
+import dp_accounting
+import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant as library
+from numpy.typing import NDArray
+from scipy.special import gammaln, logsumexp
+
+from silodp.accounting._steps import parts
+from silodp.accounting.events import (
+    Additive,
+    Gaussian,
+    Group,
+    KnownSample,
+    Mechanism,
+    PoissonSampled,
+    SampledReplacement,
+    Skellam,
+    TwoLooks,
+    doubled,
+    nested,
+)
+
+ORDERS: tuple[float, ...] = tuple(
+    float(order) for order in sorted({*library.DEFAULT_RDP_ORDERS, *range(2, 257), 512, 1024, 2048, 4096})
+)
+"""The library's default orders, the integers 2–256, and 512, 1024, 2048, 4096."""
+
+
+_LEAST_RHO = 1e-15
+
+
+def group_exponent(k: int) -> int:
+    """c = ⌈log2 k⌉: k is rounded up to a power of two, never down (docs/privacy.md, section 4, G)."""
+    return (k - 1).bit_length()
+
+
+def orders_for(steps: Sequence[tuple[Mechanism, int]]) -> tuple[float, ...]:
+    """The orders at which the steps are added up.
+
+    A group of 2^c records turns the order α into α/2^c, and only α ≥ 2^(c+1) is valid, so with groups the
+    orders are α/2^c ≥ 2 for the α of ORDERS and the largest c.
+    """
+    groups = [
+        group_exponent(inner.size)
+        for event, _ in steps
+        for inner in nested(event)
+        if isinstance(inner, Group)
+    ]
+    factor = 2.0 ** max(groups, default=0)
+    return ORDERS if not groups else tuple(a / factor for a in ORDERS if a >= 2 * factor)
+
+
+@lru_cache(maxsize=256)
+def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """ρ(α) of one step at each order; infinity where no bound is known.
+
+    Gaussian α/(2σ²). Known sample ln(1 − q + q e^((α−1)ρ(α)))/(α−1), ρ of all that is inside. A group of 2^c records:
+    3^c ρ(2^c α), for α ≥ 2. Source: docs/privacy.md, section 3 and section 4, G.
+    """
+    alpha = np.array(orders)
+    match event:
+        case Gaussian(sigma):
+            return alpha / (2 * sigma**2)
+        case Skellam() | TwoLooks():
+            return _between_integers(lambda whole: (whole - 1) * release(event, whole), orders)
+        case PoissonSampled(q, Gaussian(sigma)):
+            return _sampled_gaussian(q, sigma, orders)
+        case PoissonSampled(q, inner):
+            return _sampled_symmetric(q, inner, orders)
+        case SampledReplacement(q, replaced):
+            return _between_integers(lambda whole: replaced_moments(q, replaced, whole), orders)
+        case KnownSample(q, inner):
+            mixed: NDArray[np.float64] = coin(q, (alpha - 1) * _summed(parts(inner), orders)) / (alpha - 1)
+            return mixed
+        case Group(k, inner):
+            factor = group_exponent(k)
+            rho = 3.0**factor * _summed(parts(inner), tuple(2.0**factor * alpha))
+            return rho if factor == 0 else np.where(alpha >= 2, rho, np.inf)
+
+
+def coin(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not."""
+    small = np.log1p(q * np.expm1(np.minimum(exponents, 1.0)))
+    mixed: NDArray[np.float64] = np.where(
+        exponents < 1.0, small, np.logaddexp(math.log1p(-q), math.log(q) + exponents)
+    )
+    return mixed
+
+
+@lru_cache(maxsize=256)
+def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """ρ(α) of the Poisson-sampled Gaussian mechanism: a sum at integer orders, dp_accounting's series between them."""
+    alpha = np.array(orders)
+    whole = (alpha == np.floor(alpha)) & (alpha >= 2)
+    rho = np.empty(len(orders))
+    if whole.any():
+        rho[whole] = sampled_moments(np.array([q]), Gaussian(sigma), alpha[whole])[:, 0] / (alpha[whole] - 1)
+    if not whole.all():
+        accountant = library.RdpAccountant([float(order) for order in alpha[~whole]])
+        with _quiet():
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)))
+        rho[~whole] = accountant.rdp
+    return rho
+
+
+def release(event: Additive, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ρ(α) of a noisy sum; with integer noise for integer α ≥ 2 only. Two looks add up: their noise is independent."""
+    match event:
+        case Gaussian(sigma):
+            return alpha / (2 * sigma**2)
+        case TwoLooks(first, second):
+            return release(first, alpha) + release(second, alpha)
+        case Skellam():
+            return skellam(event, alpha)
+
+
+def skellam(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ρ(α) of Skellam noise on an integer vector (Agarwal et al. 2021, Theorem 3.5), integer α ≥ 2.
+
+    With the sensitivity Δ2 = s in grid steps and Δ1 ≤ min(√d, s)·s, since |x| ≤ x² for integers.
+    """
+    s, sigma = float(event.units), event.noise_multiplier
+    reach = min(math.sqrt(event.dimension), s)  # Δ1 / s
+    curvature = (2 * alpha - 1) / (4 * s**2 * sigma**4) + 3 * reach / (2 * s**3 * sigma**4)
+    rho: NDArray[np.float64] = alpha / (2 * sigma**2) + np.minimum(curvature, 3 * reach / (2 * s * sigma**2))
+    return rho
+
+
+@lru_cache(maxsize=256)
+def _sampled_symmetric(q: float, event: Additive, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """ρ(α) of the Poisson-sampled mechanism with noise that is known at integer orders only."""
+
+    def moments(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+        return sampled_moments(np.array([q]), event, alpha)[:, 0]
+
+    return _between_integers(moments, orders)
+
+
+def sampled_moments(
+    q: NDArray[np.float64], event: Additive, orders: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(α−1)ρ(α) of a Poisson-sampled release, (orders, n), for 0 < q < 1 (n,) and integer α ≥ 2 (rPDP-FL, Lemma 6):
+
+    ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))]. Holds for Gaussian and Skellam noise,
+    and for two looks at one sample, because they are symmetric (Zhu and Wang 2019). Without the last factor the sum
+    is 1; what it adds is Σ_{l≥2} … (e^((l−1)ρ(l)) − 1), in which all terms are positive: nothing cancels, however
+    small q is.
+    """
+    l = np.arange(2, orders.max() + 1)  # noqa: E741
+    growth = (l - 1) * release(event, l)
+    beyond = _log_expm1(growth) - gammaln(l + 1)
+    odds, log_rest = np.log(q) - np.log1p(-q), np.log1p(-q)
+    moments = np.empty((len(orders), len(q)))
+    for i, alpha in enumerate(orders):
+        upto = l[: int(alpha) - 1]
+        terms = np.multiply.outer(upto, odds)
+        terms += (beyond[: len(upto)] + gammaln(alpha + 1) - gammaln(alpha - upto + 1))[:, None]
+        top = terms.max(axis=0)
+        terms -= top
+        np.exp(terms, out=terms)
+        moments[i] = np.logaddexp(0.0, alpha * log_rest + top + np.log(terms.sum(axis=0)))
+    return moments
+
+
+def replaced_moments(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a bound of (α−1)ρ(α) of `SampledReplacement`, at integer orders α ≥ 2, for 0 < q < 1.
+
+    The worlds are P = (1−q)P₀ + qP₁ and Q = (1−q)P₀ + qQ₁, with P₁ and Q₁ one sensitivity from P₀ and two from each
+    other. The smallest of three bounds of ln ∫P^α Q^(1−α); nothing is used of the noise but that it is symmetric.
+
+    By joint convexity it is that of a coin which is seen, before a release that moves two sensitivities; the others are
+    `_by_hoelder` and `_by_expansion`. Source: docs/privacy.md, section 4, W.
+    """
+    seen = coin(q, (orders - 1) * release(doubled(event), orders))
+    return np.minimum(seen, np.minimum(_by_hoelder(q, event, orders), _by_expansion(q, event, orders)))
+
+
+def _by_hoelder(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bound the moments by Hölder's inequality around P₀: for every integer k > α, and with n = k(α−1)/(k−α),
+
+    ln ∫P^α Q^(1−α) ≤ (α/k)·ln E[(P/P₀)^k] + (1−α/k)·ln E[(P₀/Q)^n], expectations under P₀.
+
+    The first is the sampled release's. The second is at most that at order n + 1; at most n·ln(1/(1−q)), as
+    Q ≥ (1−q)P₀; and at most ln(1 + n(n+1)/2·q²χ²/(1−q)^(n+2)), by Taylor, where χ² = E[(Q₁/P₀ − 1)²] ≤ e^ρ(2) − 1.
+    """
+    known = _integers_up_to(2 * orders.max())
+    first = sampled_moments(np.array([q]), event, known)[:, 0]
+    log_chi = float(_log_expm1(release(event, np.array([2.0])))[0])
+
+    def second(n: NDArray[np.float64]) -> NDArray[np.float64]:
+        taylor = np.log(n) + np.log1p(n) - math.log(2) + 2 * math.log(q) + log_chi - (n + 2) * math.log1p(-q)
+        sampled = np.interp(n + 1, [1, *known], [0.0, *first], right=np.inf)
+        smaller = np.minimum(np.logaddexp(0.0, taylor), -n * math.log1p(-q))
+        smallest: NDArray[np.float64] = np.minimum(smaller, sampled)
+        return smallest
+
+    moments = np.empty(len(orders))
+    for i, alpha in enumerate(orders):
+        above = known > alpha
+        k = known[above]
+        sums = (alpha / k) * first[above] + (1 - alpha / k) * second(k * (alpha - 1) / (k - alpha))
+        moments[i] = sums.min()
+    return moments
+
+
+def _by_expansion(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bound the moments by the binomial expansion of (1 + q(P₁−Q₁)/Q)^α under Q, whose second term is 0:
+
+    ∫P^α Q^(1−α) ≤ 1 + Σ_{j=2..α} binom(α,j) q^j (1−q)^(1−j) min(2^j (M_j − 1), 2M_j), M_j = e^((j−1)ρ(j)).
+
+    For Q ≥ (1−q)P₀, |P₁−Q₁|^j ≤ P₁^j + Q₁^j, and E|P₁/P₀ − 1|^j ≤ M_j − 1 under P₀.
+    """
+    j = np.arange(2, orders.max() + 1)
+    growth = (j - 1) * release(event, j)
+    terms = np.minimum(j * math.log(2) + _log_expm1(growth), math.log(2) + growth)
+    terms += j * math.log(q) - (j - 1) * math.log1p(-q) - gammaln(j + 1)
+    moments = np.empty(len(orders))
+    for i, alpha in enumerate(orders):
+        upto = slice(int(alpha) - 1)
+        moments[i] = np.logaddexp(
+            0.0, logsumexp(terms[upto] + gammaln(alpha + 1) - gammaln(alpha - j[upto] + 1))
+        )
+    return moments
+
+
+def _log_expm1(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ln(e^x − 1) for x > 0, finite where e^x is not."""
+    found: NDArray[np.float64] = np.where(x < 30, np.log(np.expm1(np.minimum(x, 30.0))), x)
+    return found
+
+
+def _integers_up_to(most: float) -> NDArray[np.float64]:
+    """The integers from 2 to 400, and from there some 120 up to `most`."""
+    dense = np.arange(2, 401, dtype=np.float64)
+    return dense if most <= 400 else np.unique([*dense, *np.floor(np.geomspace(400, most, 120))])
+
+
+def _between_integers(
+    moments: Callable[[NDArray[np.float64]], NDArray[np.float64]], orders: tuple[float, ...]
+) -> NDArray[np.float64]:
+    """A bound of ρ at any order > 1 from (α−1)ρ(α) at integer orders: it is convex, and 0 at α = 1."""
+    alpha = np.array(orders)
+    known = np.unique(np.concatenate([np.floor(alpha), np.ceil(alpha)]))
+    known = known[known > 1]
+    between = np.interp(alpha, [1, *known], [0.0, *moments(known)])
+    bounds: NDArray[np.float64] = between / (alpha - 1)
+    return bounds
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back dp_accounting's warnings.
+
+    Its series need not converge at orders just above 1; it then warns, once for each order, and leaves the
+    order out, which is sound and makes ε no smaller.
+    """
+    logger = logging.getLogger("absl")
+    logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
+
+
+def composed(steps: Sequence[tuple[Mechanism, int]]) -> tuple[tuple[float, ...], NDArray[np.float64]]:
+    """The orders and the sum of ρ over all steps."""
+    orders = orders_for(steps)
+    return orders, _summed(steps, orders)
+
+
+def _summed(steps: Sequence[tuple[Mechanism, int]], orders: tuple[float, ...]) -> NDArray[np.float64]:
+    total: NDArray[np.float64] = np.sum([count * of_step(event, orders) for event, count in steps], axis=0)
+    return total
+
+
+def epsilon(steps: Sequence[tuple[Mechanism, int]], delta: float) -> float:
+    """The smallest ε over the orders, by dp_accounting's conversion."""
+    orders, rho = composed(steps)
+    with _quiet():
+        return float(library.compute_epsilon(orders, rho, delta)[0])
+
+
+def delta(steps: Sequence[tuple[Mechanism, int]], epsilon: float) -> float:
+    """The smallest δ over the orders, by dp_accounting's conversion."""
+    orders, rho = composed(steps)
+    with _quiet():
+        # The library takes ln(1 − e^−ρ), which is no number where ρ is below the last digit of 1; more is no less safe.
+        return float(library.compute_delta(orders, np.maximum(rho, _LEAST_RHO), epsilon)[0])
+
+
+def total_variation(steps: Sequence[tuple[Mechanism, int]]) -> float:
+    """An upper bound of δ(0), the total variation distance t of the two worlds: the smallest of three.
+
+    1. dp_accounting's δ(0), in which is Bretagnolle and Huber's √(1 − e^(−KL)). 2. Pinsker's √(KL/2). In both KL is
+    at most ρ at any order, since D_α grows with α (van Erven and Harremoës 2014, Theorem 3). 3. From χ² = e^(D_2) − 1:
+    on the event A where the first world is likelier, Q(A) = q and P(A) = q + t, so by data processing
+    χ² ≥ t²/(q(1−q)). As q(1−q) ≤ ¼, t ≤ √χ²/2; and where t > ½, q ≤ 1 − t < ½ gives χ² ≥ t/(1−t), t ≤ χ²/(1+χ²).
+    """
+    orders, rho = composed(steps)
+    renyi_2 = float(min(r for order, r in zip(orders, rho, strict=True) if order >= 2))
+    chi_squared = math.expm1(min(renyi_2, 700.0))
+    by_chi_squared = math.sqrt(chi_squared) / 2 if chi_squared <= 1 else chi_squared / (1 + chi_squared)
+    return min(1.0, delta(steps, 0.0), math.sqrt(float(np.min(rho)) / 2), by_chi_squared)
+
+
+def probability_above(steps: Sequence[tuple[Mechanism, int]], epsilon: float) -> float:
+    """An upper bound of P(L > ε): Chernoff's min over α of e^((α−1)(ρ(α) − ε)), since E[e^((α−1)L)] = e^((α−1)D_α)."""
+    orders, rho = composed(steps)
+    exponents = (np.array(orders) - 1) * (rho - epsilon)
+    return float(np.exp(min(0.0, float(np.min(exponents)))))

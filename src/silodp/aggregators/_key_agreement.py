@@ -1,0 +1,208 @@
+"""How silos come to share keys through a server that only relays (docs/protocols.md, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from silodp.crypto.keys import OVERHEAD_BYTES, Hello, Identity, Opening, Session
+from silodp.errors import SilodpError
+from silodp.wire.messages import Message
+from silodp.wire.schemas import Blob, Kind, Schema, is_digest
+from silodp.wire.store import Store
+
+_READY, _NUMBER = "session ready", "session number"
+
+_GREETING = Blob(1, 4096)  # JSON: a name of up to 100 characters of 12 bytes, and 160 bytes in hexadecimal
+_SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + OVERHEAD_BYTES)
+
+
+def meeting_kinds(names: tuple[str, ...], own: str) -> tuple[Kind, Kind, Kind]:
+    """The messages by which silos meet, as the silo of the name `own` is asked."""
+    order, peers = list(names), [name for name in names if name != own]
+    return (
+        Kind("hello", answer=Schema(blobs={"hello": _GREETING})),
+        Kind(
+            "roster",
+            Schema({"order": lambda value: value == order}, blobs={name: _GREETING for name in names}),
+            Schema(blobs={"signature": _SIGNATURE, **{f"to/{name}": _SEALED for name in peers}}),
+        ),
+        Kind(
+            "confirm",
+            Schema(
+                blobs={
+                    **{f"signature/{name}": _SIGNATURE for name in names},
+                    **{f"sealed/{name}": _SEALED for name in peers},
+                }
+            ),
+            Schema({"session": is_digest}),
+        ),
+    )
+
+
+Ask = Callable[[dict[str, Message]], dict[str, Message]]
+"""Ask silos, all of whom must answer."""
+
+
+@dataclass(frozen=True)
+class Met:
+    """What the server knows of a session: its id (the transcript's hash, hexadecimal) and its number in the run."""
+
+    session: str
+    number: int
+
+
+def set_up(run: str, names: tuple[str, ...], store: Store, ask: Ask, prepare: Callable[[Met], None]) -> None:
+    """Set up a session, once in a run: let the silos meet, then `prepare` whatever else it needs.
+
+    A set-up that was interrupted is not gone on with: it is begun anew, as another session with other secrets.
+    """
+    if store.get(_READY) is not None:
+        return
+    stored = store.get(_NUMBER)
+    number = 0 if stored is None else int(stored) + 1
+    store.put(_NUMBER, str(number).encode())
+    met = Met(meet(run, names, ask, number), number)
+    prepare(met)
+    store.put(_READY, Message("session", run, fields={"session": met.session, "number": number}).encode())
+
+
+def current(store: Store) -> Met:
+    """The session that was set up."""
+    stored = store.get(_READY)
+    if stored is None:
+        raise SilodpError("the silos have no session yet: begin a new run.", code="session.missing")
+    return Met(**Message.decode(stored).fields)
+
+
+def meet(run: str, names: tuple[str, ...], ask: Ask, number: int = 0) -> str:
+    """The server's side: relay greetings, signatures and sealed contributions; gives the session's id."""
+    answers = ask(_to_all(names, Message("hello", run, attempt=number)))
+    hellos = {name: answer.blobs["hello"] for name, answer in answers.items()}
+    seen = ask(_to_all(names, Message("roster", run, 0, number, {"order": list(names)}, blobs=hellos)))
+    confirm = {
+        name: Message(
+            "confirm",
+            run,
+            attempt=number,
+            blobs={
+                **{f"signature/{peer}": seen[peer].blobs["signature"] for peer in names},
+                **{f"sealed/{peer}": seen[peer].blobs[f"to/{name}"] for peer in names if peer != name},
+            },
+        )
+        for name in names
+    }
+    sessions = {answer.fields["session"] for answer in ask(confirm).values()}
+    if len(sessions) != 1:
+        raise SilodpError(
+            "the silos ended their set-up in different sessions: begin a new run.", code="session.altered"
+        )
+    return str(sessions.pop())
+
+
+def _to_all(names: tuple[str, ...], message: Message) -> dict[str, Message]:
+    return {name: message for name in names}
+
+
+@dataclass(frozen=True)
+class Member:
+    """A silo's side of the set-up, and its durable memory of the session.
+
+    `pins`: the long-term keys of all silos of the run. `constants`: what is public, as this silo knows it.
+    """
+
+    identity: Identity
+    pins: Mapping[str, bytes]
+    constants: str
+    store: Store
+    _met_last: dict[tuple[object, ...], Session] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @property
+    def handlers(self) -> dict[str, Callable[[Message], Message]]:
+        """By kind of request."""
+        return {"hello": self._hello, "roster": self._roster, "confirm": self._confirm}
+
+    def session(self, run: str, session: str | None = None) -> Session:
+        """The session confirmed last.
+
+        Raises:
+            SilodpError: there is none, or it is not the one that a request names.
+        """
+        number = self.store.get(_key(run, "confirmed"))
+        if number is None:
+            raise SilodpError(
+                f"silo '{self.identity.name}' has no confirmed session in run {run}: it was never set up, or its store "
+                "is lost; begin a new run.",
+                code="session.missing",
+            )
+        met = self._met(run, int(number))
+        if session is not None and session != met.transcript.hex():
+            raise SilodpError(
+                f"silo '{self.identity.name}' was asked in the name of another session: an old message was played "
+                "back, or the server has lost its state; nothing was sent.",
+                code="session.unknown",
+            )
+        return met
+
+    def group_secret(self, run: str) -> bytes:
+        """R, which all silos of the session know."""
+        self.session(run)
+        number = int(self._kept(run, "confirmed"))
+        return Message.decode(self._kept(run, f"group/{number}")).blobs["group"]
+
+    def _hello(self, request: Message) -> Message:
+        opening = Opening.fresh(self.identity, request.run)
+        secret = {"ephemeral": opening.ephemeral, "nonce": opening.nonce}
+        secret |= {"seal": opening.seal, "contribution": opening.contribution}
+        kept = Message("opening", request.run, blobs=secret).encode()
+        self.store.put(_key(request.run, f"opening/{request.attempt}"), kept)
+        return request.reply(hello=opening.hello.to_bytes())
+
+    def _roster(self, request: Message) -> Message:
+        self.store.put(_key(request.run, f"roster/{request.attempt}"), request.encode())
+        session = self._met(request.run, request.attempt)
+        sealed = {f"to/{peer}": box for peer, box in session.sealed_contributions().items()}
+        return request.reply(signature=session.signature(), **sealed)
+
+    def _confirm(self, request: Message) -> Message:
+        session = self._met(request.run, request.attempt)
+        session.confirm({n: request.blobs.get(f"signature/{n}", b"") for n in session.roster})
+        group = session.group_secret({n: request.blobs.get(f"sealed/{n}", b"") for n in session.roster})
+        kept = Message("group", request.run, blobs={"group": group})
+        self.store.put(_key(request.run, f"group/{request.attempt}"), kept.encode())
+        self.store.put(_key(request.run, "confirmed"), str(request.attempt).encode())
+        answer = request.reply()
+        return replace(answer, fields={"session": session.transcript.hex()})
+
+    def _met(self, run: str, number: int) -> Session:
+        """A session from the store. Its signatures are verified and its keys derived once in a process, and again when
+        anything that this rests on is not, to the byte, what it was then: the stored secrets and roster, or a pin."""
+        opening, roster = self._kept(run, f"opening/{number}"), self._kept(run, f"roster/{number}")
+        read = (run, number, opening, roster, tuple(sorted(self.pins.items())))
+        session = self._met_last.get(read)
+        if session is None:
+            session = self._meet(run, Message.decode(opening), Message.decode(roster))
+            self._met_last.clear()  # secrets of sessions that are over need not stay in memory
+            self._met_last[read] = session
+        return session
+
+    def _meet(self, run: str, opening: Message, roster: Message) -> Session:
+        hellos = [
+            Hello.from_bytes(roster.blobs.get(name, b""), name) for name in roster.fields.get("order", [])
+        ]
+        return Opening(self.identity, run, **opening.blobs).meet(hellos, self.pins, self.constants)
+
+    def _kept(self, run: str, what: str) -> bytes:
+        kept = self.store.get(_key(run, what))
+        if kept is None:
+            raise SilodpError(
+                f"silo '{self.identity.name}' was asked to go on with a session it never began: begin a new run.",
+                code="session.missing",
+            )
+        return kept
+
+
+def _key(run: str, what: str) -> str:
+    return f"{run}/session/{what}"

@@ -1,0 +1,288 @@
+"""Sampling that nobody knows (docs/protocols.md, section 5): what `lattice` and `paillier` share of it.
+
+    set-up   base transfers in which silo 0, the first on the roster, will choose among what the server offers
+    round    server ─ sample ─► silo 0, which answers with its request for the entries κ_u that all silos derive;
+             server ─ chosen: tables made from its own secret i_u ─► silo 0, which opens its entries and answers with
+             one sealed box for each other silo; every later attempt at the round carries these boxes
+
+β_u is decided by i_u and κ_u together; the server never knows κ, the silos never i. Each message is sent once in a
+round, and what makes it is kept durably first, so that no restart draws, or asks, a second time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TypeVar
+
+from silodp.aggregators._key_agreement import Member, Met, current
+from silodp.aggregators.attempts import BOX
+from silodp.aggregators.base import Desk, Handler, Setting
+from silodp.crypto import lookup, private_sampling
+from silodp.crypto.keys import OVERHEAD_BYTES, Session
+from silodp.crypto.lookup import Lookup
+from silodp.crypto.oblivious_transfer import (
+    OFFER_BYTES,
+    REPLY_BYTES,
+    BaseTransfers,
+    TransferReceiver,
+    TransferSender,
+)
+from silodp.crypto.private_sampling import MOST_PLACES, SILO_CHOOSES, OneOf
+from silodp.errors import SilodpError
+from silodp.methods.base import Method
+from silodp.wire.messages import Message
+from silodp.wire.schemas import Blob, Check, Kind, Schema, is_digest
+from silodp.wire.store import Store, claim
+
+V = TypeVar("V")
+ASSUMPTION = (
+    "oblivious transfer over ristretto255 hides choices, and no silo tells the server the silos' common secret, which "
+    "with the server's own draws says who was sampled in every round"
+)
+
+
+def law_of(method: Method, places: int | None) -> OneOf | None:
+    """k of P, so that k/P is the method's sampling rate; None where the server draws the sample.
+
+    Raises:
+        SilodpError: the rate is 1, or no k/P.
+    """
+    if places is None:
+        return None
+    rate = float(getattr(method, "user_sampling", 1.0))
+    if rate == 1:
+        raise SilodpError(
+            f"hidden_sample = {places} hides whom one rate for all draws, and {method.name} has user_sampling = 1: set "
+            "it below 1, or take hidden_sample out.",
+            code="argument.conflict",
+            field="hidden_sample",
+        )
+    if not 2 <= places <= MOST_PLACES:
+        raise SilodpError(
+            f"hidden_sample = {places}: set a number of cells from 2 to {MOST_PLACES:,}.",
+            code="argument.value",
+            field="hidden_sample",
+        )
+    drawn = round(rate * places)
+    if drawn < 1 or drawn / places != rate:
+        nearest = Fraction(rate).limit_denominator(MOST_PLACES)
+        does = float(nearest) == rate
+        remedy = (
+            f"hidden_sample = {nearest.denominator}" if does else f"user_sampling = {max(drawn, 1)}/{places}"
+        )
+        raise SilodpError(
+            f"hidden_sample = {places} draws persons at a rate of k/{places}, and user_sampling = {rate} is none: set "
+            f"{remedy}.",
+            code="argument.conflict",
+            field="hidden_sample",
+        )
+    return OneOf(drawn, places)
+
+
+def named(silo: str, finish: Callable[[], V]) -> V:
+    """The result, or an error that names the silo whose answer did not fit."""
+    try:
+        return finish()
+    except SilodpError as error:
+        raise SilodpError(f"silo '{silo}': {error}", code=error.code) from None
+
+
+def choice_kinds() -> tuple[Kind, Kind]:
+    """The base transfers in which silo 0 will choose; asked of it alone, in the set-up."""
+    session: dict[str, Check] = {"session": is_digest}
+    return (
+        Kind("choice base", Schema(session), Schema(blobs={"offer": Blob.of(OFFER_BYTES)})),
+        Kind("choice keys", Schema(session, blobs={"reply": Blob.of(REPLY_BYTES)})),
+    )
+
+
+def chosen_kind(setting: Setting, law: OneOf, width: int, entry: int) -> Kind:
+    """The tables that silo 0 chooses from, with entries of `width` words, of which it passes on `entry` bytes."""
+    users = setting.population.users
+    box = Blob.of(users * entry + OVERHEAD_BYTES)
+    return Kind(
+        "chosen",
+        Schema(
+            {"session": is_digest}, blobs={"answer": Blob.of(lookup.answer_bytes(users, law.places, width))}
+        ),
+        Schema(blobs={f"to/{name}": box for name in setting.names[1:]}),
+    )
+
+
+def choice_blob(setting: Setting, law: OneOf) -> Blob:
+    """Silo 0's request for its entries."""
+    return Blob.of(lookup.request_bytes(setting.population.users, law.places))
+
+
+def box_blob(setting: Setting, name: str, entry: int) -> dict[str, Blob]:
+    """What an update carries for one silo: what silo 0 sealed for it, `entry` bytes a person; nothing for silo 0."""
+    size = setting.population.users * entry + OVERHEAD_BYTES
+    return {} if name == setting.names[0] else {BOX: Blob.of(size)}
+
+
+@dataclass(frozen=True)
+class Offers:
+    """The server's side: it offers silo 0 tables, and does not learn which entries it takes."""
+
+    setting: Setting
+    desk: Desk
+
+    def set_up(self, met: Met) -> None:
+        """Base transfers; the server's own part of them is kept before silo 0 can use them."""
+        zero = self.setting.names[0]
+        offer = self._ask("choice base", met, 0, met.number).blobs["offer"]
+        session = bytes.fromhex(met.session)
+        sender, reply = named(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
+        self.desk.store.put("hidden/transfers", sender.pack())
+        self._ask("choice keys", met, 0, met.number, reply=reply)
+
+    def asked(self, round_: int, **request: bytes) -> Message:
+        """Silo 0's request for its entries of this round's tables, and its answer to the server's own `request`."""
+        return self._ask("sample", current(self.desk.store), round_, 0, **request)
+
+    def passed_on(
+        self, round_: int, asked: Message, offer: Callable[[TransferSender, bytes], bytes]
+    ) -> dict[str, bytes]:
+        """What silo 0 sealed for each other silo, of the entries it opened of what `offer` makes.
+
+        Raises:
+            SilodpError: silo 0 asks a second time or passes on something else; or its request fails the check, after
+                which nothing is offered.
+        """
+        zero, store = self.setting.names[0], self.desk.store
+        choice = asked.blobs["choice"]
+        sender = TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
+        if not claim(store, f"hidden/choice {round_}", hashlib.sha256(choice).digest()):
+            raise SilodpError(
+                f"silo '{zero}' asked for entries of round {round_ + 1} a second time, otherwise than the first time: "
+                "two entries of one person would show the server's share; nothing was sent.",
+                code="crypto.reused",
+            )
+        if store.get("hidden/ended") is not None:
+            raise SilodpError(
+                f"a request of silo '{zero}' failed the check of its transfers, which has ended them: begin a new run, "
+                "and find out who altered it.",
+                code="session.transfers_ended",
+            )
+        try:
+            offered = named(zero, lambda: offer(sender, choice))
+        except SilodpError:
+            # Every further check would tell one bit of the secret that all transfers rest on; a cut request tells none.
+            if sender.ended:
+                store.put("hidden/ended", b"ended")
+            else:
+                store.drop(f"hidden/choice {round_}")
+            raise
+        answer = self._ask("chosen", current(store), round_, 0, answer=offered)
+        return {name: answer.blobs[f"to/{name}"] for name in self.setting.names[1:]}
+
+    def _ask(self, kind: str, met: Met, round_: int, number: int, **blobs: bytes) -> Message:
+        request = Message(kind, self.setting.run, round_, number, {"session": met.session}, blobs=blobs)
+        zero = self.setting.names[0]
+        return self.desk.ask_all({zero: request})[zero]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A silo's side: silo 0 chooses for all, and seals what it got for each of the others.
+
+    `opened` makes of a round, silo 0's request and the server's answer what the silos need of it.
+    """
+
+    setting: Setting
+    law: OneOf
+    member: Member
+    store: Store
+    opened: Callable[[Message, Lookup, bytes], bytes] = field(repr=False)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """By kind of request."""
+        return {"choice base": self._base, "choice keys": self._keys, "chosen": self._chosen}
+
+    def sample(self, request: Message) -> Message:
+        """Silo 0's request for a round's entries, where it is asked for nothing else."""
+        self._session(request)
+        return request.reply(choice=self.choice(request))
+
+    def choice(self, request: Message) -> bytes:
+        """Silo 0's request for a round's entries, the same whenever it is asked for."""
+        return self._lookup(request).message
+
+    def of_round(self, request: Message) -> bytes:
+        """What was chosen for a round: silo 0's own, or what it sealed for this silo.
+
+        Raises:
+            SilodpError: there is none, or the box was not sealed by silo 0 for this silo and round.
+        """
+        session = self.member.session(request.run)
+        zero = session.roster[0]
+        if session.name != zero:
+            return session.decrypt(zero, request.blobs[BOX], *_use(request))
+        own = self.store.get(_key(request, "drawn"))
+        if own is None:
+            raise SilodpError(
+                f"silo '{zero}' was asked for round {request.round + 1} before it chose for it: nothing was sent.",
+                code="gate.order",
+            )
+        return own
+
+    def _base(self, request: Message) -> Message:
+        base = BaseTransfers(self._session(request).transcript, SILO_CHOOSES)
+        self.store.put(self._place(request, "choice base"), base.pack())
+        return request.reply(offer=base.offer)
+
+    def _keys(self, request: Message) -> Message:
+        self._session(request)
+        base = BaseTransfers.unpack(self._stored(self._place(request, "choice base")))
+        receiver = base.receiver(request.blobs["reply"])
+        self.store.put(self._place(request, "choices"), receiver.pack())
+        self.store.drop(self._place(request, "choice base"))
+        return request.reply()
+
+    def _chosen(self, request: Message) -> Message:
+        session = self._session(request)
+        drawn = self.opened(request, self._lookup(request), request.blobs["answer"])
+        self.store.put(_key(request, "drawn"), drawn)
+        return request.reply(
+            **{f"to/{peer}": session.encrypt(peer, drawn, *_use(request)) for peer in session.roster[1:]}
+        )
+
+    def _session(self, request: Message) -> Session:
+        return self.member.session(request.run, request.fields["session"])
+
+    def _place(self, request: Message, what: str) -> str:
+        """Of one session: transfers of another one would be used a second time."""
+        return f"{request.run}/{what}/{request.fields['session']}"
+
+    def _lookup(self, request: Message) -> Lookup:
+        stored = self.store.get(_key(request, "choice"))
+        if stored is not None:
+            return Lookup.unpack(stored)
+        receiver = TransferReceiver.unpack(self._stored(self._place(request, "choices")), 0)
+        session = self.member.session(request.run)
+        secret, users = self.member.group_secret(request.run), self.setting.population.users
+        part = private_sampling.ask(receiver, secret, session.transcript, users, self.law, request.round)
+        self.store.put(_key(request, "choice"), part.pack())
+        return part
+
+    def _stored(self, key: str) -> bytes:
+        stored = self.store.get(key)
+        if stored is None:
+            raise SilodpError(
+                f"silo '{self.member.identity.name}' was asked for transfers it has no base for: begin a new run.",
+                code="session.no_transfers",
+            )
+        return stored
+
+
+def _use(request: Message) -> tuple[str | int, ...]:
+    """What the keys of a round's boxes are derived for."""
+    return BOX, request.round
+
+
+def _key(request: Message, what: str) -> str:
+    return f"{request.run}/{what}/{request.round}"

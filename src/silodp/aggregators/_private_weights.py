@@ -1,0 +1,79 @@
+"""What `lattice` and `paillier` share: weights by records that are applied where nobody sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from silodp.accounting.guarantee import Adversary, View
+from silodp.aggregators._private_sampling import law_of
+from silodp.aggregators.base import Setting
+from silodp.aggregators.masked import FewestSilos
+from silodp.crypto.private_sampling import OneOf
+from silodp.errors import SilodpError
+from silodp.mechanisms.clipping import Bounds, ClippedStream
+from silodp.mechanisms.quantization import Grid
+from silodp.methods.base import Method
+
+
+class HiddenWeights(FewestSilos):
+    """Aggregators under which nobody learns a count; `hidden_sample` P is a field of theirs.
+
+    With P cells, nobody learns who is sampled either: the server draws one cell for each person, the silos another
+    one, and a person takes part where the one is within k cells of the other; the sampling rate must be k/P.
+    """
+
+    hidden_sample: int | None
+
+    @property
+    def samples_privately(self) -> bool:
+        """Whether nobody, the server included, knows who is sampled."""
+        return self.hidden_sample is not None
+
+    def law(self, method: Method) -> OneOf | None:
+        """How persons are drawn, where nobody is to know whom."""
+        return law_of(method, self.hidden_sample)
+
+    def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
+        """Everyone sees the sum; the server alone, if it draws the sample, knows it; nobody knows counts."""
+        m, known = self.shares_for(silos), self.law(method) is None
+        return {
+            "released": View("released", silos, shares_for=m, survivors=survivors),
+            "server": View("server", silos, knows_sample=known, shares_for=m, survivors=survivors),
+            "silo": View("silo", silos, shares_for=m, survivors=survivors),
+        }
+
+
+def check_private_weights(setting: Setting, name: str) -> Bounds:
+    """Refuse methods that have no weights to hide."""
+    bounds = setting.bounds
+    if bounds is None or not setting.method.needs_counts:
+        raise SilodpError(
+            f"aggregator = '{name}' hides weights by records, and {setting.method.name} as it is set uses none: set "
+            "weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'.",
+            code="argument.conflict",
+            field="aggregator",
+        )
+    return bounds
+
+
+def described_sampling(law: OneOf | None, silos: int, users: int, entry: int, lookups: int) -> dict[str, Any]:
+    """What it costs that nobody knows the sample, for people; `entry`: bytes that silo 0 chooses for one person."""
+    if law is None:
+        return {}
+    table = law.places * entry + 16 * (law.places - 1).bit_length()  # entries, and transfers to choose one
+    return {
+        "sampling": f"{law.drawn} of {law.places} cells for every person; nobody knows who is sampled",
+        "bytes between server and silo 0 for it, per round": users * (lookups * table + (silos - 1) * entry),
+    }
+
+
+def integer_rows(
+    update: ClippedStream, grid: Grid, refused: list[int]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(owners, rows in grid steps), chunk by chunk; counts the rows that were not finite."""
+    for chunk in update.chunks:
+        refused[0] += chunk.refused
+        yield chunk.owners.cpu().numpy(), grid.truncated(chunk)

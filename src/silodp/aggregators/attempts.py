@@ -1,0 +1,197 @@
+"""Attempts at one round, on the server's side and on a silo's (docs/protocols.md, section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from silodp.aggregators._key_agreement import Member, current
+from silodp.aggregators.base import Aggregator, Desk, Handler, Own, Setting
+from silodp.crypto.keys import Session
+from silodp.crypto.secure_aggregation import Attempt
+from silodp.errors import SilodpError, counted
+from silodp.wire.messages import Message
+from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest, is_roster, is_whole
+from silodp.wire.store import Store
+from silodp.wire.transport import Failure
+
+PURPOSE = "update"
+BOX = "sampled"
+"""The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
+_SEAL_BYTES = 32
+
+
+def model_and_sample(request: Message) -> str:
+    """Digest of what a silo's values in a round depend on: the model, and who and which silos take part."""
+    return Message("update", request.run, request.round, arrays=request.arrays).digest()
+
+
+def common_digest(request: Message) -> str:
+    """Digest of all that an update says to every silo on its roster alike.
+
+    Masks and seals are derived under it: silos that were asked different things, or one that is asked otherwise after
+    its store was set back, share no masks, so nothing of theirs can be subtracted.
+    """
+    if BOX not in request.blobs:
+        return request.digest()
+    return replace(request, blobs={n: blob for n, blob in request.blobs.items() if n != BOX}).digest()
+
+
+def _fields(setting: Setting) -> dict[str, Check]:
+    return {"session": is_digest, "release": is_whole, "roster": is_roster(setting.names)}
+
+
+def update_kind(
+    setting: Setting, arrays: Mapping[str, Array], blobs: Mapping[str, Blob], answer: Schema
+) -> Kind:
+    """An update in attempts."""
+    return Kind("update", Schema(_fields(setting), arrays, blobs), answer)
+
+
+def open_kind(setting: Setting) -> Kind:
+    """The request to open the seal of an attempt, named by its number and the digest of its update."""
+    return Kind(
+        "open",
+        Schema({**_fields(setting), "request": is_digest}),
+        Schema(blobs={"seal": Blob.of(_SEAL_BYTES)}),
+    )
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The server's side: who is still in, and what has been tried. Progress is durable before it is acted on."""
+
+    setting: Setting
+    desk: Desk
+    fewest: int
+
+    def collect(
+        self,
+        round_: int,
+        arrays: Mapping[str, np.ndarray],
+        blobs: Callable[[Attempt], Mapping[str, bytes]] = lambda attempt: {},
+        boxes: Mapping[str, bytes] | None = None,
+    ) -> tuple[dict[str, Message], dict[str, bytes], Attempt] | None:
+        """(answers, seals, attempt): of everyone on the roster of the first attempt that succeeds; None: budget spent.
+
+        `boxes`: what goes to one silo alone, in every attempt, as the blob `BOX`.
+
+        Raises:
+            SilodpError: a silo refuses, or too few are left; resuming goes on with the round.
+        """
+        now, session = self._progress(round_), current(self.desk.store).session
+        while True:
+            if not self.desk.affords(round_, now.release, len(now.roster)):
+                return None  # before silos charge for it in ledgers of their own
+            fields = {"session": session, "release": now.release, "roster": list(now.roster)}
+            request = Message(
+                "update", self.setting.run, round_, now.attempt, fields, dict(arrays), dict(blobs(now))
+            )
+            requests = {name: request for name in now.roster}
+            for name in requests.keys() & (boxes or {}).keys():
+                requests[name] = replace(request, blobs={**request.blobs, BOX: (boxes or {})[name]})
+            answers, failures = self.desk.ask(requests)
+            if failures:  # a release that was charged may have been opened before this process began
+                now = self._without(now, failures, now.release + self.desk.charged(round_, now.release))
+                continue
+            if not self.desk.charge(round_, now.release, len(now.roster)):
+                return None
+            about = {**fields, "request": request.digest()}
+            opening = Message("open", self.setting.run, round_, now.attempt, about)
+            opened, failures = self.desk.ask({name: opening for name in now.roster})
+            if failures:  # the others' seals may be open: what comes next is seen beside this
+                now = self._without(now, failures, now.release + 1)
+                continue
+            return answers, {name: answer.blobs["seal"] for name, answer in opened.items()}, now
+
+    def _progress(self, round_: int) -> Attempt:
+        stored = self.desk.store.get(_progress_key(round_))
+        if stored is None:
+            return Attempt(round_, 0, 0, self.setting.names, PURPOSE)
+        fields = Message.decode(stored).fields
+        return Attempt(round_, fields["attempt"], fields["release"], tuple(fields["roster"]), PURPOSE)
+
+    def _without(self, last: Attempt, failures: Mapping[str, Failure], release: int) -> Attempt:
+        for name, failure in failures.items():
+            if failure.kind == "refused":
+                raise SilodpError(
+                    f"silo '{name}' refused: {failure.reason}", code=failure.code or "run.refused"
+                )
+        roster = tuple(name for name in last.roster if name not in failures)
+        if len(roster) < self.fewest:
+            reasons = "; ".join(f"'{name}' ({f.kind}: {f.reason})" for name, f in failures.items())
+            raise SilodpError(
+                f"round {last.round + 1} has {counted(len(roster), 'silo')} left and needs {self.fewest}: no answer "
+                f"from {reasons}. Mend it and resume: the round will go on where it is.",
+                code="run.too_few_silos",
+            )
+        now = Attempt(last.round, last.attempt + 1, release, roster, PURPOSE)
+        fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
+        kept = Message("progress", self.setting.run, last.round, fields=fields)
+        self.desk.store.put(_progress_key(last.round), kept.encode())
+        return now
+
+
+def _progress_key(round_: int) -> str:
+    return f"progress/{round_}"
+
+
+@dataclass(frozen=True)
+class Seals:
+    """A silo's side: what it has drawn for a release, and its seals. What it may be asked, its gate decides."""
+
+    member: Member
+    store: Store
+    masked: Callable[[], str]
+
+    @classmethod
+    def of(cls, aggregator: Aggregator, setting: Setting, own: Own) -> Seals:
+        """Of one silo in a run."""
+        return cls(
+            Member(own.identity, own.pins, setting.constants(aggregator), own.store), own.store, own.masked
+        )
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """By kind of request: to meet, and to open."""
+        return {**self.member.handlers, "open": self.open}
+
+    def session(self, request: Message) -> Session:
+        """The session a request names, if it is the silo's."""
+        return self.member.session(request.run, request.fields["session"])
+
+    def attempt(self, request: Message) -> Attempt:
+        """The attempt that an update is of."""
+        return self._attempt(request, common_digest(request))
+
+    def drawn(
+        self, request: Message, attempt: Attempt, draw: Callable[[], dict[str, np.ndarray]]
+    ) -> dict[str, np.ndarray]:
+        """What this silo drew for this release: once, and kept before it is used, for further attempts at it."""
+        key, asked = f"{request.run}/noisy/{attempt.round}/{attempt.release}", model_and_sample(request)
+        stored = self.store.get(key)
+        if stored is not None:
+            kept = Message.decode(stored)
+            if kept.fields["asked"] == asked:
+                return kept.arrays
+            # The gate lets no round be asked with two models; what was drawn for one serves no other.
+            raise SilodpError(
+                f"silo '{self.member.identity.name}' has drawn noise for round {attempt.round + 1} with another model "
+                "or sample; nothing was sent.",
+                code="gate.model",
+            )
+        arrays = draw()
+        self.store.put(key, Message("kept", request.run, attempt.round, 0, {"asked": asked}, arrays).encode())
+        return arrays
+
+    def open(self, request: Message) -> Message:
+        """This silo's seal of the attempt that it masked last."""
+        attempt = self._attempt(request, request.fields["request"])
+        # Of everything that this silo was asked in its update, what no other silo was sent included.
+        return request.reply(seal=self.session(request).seal_key(*attempt.use, self.masked()))
+
+    def _attempt(self, request: Message, digest: str) -> Attempt:
+        release, roster = request.fields["release"], tuple(request.fields["roster"])
+        return Attempt(request.round, request.attempt, release, roster, PURPOSE, digest)

@@ -1,0 +1,310 @@
+"""Several methods on the same federation: utility against rounds and against ε, mean ± sd over seeds.
+
+Every finished (method, seed) is kept under DIR/runs: a comparison that was killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from silodp.accounting.accountant import usual_accountant
+from silodp.accounting.events import NoGuarantee
+from silodp.accounting.guarantee import ADVERSARIES
+from silodp.aggregators.base import Aggregator, Plain, events
+from silodp.cli._rehearsal import rehearse
+from silodp.config.public_spec import setting_of
+from silodp.config.schema import MethodSpec, RunConfig
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError, check_whole, counted
+from silodp.methods import Method
+from silodp.report import plots
+from silodp.report.compare_page import page, spread_text, table
+from silodp.report.formatting import measure_text
+from silodp.report.guarantee_text import is_only_claimed
+from silodp.runtime.train import train
+from silodp.training.task import Task
+from silodp.wire.store import write_durably
+
+Fields = dict[str, Any]
+Progress = Callable[[str], None]
+"""Called with a line of text after every run."""
+
+
+def compare(
+    config: RunConfig,
+    specs: Sequence[MethodSpec],
+    seeds: int,
+    out: str | Path,
+    on_progress: Progress | None = None,
+) -> Fields:
+    """Run every method with every seed, in memory, and write what came out to `out`.
+
+    Training without privacy is added if no spec is, and the untrained model is round 0 of every run. The
+    budget of the configuration holds for every method that promises its adversary something. Runs share one
+    federation: their seeds change starting points, batches and noise, not who is in the data.
+
+    Args:
+        config: data, task, rounds, δ, accountant, aggregator.
+        specs: the methods and their labels.
+        seeds: runs per method, with seeds 0, 1, …
+        out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
+            method, settings, model, data and seed are the same; delete it after changing code).
+        on_progress: see `Progress`.
+
+    Returns:
+        what compare.json holds: for each method ε by adversary and, per quantity, mean and sd by round.
+
+    Raises:
+        SilodpError: no seeds, two labels alike, or whatever a run refuses: of all methods before the first one trains.
+    """
+    check_whole("seeds", seeds, what="runs per method")
+    specs = list(specs)
+    if not any(spec.method.unit is None for spec in specs):
+        specs += config.specs("default")
+    labels = [spec.label for spec in specs]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise SilodpError(
+            f"methods names '{twice}' twice: once is enough.", code="argument.value", field="methods"
+        )
+    out = Path(out)
+    federation = config.federation()
+    if federation.test is None or len(federation.test) == 0:
+        raise SilodpError(
+            "there are no held-out records to compare methods on: name a split column in data.schema.split.",
+            code="data.no_records",
+            field="data.schema.split",
+        )
+    task = config.task(federation)
+    planned = [_planned(config, federation, task, spec) for spec in specs]
+    for spec, settings in zip(specs, planned, strict=True):
+        rehearse(spec.label, federation, task, spec.method, settings)
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    runs: list[list[Fields]] = []
+    done, total = 0, len(specs) * seeds
+    for spec, settings in zip(
+        specs, planned, strict=True
+    ):  # seeds inside: the accountant then finds every ε of a method again in its cache
+        runs.append([])
+        for seed in range(seeds):
+            run, is_new = _run(config, federation, task, spec, {**settings, "seed": seed}, out / "runs")
+            runs[-1].append(run)
+            done += 1
+            if on_progress is not None:
+                end = " ".join(f"{name} {value}" for name, value in _end_of(run).items())
+                again = "" if is_new else "  (finished before)"
+                on_progress(f"run {done}/{total}  {spec.label}, seed {seed}  {end}{again}")
+    result = _summary(config, federation, specs, runs, seeds)
+    write_durably(out / "compare.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    write_durably(out / "compare.md", table(result).encode())
+    write_durably(out / "compare.html", page(result, out).encode())
+    return result
+
+
+def _planned(config: RunConfig, federation: Federation, task: Task, spec: MethodSpec) -> Fields:
+    """The keyword arguments of `train`, with seed 0."""
+    aggregator = _aggregator(config, spec)
+    try:
+        cost = events(aggregator, setting_of(federation, task.size, spec.method, aggregator, config.delta))
+    except SilodpError as error:
+        raise SilodpError(f"method '{spec.label}': {error}", code=error.code, field=error.field) from None
+    settings = {**config.settings(), "aggregator": aggregator, "seed": 0}
+    settings["accountant"] = settings["accountant"] or usual_accountant(cost.values())
+    budget = settings["budget"]
+    if budget is not None and isinstance(cost[budget.adversary], NoGuarantee):
+        settings["budget"] = None  # nothing is promised to the budget's adversary: it runs as a reference
+    return settings
+
+
+def _run(
+    config: RunConfig, federation: Federation, task: Task, spec: MethodSpec, settings: Fields, folder: Path
+) -> tuple[Fields, bool]:
+    """One run, and whether it is new; else what was kept of it before."""
+    aggregator, seed = settings["aggregator"], settings["seed"]
+    model = f"{task.model!r} {task.dtype} {task.loss.name} {list(task.metrics)} {config.task_section!r}"
+    # By name where it has no settings: so runs were called before aggregators had any.
+    model += f" {config.budgets_section!r}" if config.budgets_section is not None else ""
+    named = {**settings, "aggregator": repr(aggregator) if config.aggregation else aggregator.name}
+    parts = [repr(spec.method), repr(named), model, federation.digest()]
+    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    path = folder / f"{fingerprint[:32]}.json"
+    kept = _kept(path, fingerprint)
+    if kept is not None:
+        return kept, False
+    started = time.perf_counter()
+    result = train(federation, task, spec.method, **settings)
+    run: Fields = {
+        "fingerprint": fingerprint,
+        "method": repr(spec.method),
+        "seed": seed,
+        "stopped": result.stopped,
+        "seconds": round(time.perf_counter() - started, 3),
+        "rows": [_finite(row) for row in result.metrics],
+        "guarantees": {adversary: result.guarantees[adversary].to_dict() for adversary in ADVERSARIES},
+    }
+    write_durably(path, json.dumps(run, ensure_ascii=False).encode())
+    return json.loads(json.dumps(run)), True
+
+
+def _end_of(run: Fields) -> dict[str, str]:
+    """What its last round measured."""
+    names = plots.quantities(run["rows"])
+    return {name: measure_text(plots.measured(run["rows"][-1], name)) for name in names}
+
+
+def _aggregator(config: RunConfig, spec: MethodSpec) -> Aggregator:
+    """The configuration's; but nothing is gained by hiding the parts of a sum that promises nothing to anybody."""
+    return config.aggregator() if spec.method.unit is not None else Plain()
+
+
+def _kept(path: Path, fingerprint: str) -> Fields | None:
+    """A finished run; a file that is damaged or of another run counts for nothing."""
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        return run if run["fingerprint"] == fingerprint and run["rows"] and run["guarantees"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: what is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _summary(
+    config: RunConfig,
+    federation: Federation,
+    specs: Sequence[MethodSpec],
+    runs: Sequence[Sequence[Fields]],
+    seeds: int,
+) -> Fields:
+    everything = [row for of_method in runs for run in of_method for row in run["rows"]]
+    names = plots.quantities(everything)
+    count = len(specs) * seeds
+    promised = (of_method[0]["guarantees"]["released"] for of_method in runs)
+    of_records = [spec.label for spec in specs if spec.method.unit == "record"]
+    accountants = sorted({said["accountant"] for said in promised if said["private"]})
+    methods = [_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)]
+    methods = [{**method, "warning": no_upper_level(method, methods)} for method in methods]
+    return {
+        "name": config.name,
+        "data": federation.name,
+        "rounds": config.rounds,
+        "delta": config.delta,
+        "accountant": " and ".join(accountants),
+        "aggregator": config.aggregator_name,
+        "seeds": seeds,
+        "runs": count,
+        "private": any(spec.method.unit is not None for spec in specs),
+        "note": (
+            f"{counted(count, 'run')} on the same people: each adds its own ε to what was spent before. Each ε here is "
+            "of one run with secret noise; these runs drew their noise from seeds, so their models are not "
+            "for release. Values are of the last round, on held-out records, which no ε covers."
+            + (f" ε of {', '.join(of_records)} is about single records." if of_records else "")
+            + (" ε by rdp is looser than ε by pld: compare them with care." if len(accountants) > 1 else "")
+        ),
+        "warnings": [method["warning"] for method in methods if method["warning"] is not None],
+        "quantities": names,
+        "untrained": {name: _spread(_at_round(runs, 0, name))["mean"] for name in names},
+        "methods": methods,
+    }
+
+
+def no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:
+    """Why a method without privacy does not show what is possible without noise; None if it may, and for others."""
+    if method["unit"] is not None:
+        return None
+    loss = _end_loss(method)
+    ends = [
+        (end, other["label"])
+        for other in methods
+        if other["private"] and (end := _end_loss(other)) is not None
+    ]
+    if not ends or (loss is not None and loss <= min(ends)[0]):
+        return None
+    best, label = min(ends)
+    tune = f"tune its rates in [methods.{method['label'].split(':')[0]}]"
+    if loss is None:
+        return f"{method['label']}, without noise, has no finite loss at the end and shows nothing; {tune}."
+    return (
+        f"{method['label']}, without noise, ends at a larger loss ({measure_text(loss)}) than {label} "
+        f"({measure_text(best)}), which is private, and does not show what is possible; {tune}."
+    )
+
+
+def _end_loss(method: Fields) -> float | None:
+    mean: float | None = method["final"].get("loss", {}).get("mean")
+    return mean
+
+
+def _at_round(runs: Sequence[Sequence[Fields]], round_: int, name: str) -> list[float | None]:
+    rows = [row for of_method in runs for run in of_method for row in run["rows"] if row["round"] == round_]
+    return [plots.measured(row, name) for row in rows]
+
+
+def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> Fields:
+    """Of one method: ε of one run (the same for every seed), and every quantity's spread over the runs."""
+    rows = runs[0]["rows"]
+    guarantees = runs[0]["guarantees"]
+    last = rows[-1]["round"]
+    rounds = [row["round"] for row in rows]
+    curves = {}
+    for name in names:
+        spreads = [_spread(_at_round([runs], round_, name)) for round_ in rounds]
+        curves[name] = {key: [spread[key] for spread in spreads] for key in ("mean", "sd", "n")}
+    return {
+        "label": spec.label,
+        "settings": repr(spec.method),
+        "unit": spec.method.unit,
+        "has_own_settings": spec.has_own_settings,
+        "accountant": guarantees["released"]["accountant"],
+        "private": guarantees["released"]["private"],
+        "epsilon": {adversary: guarantees[adversary]["epsilon"] for adversary in ADVERSARIES},
+        "reasons": {adversary: guarantees[adversary]["reason"] for adversary in ADVERSARIES},
+        "groups": _met_against(spec.method, guarantees)["groups"],
+        "claims": [
+            claim
+            for claim in guarantees["released"]["claims"]
+            if is_only_claimed(claim["epsilon"], guarantees["released"]["epsilon"])
+        ],
+        "stopped": runs[0]["stopped"],
+        "rounds": rounds,
+        "epsilon_by_round": {a: [plots.number(row["epsilon"][a]) for row in rows] for a in ADVERSARIES},
+        "curves": curves,
+        "final": {name: _spread(_at_round([runs], last, name)) for name in names},
+        "refused": sum(sum((row.get("refused") or {}).values()) for run in runs for row in run["rows"]),
+        "seconds": round(float(np.mean([run["seconds"] for run in runs])), 3),
+    }
+
+
+def _met_against(method: Method, guarantees: Fields) -> Fields:
+    """The guarantee towards whomever budgets of one's own are met against."""
+    personal = getattr(method, "personal", None)
+    found: Fields = guarantees["released" if personal is None else personal.adversary]
+    return found
+
+
+def _spread(values: Sequence[float | None]) -> Fields:
+    """Mean, sample standard deviation and number of the runs that have a value."""
+    good = [value for value in values if value is not None]
+    return {
+        "mean": float(np.mean(good)) if good else None,
+        "sd": float(np.std(good, ddof=1)) if len(good) > 1 else None,
+        "n": len(good),
+        "of": len(values),
+    }
+
+
+__all__ = ["Progress", "compare", "spread_text", "table"]

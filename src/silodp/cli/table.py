@@ -1,0 +1,75 @@
+"""`silodp table`: tables of the papers, computed anew, with what is proven told from what is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from silodp.cli._options import Json, show
+
+if TYPE_CHECKING:
+    from silodp.accounting.averaged_models import Row
+
+table_app = typer.Typer(help="Tables of the papers, computed anew.", no_args_is_help=True)
+
+_CLAIMED = "claimed"
+"""After a number that nobody has proven."""
+
+
+@table_app.callback()
+def _tables() -> None:
+    """Without it a single command would take the group's place."""
+
+
+@table_app.command("averaged-models")
+def averaged_models(as_json: Json = False) -> None:
+    """Compute ε of averaged models (DDP, Table 1), each cell proven or only claimed."""
+    from silodp.accounting.averaged_models import table
+
+    rows = table()
+    show(
+        {"delta": 1e-5, "record_sampling": 0.1, "rows": [asdict(row) for row in rows]},
+        as_json,
+        in_lines(rows),
+    )
+
+
+def in_lines(rows: Sequence[Row]) -> list[str]:
+    """The same for reading: a block for each number of steps, a line for each trajectory and conversion."""
+    lines = [
+        "ε of one record at δ = 1e-05, q = 0.1, when only the average of the parties' models is released.",
+        "A line's first word is the trajectory: which noise local models move with; its second the conversion to ε.",
+        "",
+    ]
+    cells = {(row.steps, row.trajectory, row.conversion, row.parties): row for row in rows}
+    kinds = list(dict.fromkeys((row.trajectory, row.conversion) for row in rows))
+    for steps in dict.fromkeys(row.steps for row in rows):
+        parties = list(dict.fromkeys(row.parties for row in rows if row.steps == steps))
+        first = [cells[steps, *kinds[0], number] for number in parties]
+        lines.append(
+            _line(
+                f"{steps} step{'s' if steps > 1 else ''}",
+                [f"{number} part{'ies' if number > 1 else 'y'}" for number in parties],
+            )
+        )
+        lines.append(_line("  σ of the sum", [f"{row.noise_multiplier:.3f}" for row in first]))
+        for trajectory, conversion in kinds:
+            found = [cells[steps, trajectory, conversion, number] for number in parties]
+            lines.append(_line(f"  {trajectory}, {conversion}", [_cell(row) for row in found]))
+        lines.append("")
+    return [
+        *lines,
+        f"{_CLAIMED}: by Theorem 4.6, not proven, no guarantee (the tests hold a counterexample); the rest is proven.",
+        "conversion 'paper': ρ + ln(1/δ)/(α - 1), looser than 'rdp'; 'decoupled': local models move with noise of 2σ.",
+    ]
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"{name:20}" + "".join(f"{cell:>16}" for cell in cells)
+
+
+def _cell(row: Row) -> str:
+    return f"{row.epsilon:.3f} {_CLAIMED if row.status == 'claimed' else '':{len(_CLAIMED)}}"

@@ -1,0 +1,1 @@
+"""Run configurations: TOML files, and the objects that they describe."""

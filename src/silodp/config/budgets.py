@@ -1,0 +1,146 @@
+"""The [budgets] table: which ε every record, or every person, is to be charged at most; drawn, for experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from silodp.accounting.budget_curve import told_apart
+from silodp.accounting.guarantee import Unit
+from silodp.config.construct import checked, choose, fields_of, make, unknown
+from silodp.data.budget_distributions import PREFERENCES, Budgets
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from silodp.methods import Method
+
+STANDING_IN = 1000
+"""Units that stand for all of them where no data are read."""
+
+_UNITS: dict[str, Unit] = {"records": "record", "users": "user"}
+
+
+@dataclass(frozen=True)
+class Level:
+    """A budget ε, and the share of the units, in (0, 1], that ask for it or for something between the last and it."""
+
+    budget: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """A distribution of budgets by its name in `PREFERENCES`, the seed of the draw, and whose budgets they are.
+
+    options: further arguments of the distribution, such as `levels`.
+    """
+
+    distribution: str
+    seed: int = 0
+    of: Literal["records", "users"] = "records"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> Unit:
+        """Whose budgets they are."""
+        return _UNITS[self.of]
+
+    def drawn(self, count: int) -> Budgets:
+        """(count,) budgets, the same whenever they are drawn."""
+        draw = choose(self.distribution, PREFERENCES, "budgets.distribution")
+        return draw(count, np.random.default_rng(self.seed), **self.options)
+
+    def on(self, federation: Federation) -> Federation:
+        """The federation with these budgets.
+
+        Raises:
+            SilodpError: its tables have budgets already.
+        """
+        if self.of == "records" and any(silo.budget is not None for silo in federation.silos):
+            raise SilodpError(
+                "budgets is set, and the tables have a column of budgets (data.schema.budget): take one of them out.",
+                code="argument.conflict",
+                field="budgets",
+            )
+        draw = partial(choose(self.distribution, PREFERENCES, "budgets.distribution"), **self.options)
+        return federation.with_budgets(draw, self.seed, self.unit)
+
+    def levels(self) -> tuple[Level, ...]:
+        """The budgets that are asked for, ascending, and by what share of the units; no data are needed."""
+        return levels(self.drawn(STANDING_IN))
+
+
+def levels(budgets: Budgets) -> tuple[Level, ...]:
+    """The distinct budgets and the shares that ask for them; of many, twentieths of the units and their largest."""
+    distinct = told_apart(budgets)
+    counts = np.bincount(np.searchsorted(distinct, budgets), minlength=len(distinct))
+    return tuple(Level(float(b), float(n / len(budgets))) for b, n in zip(distinct, counts, strict=True))
+
+
+def asks_budgets_of(method: Method) -> Unit | None:
+    """Whose own budgets a method reads; None: nobody's."""
+    from silodp.methods import RpdpFilter, UldpAvg
+    from silodp.methods.rpdp.method import TwoStageSampling
+
+    if isinstance(method, UldpAvg) and method.personal is not None:
+        return "user"
+    return "record" if isinstance(method, TwoStageSampling | RpdpFilter) else None
+
+
+def draws_by_budget(name: str) -> bool:
+    """Whether the method of this name finds how often a record is drawn from the record's own budget."""
+    from silodp.methods import METHODS
+    from silodp.methods.rpdp.method import TwoStageSampling
+
+    maker = METHODS.get(name.replace("_", "-"))
+    return isinstance(maker, type) and issubclass(maker, TwoStageSampling)
+
+
+def keepers_of(unit: Unit) -> str:
+    """The methods that keep budgets of every such unit, for messages."""
+    from silodp.methods import METHODS, RpdpFilter, UldpAvg
+    from silodp.methods.rpdp.method import TwoStageSampling
+
+    kinds = (UldpAvg,) if unit == "user" else (TwoStageSampling, RpdpFilter)
+    names = [name for name, maker in METHODS.items() if isinstance(maker, type) and issubclass(maker, kinds)]
+    with_table = " with [method.personal]" if unit == "user" else ""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names) + with_table
+
+
+def preferences(section: Mapping[str, Any]) -> Preferences:
+    """The preferences of a [budgets] table, checked: a few budgets are drawn.
+
+    Raises:
+        SilodpError: an unknown field or name, or a value that the distribution refuses.
+    """
+    own = [name for name in fields_of(Preferences) if name != "options"]
+    named = {name: value for name, value in section.items() if name in own}
+    found = make(Preferences, named, "the budgets", "budgets")
+    # Count and generator are ours to give.
+    draw = partial(
+        choose(found.distribution, PREFERENCES, "budgets.distribution"), 0, np.random.default_rng(0)
+    )
+    options = {name: value for name, value in section.items() if name not in own}
+    for name in options:
+        if name not in fields_of(draw):
+            raise SilodpError(
+                unknown(name, [*own, *fields_of(draw)], "the budgets", "budgets"),
+                code="config.unknown_field",
+                field=f"budgets.{name}",
+            )
+    if found.seed < 0:
+        raise SilodpError(
+            f"budgets.seed = {found.seed}: set a whole number ≥ 0.",
+            code="argument.value",
+            field="budgets.seed",
+        )
+    made = Preferences(
+        found.distribution, found.seed, found.of, checked(draw, options, "the budgets", "budgets")
+    )
+    made.drawn(STANDING_IN)
+    return made

@@ -1,0 +1,67 @@
+"""The method and the aggregator that a configuration names, from their tables of settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from silodp.config.construct import choose, fields_of, make, table_of
+from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from silodp.aggregators.base import Aggregator
+    from silodp.methods import Method
+
+
+def build_method(name: str, fields: Mapping[str, Any], where: str) -> Method:
+    """The method of this name with these fields, checked against its dataclass."""
+    from silodp.methods import METHODS
+
+    maker = choose(name, METHODS, f"{where}.name" if where == "method" else "method")
+    method: Method = make(maker, fields, name, where)
+    return method
+
+
+def filled(name: str, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, and those of `own` that the method of this name has, itself or in a table, and that are not given."""
+    from silodp.methods import METHODS
+
+    maker = METHODS.get(name.replace("_", "-"))
+    return dict(fields) if maker is None else _filled(maker, fields, own)
+
+
+def _filled(maker: Any, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    below = {key: table_of(maker, key) for key in fields}
+    given = {
+        key: _filled(below[key], value, own) if below[key] and isinstance(value, Mapping) else value
+        for key, value in fields.items()
+    }
+    return {**{key: value for key, value in own.items() if key in fields_of(maker)}, **given}
+
+
+def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:
+    """The aggregator of this name with the settings of an [aggregation] table.
+
+    A setting that only other aggregators have is refused, not passed over: it may say how many silos a sum must hide
+    among, and whoever changes the aggregator alone (`--set aggregator=plain`) should know that this is gone.
+
+    Raises:
+        SilodpError: an unknown name or setting, or a value that the aggregator refuses.
+    """
+    from silodp.aggregators import AGGREGATORS
+
+    maker = choose(name, AGGREGATORS, "aggregator")
+    own = {field: value for field, value in fields.items() if field in fields_of(maker)}
+    for field in (field for field in fields if field not in own):
+        others = [other for other, its in AGGREGATORS.items() if field in fields_of(its)]
+        if others:
+            kept = ", ".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
+            raise SilodpError(
+                f"aggregation.{field} is a setting of {' and '.join(others)}, and the aggregator is {name}: take it "
+                f"out of [aggregation], or replace that table by --set 'aggregation={{{kept}}}'.",
+                code="config.unknown_field",
+                field=f"aggregation.{field}",
+            )
+    aggregator: Aggregator = make(maker, fields, name, "aggregation")
+    return aggregator

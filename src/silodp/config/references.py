@@ -1,0 +1,173 @@
+"""From the [task] section to a task: models, losses and metrics by name, or one's own by reference."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from silodp.config.construct import checked, choose, fields_of
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.training.losses import LOSSES, Loss
+from silodp.training.metrics import METRICS, Metric
+from silodp.training.model_checks import inspect_model, inspect_on
+from silodp.training.models import MODELS
+from silodp.training.task import Task
+
+DEFAULT_MODELS = {"creditcard": "mlp", "mnist": "cnn_mnist", "fashion_mnist": "cnn_fashion"}
+"""Where a data set's paper uses more than a linear model."""
+
+
+def task_for(
+    federation: Federation,
+    source: str,
+    model: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    loss: str | None = None,
+    metrics: tuple[str, ...] | None = None,
+    seed: int | None = None,
+) -> Task:
+    """The task of a configuration; what is None follows from the data.
+
+    Args:
+        federation: gives the number of features and classes, and the kind of label.
+        source: of the data, which has a default model.
+        model: a name in `MODELS`, or a reference ("package.module:function", "file.py:function") to a
+            function that gives a `torch.nn.Module`; it gets `features` and `classes` if it takes them.
+        options: further arguments of the model's function.
+        loss: a name in `LOSSES` or a reference to a `Loss` (or to an f(outputs, targets) -> (n,)).
+        metrics: names in `METRICS` or references.
+        seed: for parameters that no layer re-initializes.
+    """
+    survival = federation.silos[0].y.ndim == 2
+    if model is None:
+        model = DEFAULT_MODELS.get(source, "logistic" if federation.classes else "cox_linear")
+    network = _model(model, options or {}, federation, seed)
+    if loss is None:
+        if federation.classes:
+            loss = "binary_cross_entropy" if _width(network, federation) == 1 else "cross_entropy"
+        else:
+            loss = "cox" if survival else "squared_error"
+    if metrics is None:
+        metrics = ("concordance",) if survival else _usual_metrics(federation.classes)
+    return Task(network, _loss(loss), {_label(name): _metric(name) for name in metrics})
+
+
+def _usual_metrics(classes: int | None) -> tuple[str, ...]:
+    if classes is None:
+        return ()
+    return ("accuracy", "roc_auc") if classes == 2 else ("accuracy",)
+
+
+def _model(name: str, options: Mapping[str, Any], federation: Federation, seed: int | None) -> nn.Module:
+    builder = _lookup(name, MODELS, "task.model")
+    if isinstance(builder, nn.Module):
+        return builder
+    if not callable(builder):
+        raise SilodpError(
+            f"task.model = '{name}' is of type {type(builder).__name__}: refer to a function or a module.",
+            code="model.not_a_module",
+            field="task.model",
+        )
+    public = {"features": int(np.prod(federation.silos[0].x.shape[1:])), "classes": federation.classes}
+    taken = {key: value for key, value in public.items() if key in fields_of(builder) and value is not None}
+    arguments = checked(builder, {**taken, **options}, f"the model '{name}'", "task.options")
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            network = builder(**arguments)
+        except SilodpError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise SilodpError(
+                f"task.model = '{name}' raised {describe_exception(error)}: correct it, or its task.options.",
+                code="model.raised",
+                field="task.model",
+            ) from error
+    if not isinstance(network, nn.Module):
+        raise SilodpError(
+            f"task.model = '{name}' returned an object of type {type(network).__name__}: "
+            "let it return a torch.nn.Module.",
+            code="model.not_a_module",
+            field="task.model",
+        )
+    return network
+
+
+def _width(network: nn.Module, federation: Federation) -> int:
+    """How many outputs the model has per record, seen on made-up records."""
+    inspect_model(network)
+    shape = federation.silos[0].x.shape[1:]
+    parameter = next(network.parameters())
+    example = torch.from_numpy(np.random.default_rng(0).standard_normal((4, *shape))).to(parameter)
+    inspect_on(network, example)
+    with torch.no_grad():
+        return int(network(example)[0].numel())
+
+
+def _loss(name: str) -> Loss:
+    found = _lookup(name, LOSSES, "task.loss")
+    if isinstance(found, Loss):
+        return found
+    if name.replace("-", "_") in LOSSES:
+        return LOSSES[name.replace("-", "_")]()
+    return Loss.per_record(_label(name), found)
+
+
+def _metric(name: str) -> Metric:
+    metric: Metric = _lookup(name, METRICS, "task.metrics")
+    return metric
+
+
+def _label(name: str) -> str:
+    return name.rpartition(":")[2].replace("-", "_")
+
+
+def _lookup(name: str, registry: Mapping[str, Callable[..., Any]], where: str) -> Any:
+    return refer(name, where) if ":" in name else choose(name, registry, where)
+
+
+def refer(reference: str, where: str) -> Any:
+    """What "package.module:name" or "path/file.py:name" refers to; a leading "python:" is allowed.
+
+    Raises:
+        SilodpError: the module cannot be imported, or has no such name.
+    """
+    place, _, name = reference.removeprefix("python:").rpartition(":")
+    try:
+        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (Exception, SystemExit) as error:  # whatever a user's module raises is the user's to correct
+        reason = describe_exception(error) if isinstance(error, SystemExit) else first_line(error)
+        raise SilodpError(
+            f"{where} = '{reference}': {place} cannot be imported ({reason or type(error).__name__}): mend it.",
+            code="config.not_importable",
+            field=where,
+        ) from error
+    if not hasattr(module, name):
+        raise SilodpError(
+            f"{where} = '{reference}': {place} has no '{name}': refer to a function defined there.",
+            code="config.not_importable",
+            field=where,
+        )
+    return getattr(module, name)
+
+
+def _module_of_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module

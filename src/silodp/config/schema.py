@@ -1,0 +1,354 @@
+"""A run as TOML: the Python API one to one, every mistake one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from silodp.accounting.guarantee import Adversary
+from silodp.accounting.ledger import Budget
+from silodp.config.budgets import Preferences, asks_budgets_of, draws_by_budget, keepers_of, preferences
+from silodp.config.builders import build_aggregator, build_method, filled
+from silodp.config.construct import checked, choose, fields_of, make, sentence, unknown
+from silodp.config.toml_values import (
+    MOST_SILOS,
+    Plain,
+    absolute,
+    assigned,
+    check_plain,
+    merged,
+    read_toml,
+    without_empty,
+)
+from silodp.data import benchmarks
+from silodp.data.federation import Federation
+from silodp.data.tables.reader import read_tables
+from silodp.errors import MOST_WHOLE, SilodpError, check_whole
+
+if TYPE_CHECKING:
+    from silodp.aggregators.base import Aggregator
+    from silodp.methods import Method
+    from silodp.training.task import Task
+
+SOURCES: dict[str, Callable[..., Federation]] = {**benchmarks.LOADERS, "tables": read_tables}
+"""What `[data] source` may name, and what its other fields are arguments of."""
+
+ALIASES = {"k": "group_size", "q": "user_sampling", "sigma": "noise_multiplier"}
+"""Short names of fields in `compare --methods`."""
+
+_FIXED_SILOS = {
+    "tcga_brca": len(benchmarks.TCGA_REGIONS),
+    "acs_income": 50,
+}
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """One line of a comparison: a method, and what it is called there.
+
+    `has_own_settings`: some were given for it; else all come from [method], and nobody tuned them for this one.
+    """
+
+    label: str
+    method: Method
+    has_own_settings: bool = True
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TaskSection(_Section):
+    """[task]: names or references (see `references.task_for`); what is missing follows from the data."""
+
+    model: str | None = None
+    options: Plain = Field(default_factory=dict)
+    loss: str | None = None
+    metrics: tuple[str, ...] | None = None
+
+
+class RunConfig(_Section):
+    """All that a run depends on, public every bit of it.
+
+    [data], [method], [methods.NAME], [aggregation], [budget] and [budgets] hold exactly the arguments of the loader,
+    the method, the aggregator, `Budget` and `Preferences`; they are checked against those when the configuration is
+    made. [silo_limits] holds ε by adversary. A method that has `rounds` and `delta` gets the run's unless it names its
+    own.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
+    rounds: Annotated[int, Field(ge=0, le=MOST_WHOLE)]
+    seed: Annotated[int, Field(ge=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    accountant: Literal["pld", "rdp"] | None = None
+    aggregator_name: str = Field(default="plain", alias="aggregator")
+    aggregation: Plain = Field(default_factory=dict)
+    evaluate_every: Annotated[int, Field(ge=1, le=MOST_WHOLE)] = 1
+    data: Plain
+    task_section: TaskSection = Field(default_factory=TaskSection, alias="task")
+    method_section: Plain = Field(alias="method")
+    methods: dict[str, Plain] = Field(default_factory=dict)
+    budget_section: Plain | None = Field(default=None, alias="budget")
+    silo_limits: dict[Adversary, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
+    budgets_section: Plain | None = Field(default=None, alias="budgets")
+
+    @model_validator(mode="after")
+    def _checked(self) -> RunConfig:
+        from silodp.methods import METHODS
+
+        self.aggregator()
+        self.loader()
+        self.method()
+        for name, fields in self.methods.items():
+            for field in fields:
+                maker = choose(name, METHODS, "methods")
+                if field not in fields_of(maker):
+                    raise SilodpError(
+                        unknown(field, fields_of(maker), name, f"methods.{name}"),
+                        code="config.unknown_field",
+                        field=f"methods.{name}.{field}",
+                    )
+        self.budget()
+        self.check_budgets(self.method())
+        self._check_somebody_reads_budgets()
+        return self
+
+    @property
+    def source(self) -> str:
+        """Where the data come from: a data set's name, or "tables"."""
+        return str(self.data["source"])
+
+    @property
+    def silos(self) -> int:
+        """S, without looking at any data."""
+        if self.source == "tables":
+            return len(self.data["files"])
+        if self.source in _FIXED_SILOS:
+            return _FIXED_SILOS[self.source]
+        return int(self.data.get("silos", fields_of(SOURCES[self.source])["silos"].default))
+
+    def federation(self) -> Federation:
+        """Load the data; [budgets] are drawn for them."""
+        maker, values = self.loader()
+        federation = maker(**values)
+        own = self.preferences()
+        return federation if own is None else own.on(federation)
+
+    def task(self, federation: Federation) -> Task:
+        """Model, loss and metrics for these data."""
+        from silodp.config.references import task_for
+
+        return task_for(federation, self.source, **dict(self.task_section), seed=self.seed)
+
+    def method(self) -> Method:
+        """The method of [method]."""
+        name, fields = _named(self.method_section)
+        return self._built(name, fields, "method")
+
+    def aggregator(self) -> Aggregator:
+        """The aggregator, with the settings of [aggregation]."""
+        return build_aggregator(self.aggregator_name, self.aggregation)
+
+    def budget(self) -> Budget | None:
+        """The budget, if any, at the run's δ: a plan refuses another one as a run does."""
+        if self.budget_section is None:
+            return None
+        budget = make(Budget, {"delta": self.delta, **self.budget_section}, "a budget", "budget")
+        if budget.delta != self.delta:
+            raise SilodpError(
+                f"budget.delta = {budget.delta} differs from delta = {self.delta}: set both to the same value.",
+                code="argument.conflict",
+                field="budget.delta",
+            )
+        return budget
+
+    def preferences(self) -> Preferences | None:
+        """The personal budgets that [budgets] describes, if any."""
+        return None if self.budgets_section is None else preferences(self.budgets_section)
+
+    def check_budgets(self, method: Method) -> None:
+        """Refuse a method that asks for budgets of one's own where there are none; no data are needed."""
+        unit = asks_budgets_of(method)
+        own = self.preferences()
+        given = {own.unit} if own is not None else set()
+        if self.source == "tables" and dict(self.data["schema"]).get("budget") is not None:
+            given.add("record")
+        if unit is not None and unit not in given:
+            column = ", or name a column of budgets (data.schema.budget)" if self.source == "tables" else ""
+            raise SilodpError(
+                f"method {method.name} needs a budget of its own for every {unit}, and there is none: add a table "
+                f"[budgets] with a distribution and of = '{unit}s'{column if unit == 'record' else ''}.",
+                code="data.budgets",
+                field="budgets",
+            )
+
+    def _check_somebody_reads_budgets(self) -> None:
+        """Refuse budgets that [method] would pass over: who asked for little would be charged as everybody else.
+
+        Other methods of a comparison may be without: they stand beside one that keeps them.
+        """
+        own = self.preferences()
+        column = self.source == "tables" and dict(self.data["schema"]).get("budget") is not None
+        given = [("[budgets]", own.unit)] if own is not None else []
+        given += [("data.schema.budget", "record")] if column else []
+        method = self.method()
+        for where, unit in given:
+            if unit != asks_budgets_of(method):
+                raise SilodpError(
+                    f"{where} gives every {unit} a budget of its own, and method {method.name} reads none of them: "
+                    f"choose a method that keeps them ({keepers_of(unit)}), or take {where} out.",
+                    code="argument.conflict",
+                    field=where.strip("[]"),
+                )
+
+    def settings(self) -> Plain:
+        """The keyword arguments of `silodp.train` besides federation, task and method."""
+        names = ("rounds", "aggregator", "seed", "delta", "accountant", "evaluate_every", "silo_limits")
+        made = {"aggregator": self.aggregator(), "budget": self.budget()}
+        return {**{name: getattr(self, name) for name in names}, **made}
+
+    def specs(self, text: str) -> list[MethodSpec]:
+        """The methods of `compare --methods`: "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8".
+
+        A field comes from the specification, else from [methods.NAME], else from [method] where both methods
+        have it; but a server_learning_rate only from a method with the same server scale.
+
+        Raises:
+            SilodpError: an unknown method or field, or a field that none of the three gives.
+        """
+        found = [self._named_spec(part.strip()) for part in text.split(",") if part.strip()]
+        if not found:
+            raise SilodpError(
+                "methods is empty: name at least one, for example uldp-avg.",
+                code="argument.value",
+                field="methods",
+            )
+        labels = [spec.label for spec in found]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise SilodpError(
+                f"methods names '{twice}' twice: once is enough.", code="argument.value", field="methods"
+            )
+        return found
+
+    def _named_spec(self, text: str) -> MethodSpec:
+        """The same, and every refusal names the specification that is at fault."""
+        try:
+            return self._spec(text)
+        except SilodpError as error:
+            if text in str(error):
+                raise
+            raise SilodpError(f"methods, at '{text}': {error}", code=error.code, field=error.field) from None
+
+    def _spec(self, text: str) -> MethodSpec:
+        from silodp.methods import METHODS, Population
+
+        name, *settings = text.split(":")
+        maker = choose(name, METHODS, "methods")
+        own_name, own = _named(self.method_section)
+        inherited: Plain = {field: value for field, value in own.items() if field in fields_of(maker)}
+        given: Plain = dict(self.methods.get(name, {}))
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            given = assigned(given, f"{ALIASES.get(key, key)}{equals}{value}")
+        method = self._built(name, merged(inherited, given), f"methods.{name}")
+        people = Population(self.silos, users=3)
+        if "server_learning_rate" not in given and method.server_scale(people) != self.method().server_scale(
+            people
+        ):
+            # A rate means something only with its scale: 20 on 1/(U·S) is not 20 on 1/S.
+            inherited.pop("server_learning_rate", None)
+            method = self._built(name, merged(inherited, given), f"methods.{name}")
+        self.check_budgets(method)
+        return MethodSpec(text, method, has_own_settings=bool(given) or name == own_name)
+
+    def _built(self, name: str, fields: Plain, where: str) -> Method:
+        """The method; rounds and δ that its budgets are for are the run's unless it says others."""
+        own = {"rounds": self.rounds, "delta": self.delta}
+        if "record_sampling" in fields and draws_by_budget(name):
+            raise SilodpError(
+                f"{where}.record_sampling is not a field of {name}: how often a record is drawn follows from its own "
+                f"budget; take it out ('silodp plan' shows every q).",
+                code="config.unknown_field",
+                field=f"{where}.record_sampling",
+            )
+        return build_method(name, filled(name, fields, own), where)
+
+    def loader(self) -> tuple[Callable[..., Federation], Plain]:
+        """What reads the data, and its arguments."""
+        source = self.data.get("source")
+        if not isinstance(source, str):
+            raise SilodpError(
+                f"data.source = {source!r}: it must be one of {', '.join(SOURCES)}.",
+                code="config.value",
+                field="data.source",
+            )
+        loader = choose(source, SOURCES, "data.source")
+        values = {key: value for key, value in self.data.items() if key != "source"}
+        if "name" in fields_of(loader):
+            values = {"name": self.name, **values}
+        arguments = checked(loader, values, f"the data source '{source}'", "data")
+        for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
+            if isinstance(arguments.get(name), int):
+                check_whole(f"data.{name}", arguments[name], least, most)
+        return loader, arguments
+
+    def to_toml(self) -> str:
+        """The configuration as TOML; reading it gives it back."""
+        return tomli_w.dumps(without_empty(self.model_dump(by_alias=True, exclude_none=True)))
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a TOML file; `overrides` are "key=value" with dotted keys, the value in TOML or else plain text.
+
+    Relative paths inside are relative to the file's folder. The name defaults to the file's.
+
+    Raises:
+        SilodpError: no such file, not TOML, or anything that does not fit, in one sentence.
+    """
+    path = Path(path)
+    values = read_toml(path)
+    for override in overrides:
+        values = assigned(values, override)
+    return parse_config({"name": re.sub(r"[^\w.-]", "-", path.stem), **values}, path.parent)
+
+
+def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunConfig:
+    """The configuration of plain values; relative paths are taken from `folder`."""
+    check_plain(values)
+    try:
+        plain = json.dumps(absolute(values, (folder or Path.cwd()).resolve()))
+        return RunConfig.model_validate_json(plain)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "extra_forbidden":
+            *section, name = [str(part) for part in first["loc"]]
+            fields = TaskSection.model_fields if section else RunConfig.model_fields
+            known = [field.alias or key for key, field in fields.items()]
+            what = f"[{'.'.join(section)}]" if section else "the configuration"
+            raise SilodpError(
+                unknown(name, known, what, ".".join(section)),
+                code="config.unknown_field",
+                field=".".join([*section, name]),
+            ) from None
+        raise sentence(error) from None
+
+
+def _named(section: Mapping[str, Any]) -> tuple[str, Plain]:
+    name = section.get("name")
+    if not isinstance(name, str):
+        raise SilodpError(
+            'method.name is missing: set a method\'s name, for example name = "uldp-avg".',
+            code="config.missing_field",
+            field="method.name",
+        )
+    return name, {key: value for key, value in section.items() if key != "name"}

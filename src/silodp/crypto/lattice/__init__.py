@@ -1,0 +1,1 @@
+"""Ring-LWE encryption that adds ciphertexts, for private weighting."""

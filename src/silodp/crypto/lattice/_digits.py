@@ -1,0 +1,130 @@
+"""Vectors of integers modulo 2^bits for any number of bits, as planes of 64-bit words.
+
+What the lattice round sends and secure aggregation masks: `Digits` is one of its groups. A number below 2^bits is
+Σ_i word_i·2^(64·i), a vector has shape (words, count), least word first, and takes count·bits/8 bytes on the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.crypto.lattice.ring import Bytes, pack, unpack
+from silodp.crypto.streams import keystream
+from silodp.errors import SilodpError
+
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The group of vectors of `count` integers modulo 2^`bits`; `count` is a multiple of 64."""
+
+    bits: int
+    count: int
+
+    @property
+    def words(self) -> int:
+        """64-bit words a number."""
+        return -(-self.bits // 64)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a vector on the wire, and of the keystream that masks it."""
+        return self.count * self.bits // 8
+
+    def add(self, a: Words, b: Words) -> Words:
+        """a + b mod 2^bits."""
+        total = np.empty((self.words, self.count), np.uint64)
+        carry: NDArray[np.bool_] | None = None
+        for i in range(self.words):
+            np.add(a[i], b[i], out=total[i])
+            overflow = total[i] < b[i]
+            if carry is not None:
+                total[i] += carry
+                overflow |= carry & (total[i] == 0)
+            carry = overflow
+        return self._reduced(total)
+
+    def subtract(self, a: Words, b: Words) -> Words:
+        """a − b mod 2^bits."""
+        rest = np.empty((self.words, self.count), np.uint64)
+        borrow: NDArray[np.bool_] | None = None
+        for i in range(self.words):
+            np.subtract(a[i], b[i], out=rest[i])
+            underflow = a[i] < b[i]
+            if borrow is not None:
+                underflow |= borrow & (rest[i] == 0)
+                rest[i] -= borrow
+            borrow = underflow
+        return self._reduced(rest)
+
+    def zero(self) -> Words:
+        """The vector of zeros."""
+        return np.zeros((self.words, self.count), np.uint64)
+
+    def uniform(self, key: bytes) -> Words:
+        """A uniform vector, the stream of `key`."""
+        return self._unpacked(keystream(key, self.size))
+
+    def mask(self, value: Words, key: bytes, sign: int) -> Words:
+        """value ± the uniform vector of `key`."""
+        return (self.add if sign > 0 else self.subtract)(value, self.uniform(key))
+
+    def bits_from(self, vector: Words, first: int, width: int) -> NDArray[np.uint64]:
+        """Bits [first, first+width) of every number, width ≤ 64."""
+        word, offset = divmod(first, 64)
+        found: NDArray[np.uint64] = vector[word] >> np.uint64(offset)
+        if offset + width > 64:
+            found |= vector[word + 1] << np.uint64(64 - offset)
+        found &= np.uint64((1 << width) - 1)
+        return found
+
+    def from_limbs(self, limbs: NDArray[np.int64], limb_bits: int) -> Words:
+        """Limbs in [0, 2^w) of shape (..., L, N), L·w = bits, to the vector of all coefficients in order."""
+        vector = self.zero()
+        for k in range(limbs.shape[-2]):
+            limb = limbs[..., k, :].reshape(-1).view(np.uint64)
+            word, offset = divmod(k * limb_bits, 64)
+            vector[word] |= limb << np.uint64(offset)
+            if offset + limb_bits > 64:
+                vector[word + 1] |= limb >> np.uint64(64 - offset)
+        return vector
+
+    def to_limbs(self, vector: Words, limb_bits: int, *shape: int) -> NDArray[np.int64]:
+        """The inverse of `from_limbs`; `shape` is (..., N) without the limbs."""
+        starts = range(0, self.bits, limb_bits)
+        limbs = [self.bits_from(vector, first, limb_bits).view(np.int64).reshape(shape) for first in starts]
+        return np.stack(limbs, axis=-2)
+
+    def to_bytes(self, vector: Words) -> bytes:
+        """Whole words plane by plane, then the last word's bits packed: `size` bytes."""
+        rest = self.bits % 64
+        planes = [np.ascontiguousarray(plane, "<u8").tobytes() for plane in vector[: self.bits // 64]]
+        return b"".join([*planes, pack(vector[-1], rest).tobytes()] if rest else planes)
+
+    def from_bytes(self, packed: bytes) -> Words:
+        """The inverse of `to_bytes`; any bytes of the right length are a vector."""
+        if len(packed) != self.size:
+            raise SilodpError(
+                f"a vector of {self.count} numbers modulo 2^{self.bits} takes {self.size} bytes, not {len(packed)}; "
+                "server and silos must use the same parameters",
+                code="message.malformed",
+            )
+        return self._unpacked(np.frombuffer(packed, np.uint8))
+
+    def _unpacked(self, packed: Bytes) -> Words:
+        vector = np.empty((self.words, self.count), np.uint64)
+        whole = self.bits // 64
+        split = whole * 8 * self.count
+        vector[:whole] = packed[:split].view("<u8").reshape(whole, self.count)
+        if self.bits % 64:
+            vector[whole] = unpack(packed[split:], self.bits % 64)
+        return vector
+
+    def _reduced(self, vector: Words) -> Words:
+        if self.bits % 64:
+            vector[-1] &= np.uint64((1 << self.bits % 64) - 1)
+        return vector

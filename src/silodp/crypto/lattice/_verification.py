@@ -1,0 +1,155 @@
+"""Sums of ring products that are exact or are not returned (docs/protocols.md, section 3).
+
+A float64 transform rounds. Whether it rounded right depends on data, and a wrong digit would add to the data what no
+noise was sized for. So every block is checked against random polynomials modulo 2^64, by another way of computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.crypto.lattice.parameters import CHECK_PIECE_BITS, PIECE_BITS, LatticeParameters
+from silodp.crypto.lattice.ring import Integers, Transform
+from silodp.crypto.streams import keystream
+from silodp.errors import SilodpError
+
+Elements = Callable[[slice], NDArray[np.int32]]
+_USERS_AT_A_TIME = 32  # added up by one matrix product; the error bound counts on it
+_BLOCKS_AT_A_TIME = 8
+_CHECK_PIECES = 64 // CHECK_PIECE_BITS
+
+
+class VerifiedProducts:
+    """Σ_u M_u·b_u over the integers, limb row by limb row.
+
+    With T_k uniform modulo 2^64 for every limb row k, drawn once, and y_u = Σ_k adj(b_{u,k})·T_k, a block r is right
+    only if Σ_k ⟨T_k, r_k⟩ = Σ_u ⟨y_u, M_u⟩ modulo 2^64; a wrong one passes with probability ≤ 2^−44. A block that fails
+    is computed again from M in balanced 14-bit pieces, and checked again.
+    """
+
+    def __init__(
+        self,
+        parameters: LatticeParameters,
+        key: bytes,
+        transform: Transform,
+        executor: Executor | None = None,
+    ):
+        self.repeated = 0
+        """Blocks that had to be computed in pieces."""
+        self._ring = parameters.ring
+        self._pieces = parameters.pieces
+        self._transform = transform
+        self._map: Callable[..., Iterable[Any]] = executor.map if executor else map
+        shape = (2 * parameters.limbs, _CHECK_PIECES, parameters.ring_size)
+        drawn = keystream(key, 2 * int(np.prod(shape))).view("<i2").reshape(shape)
+        self._tests = _joined(drawn.astype(np.int64), CHECK_PIECE_BITS)
+        self._tests_adjoint = transform.forward(drawn).conj()
+
+    def add_to(self, total: Integers, multipliers: NDArray[np.int32], elements: Elements) -> None:
+        """Adds Σ_u M_u·b_u to `total` (B, 2, K, N) in place, and carries: balanced before, balanced after.
+
+        multipliers: M (u, B, N); `elements(users)`: both halves of b for these users, limb rows (·, 2K, N).
+
+        Raises:
+            SilodpError: a block is not exact even in pieces; nothing of `total` may be sent.
+        """
+        blocks = multipliers.shape[1]
+        tiles = [slice(b, min(b + _BLOCKS_AT_A_TIME, blocks)) for b in range(0, blocks, _BLOCKS_AT_A_TIME)]
+        sums: dict[int, Any] = {}
+        expected = np.zeros(blocks, np.uint64)
+
+        for users in _groups(len(multipliers)):
+            spectrum = self._transform.forward(elements(users))
+            digests = self._digests(spectrum)
+
+            def multiply(
+                tile: slice, some: NDArray[np.int32] = multipliers[users], b: Any = spectrum, y: Any = digests
+            ) -> None:
+                expected[tile] += _inner(y, some[:, tile])
+                product = self._product(some[:, tile], b)
+                if tile.start in sums:
+                    sums[tile.start] += product
+                else:
+                    sums[tile.start] = product
+
+            list(self._map(multiply, tiles))
+
+        def finish(tile: slice) -> None:
+            rows = self._transform.inverse(sums.pop(tile.start))
+            wrong = np.flatnonzero(self._digest(rows) != expected[tile])
+            if wrong.size:
+                self.repeated += wrong.size
+                rows[wrong] = self._in_pieces(multipliers[:, tile][:, wrong], elements)
+                if (self._digest(rows) != expected[tile]).any():
+                    raise SilodpError(
+                        "a block of the weighted sum cannot be computed exactly, even in pieces; nothing was sent: "
+                        "take a coarser grid (smaller C/g) or a smaller count cap",
+                        code="crypto.parameters",
+                    )
+            total[tile] += rows.reshape(total[tile].shape)
+            self._ring.balance(total[tile])
+
+        list(self._map(finish, tiles))
+
+    def _product(self, multipliers: NDArray[np.int32], spectrum: Any) -> Any:
+        """The spectrum of Σ_u M_u·b_u."""
+        return self._transform.forward(multipliers).swapaxes(1, 2) @ spectrum
+
+    def _in_pieces(self, multipliers: NDArray[np.int32], elements: Elements) -> Integers:
+        """Σ_u M_u·b_u (·, 2K, N) with rounding errors smaller by 2^14 for every piece but the last."""
+        pieces = _pieces(multipliers, self._pieces)
+        sums: list[Any] = [0] * len(pieces)
+        for users in _groups(len(multipliers)):
+            spectrum = self._transform.forward(elements(users))
+            sums = [
+                total + self._product(piece[users], spectrum)
+                for total, piece in zip(sums, pieces, strict=True)
+            ]
+        rows: Integers = np.sum(
+            [self._transform.inverse(total) << (PIECE_BITS * i) for i, total in enumerate(sums)], axis=0
+        )
+        return rows
+
+    def _digests(self, spectrum: Any) -> NDArray[np.uint64]:
+        """y_u modulo 2^64 (u, N); adj(b) has the conjugate spectrum of b."""
+        return _joined(self._transform.inverse((spectrum @ self._tests_adjoint).conj()), CHECK_PIECE_BITS)
+
+    def _digest(self, rows: Integers) -> NDArray[np.uint64]:
+        """Σ_k ⟨T_k, r_k⟩ modulo 2^64, per block."""
+        digest: NDArray[np.uint64] = np.einsum("kn,bkn->b", self._tests, rows.view(np.uint64))
+        return digest
+
+
+def _groups(users: int) -> Iterator[slice]:
+    return (slice(u, min(u + _USERS_AT_A_TIME, users)) for u in range(0, users, _USERS_AT_A_TIME))
+
+
+def _inner(digests: NDArray[np.uint64], multipliers: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """Σ_u ⟨y_u, M_u⟩ modulo 2^64, per block."""
+    inner: NDArray[np.uint64] = np.einsum("un,ubn->b", digests, multipliers.astype(np.int64).view(np.uint64))
+    return inner
+
+
+def _pieces(integers: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
+    """`count` balanced pieces of 14 bits whose weighted sum, 2^(14·i) for the i-th, is `integers`."""
+    pieces, half = [], 1 << (PIECE_BITS - 1)
+    rest = integers.astype(np.int64)
+    for _ in range(count - 1):
+        low = ((rest + half) & ((1 << PIECE_BITS) - 1)) - half
+        pieces.append(low.astype(np.int32))
+        rest = (rest - low) >> PIECE_BITS
+    return [*pieces, rest.astype(np.int32)]
+
+
+def _joined(pieces: Integers, bits: int) -> NDArray[np.uint64]:
+    """Σ_i piece_i·2^(bits·i) modulo 2^64, over the axis before the last."""
+    words = pieces.view(np.uint64)
+    total = np.zeros((*words.shape[:-2], words.shape[-1]), np.uint64)
+    for i in range(words.shape[-2]):
+        total += words[..., i, :] << np.uint64(bits * i)
+    return total

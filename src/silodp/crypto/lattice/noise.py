@@ -1,0 +1,70 @@
+"""What a lattice party draws: secrets, errors, flooding, and integer noise at the scale of weights.
+
+Every function reads the whole stream of one key, which has no other use.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.crypto.lattice.parameters import ERROR_ETA
+from silodp.crypto.lattice.ring import Integers, Ring
+from silodp.crypto.streams import keystream, subkey, words
+from silodp.errors import SilodpError
+
+_COINS = np.uint64((1 << ERROR_ETA) - 1)
+
+
+def ternary(key: bytes, *shape: int) -> NDArray[np.int8]:
+    """Uniform in {−1, 0, 1}."""
+    count = int(np.prod(shape, dtype=np.int64))
+    drawn = keystream(
+        key, count + count // 64 + 64
+    )  # one byte in 256 is refused: 64 spare and 1.6 % are plenty
+    kept = drawn[drawn < 255][:count]
+    if len(kept) < count:
+        return ternary(subkey(key, "again"), *shape)
+    return (kept % 3).astype(np.int8).reshape(shape) - np.int8(1)
+
+
+def centered_binomial(key: bytes, *shape: int) -> Integers:
+    """Sum of η fair coins less η others: mean 0, variance η/2."""
+    bits = words(key, int(np.prod(shape, dtype=np.int64)), np.uint64)
+    ones: Integers = np.bitwise_count(bits & _COINS).astype(np.int64)
+    ones -= np.bitwise_count((bits >> np.uint64(ERROR_ETA)) & _COINS)
+    return ones.reshape(shape)
+
+
+def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Integers:
+    """Adds uniform integers in [−2^(bits−1), 2^(bits−1)) to every coefficient in place (docs/protocols.md, section 3).
+
+    It reaches from the lowest bit to bit `bits`, so that none of the errors below shows. Carries are left.
+    """
+    shape = (*element.shape[:-2], ring.size)
+    for limb in range(-(-bits // ring.limb_bits)):
+        width = min(ring.limb_bits, bits - limb * ring.limb_bits)
+        drawn = words(subkey(key, "flooding", limb), int(np.prod(shape, dtype=np.int64)), np.uint32)
+        element[..., limb, :] += (drawn & np.uint32((1 << width) - 1)).reshape(shape)
+    top, offset = divmod(bits - 1, ring.limb_bits)
+    element[..., top, :] -= 1 << offset
+    return element
+
+
+def scaled_noise(share: Integers, shift: int, stream: np.random.Generator) -> Integers:
+    """2^shift·share + centered Uniform of width 2^shift, drawn from `stream` (docs/protocols.md, section 3).
+
+    Without the uniform part the sum modulo 2^shift would be free of noise.
+
+    Raises:
+        SilodpError: the scaled share does not fit; its variance must be far too large.
+    """
+    if shift < 0 or np.abs(share).max(initial=0) >= 1 << (61 - shift):
+        raise SilodpError(
+            f"integer noise does not fit at the scale 2^{shift}; check the noise multiplier and the grid",
+            code="argument.grid",
+        )
+    if not shift:
+        return share.astype(np.int64)
+    uniform = stream.integers(-(1 << (shift - 1)), 1 << (shift - 1), share.shape)
+    return (share.astype(np.int64) << shift) + uniform

@@ -1,0 +1,244 @@
+"""Which lattice private weighting needs, and whether one is safe: all rules of docs/protocols.md, section 3, by name.
+
+Everything here is a public constant; nothing is estimated from data. Sizes are in bits: `log2_tv = -44` is 2^−44.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from silodp.crypto.lattice._digits import Digits
+from silodp.crypto.lattice.ring import Ring
+from silodp.errors import SilodpError
+
+ERROR_ETA = 21  # centered binomial errors: standard deviation √(η/2) = 3.24
+STANDARD_128 = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
+"""Largest modulus, in bits, for 128 bits of security and a ternary secret (Homomorphic Encryption Standard, 2018)."""
+MOST_PLANNED = 47.0  # √U·n_max·(C/g)·2^w ≤ 2^47: largest rounding error measured .10
+LEAST_FLOODING = -40.0
+PIECE_BITS = 14  # of the multipliers, when a product must be repeated in pieces
+CHECK_PIECE_BITS = 16  # of the random test polynomials
+_BUFFER = 1 << 29  # bytes of multipliers held at a time, from which a product can be repeated
+
+
+class Rule(NamedTuple):
+    """One inequality: `value` must not exceed `limit` (both in the unit that `name` says)."""
+
+    name: str
+    value: float
+    limit: float
+    advice: str
+    safety: bool = True  # or correctness, which no door opens
+
+    @property
+    def holds(self) -> bool:
+        """Whether value ≤ limit."""
+        return self.value <= self.limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatticeParameters:
+    """Public constants of the weighting and of its encryption.
+
+    The weighting: `dimension` d, `users` U, `silos` S, `count_cap` n_max per (silo, user), `weight_bits` k,
+    `clip_units` C/g in grid units, `noise_multiplier` of the sum of all silos' shares (its standard deviation over C),
+    `attempts` over the whole run (rounds and their repetitions), `epsilon` and `delta` of its guarantee.
+    The encryption: `ring_size` N, `limb_bits` w, `limbs` K (modulus 2^(w·K)), `plaintext_bits` T, `dropped` limbs.
+    `insecure_for_tests` waives the rules of security and planning, never those of correctness.
+    """
+
+    dimension: int
+    users: int
+    silos: int
+    count_cap: int
+    clip_units: int
+    noise_multiplier: float
+    attempts: int
+    epsilon: float
+    delta: float
+    weight_bits: int = 20
+    ring_size: int
+    limb_bits: int
+    limbs: int
+    plaintext_bits: int
+    dropped: int
+    insecure_for_tests: bool = False
+
+    @property
+    def modulus_bits(self) -> int:
+        """Q = w·K."""
+        return self.limb_bits * self.limbs
+
+    @property
+    def blocks(self) -> int:
+        """B, ciphertexts that hold the vector's d coefficients."""
+        return -(-self.dimension // self.ring_size)
+
+    @property
+    def sent_bits(self) -> int:
+        """Q − drop·w, bits a coefficient on the way up."""
+        return self.modulus_bits - self.dropped * self.limb_bits
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of ciphertexts."""
+        return Ring(self.ring_size, self.limb_bits, self.limbs)
+
+    @property
+    def kept(self) -> Ring:
+        """The ring of what is left when low limbs are dropped."""
+        return Ring(self.ring_size, self.limb_bits, self.limbs - self.dropped)
+
+    @property
+    def digits(self) -> Digits:
+        """The group of what silos send: (block, c0 or c1, coefficient) in this order, modulo 2^sent_bits."""
+        return Digits(self.sent_bits, 2 * self.blocks * self.ring_size)
+
+    @property
+    def bytes_up(self) -> float:
+        """Per parameter and silo: two polynomials a block."""
+        return 2 * self.sent_bits * self.ring_size * self.blocks / (8 * self.dimension)
+
+    @property
+    def request_bytes(self) -> dict[str, int]:
+        """Of every part of the server's request: one polynomial a user and one of the public key; the others follow
+        from the nonce."""
+        element = self.modulus_bits * self.ring_size // 8
+        return {"nonce": 32, "public key": element, "ciphertexts": self.users * element}
+
+    @property
+    def bytes_down(self) -> int:
+        """Per silo."""
+        return sum(self.request_bytes.values())
+
+    @property
+    def noise_shift(self) -> int:
+        """r = k + log2(C/g) − 17: integer noise is drawn at a scale of 2^r (docs/protocols.md, section 3)."""
+        return max(0, self.weight_bits + math.floor(math.log2(self.clip_units)) - 17)
+
+    @property
+    def sensitivity(self) -> float:
+        """2^(k−r)·C/g + √d, in units of 2^r: what the integer noise is charged for."""
+        scaled = math.ldexp(self.clip_units, self.weight_bits - self.noise_shift)
+        return scaled + (math.sqrt(self.dimension) if self.noise_shift else 0.0)
+
+    @property
+    def sum_bits(self) -> float:
+        """log2 of what the sum must hold: 2^k·U·C/g + 12σ, and the uniform part of the noise."""
+        clip = math.ldexp(self.clip_units, self.weight_bits)
+        noise = 12 * self.noise_multiplier * clip + self.silos * 2.0**self.noise_shift
+        return math.log2(self.users * clip + noise)
+
+    @property
+    def multiplier_norm(self) -> int:
+        """n_max·C/g, which bounds ‖M_u‖₂ and every coefficient of M_u."""
+        return self.count_cap * self.clip_units
+
+    @property
+    def pieces(self) -> int:
+        """Balanced 14-bit pieces that hold every coefficient of M_u."""
+        return max(1, -(-((self.multiplier_norm - 1).bit_length() + 1) // PIECE_BITS))
+
+    @property
+    def batch_users(self) -> int:
+        """Users whose multipliers are held together, until their products are verified; a multiple of 32."""
+        fits = _BUFFER // (4 * self.blocks * self.ring_size)
+        return max(32, min(fits, self.users + 31) // 32 * 32)
+
+    @property
+    def planning_bits(self) -> float:
+        """log2 of √U·n_max·(C/g)·2^w."""
+        return 0.5 * math.log2(self.users) + math.log2(self.multiplier_norm) + self.limb_bits
+
+    @property
+    def check_bits(self) -> float:
+        """The same for the products with random test polynomials: 2K of norm 2^15·√(N/3) for every user."""
+        norm = CHECK_PIECE_BITS - 1 + 0.5 * math.log2(self.ring_size / 3)
+        return 0.5 * math.log2(2 * self.limbs) + norm + self.limb_bits
+
+    @property
+    def error_spectrum(self) -> float:
+        """‖ê‖_∞ above which the server draws an error again: 2^10 at N = 8192 (2 % of the draws), ∝ √N elsewhere."""
+        return 1024 * math.sqrt(self.ring_size / 8192)
+
+    @property
+    def flooding_bits(self) -> int:
+        """F = Q − T − 2 − ⌈log2 S⌉."""
+        return self.modulus_bits - self.plaintext_bits - 2 - (self.silos - 1).bit_length()
+
+    @property
+    def log2_leakage(self) -> float:
+        """log2 of Σ_u N_cap[u]·(C/g)·‖ê_u‖_∞, which bounds the 2-norm of what the errors add to the sum."""
+        return math.log2(self.users * self.silos * self.multiplier_norm * self.error_spectrum)
+
+    @property
+    def log2_tv(self) -> float:
+        """log2 of the total variation by which decryption errors betray more than the sum, over the whole run."""
+        coefficients = 0.5 * math.log2(self.ring_size * self.blocks)
+        return math.log2(self.attempts) + coefficients + self.log2_leakage - self.flooding_bits
+
+    @property
+    def log2_delta(self) -> float:
+        """log2 of (1+e^ε)·TV, to be added to δ."""
+        exponential = max(self.epsilon, 0.0) + math.log1p(math.exp(-abs(self.epsilon)))
+        return exponential / math.log(2) + self.log2_tv
+
+    @property
+    def room_bits(self) -> float:
+        """log2 of the largest error at decryption: flooding, leakage, dropped limbs, re-randomization."""
+        slack = 1 + 2.0 ** (1 - self.limb_bits)  # balanced limbs reach a little beyond half of their range
+        flooding = self.silos * 2.0 ** (self.flooding_bits - 1)
+        rounding = self.silos * 2.0 ** (self.dropped * self.limb_bits - 1) * slack * (self.ring_size + 1)
+        fresh = self.silos * ERROR_ETA * (2 * self.ring_size + 1)
+        return math.log2(flooding + 2**self.log2_leakage + rounding + fresh)
+
+    @property
+    def log2_limb_row(self) -> float:
+        """log2 of the largest limb row of a batch, worst case: Σ_u‖M_u‖₁·2^(w−1)."""
+        norm1 = math.log2(self.multiplier_norm) + 0.5 * math.log2(self.ring_size)
+        return math.log2(self.batch_users) + norm1 + self.limb_bits - 1
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Every inequality that these parameters must meet."""
+        low_bits = self.modulus_bits - self.plaintext_bits
+        dropped, row = self.dropped * self.limb_bits, STANDARD_128.get(self.ring_size, 0)
+        share = math.log2(self.delta / 100)
+        coarser = "take a coarser grid (smaller C/g) or a smaller count cap"
+        larger, fewer = "take a larger modulus or a coarser grid", "drop fewer limbs"
+        return (
+            Rule("modulus bits", self.modulus_bits, row, "take a larger ring"),
+            Rule("planning, log2", self.planning_bits, MOST_PLANNED, coarser),
+            Rule("test products, log2", self.check_bits, MOST_PLANNED, "take narrower limbs"),
+            Rule("flooding, log2 of TV", self.log2_tv, LEAST_FLOODING, larger),
+            Rule("flooding, log2 of (1+e^ε)·TV", self.log2_delta, share, larger),
+            Rule("sum, log2", self.sum_bits, self.plaintext_bits - 1, "take more plaintext bits", False),
+            Rule("plaintext bits", self.plaintext_bits, 62, coarser, False),
+            Rule("dropped bits", dropped, min(low_bits - 1, self.flooding_bits), fewer, False),
+            Rule("decryption room, log2", self.room_bits, low_bits - 1 - 1e-9, fewer, False),
+            Rule("multipliers, log2", math.log2(self.multiplier_norm), 30.99, coarser, False),
+            Rule("limb rows, log2", self.log2_limb_row, 62.9, coarser, False),
+        )
+
+    def check(self) -> None:
+        """Refuses parameters that break a rule.
+
+        Raises:
+            SilodpError: names the first rule broken, its value and limit, and what to do.
+        """
+        for rule in self.rules():
+            if not rule.holds and not (rule.safety and self.insecure_for_tests):
+                raise SilodpError(
+                    f"the lattice breaks the rule '{rule.name}': {rule.value:.2f} where at most {rule.limit:.2f} "
+                    f"is allowed; {rule.advice}",
+                    code="crypto.parameters",
+                )
+
+    @property
+    def work(self) -> float:
+        """Cost of one silo's round, as nanoseconds of one core: transforms, and the product over users."""
+        rows = 2 * self.limbs
+        transforms = self.users * (rows + self.blocks + 64 // CHECK_PIECE_BITS) + rows * self.blocks
+        products = self.users * self.blocks * rows
+        return self.ring_size * (0.4 * math.log2(self.ring_size) * transforms + 0.27 * products)

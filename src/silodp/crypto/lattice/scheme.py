@@ -1,0 +1,244 @@
+"""One round of private weighting under ring-LWE: the server learns a weighted sum only (docs/protocols.md, section 3).
+
+Server and silos hold additive shares of a weight v_u modulo 2^T. The server sends its shares encrypted, as constant
+polynomials; a silo multiplies them by M_u = n[s,u]·Δ_u, which hold a vector in the coefficients of B polynomials, adds
+its own share's part and its noise in clear, hides everything but the sum, and passes the ciphertext itself to secure
+aggregation. What the server decrypts is Σ_s (Σ_u v_u·n[s,u]·Δ[s,u] + noise_s) modulo 2^T, exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.crypto.lattice._digits import Digits, Words
+from silodp.crypto.lattice._plaintexts import Chunk, Multipliers, add_own_part
+from silodp.crypto.lattice._verification import VerifiedProducts
+from silodp.crypto.lattice.noise import add_flooding, centered_binomial, ternary
+from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.lattice.ring import FourierTransform, Integers, Ring, Transform
+from silodp.crypto.streams import KEY_BYTES, secret_of, subkey
+from silodp.errors import SilodpError
+
+_USERS_AT_A_TIME = 32
+
+
+def seed_of(request: dict[str, bytes], context: bytes) -> bytes:
+    """The seed of the uniform halves: a hash of the session's transcript, round and attempt with the server's nonce.
+
+    So the server cannot choose them, and neither a replayed nor another context's nonce repeats a seed unnoticed.
+    """
+    return secret_of(request["nonce"], hashlib.sha256(context).digest(), "lattice", "uniform halves")
+
+
+class LatticeServer:
+    """Holds the secret polynomial; encrypts shares, decrypts the sum.
+
+    Its products have one factor in {−1, 0, 1} and are exact by the a-priori bound of docs/protocols.md, section 3
+    (error < 2^−4 for every ring and limb that `LatticeParameters` allows).
+    """
+
+    def __init__(
+        self, parameters: LatticeParameters, key: bytes | None = None, transform: Transform | None = None
+    ):
+        """`key`: 32 secret bytes that the secret follows from, to be kept by who must decrypt after a restart.
+
+        Make a fresh one for every attempt: a malicious silo can make the server's next model carry its secret (it adds
+        a multiple of the plaintext's step to one coefficient of its masked answer), and must learn no other attempt.
+        """
+        parameters.check()
+        self.parameters = parameters
+        self._ring = parameters.ring
+        self._transform = transform or FourierTransform(parameters.ring_size)
+        key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        secret = ternary(subkey(key, "lattice secret"), 1, 1, parameters.ring_size)
+        self._secret = self._transform.forward(secret)
+
+    def request(
+        self, shares: NDArray[np.uint64], context: bytes, key: bytes | None = None
+    ) -> dict[str, bytes]:
+        """Encryptions of shares (U,) modulo 2^T, for every silo alike: nonce, public key, c0 of every user.
+
+        `context` is what server and silos agree on: session transcript, round and attempt. Every call draws afresh,
+        unless `key` is given: 32 secret bytes for these shares and this context alone, kept to repeat the same bytes.
+        """
+        parameters, ring = self.parameters, self._ring
+        _checked(shares, "shares", parameters.users)
+        key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        request = {"nonce": subkey(key, "nonce")}
+        seed, errors = seed_of(request, context), subkey(key, "errors")
+        public = self._zero(ring.uniform(subkey(seed, "public key"), 1), [self._error(errors, "public key")])
+        ciphertexts = []
+        for first in range(0, parameters.users, _USERS_AT_A_TIME):
+            users = range(first, min(first + _USERS_AT_A_TIME, parameters.users))
+            halves = np.stack([ring.uniform(subkey(seed, user)) for user in users])
+            c0 = self._zero(halves, [self._error(errors, user) for user in users])
+            constant = shares[users.start : users.stop].view(np.int64)[:, None]
+            ring.add_shifted(c0[:, :, :1], constant, parameters.modulus_bits - parameters.plaintext_bits)
+            ciphertexts.append(ring.to_bytes(ring.balance(c0)).tobytes())
+        request["public key"] = ring.to_bytes(ring.balance(public)).tobytes()
+        return request | {"ciphertexts": b"".join(ciphertexts)}
+
+    def decrypt(self, total: Words) -> Integers:
+        """The sum of all silos' digits, unmasked, to the sum of their vectors: (d,), centered modulo 2^T.
+
+        Raises:
+            SilodpError: an error is larger than honest parties can make it.
+        """
+        parameters, phase = self.parameters, self._phase(total)
+        step_bits = parameters.sent_bits - parameters.plaintext_bits
+        # To the nearest multiple of the step: add half of it, then floor.
+        half = np.ones((parameters.blocks, parameters.ring_size), np.int64)
+        parameters.kept.canonical(parameters.kept.add_shifted(phase, half, step_bits - 1))
+        digits = Digits(parameters.sent_bits, half.size)
+        numbers = digits.from_limbs(phase, parameters.limb_bits)
+        errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64) - 128
+        step = 2.0 ** (parameters.modulus_bits - parameters.plaintext_bits)
+        if np.abs(errors).max() > 256 * 2**parameters.room_bits / step + 1:
+            raise SilodpError(
+                "the sum does not decrypt: a mask is left in it, or an answer was altered or belongs to another "
+                "request",
+                code="crypto.decryption",
+            )
+        plain = digits.bits_from(numbers, step_bits, parameters.plaintext_bits)
+        rest = 64 - parameters.plaintext_bits
+        return ((plain << np.uint64(rest)).view(np.int64) >> np.int64(rest))[: parameters.dimension]
+
+    def _phase(self, total: Words) -> Integers:
+        """c0 + c1·secret (B, K − drop, N): plaintext·2^(Q−T) plus errors, without the dropped limbs; balanced."""
+        parameters = self.parameters
+        shape = (parameters.blocks, 2, parameters.ring_size)
+        limbs = parameters.kept.balance(parameters.digits.to_limbs(total, parameters.limb_bits, *shape))
+        products = self._transform.inverse(self._transform.forward(limbs[:, 1]) * self._secret)
+        return parameters.kept.balance(products + limbs[:, 0])
+
+    def _zero(self, halves: NDArray[np.int32], errors: list[Integers]) -> Integers:
+        """−c1·secret + e for every c1: c0 of encryptions of zero (u, K, N), carries left."""
+        c0 = -self._transform.inverse(self._transform.forward(halves) * self._secret)
+        c0[:, 0] += np.stack(errors)
+        return c0
+
+    def _error(self, key: bytes, user: int | str) -> Integers:
+        """An error polynomial (N,) whose spectrum the flooding covers: drawn again until ‖ê‖_∞ is small enough."""
+        attempt = 0
+        while True:
+            error = centered_binomial(subkey(key, "error", user, attempt), self.parameters.ring_size)
+            spectrum = self._transform.forward(error[None, None])
+            if float(abs(spectrum).max()) <= self.parameters.error_spectrum:
+                return error
+            attempt += 1
+
+
+@dataclass(frozen=True)
+class LatticeSilo:
+    """Multiplies encrypted shares by its users' vectors.
+
+    `claim` stores a seed durably and says whether it was new; it is called before anything is computed, and a seed
+    that is not new is refused: two encryptions under one seed would betray the difference of their plaintexts.
+    `workers` threads share the blocks of a large vector.
+    """
+
+    parameters: LatticeParameters
+    claim: Callable[[bytes], bool] = field(repr=False)  # a method would print what it belongs to
+    workers: int = 1
+    transform: Transform | None = None
+
+    def __post_init__(self) -> None:
+        self.parameters.check()
+
+    def answer(
+        self,
+        request: dict[str, bytes],
+        context: bytes,
+        counts: NDArray[np.int64],
+        chunks: Iterable[Chunk],
+        shares: NDArray[np.uint64],
+        noise: Integers,
+    ) -> Words:
+        """The digits to be masked and sent: an encryption of Σ_u v_u·n_u·Δ_u + noise, less the server's shares' part.
+
+        counts (U,) in 0..n_max; chunks of (owners (r,), rows (r, d)), every user at most once and ‖row‖₂ ≤ C/g;
+        shares (U,) modulo 2^T; noise (d,) from `scaled_noise`. A user without a row costs no time: where it must not
+        show who is absent, pass rows of zeros.
+
+        Raises:
+            SilodpError: the request is malformed or its seed was seen; an input is out of its public bounds; a block
+                could not be computed exactly.
+        """
+        parameters = self.parameters
+        ring = parameters.ring
+        sizes = self.parameters.request_bytes
+        if {name: len(value) for name, value in request.items()} != sizes:
+            raise SilodpError(
+                f"the server's request must hold {sizes} bytes; server and silos differ in parameters",
+                code="message.malformed",
+            )
+        shares = _checked(shares, "shares", parameters.users)
+        noise = _checked(noise, "noise", parameters.dimension)
+        batches = Multipliers(parameters, counts).batches(chunks)
+        seed = seed_of(request, context)
+        if not self.claim(seed):
+            raise SilodpError(
+                "the server sent ciphertexts under a seed seen before; refused: begin a new attempt",
+                code="crypto.reused",
+            )
+        key = secrets.token_bytes(KEY_BYTES)
+        total = np.zeros((parameters.blocks, 2, parameters.limbs, ring.size), np.int64)
+        own = np.zeros((parameters.blocks, ring.size), np.uint64)
+
+        def public_key(_: slice) -> NDArray[np.int32]:
+            sent = np.frombuffer(request["public key"], np.uint8)
+            return np.concatenate([ring.from_bytes(sent), ring.uniform(subkey(seed, "public key"))])[None]
+
+        with ThreadPoolExecutor(self.workers) if self.workers > 1 else nullcontext() as executor:
+            transform = self.transform or FourierTransform(parameters.ring_size)
+            products = VerifiedProducts(parameters, subkey(key, "tests"), transform, executor)
+            for owners, multipliers in batches:
+                ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], owners)
+                products.add_to(total, multipliers, ciphertexts)
+                add_own_part(own, shares[owners], multipliers)
+            # A fresh encryption of zero, u·public key + errors, hides what c1 tells about the multipliers.
+            fresh = ternary(subkey(key, "ternary"), 1, *own.shape).astype(np.int32)
+            products.add_to(total, fresh, public_key)
+        total[:, :, 0] += centered_binomial(subkey(key, "errors"), parameters.blocks, 2, ring.size)
+        own.reshape(-1)[: parameters.dimension] += noise.view(np.uint64)
+        ring.add_shifted(total[:, 0], own.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
+        add_flooding(total[:, 0], ring, parameters.flooding_bits, subkey(key, "flooding"))
+        # Balanced limbs: to drop the low ones is to round to the nearest.
+        kept = ring.balance(total)[:, :, parameters.dropped :]
+        return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
+
+
+@dataclass(frozen=True, repr=False)  # `owners` says who has records
+class _Ciphertexts:
+    """Both halves of the ciphertexts of some users, limb rows (u, 2K, N): c0 as sent, c1 from the seed."""
+
+    ring: Ring
+    seed: bytes
+    packed: bytes
+    owners: NDArray[np.int64]
+
+    def __call__(self, users: slice) -> NDArray[np.int32]:
+        ring, owners = self.ring, self.owners[users]
+        size = ring.limb_bits * ring.limbs * ring.size // 8
+        sent = np.frombuffer(self.packed, np.uint8).reshape(-1, size)[owners]
+        halves = np.stack([ring.uniform(subkey(self.seed, owner)) for owner in owners.tolist()])
+        return np.concatenate([ring.from_bytes(sent), halves], axis=1)
+
+
+def _checked(vector: NDArray[Any], name: str, size: int) -> NDArray[Any]:
+    if vector.shape != (size,) or vector.dtype.itemsize != 8 or vector.dtype.kind not in "iu":
+        raise SilodpError(
+            f"{name} must be {size} integers of 64 bits, not {vector.dtype} of shape {vector.shape}",
+            code="argument.shape",
+            field=name,
+        )
+    return vector

@@ -1,0 +1,1 @@
+"""Paillier encryption, for private weighting of small models."""

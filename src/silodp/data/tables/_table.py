@@ -1,0 +1,319 @@
+"""One silo's file as text columns, and every column read by the schema or refused in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from silodp.data.federation import check_budgets
+from silodp.data.public_ranges import scale_to_range
+from silodp.data.tables.schema import Schema, text_of
+from silodp.errors import SilodpError, first_line
+
+_log = logging.getLogger(__name__)
+
+Strings = NDArray[Any]  # (n,) object array of str
+MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "<na>"})
+"""What stands for no value, in lower case."""
+
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_MOST_LISTED = 10  # names or values that an error lists
+_ROUNDED = re.compile(r"-?\d+(\.\d+)?[eE]\+\d+")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file as text columns, and the schema to read it by."""
+
+    path: Path
+    schema: Schema
+    columns: Mapping[str, Strings] = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path, schema: Schema) -> Table:
+        """The schema's columns of a file.
+
+        Raises:
+            SilodpError: no such file, unreadable, or without a column of the schema.
+        """
+        if path.is_dir():
+            raise SilodpError(
+                f"{path}: a folder, not a table; give the silo's .csv or .parquet file",
+                code="data.no_file",
+                field="data.files",
+            )
+        if not path.is_file():
+            raise SilodpError(
+                f"{path}: no such file; check the path of the silo's table",
+                code="data.no_file",
+                field="data.files",
+            )
+        suffix = path.suffix.lower()
+        if suffix not in (".csv", ".parquet"):
+            raise SilodpError(
+                f"{path}: unknown extension {path.suffix!r}; give a .csv or .parquet file",
+                code="data.unreadable",
+                field="data.files",
+            )
+        try:
+            frame = _read_csv(path) if suffix == ".csv" else pd.read_parquet(path)
+        except SilodpError:
+            raise
+        except (OSError, ValueError, csv.Error) as error:  # pandas' and pyarrow's own are ValueErrors
+            raise SilodpError(
+                f"{path}: not readable as {suffix[1:]} ({first_line(error)}); export it again",
+                code="data.unreadable",
+                field="data.files",
+            ) from error
+        header = [_header_text(column) for column in frame.columns]
+        for column in schema.columns:
+            if header.count(_header_text(column)) != 1:
+                wrong = "is missing" if _header_text(column) not in header else "appears twice"
+                raise SilodpError(
+                    f"{path}: column {column!r} {wrong}; correct the schema or the table, which has {_listed(header)}",
+                    code="data.column",
+                    field=column,
+                )
+        if frame.empty:
+            raise SilodpError(
+                f"{path}: the table has no rows; give at least one record or leave the silo out",
+                code="data.no_records",
+                field="data.files",
+            )
+        frame.columns = pd.Index(header)
+        columns = {column: _as_text(frame[_header_text(column)], path) for column in schema.columns}
+        table = cls(path, schema, columns)
+        table._refuse_rounded_keys(frame[_header_text(schema.user)])
+        return table
+
+    def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
+        """Raise for the first bad row, if any."""
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise SilodpError(
+                f"{self.path}: column {column!r} is {short(self.columns[column][row])} in data row {row + 1}, "
+                f"which {why}; {remedy}",
+                code="data.value",
+                field=column,
+            )
+
+    def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
+        """A key rounded by a float column or a spreadsheet would split one person into two users."""
+        text = self.columns[self.schema.user]
+        rounded = np.array([_ROUNDED.fullmatch(key) is not None for key in text], dtype=bool)
+        if isinstance(keys.dtype, np.dtype) and keys.dtype.kind == "f":
+            digits = 24 if keys.dtype == np.float32 else 53  # of the mantissa
+            rounded |= keys.abs().to_numpy() >= 2.0**digits
+        self._refuse(
+            self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
+        )
+
+    def _missing(self, column: str) -> NDArray[np.bool_]:
+        return np.array([text.lower() in MISSING for text in self.columns[column]], dtype=bool)
+
+    def keys(self) -> Strings:
+        """(n,) user keys as text, none missing."""
+        self._refuse(
+            self.schema.user, self._missing(self.schema.user), "names no user", "give every record a user key"
+        )
+        return self.columns[self.schema.user]
+
+    def users(self, known: Mapping[str, int], test: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """(n,) number of every record's person; -1, in test rows only, for one who has none."""
+        number = np.array([known.get(key, -1) for key in self.keys()], dtype=np.int64)
+        self._refuse(
+            self.schema.user,
+            (number < 0) & ~test,
+            "is not in the public list of users",
+            "add the key to the list or drop the record",
+        )
+        return number
+
+    def test_rows(self) -> NDArray[np.bool_]:
+        """(n,) bool."""
+        if self.schema.split is None:
+            return np.zeros(len(self.columns[self.schema.user]), dtype=bool)
+        split = np.array([text.lower() for text in self.columns[self.schema.split]])
+        self._refuse(
+            self.schema.split,
+            ~np.isin(split, ("train", "test")),
+            "is no split",
+            "write 'train' or 'test' there",
+        )
+        return np.asarray(split == "test")
+
+    def budgets(self, train: NDArray[np.bool_]) -> NDArray[np.float64] | None:
+        """(training records,) the ε that each may be charged; None without such a column."""
+        column = self.schema.budget
+        if column is None:
+            return None
+        values = _parsed(self.columns[column])[train]
+        check_budgets(values, len(values), f"{self.path}: column {column!r}", "training record")
+        return values
+
+    def _numbers(self, column: str) -> NDArray[np.float64]:
+        values = _parsed(self.columns[column])
+        wrong = ~np.isfinite(values)
+        if wrong.any() and _DECIMAL_COMMA.fullmatch(self.columns[column][np.flatnonzero(wrong)[0]]):
+            self._refuse(column, wrong, "has a decimal comma", "export the table with decimal points")
+        self._refuse(column, wrong, "is no finite number", "fill in or drop missing and infinite values")
+        return values
+
+    def _codes(self, column: str, values: Sequence[Any], remedy: str) -> NDArray[np.int64]:
+        code = {text_of(value): number for number, value in enumerate(values)}
+        codes = np.array([code.get(text, -1) for text in self.columns[column]], dtype=np.int64)
+        self._refuse(column, codes < 0, f"is none of {_listed(list(code))}", remedy)
+        return codes
+
+    def features(self) -> NDArray[np.float32]:
+        """(n, features) float32."""
+        columns = []
+        for column, (low, high) in self.schema.numeric.items():
+            values = self._numbers(column)
+            outside = (values < low) | (values > high)
+            if self.schema.out_of_range == "refuse":
+                why = f"is outside the declared range {low:g}..{high:g}"
+                self._refuse(column, outside, why, "widen the public range or set out_of_range = 'clip'")
+            elif outside.any():
+                _log.warning(
+                    "%s: column %r: %d values clipped to %g..%g", self.path, column, outside.sum(), low, high
+                )
+            columns.append(scale_to_range(values, low, high)[:, None])
+        for column, categories in self.schema.categorical.items():
+            codes = self._codes(
+                column, categories, "add it to the public categories or map it to one of them"
+            )
+            one_hot = np.zeros((len(codes), len(categories)), dtype=np.float32)
+            one_hot[np.arange(len(codes)), codes] = 1
+            columns.append(one_hot)
+        return np.concatenate(columns, axis=1)
+
+    def labels(self) -> NDArray[Any]:
+        """(n,) int64, (n,) float32 or (n, 2) float32, by the schema's kind."""
+        schema = self.schema
+        if schema.classes is not None and schema.label is not None:
+            remedy = "correct the label, declare the class, or set kind = 'real' where the label is a number"
+            return self._codes(schema.label, schema.classes, remedy)
+        if schema.event is None or schema.time is None:
+            column = schema.label or ""  # Schema saw to it that label is there
+            return self._single(column, self._numbers(column))
+        event, time = self._numbers(schema.event), self._numbers(schema.time)
+        self._refuse(
+            schema.event, ~np.isin(event, (0, 1)), "is no event", "write 1 for an event, 0 for censored"
+        )
+        self._refuse(schema.time, time < 0, "is a negative time", "give a time of 0 or more")
+        return np.stack([event, self._single(schema.time, time)], axis=1).astype(np.float32)
+
+    def _single(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """As float32, which models compute in."""
+        limit = np.finfo(np.float32).max
+        self._refuse(column, np.abs(values) > limit, "is too large for float32", "give it in larger units")
+        return values.astype(np.float32)
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """All cells as text, the first line as header.
+
+    header=None keeps pandas from renaming repeated columns and from taking the first column for an index when
+    rows are longer than the header; dtype=str keeps a missing key from turning 17 into 17.0.
+    """
+    _check_shape(path)
+    cells = pd.read_csv(path, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    frame = cells.iloc[1:].reset_index(drop=True)
+    frame.columns = pd.Index(cells.iloc[0].astype(str))
+    return frame
+
+
+def _check_shape(path: Path) -> None:
+    """Refuse a file that is not UTF-8, has no header, another separator, or a row that is too short or too long.
+
+    pandas would fill a short row up with empty cells, each a column away from where its value belongs.
+    """
+    _check_encoding(path)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = (row for row in csv.reader(file) if any(cell.strip() for cell in row) or len(row) > 1)
+        header = next(rows, None)
+        if header is None:
+            raise SilodpError(
+                f"{path}: the file is empty; export the silo's table again",
+                code="data.no_records",
+                field="data.files",
+            )
+        for separator in (";", "\t", "|"):
+            if len(header) == 1 and separator in header[0]:
+                raise SilodpError(
+                    f"{path}: the columns are separated by {separator!r}; export the table with commas between them, "
+                    "and with decimal points",
+                    code="data.unreadable",
+                    field="data.files",
+                )
+        for number, row in enumerate(rows, start=1):
+            if len(row) != len(header):
+                raise SilodpError(
+                    f"{path}: the header has {len(header)} cells and data row {number} has {len(row)}; correct the "
+                    "row, and put text that holds a comma in quotes (numbers take a decimal point)",
+                    code="data.unreadable",
+                    field="data.files",
+                )
+
+
+def _check_encoding(path: Path) -> None:
+    """Refuse what is not UTF-8, by what spreadsheets write instead."""
+    remedy = "export it as UTF-8 (in spreadsheet programs 'CSV UTF-8')"
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start:
+        found = "it is UTF-16 text, or no text"
+    else:
+        try:
+            with path.open(encoding="utf-8-sig") as text:
+                while text.read(1 << 20):
+                    pass
+            return
+        except UnicodeDecodeError as error:
+            found = f"it has the byte 0x{error.object[error.start]:02x}, which is no UTF-8"
+    raise SilodpError(
+        f"{path}: not readable as csv, {found}; {remedy}", code="data.encoding", field="data.files"
+    )
+
+
+def _as_text(column: pd.Series[Any], path: Path) -> Strings:
+    """(n,) object array of text; missing cells become ""."""
+    for row, value in enumerate(column):
+        if isinstance(value, bytes | bytearray | list | dict | np.ndarray):
+            raise SilodpError(
+                f"{path}: column '{column.name}' holds a {type(value).__name__} in data row {row + 1}; give text or a "
+                "number in every cell",
+                code="data.value",
+                field=str(column.name),
+            )
+    missing = column.isna().to_numpy()
+    text = np.array([text_of(value) for value in column], dtype=object)
+    text[missing] = ""
+    return text
+
+
+def _parsed(text: Strings) -> NDArray[np.float64]:
+    """(n,) numbers, NaN where the text is no number."""
+    return np.asarray(pd.to_numeric(pd.Series(text), errors="coerce").to_numpy(dtype=np.float64))
+
+
+def _header_text(column: object) -> str:
+    return unicodedata.normalize("NFC", str(column).strip())
+
+
+def _listed(names: Sequence[str]) -> str:
+    """For messages, the first ones and how many more there are."""
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")

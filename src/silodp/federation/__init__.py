@@ -1,1 +1,0 @@
-"""Parties, messages, and the round that ties them together."""

@@ -1,0 +1,1 @@
+"""DDP: record-level differential privacy with several local steps under secure aggregation (Heikkilä)."""

@@ -1,0 +1,97 @@
+"""Settings that the clients of `ddp` may have of their own (docs/decoupled.md; DDP, A.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from silodp.errors import SilodpError, check_real, check_whole, counted
+from silodp.mechanisms.clipping import check_clip
+from silodp.methods.base import check_noise_multiplier
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client's settings; `rate` is its learning rate in units of the largest (γ_i/γ_ref)."""
+
+    noise_multiplier: float
+    clip: float
+    steps: int
+    learning_rate: float
+    rate: float
+
+    @property
+    def reach(self) -> float:
+        """c_i = C_i·γ_i/γ_ref: how far one record can move what is sent, in one step."""
+        return self.clip * self.rate
+
+    @property
+    def variance(self) -> float:
+        """J_i(σ_i c_i)², of all the noise in what this client sends."""
+        return self.steps * (self.noise_multiplier * self.reach) ** 2
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse what is no finite number above 0."""
+    check_real(name, value)
+    if not (math.isfinite(value) and value > 0):
+        raise SilodpError(f"{name} = {value}: set a finite number > 0.", code="argument.value", field=name)
+
+
+PER_CLIENT: dict[str, Callable[[Any], None]] = {
+    "noise_multiplier": check_noise_multiplier,
+    "clip": check_clip,
+    "local_steps": lambda value: check_whole("local_steps", value),
+    "local_learning_rate": lambda value: check_positive("local_learning_rate", value),
+}
+"""The settings, in the order of `Client`'s, and what refuses a value."""
+
+
+def checked(method: object) -> dict[str, Any]:
+    """Those settings that are given one by one, as tuples.
+
+    Raises:
+        SilodpError: a value cannot be, or there are different numbers of them.
+    """
+    found = {}
+    for name, check in PER_CLIENT.items():
+        value = getattr(method, name)
+        if isinstance(value, tuple | list | np.ndarray):  # a list, as a config has it
+            found[name] = tuple(np.asarray(value).tolist())
+        for one in found.get(name, (value,)):
+            check(one)
+    if len({len(values) for values in found.values()}) > 1 or () in found.values():
+        given = " and ".join(f"{name} has {len(values)}" for name, values in found.items())
+        raise SilodpError(
+            f"{given} values: give one for each client, or one number for all.", code="argument.shape"
+        )
+    return found
+
+
+def everyone(settings: Mapping[str, Any], silos: int) -> tuple[Client, ...]:
+    """All clients' settings, in the public order.
+
+    Raises:
+        SilodpError: there are more or fewer values than clients.
+    """
+    columns = []
+    for name in PER_CLIENT:
+        value = settings[name]
+        if isinstance(value, tuple) and len(value) != silos:
+            raise SilodpError(
+                f"{name} has {counted(len(value), 'value')} for {counted(silos, 'client')}: give one for each, or one "
+                "number for all.",
+                code="argument.shape",
+                field=name,
+            )
+        columns.append((value,) * silos if isinstance(value, Real) else value)
+    largest = max(columns[-1])
+    return tuple(
+        Client(sigma, clip, steps, rate, rate / largest)
+        for sigma, clip, steps, rate in zip(*columns, strict=True)
+    )

@@ -1,0 +1,295 @@
+"""DDP: record-level DP with several local steps, the noise of all clients adding up (docs/decoupled.md).
+
+Every client runs J steps of DP-SGD and sends Σ_j g_j, the sum of its clipped gradients, with its share of noise; where
+only the sum over clients is seen, a record is hidden by the noise of all of them. That the local model moves meanwhile
+is what has to be paid for: `trajectory` says with which noise it moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.accounting.events import (
+    Composed,
+    Each,
+    Event,
+    Gaussian,
+    NoGuarantee,
+    PoissonSampled,
+    Repeated,
+    TwoLooks,
+)
+from silodp.accounting.guarantee import Unit, View
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError, check_real, check_whole
+from silodp.mechanisms.clipping import (
+    Bounds,
+    ClippedRows,
+    ClippedStream,
+    Stepwise,
+    added,
+    clip_rows,
+)
+from silodp.mechanisms.noise import gaussian
+from silodp.mechanisms.sampling import check_probability, poisson
+from silodp.methods.base import Common, Population, SiloWork, check_server
+from silodp.methods.ddp.clients import (
+    PER_CLIENT,
+    Client,
+    check_positive,
+    checked,
+    everyone,
+)
+from silodp.methods.record_budgets import check_batch
+from silodp.training.sgd.records import RecordGradients
+
+Trajectory = Literal["decoupled", "local", "paper"]
+TRAJECTORIES: tuple[Trajectory, ...] = ("decoupled", "local", "paper")
+CLAIM = "claimed by Theorem 4.6, not proven; a counterexample is in the tests"
+
+
+@dataclass(frozen=True)
+class Ddp(Common):
+    """J local steps of DP-SGD per round in each of N clients: Δ = −Σ_j g_j, and noise of variance J(σC)² from each.
+
+    `noise_multiplier` is σ_i, of one client and one step, in units of `clip` (C); the sum over clients has
+    σ_total = σ_i·√N for each step. Every record is in a step's batch with probability `record_sampling`;
+    `expected_batch_size` K is a public constant that divides every sum, and the realized batch size divides nothing.
+    With server_learning_rate 1 the round is FedAvg of the local models.
+
+    `trajectory`: the local model moves with noise of its own, N(0, (σ_a C)²) with σ_a = trajectory_ratio·σ_total, which
+    is never sent ("decoupled"); or with the very noise that is sent, charged soundly ("local") or, beside that, as
+    the paper claims ("paper"). With one step all three are the same. `most_batch` only sizes the ring of secure
+    aggregation (None: 16·K). noise_multiplier, clip, local_steps and local_learning_rate may be tuples, one value for
+    each client in the public order.
+
+    Source: Heikkilä, DDP, Algorithms 1 and 2 and section A.3, corrected as in docs/privacy.md, section 9.
+    """
+
+    noise_multiplier: float | tuple[float, ...]
+    clip: float | tuple[float, ...]
+    local_steps: int | tuple[int, ...]
+    record_sampling: float
+    expected_batch_size: float
+    local_learning_rate: float | tuple[float, ...]
+    local_momentum: float = 0.0
+    trajectory: Trajectory = "decoupled"
+    trajectory_ratio: float = 2.0
+    most_batch: int | None = None
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.0
+
+    name: str = field(default="ddp", init=False)
+    unit: Unit | None = field(default="record", init=False)
+    needs_counts: bool = field(default=False, init=False)
+    clips_records: bool = field(default=True, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in checked(self).items():
+            object.__setattr__(self, name, value)
+        check_probability("record_sampling", self.record_sampling)
+        check_server(self.server_learning_rate, self.server_momentum)
+        for name in ("expected_batch_size", "trajectory_ratio"):
+            check_positive(name, getattr(self, name))
+        check_real("local_momentum", self.local_momentum)
+        if not 0 <= self.local_momentum < 1:
+            raise SilodpError(
+                f"local_momentum = {self.local_momentum}: set a number in [0, 1).",
+                code="argument.value",
+                field="local_momentum",
+            )
+        if self.most_batch is not None:
+            check_whole("most_batch", self.most_batch, most=10**15)  # the ring refuses it long before
+        if self.trajectory not in TRAJECTORIES:
+            raise SilodpError(
+                f"trajectory = '{self.trajectory}' is not known: use 'decoupled', 'local' or 'paper'.",
+                code="argument.value",
+                field="trajectory",
+            )
+        steps = self.local_steps
+        if self.trajectory != "decoupled" and isinstance(steps, tuple) and len(set(steps)) > 1:
+            raise SilodpError(
+                f"local_steps = {steps} with trajectory = '{self.trajectory}': different numbers of steps are proven "
+                "only for one step or decoupled; set trajectory = 'decoupled'.",
+                code="argument.conflict",
+                field="trajectory",
+            )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee rests on beyond what every method's does."""
+        found = [
+            f"expected_batch_size = {self.expected_batch_size:g} and all settings of single clients are public "
+            "constants, not read off the data",
+            "how many records each silo has is public, and says nothing of what is in a record",
+            "a record lies in one silo only, and copies of it are further records",
+        ]
+        if self.trajectory == "decoupled" and self._most_steps > 1:
+            found.append("no silo shows its local model, nor the noise that moves it, to anyone")
+        return tuple(found)
+
+    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+        """Every client has at least a batch, and settings of its own if any has."""
+        check_batch(federation, self.expected_batch_size)
+        self.clients_of(len(federation.silos))
+
+    def silo_update(self, work: SiloWork) -> ClippedStream | Stepwise:
+        """−γ_i/γ_ref·Σ_j g_j of this client, as rows; nothing of it is computed before it is asked for."""
+        clients = self.clients_of(work.population.silos)
+        own, bounds = clients[work.silo], self.bounds(work.population)
+        share = math.sqrt(own.variance) / bounds.clip
+        whole = replace(bounds, noise_multiplier=share)
+        if self.trajectory == "decoupled":
+            std = self.trajectory_noise(own, clients) * own.clip
+            rows = self._decoupled(work, own, std)
+            return ClippedStream(rows, work.task.size, whole, weighted=False)
+        one = replace(bounds, noise_multiplier=share / math.sqrt(own.steps))
+        return Stepwise(self._coupled(work, own, one), work.task.size, whole)
+
+    def _decoupled(self, work: SiloWork, own: Client, std: float) -> Iterator[ClippedRows]:
+        """The rows of all steps; the local model is a function of g_j + ζ_j, its start and public constants only."""
+        local = _Local(self, work, own)
+        noise = work.randomness.stream("trajectory")
+        for step in range(own.steps):
+            total = torch.zeros(work.task.size, dtype=torch.float64)
+            for rows in local.clipped():
+                total += added(rows, rows.factors)
+                yield local.scaled(rows)
+            if step + 1 < own.steps:  # where the last step leads, no gradient is taken
+                local.move(total + gaussian(work.task.size, std, noise))
+
+    def _coupled(self, work: SiloWork, own: Client, bounds: Bounds) -> Generator[ClippedStream, Tensor, None]:
+        """The stream of each step; the local model moves with what is released of it."""
+        local = _Local(self, work, own)
+        for _ in range(own.steps):
+            rows = (local.scaled(rows) for rows in local.clipped())
+            released = yield ClippedStream(rows, work.task.size, bounds, weighted=False)
+            local.move(released / own.rate)
+
+    def bounds(self, population: Population) -> Bounds:
+        """C* = max_i c_i; the noise is the largest share of a client, all steps together."""
+        clients = self.clients_of(population.silos)
+        reach = max(client.reach for client in clients)
+        share = math.sqrt(max(client.variance for client in clients)) / reach
+        batch = self.most_batch or math.ceil(16 * self.expected_batch_size)
+        total = batch * sum(client.steps * client.reach for client in clients)
+        return Bounds(reach, reach, share, total, min(client.reach for client in clients) / reach)
+
+    def server_scale(self, population: Population) -> float:
+        """γ_ref/(K·N), with the largest of the clients' learning rates."""
+        rate = max(client.learning_rate for client in self.clients_of(population.silos))
+        return rate / (self.expected_batch_size * population.silos)
+
+    def dp_event(self, view: View) -> Event:
+        """One round (docs/decoupled.md); the same for all clients, or one for each.
+
+        Step j of client i is released, at the least, with the part 1/J_i of all the noise in the sum.
+        """
+        clients = self.clients_of(view.silos)
+        kinds = clients[:1] if len(set(clients)) == 1 else clients
+        events = tuple(self._event(number, clients, view) for number in range(len(kinds)))
+        nothing = next((event for event in events if isinstance(event, NoGuarantee)), None)
+        return nothing or (events[0] if len(events) == 1 else Each(events))
+
+    def _event(self, number: int, clients: tuple[Client, ...], view: View) -> Event:
+        own = clients[number]
+        if view.sees_shares:
+            variance = own.variance
+        else:
+            # Who else is in the sum is not known beforehand: those who add the least.
+            unknown = view.n - (view.colluding if view.adversary == "silo" else 0)
+            if unknown < 1:
+                return NoGuarantee("no silo is left whose noise the colluding silos do not know")
+            others = sorted(client.variance for at, client in enumerate(clients) if at != number)
+            variance = own.variance + sum(others[: unknown - 1])
+        released = math.sqrt(variance / own.steps) / own.reach
+        looks = self._looks(own, clients, released)
+        if released == 0 or looks == Gaussian(0.0):
+            return NoGuarantee("noise_multiplier is 0")
+        last = self._sampled(Gaussian(released))
+        return Composed((Repeated(self._sampled(looks), own.steps - 1), last)) if looks else last
+
+    def _looks(self, own: Client, clients: tuple[Client, ...], released: float) -> Gaussian | TwoLooks | None:
+        """What each step but the last costs: the adversary may be given all that moves the local model."""
+        if own.steps == 1:
+            return None
+        if self.trajectory == "decoupled":
+            return TwoLooks(Gaussian(self.trajectory_noise(own, clients)), Gaussian(released))
+        return Gaussian(own.noise_multiplier)
+
+    def _sampled(self, event: Gaussian | TwoLooks) -> Gaussian | TwoLooks | PoissonSampled:
+        return event if self.record_sampling == 1 else PoissonSampled(self.record_sampling, event)
+
+    def trajectory_noise(self, own: Client, clients: tuple[Client, ...]) -> float:
+        """σ_a = R·σ_total, in units of the client's clip; of all silos' noise, whoever drops out."""
+        total = math.sqrt(sum(client.variance for client in clients) / own.steps) / own.reach
+        return self.trajectory_ratio * total
+
+    @property
+    def claimed(self) -> Ddp | None:
+        """For `paper`, with several steps: what Theorem 4.6 says."""
+        if self.trajectory != "paper" or self._most_steps == 1:
+            return None
+        return _Claimed(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})
+
+    def clients_of(self, silos: int) -> tuple[Client, ...]:
+        """Everyone's settings, in the public order."""
+        return everyone({name: getattr(self, name) for name in PER_CLIENT}, silos)
+
+    @property
+    def _most_steps(self) -> int:
+        return max(self.local_steps) if isinstance(self.local_steps, tuple) else self.local_steps
+
+
+@dataclass(frozen=True)
+class _Claimed(Ddp):
+    """The same run, charged J steps at σ_total."""
+
+    def _looks(self, own: Client, clients: tuple[Client, ...], released: float) -> Gaussian | TwoLooks | None:
+        return Gaussian(released) if own.steps > 1 else None
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The last of them says what is wrong."""
+        return (*super().assumptions, CLAIM)
+
+    @property
+    def claimed(self) -> None:
+        """It is the claim."""
+        return None
+
+
+class _Local:
+    """A client's local model y, plain SGD with momentum; batches and dropout are its own."""
+
+    def __init__(self, method: Ddp, work: SiloWork, own: Client) -> None:
+        self._method, self._own, self._records = method, own, len(work.user)
+        self._model = work.params.detach().double().cpu()
+        self._velocity = torch.zeros_like(self._model)
+        self._batches = work.randomness.stream("batches")
+        self._gradients = RecordGradients(
+            work.task, work.x, work.y, own.steps, work.randomness.torch("dropout")
+        )
+
+    def clipped(self) -> Iterator[ClippedRows]:
+        """−clip_C of the gradients of a fresh batch's records, at y."""
+        drawn = poisson(self._records, self._method.record_sampling, self._batches)
+        batch = torch.from_numpy(np.flatnonzero(drawn))
+        for records, gradients in self._gradients.of(self._model, batch):
+            yield clip_rows(records, gradients.neg_(), self._own.clip)
+
+    def scaled(self, rows: ClippedRows) -> ClippedRows:
+        """The same rows in units of the largest learning rate."""
+        return ClippedRows(rows.owners, rows.rows, rows.factors * self._own.rate, self._own.reach)
+
+    def move(self, direction: Tensor) -> None:
+        """y ← y + γ/K·v with v ← momentum·v + direction (d,), which is −(g + noise)."""
+        self._velocity = self._method.local_momentum * self._velocity + direction
+        self._model += self._own.learning_rate / self._method.expected_batch_size * self._velocity

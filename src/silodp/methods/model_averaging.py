@@ -1,0 +1,224 @@
+"""Averaging models that were trained already: one release, after the fact (docs/decoupled.md; DDP, 5)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from silodp.accounting.accountant import Accountant, epsilon
+from silodp.accounting.events import Gaussian, PoissonSampled, Repeated
+from silodp.accounting.guarantee import NOT_COVERED, Guarantee
+from silodp.errors import SilodpError, check_whole, counted
+from silodp.mechanisms.sampling import check_probability
+from silodp.methods.base import check_noise_multiplier
+from silodp.methods.ddp.method import CLAIM
+
+NAME = "average-models"
+ASSUMPTIONS = (
+    "every model was trained by DP-SGD as it is told here: each record in each step's batch with probability "
+    "record_sampling, its gradient clipped, secret Gaussian noise of noise_multiplier clips added to every sum, and "
+    "the sum divided by a public constant",
+    "all models were trained from one public start with the same clip, learning rate and divisor, chosen without "
+    "looking at anyone's records, by plain gradient steps: an adaptive optimizer (Adam) or low precision would not let "
+    "the parties' noise add up",
+    "what is given holds nothing but parameters so trained",
+    "the models themselves were shown to nobody the guarantee speaks about, and no record is in two of them",
+)
+
+
+@dataclass(frozen=True)
+class AveragedModel:
+    """The mean of models, of the kind that was given: a module (in eval mode), a state dict, or a vector (d,)."""
+
+    model: Any
+    guarantee: Guarantee
+
+
+def average_models(
+    models: Iterable[nn.Module | Mapping[str, Tensor] | Tensor | np.ndarray],
+    *,
+    noise_multiplier: float | Sequence[float],
+    local_steps: int,
+    record_sampling: float,
+    clients: int | None = None,
+    delta: float,
+    accountant: Accountant = "pld",
+) -> AveragedModel:
+    """The mean of models that N parties trained alone, each by DP-SGD, and what is promised of releasing it.
+
+    Args:
+        models: N modules, state dicts or vectors (d,), all of one kind and shape.
+        noise_multiplier: σ_i of each step of each party's training, in units of the clip; one for all, or one each.
+        local_steps: J, how many steps each was trained.
+        record_sampling: q, with which a record was in a step's batch.
+        clients: how many parties' noise whoever sees the mean does not know (None: all N; N − t for t parties that
+            pool what they know).
+        delta: δ of the guarantee.
+        accountant: "pld" or "rdp".
+
+    The guarantee, for a record of any party towards whoever sees only the mean: with one step the noise of all
+    `clients` adds up; with more, only a party's own noise is proven to protect its records (the largest ε over the
+    parties), and what the paper says of the sum is listed under `claims`.
+
+    Raises:
+        SilodpError: the models differ in kind, names, shapes or counters, or a setting is out of range.
+    """
+    given = list(models) if isinstance(models, Iterable) else []
+    if not given:
+        raise SilodpError(
+            "models is empty: give at least one trained module, state dict or vector.",
+            code="argument.value",
+            field="models",
+        )
+    if isinstance(noise_multiplier, Sequence | np.ndarray) and not isinstance(noise_multiplier, str):
+        noise = [float(sigma) for sigma in noise_multiplier]
+    else:
+        noise = [noise_multiplier] * len(given)
+    if len(noise) != len(given):
+        raise SilodpError(
+            f"noise_multiplier has {counted(len(noise), 'value')} for {counted(len(given), 'model')}: give one for "
+            "each, or one for all.",
+            code="argument.shape",
+            field="noise_multiplier",
+        )
+    for sigma in noise:
+        check_noise_multiplier(sigma)
+    check_whole("local_steps", local_steps)
+    check_probability("record_sampling", record_sampling)
+    unknown = len(given) if clients is None else clients
+    check_whole("clients", unknown)
+    if unknown > len(given):
+        raise SilodpError(
+            f"clients = {unknown}: only {len(given)} models are averaged; set at most that.",
+            code="argument.value",
+            field="clients",
+        )
+    together = _together(noise, unknown)
+    own, whole = (
+        _spent(sigma, local_steps, record_sampling, delta, accountant) for sigma in (min(noise), together)
+    )
+    spent = whole if local_steps == 1 else own
+    claimed = local_steps > 1 and whole is not None and (own is None or whole < own)
+    guarantee = Guarantee(
+        adversary="released",
+        unit="record",
+        epsilon=spent,
+        delta=delta,
+        rounds=1,
+        accountant=accountant,
+        method=NAME,
+        private=spent is not None,
+        releasable=spent is not None,
+        reason="noise_multiplier is 0, or so small that nothing is promised" if spent is None else None,
+        assumptions=ASSUMPTIONS,
+        not_covered=NOT_COVERED,
+        claims=({"epsilon": whole, "why": CLAIM},) if claimed else (),
+    )
+    return AveragedModel(_mean(given), guarantee)
+
+
+def _together(noise: Sequence[float], unknown: int) -> float:
+    """σ_total of a record's own party and of those others that add the least; the worst over the parties."""
+    least = sorted(noise)
+    return math.sqrt(sum(sigma**2 for sigma in least[:unknown]))
+
+
+def _spent(sigma: float, steps: int, q: float, delta: float, accountant: Accountant) -> float | None:
+    if sigma == 0:
+        return None
+    found = epsilon([(Repeated(PoissonSampled(q, Gaussian(sigma)), steps), 1)], delta, accountant)
+    return found if math.isfinite(found) else None
+
+
+def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
+    """Of one kind, names and shapes; the first says which. `buffers`: names of what no gradient has trained."""
+    first = models[0]
+    if isinstance(first, nn.Module):
+        if not all(type(model) is type(first) for model in models):
+            kinds = ", ".join(sorted({type(model).__name__ for model in models}))
+            raise SilodpError(
+                f"models are of different kinds ({kinds}): give models of one kind.",
+                code="model.not_averageable",
+                field="models",
+            )
+        _refuse_hidden_state(first)
+        result = copy.deepcopy(first)
+        buffers = frozenset(name for name, _ in first.named_buffers())
+        result.load_state_dict(_mean([model.state_dict() for model in models], buffers))
+        return result.eval()
+    if isinstance(first, Mapping):
+        if not all(isinstance(model, Mapping) and list(model) == list(first) for model in models):
+            raise SilodpError(
+                "models have different parameter names: give state dicts of one model.",
+                code="model.not_averageable",
+                field="models",
+            )
+        return {name: _mean_of(name, [model[name] for model in models], name in buffers) for name in first}
+    if isinstance(first, Tensor | np.ndarray):
+        return _mean_of("the vector", models)
+    raise SilodpError(
+        f"models[0] is a {type(first).__name__}: give torch modules, state dicts, or vectors of parameters.",
+        code="argument.type",
+        field="models",
+    )
+
+
+def _refuse_hidden_state(module: nn.Module) -> None:
+    """Tensors that a module keeps beside its state dict would be released as they are."""
+    for place, part in module.named_modules():
+        hidden = [*part._non_persistent_buffers_set]
+        hidden += [name for name, value in vars(part).items() if isinstance(value, Tensor)]
+        if hidden:
+            where = ".".join(filter(None, [place, hidden[0]]))
+            raise SilodpError(
+                f"{where} is kept outside the state dict, where nothing averages it or says what it holds: give state "
+                "dicts of parameters instead of modules.",
+                code="model.not_averageable",
+                field="models",
+            )
+
+
+def _mean_of(name: str, values: Sequence[Any], buffer: bool = False) -> Tensor:
+    """In double precision, and back; buffers, and what is no real number, must be the same everywhere."""
+    if not all(isinstance(value, Tensor | np.ndarray) for value in values):
+        raise SilodpError(
+            f"{name} is no tensor in every model: give parameters only.",
+            code="model.not_averageable",
+            field="models",
+        )
+    tensors = [torch.as_tensor(value).detach() for value in values]
+    first = tensors[0]
+    tensors = [tensor.to(first.device) for tensor in tensors]
+    if not all(tensor.shape == first.shape and tensor.dtype == first.dtype for tensor in tensors):
+        shapes = ", ".join(sorted({f"{tuple(t.shape)} {t.dtype}" for t in tensors}))
+        raise SilodpError(
+            f"{name} differs between the models ({shapes}): give models of one shape and type.",
+            code="model.not_averageable",
+            field="models",
+        )
+    if buffer or name.endswith(("running_mean", "running_var")) or not first.is_floating_point():
+        alone = len(tensors) == 1 and name.endswith(("running_mean", "running_var"))
+        if alone or not all(torch.equal(tensor, first) for tensor in tensors):
+            what = "comes from one model alone" if alone else "differs between the models"
+            raise SilodpError(
+                f"{name} {what}: what training has left there carries no noise, so it cannot be released; train "
+                "without batch statistics and counters.",
+                code="model.not_averageable",
+                field="models",
+            )
+        return first.clone()
+    mean = torch.stack([tensor.double() for tensor in tensors]).mean(dim=0)
+    if not bool(torch.isfinite(mean).all()):
+        raise SilodpError(
+            f"{name} is not finite in every model: leave out those that diverged.",
+            code="model.not_averageable",
+            field="models",
+        )
+    return mean.to(first.dtype)

@@ -1,0 +1,68 @@
+"""rPDP-FL's baselines that protect all records alike: *minimum* and *dropout*."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError
+from silodp.methods.record_budgets import check_budget
+from silodp.methods.rpdp.method import TwoStageSampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpdpMinimum(TwoStageSampling):
+    """The baseline *minimum*: everyone is protected at one `budget`, a public constant nobody's own may lie below."""
+
+    budget: float
+
+    name: str = field(default="rpdp-minimum", init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_budget("budget", self.budget)
+
+    @property
+    def largest(self) -> float:
+        """The constant."""
+        return self.budget
+
+    def asked(self, budget: np.ndarray) -> np.ndarray:
+        """The same for all."""
+        return np.full(len(budget), self.budget)
+
+    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+        """Also: nobody asks for less."""
+        super().check(federation, rounds, delta)
+        own = np.concatenate([silo.budget for silo in federation.silos if silo.budget is not None])
+        if (own < self.budget).any():
+            raise SilodpError(
+                f"rpdp-minimum: {int((own < self.budget).sum())} of {len(own)} records ask for less than budget = "
+                f"{self.budget:g}: set budget = {own.min():g}, or leave them out (rpdp-dropout).",
+                code="data.budgets",
+                field="budget",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpdpDropout(TwoStageSampling):
+    """The baseline *dropout*: who asks for `threshold` or more takes part, all protected at the threshold."""
+
+    threshold: float
+
+    name: str = field(default="rpdp-dropout", init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_budget("threshold", self.threshold)
+
+    @property
+    def largest(self) -> float:
+        """The constant."""
+        return self.threshold
+
+    def asked(self, budget: np.ndarray) -> np.ndarray:
+        """The threshold, or nothing."""
+        return np.where(budget >= self.threshold, self.threshold, 0.0)

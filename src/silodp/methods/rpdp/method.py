@@ -1,0 +1,273 @@
+"""rPDP-FL: every record is drawn as often as its own privacy budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from silodp.accounting.accountant import Accountant, check_accountant, check_delta
+from silodp.accounting.budget_curve import Book
+from silodp.accounting.events import Event
+from silodp.accounting.guarantee import TECHNICAL, Unit, View
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError, check_real, check_whole
+from silodp.mechanisms.clipping import Finished
+from silodp.mechanisms.sampling import check_probability, poisson
+from silodp.methods.base import Common, Population, SiloWork, check_server
+from silodp.methods.dp_sgd import DpSgd, Optimizer
+from silodp.methods.record_budgets import check_budget, check_records, own_budgets, without_budgets
+from silodp.methods.rpdp.sampling_rates import NOTHING, Accounts, Calibration
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoStageSampling(Common):
+    """What rPDP-FL and its baselines share: a silo joins a round with probability λ, then runs τ steps of DP-SGD.
+
+    In every step each record is drawn with the probability q_j that its ε_j allows (rPDP-FL, Algorithm 3, corrected
+    as in docs/privacy.md, section 9). Who joins a round, every budget, every q_j and the round in which a record
+    retires are public; which records are drawn is not.
+
+    Attributes:
+        noise_multiplier: σ; every step's noise is N(0, (σC)²).
+        clip: C, of every record's gradient.
+        client_sampling: λ, a coin per silo and round; a round that nobody joins is a round.
+        local_steps: τ.
+        rounds: T, what q_j is chosen for; in further rounds records retire as their budgets are used up.
+        delta: the run's δ.
+        expected_batch_size: a public constant that divides every gradient sum, never the number of records drawn.
+        local_learning_rate, optimizer: of the noisy mean gradient; the optimizer's state is fresh in every round.
+        calibration: "exact" (never above the budget, met up to a grid), "binary-search" (the same, one record after
+            the other), or "scf", the paper's fitted curve, which overspends: then no record retires early, and what
+            its q_j really costs is reported.
+        accountant: by which q_j is chosen.
+        ledger: the records' one book. "planned" charges every round what it costs on average over λ; "realized" charges
+            the rounds that the silo joined, in full, and lets records retire by those.
+    """
+
+    noise_multiplier: float
+    clip: float
+    local_steps: int
+    rounds: int
+    delta: float
+    expected_batch_size: float
+    local_learning_rate: float
+    client_sampling: float = 1.0
+    optimizer: Optimizer = "sgd"
+    calibration: Calibration = "exact"
+    accountant: Accountant = "rdp"
+    ledger: Book = "planned"
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.0
+
+    name: str = field(default="", init=False)
+    unit: Unit | None = field(default="record", init=False)
+    needs_counts: bool = field(default=False, init=False)
+    clips_records: bool = field(default=True, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._dp_sgd  # noqa: B018  its constants are checked as it is made
+        if self.noise_multiplier == 0:
+            raise SilodpError(
+                "noise_multiplier = 0: no budget can be kept without noise; set a number > 0.",
+                code="argument.value",
+                field="noise_multiplier",
+            )
+        check_probability("client_sampling", self.client_sampling)
+        check_whole("rounds", self.rounds, what="rounds")
+        check_real("delta", self.delta)
+        check_delta(self.delta)
+        check_server(self.server_learning_rate, self.server_momentum)
+        check_accountant(self.accountant)
+        for name, value, known in (
+            ("calibration", self.calibration, get_args(Calibration)),
+            ("ledger", self.ledger, get_args(Book)),
+        ):
+            if value not in known:
+                raise SilodpError(
+                    f"{name} = {value!r} is not known: use one of {', '.join(known)}.",
+                    code="argument.value",
+                    field=name,
+                )
+
+    @property
+    def largest(self) -> float:
+        """The largest ε that any record is protected at; a public constant."""
+        raise NotImplementedError
+
+    def asked(self, budget: np.ndarray) -> np.ndarray:
+        """(n,) the ε that records with these budgets are protected at; 0 for those that take no part."""
+        raise NotImplementedError
+
+    @property
+    def accounts(self) -> Accounts:
+        """How budgets become sampling probabilities and rounds."""
+        return Accounts(
+            self.noise_multiplier,
+            self.local_steps,
+            self.client_sampling,
+            self.rounds,
+            self.delta,
+            self.largest,
+            self.calibration,
+            self.accountant,
+            self.ledger,
+        )
+
+    @property
+    def _dp_sgd(self) -> DpSgd:
+        return DpSgd.of(self)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is public besides the method's constants."""
+        public = (
+            "how many records each silo has, their privacy budgets, and which silos join a round are public, and say "
+            "nothing of what is in a record"
+        )
+        one_silo = "a record lies in one silo only, and copies of it are further records"
+        if self.calibration == "scf":
+            overspent = (
+                TECHNICAL
+                + "sampling probabilities come from a fitted curve (scf) and may cost records more than they asked "
+                "for; ε is what the largest of them costs"
+            )
+            return (public, one_silo, overspent)
+        return (public, one_silo)
+
+    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+        """Every record has a budget, every silo at least a batch, and δ is the one q_j is chosen for."""
+        check_records(self.name, federation, self.delta, delta, self.expected_batch_size)
+        if self.accounts.most == 0:
+            raise SilodpError(
+                f"{self.name}: at noise_multiplier = {self.noise_multiplier:g} even the largest ε = {self.largest:g} "
+                f"is spent before {self.rounds} round{'s are' if self.rounds > 1 else ' is'} over, however seldom a "
+                "record is drawn: raise the noise.",
+                code="budget.out_of_reach",
+                field="noise_multiplier",
+            )
+
+    def admit(
+        self,
+        user: np.ndarray,
+        allotment: np.ndarray | None,
+        stream: np.random.Generator,
+        budget: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Every record that is protected at all."""
+        if budget is None:
+            raise without_budgets(self.name)
+        return self.asked(budget) > 0
+
+    @property
+    def draws_clients(self) -> bool:
+        """Where the rate is below 1."""
+        return self.client_sampling != 1
+
+    def clients(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+        """One coin per silo."""
+        if self.client_sampling == 1:
+            return None
+        return poisson(population.silos, self.client_sampling, stream)
+
+    def silo_update(self, work: SiloWork) -> Finished:
+        """DP-SGD, each record drawn with its own probability until it retires; the noise is inside.
+
+        Asked again for the same round (under secure aggregation, when others failed to answer), the silo hands out the
+        same noisy update: a second one would be a second charge.
+        """
+        kept = None if work.memory is None else _Kept.of(work.memory)
+        if kept is not None and kept.round == work.round:
+            return Finished(torch.from_numpy(kept.update), 0, work.memory)
+        joined = 0 if kept is None else kept.joined
+        q, last = self.accounts.terms(self.asked(own_budgets(self.name, work)))
+        used = work.round if self.ledger == "planned" else joined
+        finished = self._dp_sgd.train(work, np.where(used < last, q, 0.0))
+        return replace(finished, memory=_Kept(work.round, joined + 1, finished.value.numpy()).array())
+
+    def bounds(self, population: Population) -> None:
+        """The update is finished in the silo."""
+
+    def server_scale(self, population: Population) -> float:
+        """1/(λ·S): an expected, public number of silos, never those that joined."""
+        return 1.0 / (self.client_sampling * population.silos)
+
+    def dp_event(self, view: View) -> Event:
+        """A record of the largest budget, which costs most. Only its silo's noise counts, whoever looks.
+
+        Who joined a round everyone knows, so the coin λ is one whose fall is seen (docs/privacy.md, section 9).
+        """
+        accounts = self.accounts
+        if view.round >= accounts.last:
+            return NOTHING
+        return accounts.event(accounts.most, realized=self.ledger == "realized")
+
+    def groups(
+        self,
+        view: View,
+        budgets: Sequence[np.ndarray],
+        joined: np.ndarray,
+        rounds: int,
+        delta: float,
+        accountant: Accountant,
+    ) -> tuple[dict[str, Any], ...]:
+        """By budget; `planned` and `realized` by both books, of which `ledger` is the one that records retire by."""
+        return self.accounts.groups(self.asked, budgets, joined, rounds, accountant)
+
+    def book(
+        self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
+    ) -> Mapping[str, np.ndarray]:
+        """asked: its budget; protected: what it is protected at; spent: ε so far; sampling: its q, 0 if too small."""
+        if budget is None:
+            return {}
+        joined = 0 if memory is None else _Kept.of(memory).joined
+        protected = self.asked(budget)
+        spent = self.accounts.spent(protected, rounds if self.ledger == "planned" else joined)
+        sampling = self.accounts.terms(protected)[0]
+        return {"asked": budget, "protected": protected, "spent": spent, "sampling": sampling}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rpdp(TwoStageSampling):
+    """rPDP-FL: every record has a budget of its own.
+
+    largest_budget: a public constant; records that ask for more are protected at it, so the run's ε holds for everyone.
+    """
+
+    largest_budget: float
+
+    name: str = field(default="rpdp", init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_budget("largest_budget", self.largest_budget)
+
+    @property
+    def largest(self) -> float:
+        """The constant."""
+        return self.largest_budget
+
+    def asked(self, budget: np.ndarray) -> np.ndarray:
+        """Its own, up to the largest."""
+        capped: np.ndarray = np.minimum(budget, self.largest_budget)
+        return capped
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a silo keeps from round to round: the last round it joined, how many it has joined, and its last update."""
+
+    round: int
+    joined: int
+    update: np.ndarray
+
+    @classmethod
+    def of(cls, memory: np.ndarray) -> _Kept:
+        return cls(int(memory[0]), int(memory[1]), memory[2:].copy())
+
+    def array(self) -> np.ndarray:
+        counters = np.array([self.round, self.joined], np.float64)
+        return np.concatenate([counters, self.update])

@@ -1,0 +1,248 @@
+"""The baseline *filter* of rPDP-FL: full-batch gradient descent, which every record leaves when its budget is used up.
+
+Why this is private (Feldman and Zrnic 2021; Koskela, Tobaben and Honkela 2023). What a record is charged in a step is
+‖g‖²/(2σ²C²), where g is its own clipped gradient at the current state. That state is a function of noisy sums alone, so
+two runs with and without the record, having seen the same noisy sums, are in the same state: every *other* record has
+the same gradients, has spent the same, and is in or out alike. The two next sums differ by g, or by nothing once the
+record is out, and are noisy by σC: given what was seen before, the step's privacy loss is that of a Gaussian release of
+μ² = ‖g‖²/(σC)², which is known before the step. The record is left out of the first step that would bring
+Σ‖g‖²/(2σ²C²) above its R, and of all steps after, so the whole run costs it no more than one Gaussian release of
+μ² = 2R, however many steps are run (docs/privacy.md, section 9). `filter_budget` solves that release for R exactly.
+This needs Gaussian noise, drawn here in the silo whatever the aggregator, and batches of all records: with sampled
+batches, or with integer noise, a step's loss is not Gaussian.
+
+The proof needs that nobody else learns what a record has spent or whether it is still in: these depend on its content.
+Released are the models; not released, and never to be counted in public, are who is in, how many, and what was spent.
+They stay in the silo's store, where `Silo.book` shows them to the silo's own people.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.accounting.accountant import Accountant, check_delta, epsilon
+from silodp.accounting.budget_curve import filter_budget
+from silodp.accounting.events import Event, Gaussian
+from silodp.accounting.guarantee import TECHNICAL, Unit, View
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError, check_real
+from silodp.mechanisms.clipping import ClippedRows, Finished
+from silodp.methods.base import Common, Population, SiloWork, check_server
+from silodp.methods.dp_sgd import DpSgd, Optimizer
+from silodp.methods.record_budgets import check_budget, check_records, own_budgets, without_budgets
+from silodp.methods.rpdp.sampling_rates import NOTHING, bins
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpdpFilter(Common):
+    """Individual Gaussian filter on `local_steps` full-batch steps per round; see the module for why it is private.
+
+    noise_multiplier: σ; every step's noise is N(0, (σC)²), C being `clip`. expected_batch_size: a public constant that
+    divides every gradient sum. largest_budget: a public constant; records that ask for more are protected at it, and
+    the run's ε ends there, after however many rounds.
+    """
+
+    noise_multiplier: float
+    clip: float
+    local_steps: int
+    delta: float
+    expected_batch_size: float
+    local_learning_rate: float
+    largest_budget: float
+    optimizer: Optimizer = "sgd"
+    server_learning_rate: float = 1.0
+    server_momentum: float = 0.0
+
+    name: str = field(default="rpdp-filter", init=False)
+    unit: Unit | None = field(default="record", init=False)
+    needs_counts: bool = field(default=False, init=False)
+    clips_records: bool = field(default=True, init=False, repr=False)
+    assumptions: tuple[str, ...] = field(
+        default=(
+            "how many records each silo has and their privacy budgets are public, and say nothing of what is in a "
+            "record",
+            "a record lies in one silo only, and copies of it are further records",
+            "no silo tells which records have used up their budgets, or how many",
+            TECHNICAL
+            + "rounding in a shared computation brings no other record across its limit: that would move a sum by a "
+            "whole clip (about one chance in 10^7 for a record and step)",
+        ),
+        init=False,
+        repr=False,
+    )
+
+    def __post_init__(self) -> None:
+        self._dp_sgd  # noqa: B018  its constants are checked as it is made
+        if self.noise_multiplier == 0:
+            raise SilodpError(
+                "noise_multiplier = 0: no budget can be kept without noise; set a number > 0.",
+                code="argument.value",
+                field="noise_multiplier",
+            )
+        check_real("delta", self.delta)
+        check_delta(self.delta)
+        check_budget("largest_budget", self.largest_budget)
+        check_server(self.server_learning_rate, self.server_momentum)
+
+    @property
+    def _dp_sgd(self) -> DpSgd:
+        return DpSgd.of(self)
+
+    def limits(self, budget: np.ndarray) -> np.ndarray:
+        """(n,) R of records with these budgets: what Σ‖g‖²/(2σ²C²) may come to."""
+        capped = np.minimum(np.asarray(budget, np.float64), self.largest_budget)
+        return _limits(capped.tobytes(), self.delta)
+
+    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+        """Every record has a budget, every silo at least a batch, and δ is the filter's."""
+        check_records(self.name, federation, self.delta, delta, self.expected_batch_size)
+        if self.limits(np.array([self.largest_budget]))[0] == 0:
+            raise SilodpError(
+                f"largest_budget = {self.largest_budget:g} is less than any step costs at delta = {self.delta:g}: "
+                "raise it.",
+                code="budget.out_of_reach",
+                field="largest_budget",
+            )
+
+    def admit(
+        self,
+        user: np.ndarray,
+        allotment: np.ndarray | None,
+        stream: np.random.Generator,
+        budget: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Every record whose budget buys anything."""
+        if budget is None:
+            raise without_budgets(self.name)
+        return self.limits(budget) > 0
+
+    def silo_update(self, work: SiloWork) -> Finished:
+        """Gradient descent on the records that are still in; what each has spent is kept for the next round.
+
+        Asked again for the same round, the silo hands out the same noisy update: nobody spends twice.
+        """
+        account = _Filter.of(work.memory, self.limits(own_budgets(self.name, work)))
+        if work.memory is not None and account.round == work.round:
+            return Finished(torch.from_numpy(account.update), 0, work.memory)
+        cost = 1 / (2 * (self.noise_multiplier * self.clip) ** 2)
+        rates = account.active.astype(np.float64)
+        finished = self._dp_sgd.train(work, rates, lambda rows: account.afforded(rows, cost))
+        return replace(finished, memory=account.array(work.round, finished.value.numpy()))
+
+    def bounds(self, population: Population) -> None:
+        """The update is finished in the silo."""
+
+    def server_scale(self, population: Population) -> float:
+        """1/S."""
+        return 1.0 / population.silos
+
+    def dp_event(self, view: View) -> Event:
+        """The most that a record of the largest budget can still be charged, if all its gradients were of norm C.
+
+        Added up over rounds it is that until R is reached, and nothing from then on.
+        """
+        most = float(self.limits(np.array([self.largest_budget]))[0])
+        cost = min(self._round, most - view.round * self._round)
+        return Gaussian(1 / math.sqrt(2 * cost)) if cost > 0 else NOTHING
+
+    @property
+    def _round(self) -> float:
+        """The most that a round can add to R."""
+        return self.local_steps / (2 * self.noise_multiplier**2)
+
+    def groups(
+        self,
+        view: View,
+        budgets: Sequence[np.ndarray],
+        joined: np.ndarray,
+        rounds: int,
+        delta: float,
+        accountant: Accountant,
+    ) -> tuple[dict[str, Any], ...]:
+        """By budget. What was really spent depends on the records: `realized` is None.
+
+        ε is exact, whatever the run's accountant: by Rényi orders the budgets would seem exceeded.
+        """
+        entries = []
+        for least, budget in bins(budgets):
+            limit = float(self.limits(np.array([budget]))[0])
+            most = min(limit, rounds * self._round)
+            planned = epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
+            entries.append(
+                {
+                    "budget": budget,
+                    **({"from": least} if least < budget else {}),
+                    "units": sum(int(((own >= least) & (own <= budget)).sum()) for own in budgets),
+                    "planned": planned,
+                    "realized": None,
+                    "q": 1.0 if limit > 0 else 0.0,
+                }
+            )
+        return tuple(entries)
+
+    def book(
+        self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
+    ) -> Mapping[str, np.ndarray]:
+        """asked: the budget; limit: its R; spent: Σ‖g‖²/(2σ²C²) so far; active: 1 while the record is in."""
+        if budget is None:
+            return {}
+        account = _Filter.of(memory, self.limits(budget))
+        return {
+            "asked": budget,
+            "limit": account.limits,
+            "spent": account.spent,
+            "active": account.active.astype(np.float64),
+        }
+
+
+@dataclass(frozen=True)
+class _Filter:
+    """The accounts of a silo's records, (n,) each: limits R, spent so far, and who is still in. Changed in place.
+
+    round, update (d,): of the last round they were in.
+    """
+
+    limits: np.ndarray
+    spent: np.ndarray
+    active: np.ndarray
+    round: int
+    update: np.ndarray
+
+    @classmethod
+    def of(cls, memory: np.ndarray | None, limits: np.ndarray) -> _Filter:
+        if memory is None:
+            return cls(limits, np.zeros(len(limits)), np.ones(len(limits), dtype=bool), -1, np.empty(0))
+        spent, active, update = np.split(memory[1:], [len(limits), 2 * len(limits)])
+        return cls(limits, spent.copy(), active > 0, int(memory[0]), update.copy())
+
+    def array(self, round_: int, update: np.ndarray) -> np.ndarray:
+        """All of it but the limits, as one vector."""
+        return np.concatenate([[round_], self.spent, self.active, update])
+
+    def afforded(self, rows: ClippedRows, cost: float) -> ClippedRows:
+        """The rows whose owners can pay for them, paid; the owners of the others are out from now on.
+
+        cost: of a row of norm 1.
+        """
+        norms: Tensor = torch.linalg.vector_norm(rows.rows, dim=1, dtype=torch.float64) * rows.factors
+        # A gradient that is not finite has factor 0 and counts as zero, which is free.
+        price = torch.nan_to_num(norms, nan=0.0, posinf=0.0).square().cpu().numpy() * (cost * (1 + 1e-9))
+        owners = rows.owners.cpu().numpy()
+        pays = self.active[owners] & (self.spent[owners] + price <= self.limits[owners])
+        self.active[owners[~pays]] = False
+        self.spent[owners[pays]] += price[pays]
+        kept = torch.from_numpy(np.flatnonzero(pays)).to(rows.rows.device)
+        return ClippedRows(rows.owners[kept.cpu()], rows.rows[kept], rows.factors[kept], rows.clip)
+
+
+@lru_cache(maxsize=256)
+def _limits(budgets: bytes, delta: float) -> np.ndarray:
+    return filter_budget(np.frombuffer(budgets), delta)

@@ -1,0 +1,193 @@
+"""The accounts of records with budgets of their own: from ε to sampling probability, to retirement, to what is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from silodp.accounting.accountant import Accountant, epsilon
+from silodp.accounting.budget_curve import (
+    MOST_TOLD,
+    Book,
+    binary_search,
+    rounds_within,
+    scf,
+    two_stage_curve,
+)
+from silodp.accounting.events import Event, Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.two_stage import TwoStage
+
+Calibration = Literal["exact", "scf", "binary-search"]
+
+NOTHING = Gaussian(math.inf)
+"""What a round costs when every record has retired."""
+
+_FEW = 64  # distinct budgets that the accountant 'pld' meets one by one
+_BINS = 10
+_MOST_ROUNDS = 1_000_000  # of a record whose budget hardly anything uses up
+_AT_ONCE = 4096  # budgets
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """The public constants that decide how often a record is drawn, and when it retires (docs/privacy.md, section 9).
+
+    `largest`: the largest budget that anybody is protected at. `rounds`: T, what sampling probabilities are chosen
+    for. A budget decides both, so who draws how often and retires when is public.
+    """
+
+    noise_multiplier: float
+    local_steps: int
+    client_sampling: float
+    rounds: int
+    delta: float
+    largest: float
+    calibration: Calibration
+    accountant: Accountant
+    book: Book
+
+    @property
+    def most(self) -> float:
+        """The largest sampling probability: that of the largest budget."""
+        return float(self.terms(np.array([self.largest]))[0][0])
+
+    @property
+    def last(self) -> int:
+        """After so many rounds, at the latest, every record has retired: when those of the largest budget have."""
+        return int(self.terms(np.array([self.largest]))[1][0])
+
+    def terms(self, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) sampling probability and (n,) rounds until retirement, of records protected at these ε (n,)."""
+        # In double precision whatever was given: what follows is found by its bytes.
+        capped = np.minimum(np.asarray(asked, np.float64), self.largest)
+        distinct, which = np.unique(capped, return_inverse=True)
+        if not len(distinct):
+            return np.empty(0), np.empty(0, np.int64)
+        q, rounds = _terms(self, distinct.tobytes())
+        if len(distinct) > 1 or distinct[0] != self.largest:
+            # Found one by one, probabilities need not be in the order of budgets to the last digit.
+            q, rounds = np.minimum(q, self.most), np.minimum(rounds, self.last)
+        return q[which], rounds[which]
+
+    def event(self, q: float, realized: bool) -> Event:
+        """What a round costs a record: one that the silo joined, or any, with the coin that everyone sees fall."""
+        steps = Repeated(PoissonSampled(q, Gaussian(self.noise_multiplier)), self.local_steps)
+        return steps if realized else KnownSample(self.client_sampling, steps)
+
+    def spent(self, asked: np.ndarray, used: int) -> np.ndarray:
+        """(n,) ε of records protected at `asked` (n,) after so many rounds of the book, by Rényi orders.
+
+        The budget itself, where that is less: exact calibration has made sure of it.
+        """
+        run = TwoStage(self.noise_multiplier, self.local_steps, self.client_sampling, self.delta)
+        rho_of = run.planned if self.book == "planned" else run.joined
+        found_of_all = np.zeros(len(asked))
+        protected = np.asarray(asked) > 0
+        distinct, which = np.unique(asked[protected], return_inverse=True)
+        q, rounds = self.terms(distinct)
+        found = np.zeros(len(distinct))
+        for first in range(0, len(distinct), _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            count = np.minimum(rounds[part], used)
+            found[part] = np.where((count > 0) & (q[part] > 0), run.epsilon(count * rho_of(q[part])), 0.0)
+        if self.calibration != "scf":
+            found = np.minimum(found, distinct)
+        found_of_all[protected] = found[which]
+        return found_of_all
+
+    def groups(
+        self,
+        asked_of: Callable[[np.ndarray], np.ndarray],
+        budgets: Sequence[np.ndarray],
+        joined: np.ndarray,
+        rounds: int,
+        accountant: Accountant,
+    ) -> tuple[dict[str, Any], ...]:
+        """An entry for every distinct budget, or for bins of them, of which the largest is then told and charged.
+
+        asked_of: what records with these budgets are protected at, 0 where they take no part. By the run's accountant
+        or that of the records' book, whichever says less: both are upper bounds. With "scf", `overspent` counts the
+        records that spend more than they asked for.
+        """
+        known: tuple[Accountant, ...] = (accountant,) if accountant == self.accountant else ("pld", "rdp")
+        entries = []
+        for least, budget in bins(budgets):
+            asked = float(asked_of(np.array([budget]))[0])
+            inside = [own[(own >= least) & (own <= budget)] for own in budgets]
+            units = [len(own) for own in inside]
+            q, last = self.terms(np.array([asked])) if asked > 0 else (np.zeros(1), np.zeros(1, np.int64))
+            most_joined = max((int(n) for n, here in zip(joined, units, strict=True) if here), default=0)
+            planned, realized = 0.0, 0.0
+            if q[0] > 0:
+
+                def cost(joined: bool, count: int, rate: float = float(q[0])) -> float:
+                    charge = (self.event(rate, joined), count)
+                    return min(epsilon([charge], self.delta, by) for by in known)
+
+                realized = cost(True, min(most_joined, int(last[0])))
+                planned = cost(False, min(rounds, int(last[0])))
+                if self.book == "realized":
+                    # Whoever retires by rounds joined may be in for all rounds; of those joined in at most `last`.
+                    planned = min(cost(False, rounds), cost(True, min(rounds, int(last[0]))))
+            entries.append(
+                {
+                    "budget": budget,
+                    **({"from": least} if least < budget else {}),
+                    "units": sum(units),
+                    "planned": planned,
+                    "realized": realized,
+                    "q": float(q[0]),
+                    "book": self.book,
+                }
+            )
+            if self.calibration == "scf":
+                own = np.concatenate(inside)
+                entries[-1]["overspent"] = int((self.spent(asked_of(own), rounds) > own).sum())
+        return tuple(entries)
+
+
+def bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
+    """(least, largest) of the distinct budgets: one by one where they are few, else in bins of equally many."""
+    distinct = np.unique(np.concatenate(list(budgets)))
+    parts = np.array_split(distinct, len(distinct) if len(distinct) <= MOST_TOLD else _BINS)
+    return [(float(part[0]), float(part[-1])) for part in parts if len(part)]
+
+
+@lru_cache(maxsize=256)
+def _terms(accounts: Accounts, distinct: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Of distinct budgets as bytes: the same in every round."""
+    a, budgets = accounts, np.frombuffer(distinct)
+    q = _probabilities(a, budgets)
+    if (
+        a.calibration == "scf"
+    ):  # as published: no record retires before the last of T rounds, whatever it has cost
+        return q, np.full(len(q), a.rounds)
+    rounds = rounds_within(
+        q,
+        budgets,
+        a.noise_multiplier,
+        a.local_steps,
+        a.client_sampling,
+        a.delta,
+        max(_MOST_ROUNDS, a.rounds),
+        a.book,
+    )
+    if a.book == "planned" or a.client_sampling == 1:
+        rounds = np.maximum(rounds, a.rounds)  # that T rounds are within the budget is what q was chosen for
+    return q, np.where(q > 0, rounds, 0)
+
+
+def _probabilities(a: Accounts, budgets: np.ndarray) -> np.ndarray:
+    """(n,) q for distinct budgets (n,)."""
+    run = (a.noise_multiplier, a.local_steps, a.client_sampling, a.rounds, a.delta)
+    if a.calibration == "scf":
+        return scf(budgets, *run).sampling_probabilities
+    if a.calibration == "binary-search":
+        return binary_search(budgets, *run, a.accountant)
+    few = budgets if a.accountant == "pld" and len(budgets) <= _FEW else None
+    return two_stage_curve(*run, a.accountant, budgets=few).met_by(budgets)

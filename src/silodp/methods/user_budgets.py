@@ -1,0 +1,306 @@
+"""A budget of her own for every person: her own sampling rate, or her own clip (docs/privacy.md, section 9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from silodp.accounting.accountant import Accountant, check_accountant, epsilon, usual_accountant
+from silodp.accounting.budget_curve import Curve, told_apart
+from silodp.accounting.events import (
+    Event,
+    Gaussian,
+    KnownSample,
+    NoGuarantee,
+    PoissonSampled,
+    SampledReplacement,
+    Skellam,
+    costliest,
+    nested,
+)
+from silodp.accounting.guarantee import TECHNICAL, Adversary, View
+from silodp.errors import SilodpError, check_real, check_whole, counted
+from silodp.mechanisms.sampling import check_probability
+
+By = Literal["sampling", "clip"]
+_LEAST = 1e-4  # a rate or clip below is as good as none
+_STEP = 0.01  # of ln(rate or clip), between points of the curve
+
+
+@dataclass(frozen=True)
+class Personal:
+    """How persons' budgets are met: public constants.
+
+    Attributes:
+        by: "sampling": person u is sampled with her own q_u; "clip": her rows are clipped to her own c_u·C, c_u ≤ 1.
+        rounds: T that the budgets are for; a run has no more, and no second release of a round.
+        largest_budget: the ε that the run is charged as; larger budgets are treated as this one.
+        adversary: whom the budgets are met against; the others' ε is reported.
+        mean_sampling: q̄, a public guess of the mean of q_u, for the scale of a step; only, and always, by sampling.
+        accountant: None: the tightest one for the noise that is drawn.
+
+    Raises:
+        SilodpError: a constant is out of range.
+    """
+
+    by: By
+    rounds: int
+    largest_budget: float
+    adversary: Adversary = "server"
+    mean_sampling: float | None = None
+    accountant: Accountant | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("by", By), ("adversary", Adversary)):
+            if getattr(self, name) not in get_args(kind):
+                known = " or ".join(repr(known) for known in get_args(kind))
+                raise SilodpError(
+                    f"personal.{name} = {getattr(self, name)!r} is not known: use {known}.",
+                    code="argument.value",
+                    field=f"personal.{name}",
+                )
+        check_whole("personal.rounds", self.rounds)
+        check_real("personal.largest_budget", self.largest_budget)
+        if not 0 < self.largest_budget < math.inf:
+            raise SilodpError(
+                f"personal.largest_budget = {self.largest_budget}: set a finite ε > 0.",
+                code="argument.value",
+                field="personal.largest_budget",
+            )
+        if (self.by == "sampling") != (self.mean_sampling is not None):
+            raise SilodpError(
+                f"personal.mean_sampling = {self.mean_sampling} with by = '{self.by}': set it where persons are "
+                "sampled with rates of their own, as a public number that no budget goes into, and only there.",
+                code="argument.conflict",
+                field="personal.mean_sampling",
+            )
+        if self.mean_sampling is not None:
+            check_probability("personal.mean_sampling", self.mean_sampling)
+        if self.accountant is not None:
+            check_accountant(self.accountant)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Who learns what, and what ε is about."""
+        learns = {
+            "sampling": "the rate they are sampled with: the server draws every round's sample with these rates",
+            "clip": "their own clip: every silo clips their rows to it",
+        }
+        return (
+            f"every person's budget is public and says nothing of their records; so is {learns[self.by]}",
+            TECHNICAL
+            + f"budgets are met against '{self.adversary}', over {counted(self.rounds, 'round')}; ε is that of a "
+            f"person with the largest budget, {self.largest_budget:g}",
+        )
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a round costs, against one adversary, a person who is always in it with the whole clip.
+
+    event: with the noise that is drawn. extra: how much further than in real numbers she moves the integers, in clips;
+    it does not shrink with her clip.
+    """
+
+    event: Event
+    extra: float
+    knows_sample: bool
+
+    @classmethod
+    def of(cls, event: Event, exact: Event, view: View) -> Whole:
+        """`exact`: the same release in real numbers, as the method has it."""
+        extra = 0.0 if isinstance(event, NoGuarantee) else max(0.0, _noise(exact) / _noise(event) - 1)
+        return cls(event, extra, view.knows_sample)
+
+    def at(self, by: By, parameter: float) -> Event:
+        """What it costs one with q_u, or c_u, in [0, 1]."""
+        if isinstance(self.event, NoGuarantee):
+            return self.event
+        return self._sampled(parameter) if by == "sampling" else _shrunk(self.event, self.extra, parameter)
+
+    def _sampled(self, q: float) -> Event:
+        if isinstance(self.event, SampledReplacement) and self.event.sampling_probability == 1:
+            return replace(self.event, sampling_probability=q)
+        if not isinstance(self.event, Gaussian | Skellam):
+            raise SilodpError(
+                f"persons cannot be sampled twice, in {self.event!r}: set user_sampling = 1.",
+                code="argument.conflict",
+                field="user_sampling",
+            )
+        return (KnownSample if self.knows_sample else PoissonSampled)(q, self.event)
+
+
+def _noise(event: Event) -> float:
+    """The multiplier of the one release that is in an event of this method."""
+    noise = [inner.noise_multiplier for inner in nested(event) if isinstance(inner, Gaussian | Skellam)]
+    return noise[-1]
+
+
+def _shrunk(event: Event, extra: float, part: float) -> Event:
+    """The same release, of one whose rows have `part` of the clip.
+
+    A release of integers costs more where she moves it by fewer steps at the same multiplier, so steps shrink as well.
+    """
+    match event:
+        case PoissonSampled(_, inner) | SampledReplacement(_, inner) | KnownSample(_, inner) if isinstance(
+            inner, Gaussian | Skellam
+        ):
+            return replace(event, event=_shrunk_release(inner, extra, part))
+        case Gaussian() | Skellam():
+            return _shrunk_release(event, extra, part)
+    raise SilodpError(
+        f"no clip of one's own is known to the accountant in {event!r}.", code="accounting.unsupported"
+    )
+
+
+def _shrunk_release(event: Gaussian | Skellam, extra: float, part: float) -> Gaussian | Skellam:
+    if part == 0:
+        return Gaussian(math.inf)
+    moved = (part + extra) / (1 + extra)
+    if isinstance(event, Gaussian):
+        return Gaussian(event.noise_multiplier / moved)
+    return Skellam(event.noise_multiplier / moved, max(1, math.floor(event.units * moved)), event.dimension)
+
+
+@dataclass(frozen=True, eq=False)
+class Allowances:
+    """Budgets to rates, or to clips: never more than the budget, met up to the curve's grid.
+
+    Made of public constants alone, so that every party makes the same.
+    """
+
+    personal: Personal
+    curve: Curve
+    largest: float
+    wholes: Mapping[Adversary, Whole]
+
+    @classmethod
+    def of(
+        cls,
+        personal: Personal,
+        costs: Mapping[Adversary, Sequence[tuple[View, Event, Event]]],
+        budgets: np.ndarray | None,
+        delta: float,
+    ) -> Allowances:
+        """From what a round costs for every number of silos that may answer: (view, with the noise drawn, exact).
+
+        `budgets` (U,), where they are known already, say where the curve needs points.
+
+        Raises:
+            SilodpError: nothing is promised to the adversary the budgets are to be met against, or too much is asked.
+        """
+        if personal.by == "sampling" and not all(view.knows_sample for view, _, _ in costs["server"]):
+            raise SilodpError(
+                "personal.by = 'sampling' needs a server that draws the sample with everyone's own rate, and here "
+                "nobody is to know who was sampled: set personal.by = 'clip', or let the server draw the sample.",
+                code="argument.conflict",
+                field="personal.by",
+            )
+        wholes = {adversary: _costliest(cases) for adversary, cases in costs.items()}
+        whole = wholes[personal.adversary]
+        if isinstance(whole.event, NoGuarantee):
+            raise SilodpError(
+                f"personal.adversary = '{personal.adversary}': no budget can be met against it "
+                f"({whole.event.reason}); name another adversary, or change that.",
+                code="accounting.no_guarantee",
+                field="personal.adversary",
+            )
+        accountant = personal.accountant or usual_accountant([whole.event])
+        wanted = np.array([personal.largest_budget])
+        if budgets is not None:
+            wanted = np.unique(np.append(np.minimum(budgets, personal.largest_budget), wanted))
+        curve = _curve(partial(whole.at, personal.by), personal.rounds, delta, accountant, wanted)
+        largest = float(curve.met_by(wanted[-1:])[0])
+        if largest == 0:
+            raise SilodpError(
+                f"personal.largest_budget = {personal.largest_budget:g} is met by no {_WHAT[personal.by]} in "
+                f"{counted(personal.rounds, 'round')}: raise it, or noise_multiplier.",
+                code="budget.out_of_reach",
+                field="personal.largest_budget",
+            )
+        return cls(personal, curve, largest, wholes)
+
+    def parameters(self, budgets: np.ndarray) -> np.ndarray:
+        """q_u, or c_u, (U,) float64 in [0, 1] for the budgets (U,); 0 where even the smallest costs more."""
+        return np.minimum(self.curve.met_by(budgets), self.largest)
+
+    def of_largest(self, event: Event, exact: Event, view: View) -> Event:
+        """What a round costs a person with the largest budget, if it costs one who is wholly in it `event`."""
+        return Whole.of(event, exact, view).at(self.personal.by, self.largest)
+
+    def groups(
+        self, adversary: Adversary, budgets: np.ndarray, rounds: int, delta: float, accountant: Accountant
+    ) -> tuple[dict[str, Any], ...]:
+        """One entry for each distinct budget, or for each twentieth of the persons: of the largest budget in it.
+
+        "planned" is ε after all rounds the budgets are for, "realized" after those that were played.
+        """
+        distinct = told_apart(budgets)
+        place = np.searchsorted(distinct, budgets)
+        entries = []
+        for i, budget in enumerate(distinct.tolist()):
+            own = float(self.parameters(np.array([budget]))[0])
+            event = self.wholes[adversary].at(self.personal.by, own)
+
+            def spent(count: int, event: Event = event) -> float | None:
+                found = epsilon([(event, count)], delta, accountant)
+                return found if math.isfinite(found) else None
+
+            planned = spent(self.personal.rounds)
+            entry = {
+                "budget": budget,
+                "units": int((place == i).sum()),
+                "planned": planned,
+                "realized": spent(rounds),
+                _SHOWN[self.personal.by]: own,
+            }
+            least = float(budgets[place == i].min())
+            if least < budget:
+                entry["least"] = least
+            note = self._note(adversary, budget, own, planned)
+            entries.append(entry | ({"note": note} if note else {}))
+        return tuple(entries)
+
+    def _note(self, adversary: Adversary, budget: float, own: float, planned: float | None) -> str | None:
+        if planned is None or planned > budget:
+            return f"budgets are met against '{self.personal.adversary}'"
+        if own == 0:
+            return (
+                f"underspends: no {_WHAT[self.personal.by]} is small enough, so these persons never take part"
+            )
+        if planned >= 0.99 * budget:
+            return None
+        if own == 1:
+            return f"underspends: even {_ALL[self.personal.by]} costs no more"
+        if budget > self.personal.largest_budget:
+            return "underspends: above personal.largest_budget, and treated as it"
+        if adversary != self.personal.adversary:
+            return f"underspends: the budget is met against '{self.personal.adversary}'"
+        return None
+
+
+_WHAT = {"sampling": "sampling rate", "clip": "clip"}
+_SHOWN = {"sampling": "q", "clip": "clip"}
+_ALL = {"sampling": "being in every round", "clip": "the whole clip"}
+
+
+def _curve(
+    cost: Callable[[float], Event], rounds: int, delta: float, accountant: Accountant, budgets: np.ndarray
+) -> Curve:
+    """From what meets the smallest of the budgets (ascending) to 1: few of them to 1e-3, many on steps of 1 %."""
+    first = Curve.of(cost, rounds, delta, accountant, least=_LEAST, budgets=budgets[:1])
+    start = max(_LEAST, float(first.met_by(budgets[:1])[0]))
+    points = 2 + math.ceil(math.log(1 / start) / _STEP)
+    return Curve.of(cost, rounds, delta, accountant, points, min(start, 0.5), budgets)
+
+
+def _costliest(cases: Sequence[tuple[View, Event, Event]]) -> Whole:
+    """Return what covers a round however many silos answer it."""
+    wholes = [Whole.of(event, exact, view) for view, event, exact in cases]
+    event = costliest([whole.event for whole in wholes])
+    return Whole(event, max(whole.extra for whole in wholes), wholes[0].knows_sample)

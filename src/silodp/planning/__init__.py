@@ -1,0 +1,1 @@
+"""What a run will cost: ε of settings, settings of a target ε. No data are read."""

@@ -1,0 +1,407 @@
+"""The gate of a silo: every request passes it, and is charged in the silo's own ledger, before the silo acts on it.
+
+A silo takes its server for an adversary. The gate knows from the run's public constants what may be asked, and from
+its durable state what may be asked now:
+
+    state                       may be asked                                     leads to
+    set-up, step i              `Script.setup[i]`, once                          set-up, step i + 1
+    set-up, after any "hello"   "hello" of a later session, before any round     the step after "hello"
+    set-up complete             `Script.prepare[0]`, or an update of round 0     round 0
+    round r                     the next of `Script.prepare`, before an update   round r
+                                an update: attempt and roster as below           round r, attempt a
+                                "open" of the attempt masked last                round r, release opened
+                                the same of a later round < T                    that round
+
+Within a round every further attempt has a strictly smaller roster, at least m silos of the session in their order, and
+this silo among them. An attempt repeats the release before it, with the same model and sample; once a release was
+opened, the next attempt is a further release. Where every silo must answer, no round may be left out: a silo that has
+missed one runs on an old copy of its store.
+
+The same table, with the messages of each aggregator, is in docs/protocols.md, section 2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import NoReturn
+
+import numpy as np
+
+from silodp.accounting.guarantee import Adversary
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators.attempts import common_digest, model_and_sample
+from silodp.aggregators.base import Aggregator, Setting, costliest_events
+from silodp.errors import SilodpError, counted
+from silodp.wire.messages import Message
+from silodp.wire.schemas import Script
+from silodp.wire.store import Store
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a silo is in a run; durable.
+
+    Attributes:
+        step: how many messages of the set-up were answered.
+        session: number of the session begun last, -1 before the first.
+        round: of the request answered last, counted from 0; -1 during set-up.
+        prepared: how many messages of `Script.prepare` were answered in this round.
+        attempt: answered last in this round; -1 before the first.
+        release: of that attempt, counted from 0.
+        roster: of that attempt; a further attempt has a smaller one.
+        asked: digest of the round's model and sample.
+        request: digest of what that attempt's update says to all silos alike, which pair masks are bound to.
+        update: digest of the whole update, which this silo's seal is bound to.
+        opened: whether the release was opened.
+        attempts: how many updates of the run were answered.
+        charges: how many charges the silo's own ledger had then.
+        answered: digests of the requests answered in the set-up, and in this round: stored bytes of another one, whose
+            process died before the state was written, do not go out.
+    """
+
+    step: int = 0
+    session: int = -1
+    round: int = -1
+    prepared: int = 0
+    attempt: int = -1
+    release: int = 0
+    roster: tuple[str, ...] = ()
+    asked: str = ""
+    request: str = ""
+    update: str = ""
+    opened: bool = False
+    attempts: int = 0
+    charges: int = 0
+    answered: tuple[tuple[int, str], ...] = ()
+
+    def encode(self) -> bytes:
+        """For the silo's store."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, stored: bytes | None) -> State:
+        """Inverse of `encode`; None is a silo that has answered nothing."""
+        if stored is None:
+            return cls()
+        fields = json.loads(stored)
+        answered = tuple((round_, digest) for round_, digest in fields["answered"])
+        return cls(**{**fields, "roster": tuple(fields["roster"]), "answered": answered})
+
+
+class Gate:
+    """What one silo may be asked in one run.
+
+    Args:
+        name: the silo's.
+        setting: the public constants of the run.
+        aggregator: the run's.
+        store: the silo's own.
+        counts: the silo's own record counts (U,) int64.
+        ledger: the silo's own; charged before an update is answered.
+        limits: the ε that the silo lets the run spend against each adversary, at the ledger's δ; none where absent.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        setting: Setting,
+        aggregator: Aggregator,
+        store: Store,
+        counts: np.ndarray,
+        ledger: Ledger,
+        limits: Mapping[Adversary, float] | None = None,
+    ) -> None:
+        self._name, self._setting, self._aggregator = name, setting, aggregator
+        self._store, self._counts, self.ledger = store, counts, ledger
+        self._limits = dict(limits or {})
+        self.script: Script = aggregator.script(setting, name)
+        self._setup = tuple(kind.name for kind in self.script.setup)
+        self._prepare = tuple(kind.name for kind in self.script.prepare)
+        self._key = f"{setting.run}/gate"
+        self._met_here = -1  # the session that was begun in this process
+
+    @property
+    def state(self) -> State:
+        """As it was committed last."""
+        return State.decode(self._store.get(self._key))
+
+    @property
+    def most_bytes(self) -> int:
+        """No request of the run is longer, when encoded."""
+        return self.script.most_bytes
+
+    def commit(self, state: State, request: Message) -> None:
+        """Make the state after a request durable; its answer was stored before, and goes out from now on.
+
+        What was answered in earlier rounds is forgotten: it is not repeated.
+        """
+        own = (state.round, request.digest())
+        answered = tuple(one for one in state.answered if one[0] in (-1, state.round) and one != own)
+        state = replace(state, answered=(*answered, own), charges=len(self.ledger.history))
+        self._store.put(self._key, state.encode())
+        if request.kind == "hello":
+            self._met_here = state.session
+
+    def may_repeat(self, request: Message) -> bool:
+        """Whether the stored answer to this request may go out again."""
+        return request.digest() in {digest for _, digest in self.state.answered}
+
+    def next_state(self, request: Message) -> State:
+        """Check a request, whose message was checked, against the state.
+
+        Returns:
+            the state after it was answered, to be committed once the answer is stored.
+
+        Raises:
+            SilodpError: it may not be asked now (codes gate.*).
+        """
+        state = self.state
+        self._check_age(state)
+        if request.kind in self._setup:
+            return self._admit_setup(request, state)
+        if state.step < len(self._setup):
+            self._refuse(
+                "gate.order",
+                f"was asked '{request.kind}' before its set-up was complete: it expects '{self._setup[state.step]}'",
+            )
+        if request.round >= self._setting.rounds:
+            self._refuse(
+                "gate.rounds",
+                f"was asked for round {request.round + 1} of a run of {counted(self._setting.rounds, 'round')}",
+            )
+        state = self._enter_round(request, state)
+        if request.kind in self._prepare:
+            return self._admit_prepare(request, state)
+        if request.kind == self.script.update.name:
+            return self._admit_update(request, state)
+        return self._admit_open(request, state)
+
+    def check_message(self, request: Message) -> None:
+        """Refuse what no state admits: another run, a kind that this run does not have, or a malformed message."""
+        if request.run != self._setting.run:
+            self._refuse("gate.run", f"was asked in run {request.run}, and takes part in {self._setting.run}")
+        kind = self.script.kinds.get(request.kind)
+        if kind is None:
+            self._refuse(
+                "gate.kind",
+                f"was asked '{request.kind}', which {self._setting.method.name} under '{self._aggregator.name}' "
+                "does not ask of it",
+            )
+        kind.request.check(request, f"the server of silo '{self._name}'")
+
+    def _check_age(self, state: State) -> None:
+        """Refuse where the silo's store and its ledger are copies of different moments."""
+        charged = len(self.ledger.history)
+        if charged < state.charges or (charged and state.step < len(self._setup)):
+            older = "ledger" if charged < state.charges else "store"
+            self._refuse(
+                "gate.set_back",
+                f"has a {older} that is an old copy, or was lost: what the run has spent there is not known; restore "
+                "the newest copy, or begin a new run",
+            )
+
+    # --- set-up ---
+
+    def _admit_setup(self, request: Message, state: State) -> State:
+        kind, step = request.kind, self._setup.index(request.kind)
+        if request.round or state.round >= 0:
+            self._refuse("gate.order", f"is set up, and was asked '{kind}': begin a new run")
+        if kind == "hello" and step <= state.step and request.attempt > state.session:
+            return replace(state, step=step + 1, session=request.attempt)
+        in_session = "hello" in self._setup[:step]
+        if step != state.step or kind == "hello" or request.attempt != (state.session if in_session else 0):
+            due = self._setup[state.step] if state.step < len(self._setup) else self.script.update.name
+            self._refuse(
+                "gate.order",
+                f"was asked '{kind}' of session {request.attempt + 1}, and expects '{due}' of session "
+                f"{max(state.session, 0) + 1}: each message of the set-up is answered once",
+            )
+        if in_session and state.session != self._met_here:
+            # From a store that was set back other tables would be made under the same secrets.
+            self._refuse(
+                "gate.restarted",
+                f"was started anew since it began session {state.session + 1} of the set-up: begin another session "
+                "(resuming the run does)",
+            )
+        if kind == "setup":
+            self._check_allotment(request)
+        return replace(state, step=state.step + 1)
+
+    def _check_allotment(self, request: Message) -> None:
+        place, population = self._setting.names.index(self._name), self._setting.population
+        problem = None
+        if "allotment" in request.arrays:
+            problem = self._setting.method.allotment_problem(
+                request.arrays["allotment"], self._counts, population, place
+            )
+        if problem is not None:
+            self._refuse("gate.allotment", f"was given an allotment that {problem}")
+
+    # --- rounds ---
+
+    def _enter_round(self, request: Message, state: State) -> State:
+        """The state at the beginning of the request's round."""
+        if request.round < state.round:
+            self._refuse(
+                "gate.past",
+                f"has answered round {state.round + 1} and will not repeat round {request.round + 1}: the server's "
+                "checkpoint is older than its silos",
+            )
+        if request.round == state.round:
+            return state
+        if request.kind == "open":
+            self._refuse("gate.order", f"was asked to open round {request.round + 1}, which it never masked")
+        population = self._setting.population
+        if request.round > state.round + 1 and population.m == population.silos:
+            self._refuse(
+                "gate.round_left_out",
+                f"last answered round {state.round + 1} and was asked for round {request.round + 1}, although every "
+                "silo must answer every round: its store is an old copy; restore the newest one, or begin a new run",
+            )
+        return replace(
+            state, round=request.round, prepared=0, attempt=-1, release=0, roster=(), asked="", request="", update="",
+            opened=False,
+        )  # fmt: skip
+
+    def _admit_prepare(self, request: Message, state: State) -> State:
+        due = (
+            self._prepare[state.prepared] if state.prepared < len(self._prepare) else self.script.update.name
+        )
+        if request.kind != due or state.attempt >= 0 or request.attempt:
+            self._refuse(
+                "gate.order",
+                f"was asked '{request.kind}' of round {request.round + 1} out of order, or a second time: it expects "
+                f"'{due}'",
+            )
+        return replace(state, prepared=state.prepared + 1)
+
+    def _admit_update(self, request: Message, state: State) -> State:
+        if state.prepared < len(self._prepare):
+            self._refuse(
+                "gate.order",
+                f"was asked for the update of round {request.round + 1} before '{self._prepare[state.prepared]}'",
+            )
+        if request.attempt <= state.attempt:
+            self._refuse(
+                "gate.attempt",
+                f"has answered attempt {state.attempt + 1} of round {request.round + 1} and was asked for attempt "
+                f"{request.attempt + 1} otherwise than the first time",
+            )
+        asked = model_and_sample(request)
+        if state.asked not in ("", asked):
+            self._refuse(
+                "gate.model",
+                f"was asked for round {request.round + 1} again with another model or sample: within a round both stay",
+            )
+        most = self._aggregator.most_rounds
+        if most is not None and state.attempts >= most:
+            self._refuse(
+                "gate.attempts",
+                f"has answered the {counted(most, 'attempt')} that the run's encryption was chosen for",
+            )
+        state = replace(state, attempts=state.attempts + 1)
+        if self.script.open is None:
+            if request.attempt:
+                self._refuse(
+                    "gate.attempt",
+                    f"was asked for round {request.round + 1} a second time as attempt {request.attempt + 1}: a value "
+                    "in clear is sent once, and fresh noise under it would be another release",
+                )
+            return replace(state, attempt=0, asked=asked, request=request.digest(), update=request.digest())
+        roster, release = tuple(request.fields["roster"]), request.fields["release"]
+        self._check_roster(roster, state)
+        self._check_release(request, release, state)
+        return replace(
+            state, attempt=request.attempt, release=release, roster=roster, asked=asked,
+            request=common_digest(request), update=request.digest(), opened=False,
+        )  # fmt: skip
+
+    def _check_roster(self, roster: tuple[str, ...], state: State) -> None:
+        fewest = self._setting.population.m
+        if self._name not in roster or len(roster) < fewest:
+            self._refuse(
+                "gate.roster",
+                f"was asked to add up with {list(roster)}: it takes part only with itself and at least "
+                f"{counted(fewest - 1, 'other silo')}",
+            )
+        if state.roster and not set(roster) < set(state.roster):
+            self._refuse(
+                "gate.roster",
+                f"was asked to add up with {list(roster)} after {list(state.roster)} in the same round: a further "
+                "attempt has lost a silo",
+            )
+
+    def _check_release(self, request: Message, release: int, state: State) -> None:
+        first = state.attempt < 0
+        allowed = (
+            (0,) if first else ((state.release + 1,) if state.opened else (state.release, state.release + 1))
+        )
+        if release not in allowed:
+            self._refuse(
+                "gate.release",
+                f"was asked for release {release + 1} of round {request.round + 1}, and may be asked for release "
+                f"{' or '.join(str(one + 1) for one in allowed)}: values that were opened are not masked again, since "
+                "two sums that differ by one silo would show that silo's part",
+            )
+
+    def _admit_open(self, request: Message, state: State) -> State:
+        masked = (state.attempt, state.release, list(state.roster), state.request)
+        fields = request.fields
+        if (request.attempt, fields["release"], fields["roster"], fields["request"]) != masked:
+            self._refuse(
+                "gate.open",
+                f"was asked to open attempt {request.attempt + 1} of round {request.round + 1}, which is not the one "
+                "it masked last with that roster and request",
+            )
+        if state.opened:
+            self._refuse("gate.open", f"has opened release {state.release + 1} of round {state.round + 1}")
+        return replace(state, opened=True)
+
+    # --- the silo's own ledger ---
+
+    def charge(self, request: Message) -> None:
+        """Charge an update's release durably, before anything of it is computed; nothing else costs anything.
+
+        What is charged is the number of survivors that costs most, since a silo cannot know who else answers.
+
+        Raises:
+            SilodpError: the silo's own limit would be exceeded (code gate.budget), or a release is not covered by
+                budgets that were laid out beforehand; nothing was charged.
+        """
+        if request.kind != self.script.update.name:
+            return
+        release = 0 if self.script.open is None else request.fields["release"]
+        most = self._setting.method.most_rounds
+        if most is not None and (release > 0 or request.round >= most):
+            self._refuse(
+                "gate.rounds", "was asked for a release that budgets laid out beforehand do not cover"
+            )
+        place = f"{self._setting.run}/charging/{request.round}/{release}"
+        asked = model_and_sample(request).encode()
+        if self.ledger.charged(request.round, release):
+            if self._store.get(place) != asked:
+                self._refuse(
+                    "gate.set_back",
+                    f"has charged round {request.round + 1} and knows nothing of it, or was asked for another model: "
+                    "its store is an old copy; restore the newest one, or begin a new run",
+                )
+            return
+        self._store.put(place, asked)
+        # Units retire by what they have spent here: a silo that has missed rounds is as far as its own ledger.
+        position = len({charge.round for charge in self.ledger.history} - {request.round})
+        events = costliest_events(self._aggregator, self._setting, min(request.round, position), release)
+        for adversary, limit in self._limits.items():
+            spent = self.ledger.epsilon_after(events, adversary)
+            if spent is None or spent > limit:
+                told = "no ε at all" if spent is None else f"ε = {spent:.4g}"
+                self._refuse(
+                    "gate.budget",
+                    f"would have spent {told} against '{adversary}' after round {request.round + 1}, beyond its own "
+                    f"limit of {limit:g}",
+                )
+        self.ledger.charge(request.round, release, events)
+
+    def _refuse(self, code: str, what: str) -> NoReturn:
+        raise SilodpError(f"silo '{self._name}' {what}; nothing was sent.", code=code)

@@ -1,0 +1,266 @@
+"""One round: charge, ask, sum, step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.accounting.events import Event, NoGuarantee
+from silodp.accounting.guarantee import Adversary
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators.base import Aggregator, ServerSide, Setting, events, release_events
+from silodp.errors import SilodpError
+from silodp.mechanisms.noise import Randomness
+from silodp.wire.messages import Message
+from silodp.wire.schemas import Script
+from silodp.wire.store import Store
+from silodp.wire.transport import Channel, Failure
+
+ROUNDS_OVER = "rounds over"
+"""Where the server keeps how many rounds are over, and how many of them each silo took part in (S,)."""
+_OF_A_ROUND = re.compile(
+    r"(?:sample|clients|progress|request|weights|hidden)/(?:asked |drawn |choice )?(\d+)(?:/\d+)?"
+)
+"""Where it keeps what is needed to repeat a round: draws, requests, how far its attempts have come.
+
+The rest stays: allotments, session, shares, keys; how many attempts were made in all; that transfers have ended.
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """The coordinating party of a run: it holds no records, only what it needs to ask and to add."""
+
+    setting: Setting
+    transport: Channel
+    aggregator: Aggregator
+    ledger: Ledger
+    store: Store
+    randomness: Randomness
+
+    @property
+    def events(self) -> dict[Adversary, Event]:
+        """What a round that every silo answers costs against each adversary."""
+        return self._events(None)
+
+    @property
+    def side(self) -> ServerSide:
+        """The aggregator's part in the server."""
+        return self.aggregator.server(self.setting)
+
+    def _events(self, survivors: int | None, round_: int = 0) -> dict[Adversary, Event]:
+        return events(self.aggregator, self.setting, survivors, round_)
+
+    def reason(self, adversary: Adversary) -> str | None:
+        """Why nothing is promised against an adversary; None where something is."""
+        event = self.events[adversary]
+        return event.reason if isinstance(event, NoGuarantee) else self.ledger.reason(adversary)
+
+    def spent(self) -> dict[Adversary, float | None]:
+        """ε so far against each adversary; None, from the first round on, where nothing is promised."""
+        return {
+            adversary: None if isinstance(event, NoGuarantee) else self.ledger.epsilon(adversary)
+            for adversary, event in self.events.items()
+        }
+
+    def spent_by_round(self) -> list[dict[Adversary, float | None]]:
+        """`spent` as it was after 0, 1, … rounds."""
+        rounds = range(self.ledger.rounds + 1)
+        spent: dict[Adversary, dict[int, float | None]] = {
+            adversary: dict.fromkeys(rounds)
+            if isinstance(event, NoGuarantee)
+            else self.ledger.epsilon_by_round(adversary)
+            for adversary, event in self.events.items()
+        }
+        return [{adversary: values[i] for adversary, values in spent.items()} for i in rounds]
+
+    def set_up(self) -> None:
+        """Give every silo its allotments; counts are asked for only when the method needs them."""
+        allotments = self._once("allotments", self._allot)
+        run, names = self.setting.run, self.setting.names
+        self.ask_all(
+            {
+                name: Message("setup", run, arrays={"allotment": allotments[s]} if allotments.size else {})
+                for s, name in enumerate(names)
+            }
+        )
+        self.side.set_up(self)
+
+    def play(self, round_: int, params: Tensor) -> Tensor | None:
+        """The sum of the silos' noisy shares for one round, charged before anything of it is seen; None: budget spent.
+
+        Whoever asks for a round has durably kept the model that the rounds before it led to: they are forgotten.
+
+        Raises:
+            SilodpError: when too few silos answer; resuming repeats the round, the same bytes, charged once. Or when
+                the round is over.
+        """
+        self._forget_before(round_)
+        if not self.ledger.charged(round_, 0) and not self.ledger.affords(self._events(None, round_)):
+            return None
+        sample = self._once(f"sample/{round_}", lambda: self._sample(round_))
+        clients = self._once(f"clients/{round_}", partial(self._clients, round_))
+        drawn = {"sample": sample, "clients": clients}
+        arrays = {"params": params.cpu().numpy(), **{name: draw for name, draw in drawn.items() if draw.size}}
+        return self.side.total(self, round_, arrays)
+
+    def joined(self, rounds: int) -> np.ndarray:
+        """(S,) how many of the first rounds each silo took part in."""
+        over, joined = self._over()
+        for round_ in range(over, rounds):
+            clients = self._once(f"clients/{round_}", partial(self._clients, round_))
+            joined = joined + (clients if clients.size else 1)
+        return joined
+
+    def charged(self, round_: int, release: int) -> bool:
+        """Whether this release was charged, so that some of it may have been seen."""
+        return self.ledger.charged(round_, release)
+
+    def affords(self, round_: int, release: int, survivors: int) -> bool:
+        """Whether one release, with the noise of those who answered, stays within the budget, or was charged before.
+
+        Budgets that units have of their own were met for so many rounds, each released once.
+        """
+        most = self.setting.method.most_rounds
+        if most is not None and (release > 0 or round_ >= most):
+            return False
+        cost = release_events(self.aggregator, self.setting, survivors, round_, release)
+        return self.ledger.charged(round_, release) or self.ledger.affords(cost)
+
+    def charge(self, round_: int, release: int, survivors: int) -> bool:
+        """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget."""
+        if not self.affords(round_, release, survivors):
+            return False
+        cost = release_events(self.aggregator, self.setting, survivors, round_, release)
+        self.ledger.charge(round_, release, cost)
+        return True
+
+    def step(self, params: Tensor, velocity: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """x ← x + η_g · scale · v with v ← momentum·v + Σ_s Δ_s; params (d,), velocity (d,) float64."""
+        method = self.setting.method
+        velocity = method.server_momentum * velocity + total
+        rate = method.server_learning_rate * method.server_scale(self.setting.population)
+        return params + (rate * velocity).to(params), velocity
+
+    def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
+        """One blocking call; an answer must be to what was asked, and of its kind.
+
+        Raises:
+            SilodpError: a silo answered something else, or with a malformed message; it is named.
+        """
+        answers, failures = self.transport.ask(requests)
+        for name, answer in answers.items():
+            if answer.key != requests[name].key:
+                raise SilodpError(
+                    f"silo '{name}' answered {answer.key} where {requests[name].key} was asked: an old message was "
+                    "played back, or it is of another version; nothing was used.",
+                    code="message.unexpected",
+                )
+            self._scripts[name].kinds[answer.kind].answer.check(answer, f"silo '{name}'")
+        return answers, failures
+
+    @cached_property
+    def _scripts(self) -> dict[str, Script]:
+        """What each silo is asked, and how it must answer."""
+        return {name: self.aggregator.script(self.setting, name) for name in self.setting.names}
+
+    def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
+        """The same where everyone must answer."""
+        answers, failures = self.ask(requests)
+        if failures:
+            name, failure = next(iter(failures.items()))
+            raise SilodpError(
+                f"silo '{name}' gave no answer ({failure.kind}: {failure.reason}); nothing was released, "
+                "mend it and resume: the round will be repeated and charged once.",
+                code=failure.code or "run.no_answer",
+            )
+        return answers
+
+    def check_age(self, round_: int) -> None:
+        """Refuse to go on before this round where the store is not of the same moment as the checkpoint.
+
+        Raises:
+            SilodpError: the store has seen later rounds, or not the one before.
+        """
+        over, _ = self._over()
+        if round_ < over:
+            raise SilodpError(
+                f"round {round_ + 1} is over, and what was drawn for it is forgotten: the checkpoint is older than the "
+                "server's store; restore the newest checkpoint and ledger, or begin a new run, which adds its own ε.",
+                code="checkpoint.mismatch",
+            )
+        if round_ > over + 1 or (round_ > over and self.store.get(f"clients/{over}") is None):
+            raise SilodpError(
+                f"the server's store knows nothing of round {round_}: it is older than the checkpoint, and how many "
+                "attempts were made is not known; restore the newest store, or begin a new run, which adds its own ε.",
+                code="checkpoint.mismatch",
+            )
+
+    def _over(self) -> tuple[int, np.ndarray]:
+        """How many rounds are over, and how many of them each silo took part in (S,)."""
+        stored = self.store.get(ROUNDS_OVER)
+        if stored is None:
+            return 0, np.zeros(self.setting.population.silos, np.int64)
+        kept = Message.decode(stored)
+        return kept.round, kept.arrays["joined"]
+
+    def _forget_before(self, round_: int) -> None:
+        """Forget what was needed to repeat the rounds before this one; that they are over stands first, durably.
+
+        Played once more, a round would draw another sample, and ask silo 0 for entries under pads that were used.
+
+        Raises:
+            SilodpError: this round is over itself, or the store is older than the rounds before it.
+        """
+        self.check_age(round_)
+        over, _ = self._over()
+        if round_ > over:
+            arrays = {"joined": self.joined(round_)}
+            self.store.put(ROUNDS_OVER, Message("over", self.setting.run, round_, arrays=arrays).encode())
+        for name in self.store.names():
+            kept = _OF_A_ROUND.fullmatch(name)
+            if kept is not None and int(kept[1]) < round_:
+                self.store.drop(name)
+
+    def _allot(self) -> np.ndarray:
+        counts = None
+        setting = self.setting
+        if self.aggregator.weights_privately:
+            return np.empty(0)
+        if setting.method.needs_counts:
+            answers = self.ask_all({name: Message("counts", setting.run) for name in setting.names})
+            counts = np.stack([answers[name].arrays["counts"] for name in setting.names])
+        stream = self.randomness.stream("allotments")
+        allotments = setting.method.allotments(counts, setting.population, stream)
+        return np.empty(0) if allotments is None else allotments
+
+    def _sample(self, round_: int) -> np.ndarray:
+        if self.aggregator.samples_privately:  # drawn between the parties: the server is not to know it
+            return np.empty(0, dtype=bool)
+        sample = self.setting.method.sample(self.setting.population, self.randomness.stream("sample", round_))
+        return np.empty(0, dtype=bool) if sample is None else sample
+
+    def _clients(self, round_: int) -> np.ndarray:
+        clients = self.setting.method.clients(
+            self.setting.population, self.randomness.stream("clients", round_)
+        )
+        return np.empty(0, dtype=bool) if clients is None else clients
+
+    def _once(self, key: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
+        """What was drawn under this key before, or a draw that is stored durably before it is used."""
+        stored = self.store.get(key)
+        if stored is None:
+            stored = Message("kept", self.setting.run, arrays={"value": draw()}).encode()
+            self.store.put(key, stored)
+        return Message.decode(stored).arrays["value"]
+
+
+def is_finite(total: Tensor) -> bool:
+    """Whether a sum may enter the model."""
+    return bool(torch.isfinite(total).all())

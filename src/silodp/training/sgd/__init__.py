@@ -1,0 +1,1 @@
+"""Local SGD of many users or records at once."""

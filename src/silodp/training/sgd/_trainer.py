@@ -1,0 +1,229 @@
+"""SGD of many users at once, step by step: what `local` runs chunk after chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silodp.errors import SilodpError, first_line
+from silodp.training.sgd._cost import Cost, measure
+from silodp.training.sgd._planning import bucket
+from silodp.training.sgd._schedule import LocalTraining, UserRecords, batch_order, step_records
+from silodp.training.sgd._tracing import Gradient, TracedGradient, gradient_of, gradient_of_one
+from silodp.training.task import Task
+
+# The cost of wider batches is extrapolated; measuring is a step of two users.
+_MEASURED_WIDTH = 512
+BLOCK_BYTES = 8 << 20  # records of coming steps gathered at once, at most: more is no faster
+_BLOCK_STEPS = 256
+
+
+class Trainer:
+    """SGD of many users at once on one silo's records, from one start."""
+
+    def __init__(
+        self,
+        task: Task,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        local: LocalTraining,
+        differentiate: Callable[..., Gradient] = gradient_of,
+    ) -> None:
+        self.task, self.start, self.x, self.y, self.local = task, start, x, y, local
+        self.gradient = differentiate(task.objective, len(task.names))
+        self.alone = differentiate is gradient_of_one
+        self.data = (differentiate, x.shape[1:], x.dtype, y.shape[1:], y.dtype)
+
+    def cost(self, width: int) -> Cost:
+        """What one user's step on `width` records costs, measured on copies of the silo's first record."""
+        measured = min(
+            1 << (width - 1).bit_length(), _MEASURED_WIDTH
+        )  # a power of two, at least `width` if it can be
+        key = ("step", self.data, measured, self.local.momentum > 0, self.local.weight_decay > 0)
+        scale = max(1, width / measured) / 2
+
+        def two_users() -> Any:
+            rows = self._rows(2)
+            velocity = [torch.zeros_like(p) for p in rows] if self.local.momentum else []
+            x, y, mask = self._gather(torch.zeros(2, measured, dtype=torch.int64), torch.ones(2, measured))
+            gradients = self._directions(rows, velocity, self.gradient(*rows, x, y, mask))
+            return rows, gradients
+
+        cost: Cost = self.task.engine.get(key, lambda: cost_of(self.task, two_users))
+        return Cost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
+
+    def shape(self, users: UserRecords) -> tuple[int, int]:
+        """(users, records) of a traced step, rounded up so that few shapes occur."""
+        longest = int(users.counts.max())
+        size = self.local.batch_size
+        return bucket(len(users)), bucket(longest) if size is None or longest < size else size
+
+    def train(self, users: UserRecords, generator: torch.Generator, trace: bool, block_bytes: int) -> Tensor:
+        """Deltas (r, d) of these users."""
+        local, people = self.local, len(users)
+        order = batch_order(users.counts, local, generator)
+        count, width = (
+            self.shape(users) if trace else (people, min(order.shape[2], local.batch_size or order.shape[2]))
+        )
+        if count > people:  # repeat the last user; what becomes of the copies is dropped
+            repeated = torch.arange(count).clamp(max=people - 1)
+            users = UserRecords(
+                users.ids[repeated], users.counts[repeated], users.starts[repeated], users.order
+            )
+            order = order[repeated]
+        rows = self._rows(count)
+        velocity = [torch.zeros_like(p) for p in rows] if local.momentum else []
+        traced = self._traced(rows, width) if trace else None
+        batches = local.batches(users.counts)
+        with torch.no_grad():
+            if int(batches.max()) == 1:  # the same batch in every epoch
+                records, real, _ = step_records(users, order, local, range(1), width)
+                batch = self._gather(records[0], real[0])
+                prepared = traced.prepare(batch) if traced else batch
+                for _ in range(local.epochs):
+                    self._update(rows, velocity, self._step(traced, rows, prepared))
+            else:
+                total = int(batches.max()) * local.epochs
+                per_block = self._steps_per_block(count * width, traced, block_bytes)
+                for first in range(0, total, per_block):
+                    self._run_block(
+                        users,
+                        order,
+                        range(first, min(first + per_block, total)),
+                        rows,
+                        velocity,
+                        traced,
+                        width,
+                    )
+            deltas = torch.cat([p[:people].flatten(1) for p in rows], 1)
+            return deltas.sub_(self.start)
+
+    def _run_block(
+        self,
+        users: UserRecords,
+        order: Tensor,
+        steps: range,
+        rows: tuple[Tensor, ...],
+        velocity: list[Tensor],
+        traced: TracedGradient | None,
+        width: int,
+    ) -> None:
+        records, real, training = step_records(users, order, self.local, steps, width)
+        data = self._gather(records, real)
+        prepared = traced.prepare_many(data) if traced else list(zip(*data, strict=True))
+        moving = None
+        if not training.all():
+            trains = training.to(self.task.device)
+            by_dim = {
+                d: trains.reshape(*trains.shape, *[1] * (d - 1)).unbind() for d in {p.dim() for p in rows}
+            }
+            moving = [by_dim[p.dim()] for p in rows]
+        for k, inputs in enumerate(prepared):
+            gradients = self._step(traced, rows, inputs)
+            self._update(rows, velocity, gradients, None if moving is None else [m[k] for m in moving])
+
+    def _step(
+        self, traced: TracedGradient | None, rows: tuple[Tensor, ...], prepared: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        return traced.step(rows, prepared) if traced else self.gradient(*rows, *prepared)
+
+    def _update(
+        self,
+        rows: tuple[Tensor, ...],
+        velocity: list[Tensor],
+        gradients: tuple[Tensor, ...],
+        moving: list[Tensor] | None = None,
+    ) -> None:
+        """One step of SGD in place; `moving` (booleans over the users' rows) says who still trains."""
+        directions = self._directions(rows, velocity, gradients)
+        for i, (p, direction) in enumerate(zip(rows, directions, strict=True)):
+            if moving is None:
+                p.add_(direction, alpha=-self.local.learning_rate)
+            else:  # chosen, not multiplied by 0: a gradient that is not finite must not reach who is done
+                p.copy_(torch.where(moving[i], p.add(direction, alpha=-self.local.learning_rate), p))
+
+    def _directions(
+        self, rows: tuple[Tensor, ...], velocity: list[Tensor], gradients: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """v ← momentum · v + (g + weight_decay · p), as torch.optim.SGD with dampening 0."""
+        local = self.local
+        if local.weight_decay:
+            gradients = [g.add(p, alpha=local.weight_decay) for g, p in zip(gradients, rows, strict=True)]
+        if not local.momentum:
+            return gradients
+        return [v.mul_(local.momentum).add_(g) for v, g in zip(velocity, gradients, strict=True)]
+
+    def _rows(self, count: int) -> tuple[Tensor, ...]:
+        return tuple(p.expand(count, *p.shape).clone() for p in self.task.unflatten(self.start))
+
+    def _gather(self, records: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        records = records.to(self.task.device)
+        return self.x[records], self.y[records], real.to(self.task.device, self.task.dtype)
+
+    def _steps_per_block(self, records: int, traced: TracedGradient | None, block_bytes: int) -> int:
+        """How many steps' records to gather at once."""
+        record = self.x[:1].nbytes + self.y[:1].nbytes + 40  # indices and masks
+        step = records * record + (traced.hoisted_bytes if traced else 0)
+        return max(1, min(min(block_bytes, BLOCK_BYTES) // max(1, step), _BLOCK_STEPS))
+
+    def _traced(self, rows: tuple[Tensor, ...], width: int) -> TracedGradient | None:
+        """The traced step of this shape, or None where tracing fails: then the same step runs interpreted."""
+
+        def trace() -> TracedGradient | None:
+            example = self._gather(*(torch.zeros(len(rows[0]), width, dtype=torch.int64),) * 2)
+            return TracedGradient.if_possible(self.gradient, (*rows, *example), len(rows), self.alone)
+
+        traced: TracedGradient | None = self.task.engine.get(("trace", self.data, len(rows[0]), width), trace)
+        return traced
+
+
+def start_of(task: Task, params: Tensor) -> Tensor:
+    """The vector (d,) where the task computes."""
+    if params.shape != (task.size,):
+        raise SilodpError(
+            f"the model has {task.size} parameters, the vector {tuple(params.shape)}",
+            code="argument.shape",
+            field="params",
+        )
+    return params.detach().to(task.device, task.dtype)
+
+
+def cost_of(task: Task, computation: Callable[[], Any]) -> Cost:
+    """What a computation costs; one that cannot run for many at once is refused in a sentence."""
+    with seeded(task, 0):
+        try:
+            return measure(computation)
+        except RuntimeError as problem:
+            raise SilodpError(
+                f"{type(task.model).__name__} with loss '{task.loss.name}' cannot run for many users "
+                f"at once: {first_line(problem)}",
+                code="model.not_vectorizable",
+            ) from problem
+
+
+def seed_from(generator: torch.Generator) -> int:
+    """A seed for `seeded`."""
+    return int(torch.randint(1 << 62, (), generator=generator))
+
+
+@contextmanager
+def seeded(task: Task, seed: int) -> Iterator[None]:
+    """Dropout takes no generator: seed torch's global one for a while, and put it back."""
+    if task.device.type == "cuda":
+        with torch.random.fork_rng(devices=[task.device]):
+            torch.manual_seed(seed)
+            yield
+        return
+    # torch.manual_seed also notes down, with a stack trace, to seed GPUs that may be used later: most of a small step.
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)

@@ -1,0 +1,1 @@
+"""Messages between parties: their types, encoding, signatures, transport and durable stores."""

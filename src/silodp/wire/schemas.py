@@ -1,0 +1,184 @@
+"""What messages of each kind hold: one type for requests and one for answers, exact in names, types and sizes.
+
+An aggregator lists the kinds it uses as a `Script`; the silo's gate and the server check every message against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from silodp.errors import SilodpError, shorten
+from silodp.wire.messages import Message
+
+_HEADER_BYTES = 1 << 16  # names, offsets and fields of any message, beside what a silo's name needs
+_BYTES_PER_NAME = 1 << 11
+_HEX = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a message. Booleans are bytes of 0 and 1, nothing else.
+
+    Attributes:
+        dtype: numpy's name of the type.
+        shape: exact.
+        finite: whether infinity and NaN are refused.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    finite: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Size on the wire."""
+        return int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
+
+    def problem(self, value: np.ndarray) -> str | None:
+        """What is wrong with an array, if anything."""
+        if value.dtype != np.dtype(self.dtype) or value.shape != self.shape:
+            return f"is {value.dtype} of shape {value.shape}, due is {self.dtype} of shape {self.shape}"
+        if value.dtype == bool and (value.view(np.uint8) > 1).any():
+            return "has truth values other than 0 and 1"
+        if self.finite and not np.isfinite(value).all():
+            return "is not finite"
+        return None
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A byte string of a message: its length, which lies between `least` and `most`."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, size: int) -> Blob:
+        """Of exactly this size."""
+        return cls(size, size)
+
+    def problem(self, value: bytes) -> str | None:
+        """What is wrong with a byte string, if anything."""
+        if self.least <= len(value) <= self.most:
+            return None
+        due = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
+        return f"has {len(value)} bytes, due are {due}"
+
+
+Check = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All entries of a message of one kind; every one must be there, and nothing else."""
+
+    fields: Mapping[str, Check] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    blobs: Mapping[str, Blob] = field(default_factory=dict)
+
+    def check(self, message: Message, sender: str) -> None:
+        """Refuse a message that does not fit.
+
+        Raises:
+            SilodpError: naming the sender, the kind and the first entry that does not fit (code message.malformed).
+        """
+        problem = self._problem(message)
+        if problem is not None:
+            raise SilodpError(
+                f"{sender} sent a malformed message of kind '{message.kind}' for round {message.round + 1}: {problem}; "
+                "nothing was used.",
+                code="message.malformed",
+            )
+
+    @property
+    def most_bytes(self) -> int:
+        """No encoded message of this kind is longer."""
+        names = len(self.fields) + len(self.arrays) + len(self.blobs)
+        contents = sum(a.bytes for a in self.arrays.values()) + sum(b.most for b in self.blobs.values())
+        return _HEADER_BYTES + _BYTES_PER_NAME * names + contents
+
+    def _problem(self, message: Message) -> str | None:
+        due: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
+            ("field", self.fields, message.fields),
+            ("array", self.arrays, message.arrays),
+            ("blob", self.blobs, message.blobs),
+        )
+        for what, known, given in due:
+            if known.keys() != given.keys():
+                odd = sorted(known.keys() ^ given.keys())[0]
+                return f"the {what} {shorten(odd)} is {'missing' if odd in known else 'unknown'}"
+        for name, is_valid in self.fields.items():
+            if not is_valid(message.fields[name]):
+                return f"the field '{name}' is {shorten(message.fields[name])}"
+        for what, known, given in due[1:]:
+            for name, entry in known.items():
+                if (problem := entry.problem(given[name])) is not None:
+                    return f"the {what} '{name}' {problem}"
+        return None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of request, and its answer."""
+
+    name: str
+    request: Schema = field(default_factory=Schema)
+    answer: Schema = field(default_factory=Schema)
+
+
+@dataclass(frozen=True)
+class Script:
+    """The messages of a run, in the order in which one silo answers them.
+
+    Attributes:
+        setup: asked once, in this order; a kind named "hello" begins a session, and begins it anew.
+        prepare: asked once in a round, in this order, before its first update.
+        update: asked in every attempt at a round.
+        open: asked once for a release, after an update; None where values are not sealed.
+    """
+
+    setup: tuple[Kind, ...]
+    update: Kind
+    prepare: tuple[Kind, ...] = ()
+    open: Kind | None = None
+
+    @cached_property
+    def kinds(self) -> Mapping[str, Kind]:
+        """All of them by name."""
+        every = (*self.setup, *self.prepare, self.update, *(() if self.open is None else (self.open,)))
+        return {kind.name: kind for kind in every}
+
+    @property
+    def most_bytes(self) -> int:
+        """No encoded message of the run is longer."""
+        return max(
+            schema.most_bytes for kind in self.kinds.values() for schema in (kind.request, kind.answer)
+        )
+
+
+def is_digest(value: Any) -> bool:
+    """Whether a field is a SHA-256 in hexadecimal."""
+    return type(value) is str and len(value) == 64 and set(value) <= _HEX
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a field is a whole number from 0 on. False is not 0: it would be another name for the same release."""
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def is_roster(names: tuple[str, ...]) -> Check:
+    """A check that a field lists some of these names, each once, in this order."""
+
+    def check(value: Any) -> bool:
+        return (
+            isinstance(value, list)
+            and all(type(name) is str for name in value)
+            and [name for name in names if name in value] == value
+        )
+
+    return check
