@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from silodp.accounting import accountant, pld, rdp
-from silodp.accounting.accountant import epsilon, grid_for
-from silodp.accounting.events import Event, Gaussian, Group, KnownSample, PoissonSampled
+from silodp.accounting.accountant import compute_epsilon, grid_for
+from silodp.accounting.events import Event, Gaussian, Group, PoissonSampled, RevealedSample
 
 DELTA = 1e-5
 
@@ -26,7 +26,7 @@ def measure() -> list[dict[str, Any]]:
     ]
     for q in (1.0, 0.5, 0.1):
         runs.append((f"uldp-avg q={q:g}", PoissonSampled(q, Gaussian(5.0)), 100))
-        runs.append((f"uldp-avg q={q:g}, known sample", KnownSample(q, Gaussian(5.0)), 100))
+        runs.append((f"uldp-avg q={q:g}, known sample", RevealedSample(q, Gaussian(5.0)), 100))
     return [
         _row(name, event, count, accountant) for name, event, count in runs for accountant in ("pld", "rdp")
     ]
@@ -36,9 +36,9 @@ def _row(name: str, event: Event, count: int, accountant: accountant.Accountant)
     for cache in (accountant._epsilon, pld.of_step, rdp.of_step, rdp._sampled_gaussian):
         cache.cache_clear()
     begun = time.perf_counter()
-    found = epsilon([(event, count)], DELTA, accountant)
+    found = compute_epsilon([(event, count)], DELTA, accountant)
     first = time.perf_counter()
-    epsilon([(event, count + 1)], DELTA, accountant)
+    compute_epsilon([(event, count + 1)], DELTA, accountant)
     then = time.perf_counter()
     return {
         "name": name,

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from silodp.crypto.keys import Identity, Opening
-from silodp.crypto.secure_aggregation import Attempt, Words, masked
-from silodp.mechanisms.clipping import ClippedStream, added, clip_rows
+from silodp.crypto.keys import HandshakeState, Identity
+from silodp.crypto.secure_aggregation import RoundAttempt, Words, masked
+from silodp.mechanisms.clipping import ClippedRowStream, clip_rows, sum_rows
 from silodp.mechanisms.noise import Randomness
-from silodp.mechanisms.quantization import Grid, ring_bits
-from silodp.methods import Ddp, Population, SiloWork
+from silodp.mechanisms.quantization import Quantizer, ring_bits
+from silodp.methods import Ddp, LocalContext, Population
 from silodp.training import Task, cross_entropy, record_gradients
 from silodp.training.models import cnn_fashion
 
@@ -30,7 +30,7 @@ RECORDS = STEPS * BATCH
 
 def _session() -> dict[str, Any]:
     names = [f"silo{s}" for s in range(CLIENTS)]
-    openings = [Opening.fresh(Identity.fresh(name), "benchmark") for name in names]
+    openings = [HandshakeState.fresh(Identity.fresh(name), "benchmark") for name in names]
     pins = {opening.identity.name: opening.identity.public for opening in openings}
     hellos = [opening.hello for opening in openings]
     return {"silo0": openings[0].meet(hellos, pins, ""), "names": tuple(names)}
@@ -52,9 +52,9 @@ def measure() -> list[dict[str, Any]]:
     params, population = task.initial(0), Population(CLIENTS, 1)
     method = Ddp(0.5, 1.0, STEPS, BATCH / RECORDS, BATCH, 0.1)
     bounds = method.bounds(population)
-    grid = Grid.for_(bounds)
+    grid = Quantizer.for_(bounds)
     ring, met = Words(task.size, ring_bits(bounds, grid, CLIENTS)), _session()
-    attempt = Attempt(0, 0, 0, met["names"], "benchmark")
+    attempt = RoundAttempt(0, 0, 0, met["names"], "benchmark")
     kept = [(rows.clone(), part) for part, rows in record_gradients(task, params, x[:BATCH], y[:BATCH])]
     weights = torch.ones(1, dtype=torch.float64)
 
@@ -69,15 +69,17 @@ def measure() -> list[dict[str, Any]]:
             for _ in range(STEPS):
                 for rows, part in kept:
                     clipped = clip_rows(torch.arange(part.start, part.stop), rows.neg_(), 1.0)
-                    added(clipped, clipped.factors)  # what moves the local model
+                    sum_rows(clipped, clipped.factors)  # what moves the local model
                     yield clipped
 
-        stream = ClippedStream(chunks(), task.size, bounds, weighted=False)
+        stream = ClippedRowStream(chunks(), task.size, bounds, weighted=False)
         share = grid.release(stream, weights, Randomness.secret().stream())
         masked(ring.of(share.value), ring, met["silo0"], attempt)
 
     def whole() -> None:
-        work = SiloWork(task, params, x, y, torch.zeros(RECORDS), weights, population, Randomness.secret())
+        work = LocalContext(
+            task, params, x, y, torch.zeros(RECORDS), weights, population, Randomness.secret()
+        )
         grid.release(method.silo_update(work), weights, work.randomness.stream("share noise"))
 
     cases: dict[str, Callable[[], None]] = {"gradients": gradients, "integers": integers, "a round": whole}

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lattice._parameter_search import choose
+from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import scaled_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lattice.ring import Transform
@@ -95,7 +95,9 @@ def round_of(
 ) -> dict[str, Any]:
     """One round; a row of figures."""
     rng, clock, system = np.random.default_rng(1), Clock(), os.times().system
-    parameters = choose(silos=5, noise_multiplier=5.0, attempts=100, epsilon=10.0, delta=1e-5, **constants)
+    parameters = search_parameters(
+        silos=5, noise_multiplier=5.0, attempts=100, epsilon=10.0, delta=1e-5, **constants
+    )
     users, silos, dimension = parameters.users, parameters.silos, parameters.dimension
     products = transform_of(transform, parameters.ring_size)
     counts = zipf_counts(parameters, 25 * users, rng)

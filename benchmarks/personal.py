@@ -35,7 +35,7 @@ def calibrations() -> list[dict[str, Any]]:
     many = generator.uniform(0.1, 10, 10**6)
     curve, seconds = _timed(lambda: two_stage_curve(**run))
     rows = [{"name": "curve of 2,048 points, rdp", "seconds": seconds, "note": ""}]
-    met, seconds = _timed(lambda: curve.met_by(many))
+    met, seconds = _timed(lambda: curve.parameter_for(many))
     worst = float((curve.spent(met) / many).max())
     rows.append(
         {"name": "10^6 distinct budgets", "seconds": seconds, "note": f"cost/budget at most {worst:.4f}"}

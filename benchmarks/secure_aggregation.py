@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from silodp.crypto.keys import Identity, Opening
-from silodp.crypto.secure_aggregation import Attempt, Words, masked, opened
+from silodp.crypto.keys import HandshakeState, Identity
+from silodp.crypto.secure_aggregation import RoundAttempt, Words, masked, opened
 from silodp.crypto.streams import keystream
 from silodp.mechanisms.clipping import clip_rows
-from silodp.mechanisms.noise import Randomness, skellam
-from silodp.mechanisms.quantization import Grid
+from silodp.mechanisms.noise import Randomness, draw_skellam
+from silodp.mechanisms.quantization import Quantizer
 
 SIZE, SILOS, REPETITIONS = 10**6, 5, 5
 
@@ -35,7 +35,7 @@ def session() -> dict[str, Any]:
     """Five silos that have met."""
     names = [f"silo{s}" for s in range(SILOS)]
     identities = {name: Identity.fresh(name) for name in names}
-    openings = [Opening.fresh(identity, "benchmark") for identity in identities.values()]
+    openings = [HandshakeState.fresh(identity, "benchmark") for identity in identities.values()]
     pins = {name: identity.public for name, identity in identities.items()}
     hellos = [opening.hello for opening in openings]
     return {opening.identity.name: opening.meet(hellos, pins, "") for opening in openings}
@@ -44,7 +44,7 @@ def session() -> dict[str, Any]:
 def measure() -> list[dict[str, Any]]:
     """Medians over repetitions, floor and protocol in turn."""
     sessions = session()
-    attempt = Attempt(0, 0, 0, tuple(sessions), "benchmark")
+    attempt = RoundAttempt(0, 0, 0, tuple(sessions), "benchmark")
     rng = np.random.default_rng(0)
     values = [rng.integers(-(2**20), 2**20, SIZE) for _ in range(SILOS)]
     rows = []
@@ -77,13 +77,15 @@ def measure() -> list[dict[str, Any]]:
             }
         )
     stream = Randomness.secret().stream()
-    rows.append({"noise": f"Skellam, d = {SIZE}", "seconds": seconds(lambda: skellam(SIZE, 1e11, stream))})
-    grid, vectors = Grid(1.0, 1 << 18), rng.normal(size=(100, 20_000)).astype(np.float32)
+    rows.append(
+        {"noise": f"Skellam, d = {SIZE}", "seconds": seconds(lambda: draw_skellam(SIZE, 1e11, stream))}
+    )
+    grid, vectors = Quantizer(1.0, 1 << 18), rng.normal(size=(100, 20_000)).astype(np.float32)
     rows.append({"grid": "100 rows × 20,000", "seconds": seconds(lambda: _truncate(grid, vectors))})
     return rows
 
 
-def _truncate(grid: Grid, vectors: np.ndarray) -> None:
+def _truncate(grid: Quantizer, vectors: np.ndarray) -> None:
     rows = clip_rows(torch.arange(len(vectors)), torch.from_numpy(vectors), grid.clip)
     grid.truncated(rows, torch.full((len(vectors),), 0.2, dtype=torch.float64))
 

@@ -87,7 +87,7 @@ def data(source: str, tuning: bool) -> tuple[Any, Any]:
 
 def method(trial: Trial, clients: int, records: int) -> Any:
     """The method at ε=1; σ_i by the tight accountant, towards whoever sees the models."""
-    from silodp.methods.ddp.calibration import calibrated
+    from silodp.methods.ddp.calibration import calibrate_ddp
     from silodp.methods.ddp.method import Ddp
 
     q = STEPS[trial.steps] / 5600 if trial.source == "fashion_mnist" else 0.05
@@ -103,7 +103,7 @@ def method(trial: Trial, clients: int, records: int) -> Any:
     )
     if trial.trajectory == "none":
         return replace(made, noise_multiplier=0.0)
-    return calibrated(made, EPSILON, trial.rounds, clients, DELTA)
+    return calibrate_ddp(made, EPSILON, trial.rounds, clients, DELTA)
 
 
 def run(trial: Trial) -> dict[str, Any]:

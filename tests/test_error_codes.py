@@ -18,15 +18,15 @@ import torch
 import silodp.errors
 from refusals import refused
 from silodp.crypto import lookup
-from silodp.crypto.keys import Hello, Identity, Opening
+from silodp.crypto.keys import ClientHello, HandshakeState, Identity
 from silodp.crypto.lattice.torch_transform import transform_on
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferSender
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PublicKey
-from silodp.crypto.private_sampling import OneOf
+from silodp.crypto.private_sampling import SamplingRatio
 from silodp.errors import CODES
 from silodp.mechanisms.clipping import Bounds
-from silodp.mechanisms.quantization import Grid
+from silodp.mechanisms.quantization import Quantizer
 from silodp.mechanisms.sampling import check_probability
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.wire.store import DirectoryStore
@@ -199,7 +199,7 @@ def test_what_a_program_does_about_an_error_is_told_by_its_code(tmp_path):
 
 
 def test_silos_that_meet_tell_a_wrong_key_from_an_altered_message():
-    north, south = (Opening.fresh(Identity.fresh(name), "run") for name in ("north", "south"))
+    north, south = (HandshakeState.fresh(Identity.fresh(name), "run") for name in ("north", "south"))
     hellos = [north.hello, south.hello]
     pins = {hello.name: hello.identity for hello in hellos}
     with refused("session.pins"):
@@ -207,9 +207,9 @@ def test_silos_that_meet_tell_a_wrong_key_from_an_altered_message():
     with refused("session.pins"):
         north.meet(hellos, {"north": pins["north"]}, "")
     with refused("session.altered"):
-        north.meet([hellos[0], Hello(**{**vars(hellos[1]), "nonce": bytes(32)})], pins, "")
+        north.meet([hellos[0], ClientHello(**{**vars(hellos[1]), "nonce": bytes(32)})], pins, "")
     with refused("message.malformed"):
-        Hello.from_bytes(hellos[0].to_bytes()[:-1], "north")
+        ClientHello.from_bytes(hellos[0].to_bytes()[:-1], "north")
     session = north.meet(hellos, pins, "")
     with refused("session.altered"):
         session.decrypt("south", bytes(48), "test")
@@ -237,14 +237,14 @@ def test_files_tell_damage_from_another_configuration(tmp_path):
     ("code", "field", "make"),
     [
         ("argument.value", "user_sampling", lambda: check_probability("user_sampling", 1.5)),
-        ("argument.value", "units", lambda: Grid.for_(Bounds(1.0, 1.0, 1.0, 1.0), 3000)),
-        ("argument.grid", "units", lambda: Grid.for_(Bounds(1.0, 1.0, 1.0, 1.0), 1 << 20)),
-        ("argument.grid", "noise_multiplier", lambda: Grid.for_(Bounds(1.0, 1.0, 1e6, 1.0))),
+        ("argument.value", "units", lambda: Quantizer.for_(Bounds(1.0, 1.0, 1.0, 1.0), 3000)),
+        ("argument.grid", "units", lambda: Quantizer.for_(Bounds(1.0, 1.0, 1.0, 1.0), 1 << 20)),
+        ("argument.grid", "noise_multiplier", lambda: Quantizer.for_(Bounds(1.0, 1.0, 1e6, 1.0))),
         ("argument.value", "key_bits", lambda: PaillierParameters(2, 3, 4, 1, 1 << 16, 1.0, key_bits=1024)),
         ("argument.value", "users", lambda: PaillierParameters(2, 0, 4, 1, 1 << 16, 1.0)),
         ("crypto.parameters", None, lambda: PaillierParameters(9, 3, 4, 999, 1 << 16, 1.0)),
         ("argument.value", "device", lambda: transform_on("tpu", 4096)),
-        ("argument.value", None, lambda: OneOf(3, 2)),
+        ("argument.value", None, lambda: SamplingRatio(3, 2)),
         ("crypto.paillier_modulus", None, lambda: PublicKey.from_bytes(bytes(64), 512)),
     ],
 )

@@ -27,26 +27,33 @@ import torch
 from federation.private import Parties
 from federation.test_hidden_sample import HALF, HIDDEN
 from oracles import small_federation
-from silodp.aggregators._private_sampling import Offers
+from silodp.aggregators._private_sampling import OtServer
 from silodp.aggregators._weight_shares import ServerShares
-from silodp.aggregators.attempts import Attempts, Seals
-from silodp.aggregators.base import Own
-from silodp.crypto.keys import Identity, Opening, Session
-from silodp.crypto.lattice._parameter_search import choose
-from silodp.crypto.lattice._plaintexts import Multipliers
+from silodp.aggregators.attempts import ServerAttempts, SiloAttempts
+from silodp.aggregators.base import SiloContext
+from silodp.crypto.keys import HandshakeState, Identity, Session
+from silodp.crypto.lattice._parameter_search import search_parameters
+from silodp.crypto.lattice._plaintexts import Plaintexts
 from silodp.crypto.lattice.scheme import LatticeServer
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PrivateKey
 from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo
-from silodp.crypto.reciprocals import Awaited, Plan, Server, SiloShares, SiloZero
+from silodp.crypto.reciprocals import FirstSilo, PendingLookup, ReciprocalParameters, Server, SiloShares
 from silodp.data.federation import Federation, SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.schema import Schema
-from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream, ClippedSum, Finished, Share
+from silodp.mechanisms.clipping import (
+    Bounds,
+    ClippedRows,
+    ClippedRowStream,
+    ClippedSum,
+    LocallyNoisedUpdate,
+    Share,
+)
 from silodp.mechanisms.noise import Randomness
-from silodp.mechanisms.quantization import Grid, IntegerShare, IntegerSum
+from silodp.mechanisms.quantization import IntegerShare, IntegerSum, Quantizer
 from silodp.wire.messages import Message
 from silodp.wire.signatures import SignedChannel, SignedParty
 from silodp.wire.store import MemoryStore
@@ -167,12 +174,12 @@ def identity():
 
 @case
 def opening():
-    held = Opening.fresh(Identity.fresh("north"), "run")
+    held = HandshakeState.fresh(Identity.fresh("north"), "run")
     return held, [held.identity.seed, held.ephemeral, held.seal, held.contribution]
 
 
 def met() -> Session:
-    north, south = (Opening.fresh(Identity.fresh(name), "run") for name in ("north", "south"))
+    north, south = (HandshakeState.fresh(Identity.fresh(name), "run") for name in ("north", "south"))
     hellos = [north.hello, south.hello]
     return north.meet(hellos, {hello.name: hello.identity for hello in hellos}, "constants")
 
@@ -216,13 +223,17 @@ def lookup():
     return (held := looked_up()), [Numbers(COUNTS), Numbers(held.keys, 8), held.keys[2, 1].tobytes()]
 
 
-PLAN = Plan(SESSION, 6, 100, 20, 40)
+PLAN = ReciprocalParameters(SESSION, 6, 100, 20, 40)
 
 
 @case
 def awaited():
     own = np.arange(5, 11, dtype=np.uint64) * np.uint64(10**6 + 3)
-    return Awaited(PLAN, (part := looked_up()), own), [Numbers(own), Numbers(part.keys, 8), Numbers(COUNTS)]
+    return PendingLookup(PLAN, (part := looked_up()), own), [
+        Numbers(own),
+        Numbers(part.keys, 8),
+        Numbers(COUNTS),
+    ]
 
 
 @case
@@ -232,7 +243,7 @@ def silo_shares():
 
 @case
 def silo_zero():
-    held = SiloZero(SiloShares(PLAN, KEY), transfers()[1])
+    held = FirstSilo(SiloShares(PLAN, KEY), transfers()[1])
     return held, [KEY, Numbers(held.sender.seeds, 8), Numbers(held.sender.delta, 16)]
 
 
@@ -262,7 +273,7 @@ def paillier_silo():
     return (held := PaillierSilo(PAILLIER, 0, COUNTS, key, KEY, SESSION)), [held._r[3], Numbers(COUNTS)]
 
 
-LATTICE = choose(
+LATTICE = search_parameters(
     dimension=5, users=6, silos=2, count_cap=100, noise_multiplier=5.0, attempts=2, epsilon=1.0, delta=1e-5
 )
 
@@ -274,7 +285,7 @@ def lattice_server():
 
 @case
 def multipliers():
-    return Multipliers(LATTICE, COUNTS), [Numbers(COUNTS)]
+    return Plaintexts(LATTICE, COUNTS), [Numbers(COUNTS)]
 
 
 @case
@@ -290,12 +301,12 @@ def clipped_rows():
 
 @case
 def clipped_stream():
-    return ClippedStream([clipped_rows()[0]], 4, BOUNDS, True), [Numbers(ROW, 1)]
+    return ClippedRowStream([clipped_rows()[0]], 4, BOUNDS, True), [Numbers(ROW, 1)]
 
 
 @case
 def finished():
-    return Finished(ROWS[0], 0, ROW + 500), [Numbers(ROW, 1), Numbers(ROW + 500, 1)]
+    return LocallyNoisedUpdate(ROWS[0], 0, ROW + 500), [Numbers(ROW, 1), Numbers(ROW + 500, 1)]
 
 
 @case
@@ -310,7 +321,7 @@ def share():
 
 @case
 def integer_sum():
-    return IntegerSum(COUNTS, Grid(1.0, 4096), BOUNDS), [Numbers(COUNTS)]
+    return IntegerSum(COUNTS, Quantizer(1.0, 4096), BOUNDS), [Numbers(COUNTS)]
 
 
 @case
@@ -381,7 +392,7 @@ def group_secret() -> bytes:
     return parties().silos["silo0"]._side._member.group_secret("run")
 
 
-def own() -> Own:
+def own() -> SiloContext:
     return parties().silos["silo0"]._side._own
 
 
@@ -436,12 +447,12 @@ def server_shares():
 
 @case
 def offers():
-    return Offers(parties().setting, parties().server), server_secrets()
+    return OtServer(parties().setting, parties().server), server_secrets()
 
 
 @case
 def attempts():
-    return Attempts(parties().setting, parties().server, 3), server_secrets()
+    return ServerAttempts(parties().setting, parties().server, 3), server_secrets()
 
 
 @case
@@ -456,7 +467,7 @@ def member():
 @case
 def seals():
     held = parties().silos["silo0"]._side._seals
-    assert isinstance(held, Seals)
+    assert isinstance(held, SiloAttempts)
     return held, [seed(), group_secret()]
 
 

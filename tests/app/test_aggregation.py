@@ -11,17 +11,17 @@ import pytest
 from commands import Silodp, assert_sentence
 
 from silodp.accounting import accountant as accounting
-from silodp.accounting.accountant import usual_accountant
+from silodp.accounting.accountant import default_accountant
 from silodp.aggregators import AGGREGATORS, Masked, Plain
-from silodp.aggregators.base import events
-from silodp.cli.compare import compare
-from silodp.config.public_spec import SHAPES, USUAL_USERS, outline, setting_of
+from silodp.aggregators.base import round_events
+from silodp.cli.compare import compare_methods
+from silodp.config.public_spec import ASSUMED_USERS, SHAPES, outline, setting_of
 from silodp.config.schema import RunConfig, load_config, parse_config
 from silodp.data import benchmarks
 from silodp.errors import SilodpError
-from silodp.planning.epsilon import epsilon
-from silodp.planning.plan import plan
-from silodp.report.formatting import bytes_text
+from silodp.planning.epsilon import compute_epsilon
+from silodp.planning.plan import plan_run
+from silodp.report.formatting import format_bytes
 from silodp.report.visibility import SIGHTS
 from silodp.runtime.train import train
 
@@ -52,7 +52,7 @@ def planned(config: RunConfig, **more: Any) -> dict[str, Any]:
     aggregator = config.aggregator()
     size = config.task(federation).size
     setting = setting_of(federation, size, config.method(), aggregator, config.delta)
-    return plan(aggregator, setting, rounds=config.rounds, accountant=config.accountant, **more)
+    return plan_run(aggregator, setting, rounds=config.rounds, accountant=config.accountant, **more)
 
 
 # --- settings -----------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_a_plan_costs_what_the_run_costs(aggregator: str, changes: dict[str, Any
     assert found["accountant"] == result.guarantees["released"].accountant
     for adversary, guarantee in result.guarantees.items():
         assert found["adversaries"][adversary]["epsilon"] == close(guarantee.epsilon)
-        asked = epsilon(
+        asked = compute_epsilon(
             "uldp-avg",
             {key: value for key, value in config.method_section.items() if key not in ("name", "local")},
             rounds=2,
@@ -203,14 +203,14 @@ def test_epsilon_of_integer_noise_is_that_of_gaussian_noise_and_a_little_more(si
 
 
 def test_noise_is_accounted_at_its_part_of_delta(half: None, silodp: Silodp, config: Path) -> None:
-    spent = accounting.epsilon([(Plain().event(*_view(made())), 2)], 0.5e-5)
+    spent = accounting.compute_epsilon([(Plain().event(*_view(made())), 2)], 0.5e-5)
     found = planned(made(aggregator="half"), target=1.0)
     assert found["adversaries"]["released"]["epsilon"] == pytest.approx(spent)
     target = found["target"]["noise_multiplier"]
     method = replace(made().method(), noise_multiplier=target)  # type: ignore[type-var]
-    event = events(Plain(), replace(_view(made())[0], method=method))["released"]
-    assert 0.999 < accounting.epsilon([(event, 2)], 0.5e-5) <= 1.0
-    asked = epsilon("uldp-avg", {"noise_multiplier": 5.0}, rounds=2, aggregator="half")
+    event = round_events(Plain(), replace(_view(made())[0], method=method))["released"]
+    assert 0.999 < accounting.compute_epsilon([(event, 2)], 0.5e-5) <= 1.0
+    asked = compute_epsilon("uldp-avg", {"noise_multiplier": 5.0}, rounds=2, aggregator="half")
     assert (asked["epsilon"], asked["delta"]) == (pytest.approx(spent), 1e-5)
     budget = ("--set", "aggregator=half", "--set", "budget.epsilon=9")
     done = silodp("run", config, *budget, "--out", "a", "--json")
@@ -235,7 +235,7 @@ def _view(config: RunConfig) -> tuple[Any, Any]:
 def test_no_promise_needs_no_accountant_of_integers() -> None:
     config = made(aggregator="masked", method={**METHOD, "noise_multiplier": 0.0})
     found = planned(config)
-    assert found["accountant"] == usual_accountant([]) == "pld"
+    assert found["accountant"] == default_accountant([]) == "pld"
     assert not found["adversaries"]["released"]["private"]
 
 
@@ -288,7 +288,7 @@ def test_a_plan_without_the_list_of_persons_says_so(silodp: Silodp, config: Path
     tables = f"data={{source='tables', files={{a='a.csv', b='b.csv'}}, schema={{{columns}"
     unknown = ("plan", config, "--set", tables + "}}")
     found = silodp(*unknown, "--json").json
-    assert (found["users"], found["users_assumed"], found["dimension"]) == (USUAL_USERS, True, 3)
+    assert (found["users"], found["users_assumed"], found["dimension"]) == (ASSUMED_USERS, True, 3)
     assert "see --users" in silodp(*unknown).out
     told = silodp(*unknown, "--users", 7, "--json").json
     assert (told["users"], told["users_assumed"]) == (7, False)
@@ -333,7 +333,7 @@ GROUP = "uldp-group:k=2:record_sampling=0.1:local_steps=1:expected_batch_size=4:
 
 def test_a_comparison_says_which_accountant_was_used(tmp_path: Path) -> None:
     config = made(aggregator="masked", rounds=1)
-    result = compare(config, config.specs(f"uldp-avg,{GROUP}"), 1, tmp_path)
+    result = compare_methods(config, config.specs(f"uldp-avg,{GROUP}"), 1, tmp_path)
     used = {method["label"]: method["accountant"] for method in result["methods"]}
     assert (used["uldp-avg"], used[GROUP]) == ("rdp", "pld")  # groups draw their Gaussian noise themselves
     assert result["accountant"] == "pld and rdp"
@@ -341,7 +341,7 @@ def test_a_comparison_says_which_accountant_was_used(tmp_path: Path) -> None:
     assert "aggregator masked, accountant pld and rdp." in page
     assert "<small>ε by rdp</small>" in page
     assert "ε by rdp is looser than ε by pld" in result["note"]
-    alone = compare(config, config.specs("uldp-avg"), 1, tmp_path)
+    alone = compare_methods(config, config.specs("uldp-avg"), 1, tmp_path)
     assert alone["accountant"] == "rdp"
     assert "looser" not in alone["note"]
     assert "<small>ε by" not in (tmp_path / "compare.html").read_text()
@@ -353,7 +353,7 @@ def test_a_comparison_knows_its_runs_by_what_decides_them(tmp_path: Path) -> Non
     def again(**changes: Any) -> bool:
         config = made(rounds=1, **changes)
         said.clear()
-        compare(config, config.specs("uldp-avg"), 1, tmp_path, said.append)
+        compare_methods(config, config.specs("uldp-avg"), 1, tmp_path, said.append)
         return "(finished before)" in next(line for line in said if "uldp-avg" in line)
 
     assert not again()
@@ -367,7 +367,7 @@ def test_a_comparison_knows_its_runs_by_what_decides_them(tmp_path: Path) -> Non
 def test_a_budget_that_masking_cannot_promise_leaves_a_reference(tmp_path: Path) -> None:
     budget = {"epsilon": 0.9, "adversary": "server"}  # less than two rounds
     config = made(aggregator="masked", budget=budget)
-    result = compare(config, config.specs("uldp-avg,uldp-avg:weighting=records"), 1, tmp_path)
+    result = compare_methods(config, config.specs("uldp-avg,uldp-avg:weighting=records"), 1, tmp_path)
     ends = {method["label"]: method["stopped"] for method in result["methods"]}
     assert ends["uldp-avg"] == "budget"
     assert ends["uldp-avg:weighting=records"] == ends["default"] == "rounds"
@@ -385,7 +385,7 @@ def test_training_without_privacy_is_added_up_in_clear(
 
     monkeypatch.setattr("silodp.cli.compare.train", stop)
     config = made(aggregator="lattice", method={**METHOD, "weighting": "records"}, rounds=1)
-    compare(config, config.specs("uldp-avg"), 1, tmp_path)
+    compare_methods(config, config.specs("uldp-avg"), 1, tmp_path)
     assert used["default"] == Plain()
     assert used["uldp-avg"] == config.aggregator()
 
@@ -466,8 +466,8 @@ def test_a_report_says_who_saw_what_and_what_travelled(silodp: Silodp, config: P
         assert f'<th scope="row">{sight.party}</th>' in page
     rows = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
     for row in rows[1:]:
-        assert bytes_text(row["bytes"]["up"]) in page
-        assert bytes_text(row["bytes"]["down"]) in page
+        assert format_bytes(row["bytes"]["up"]) in page
+        assert format_bytes(row["bytes"]["down"]) in page
     assert "to the silos</th>" in page
     Path("a/metrics.jsonl").write_text(
         "".join(json.dumps({k: v for k, v in row.items() if k != "bytes"}) + "\n" for row in rows)
@@ -523,7 +523,7 @@ def test_every_aggregator_is_described() -> None:
     ],
 )
 def test_bytes(size: int | None, text: str) -> None:
-    assert bytes_text(size) == text
+    assert format_bytes(size) == text
 
 
 def test_silos_stop_at_limits_of_their_own_and_the_run_goes_on_with_others(

@@ -16,14 +16,14 @@ from commands import Silodp, assert_sentence
 
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import AGGREGATORS
-from silodp.cli.run import run
+from silodp.cli.run import run_config
 from silodp.config.construct import fields_of, table_of
 from silodp.config.public_spec import outline, setting_of
 from silodp.config.schema import SOURCES, RunConfig, TaskSection, parse_config
 from silodp.data.budget_distributions import PREFERENCES
 from silodp.errors import CODES, LEAST_REAL, MOST_REAL, MOST_WHOLE, SilodpError
 from silodp.methods import METHODS
-from silodp.planning.plan import in_lines, plan
+from silodp.planning.plan import format_text, plan_run
 
 Case = tuple[str, dict[str, Any]]
 
@@ -188,7 +188,7 @@ def planned(values: dict[str, Any], target: float | None = None) -> None:
     federation, _ = outline(config)
     aggregator = config.aggregator()
     setting = setting_of(federation, config.task(federation).size, config.method(), aggregator, config.delta)
-    result = plan(
+    result = plan_run(
         aggregator,
         setting,
         rounds=config.rounds,
@@ -197,7 +197,7 @@ def planned(values: dict[str, Any], target: float | None = None) -> None:
         target=target,
         own=config.preferences(),
     )
-    in_lines(result)
+    format_text(result)
     json.dumps(result, allow_nan=False).encode()
     assert parse_config(_read_back(config)).to_toml() == config.to_toml()
 
@@ -280,7 +280,9 @@ def test_any_value_of_any_field_gives_a_run_or_a_sentence(tmp_path: Path) -> Non
         paths = [*fields_of_method(name), ("data", "allocation"), ("seed",), ("budget", "epsilon")]
         path = random_.choice([path for path in paths if path[1:2] != ("personal",)])
         values = put(base(name), path, random_.choice(small))
-        worked += told(f"{path} {values}", lambda v=values, t=turn: run(parse_config(v), tmp_path / str(t)))
+        worked += told(
+            f"{path} {values}", lambda v=values, t=turn: run_config(parse_config(v), tmp_path / str(t))
+        )
     assert worked > 15
 
 

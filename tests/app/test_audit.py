@@ -12,23 +12,23 @@ import pytest
 from commands import Silodp, assert_sentence
 from test_record_methods import DDP
 
-from silodp.accounting.events import Event, Gaussian, KnownSample, NoGuarantee, PoissonSampled
+from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled, RevealedSample
 from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
 from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
-from silodp.accounting.ledger import Budget, Ledger, Subject
+from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.config.builders import build_aggregator
 from silodp.errors import SilodpError
-from silodp.report.audit import LEDGER, audited
+from silodp.report.audit import LEDGER, audit_run
 from silodp.report.page import write_report
 
 ROUNDS = 7
 EVENTS: dict[Adversary, Event] = {
     "released": PoissonSampled(0.5, Gaussian(5.0)),
-    "server": KnownSample(0.5, Gaussian(5.0)),
-    "silo": NoGuarantee("counts disclosed"),
+    "server": RevealedSample(0.5, Gaussian(5.0)),
+    "silo": NonPrivate("counts disclosed"),
 }
 BUDGET = Budget(epsilon=4.0, delta=1e-5)
-SUBJECT = Subject("uldp-avg", "UldpAvg()", "user", "plain", secret=True)
+SUBJECT = LedgerHeader("uldp-avg", "UldpAvg()", "user", "plain", secret=True)
 SUMMARY = {
     "method": "uldp-avg",
     "settings": "UldpAvg()",
@@ -140,14 +140,14 @@ def test_an_adversary_that_was_never_charged_is_promised_nothing(tmp_path: Path)
             ledger.charge(round_, 0, {"released": EVENTS["released"]})
     said = Guarantee.from_dict(promise("server", 3.0))
     with pytest.raises(SilodpError, match="no charge against that adversary"):
-        audited(tmp_path, [said], SUMMARY, PLAIN)
+        audit_run(tmp_path, [said], SUMMARY, PLAIN)
 
 
 def test_a_run_of_no_rounds_has_spent_nothing(tmp_path: Path) -> None:
     (tmp_path / LEDGER).parent.mkdir()
     Ledger(tmp_path / LEDGER, 1e-5, run="it", subject=SUBJECT).close()
     said = Guarantee.from_dict(promise("server", 0.0) | {"rounds": 0})
-    found = audited(tmp_path, [said], SUMMARY, PLAIN)
+    found = audit_run(tmp_path, [said], SUMMARY, PLAIN)
     assert found is not None
     assert (found.rounds, found.budget) == (0, None)
 
@@ -232,7 +232,7 @@ def test_a_run_of_another_kind_is_refused(
 def test_a_part_of_delta_is_not_hidden_by_naming_another_aggregator(directory: Path) -> None:
     """With `lattice` the ledger's δ is a part of the guarantee's: to name `plain` must not make that part the whole."""
     (directory / LEDGER).unlink()
-    about = Subject("uldp-avg", "UldpAvg()", "user", "lattice", secret=True)
+    about = LedgerHeader("uldp-avg", "UldpAvg()", "user", "lattice", secret=True)
     with Ledger(directory / LEDGER, 1e-5, "pld", BUDGET, run="it", subject=about) as ledger:
         for round_ in range(ROUNDS):
             ledger.charge(round_, 0, EVENTS)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from commands import CONFIG, Silodp, assert_sentence
 
-from silodp.config.budgets import levels, preferences
+from silodp.config.budgets import build_budget_distribution, levels
 from silodp.config.schema import RunConfig, load_config
 from silodp.errors import SilodpError
-from silodp.methods import Personal, Rpdp, UldpAvg
+from silodp.methods import Rpdp, UldpAvg, UserBudgets
 
 PERSONAL = """
 name = "personal"
@@ -89,11 +89,11 @@ def test_rounds_and_delta_of_budgets_are_the_runs_unless_others_are_named(
     config.write_text(CONFIG + USERS)
     nested = loaded(config, "rounds=7").method()
     assert isinstance(nested, UldpAvg)
-    assert nested.personal == Personal(by="clip", rounds=7, largest_budget=5.0)
+    assert nested.personal == UserBudgets(by="clip", rounds=7, largest_budget=5.0)
     assert isinstance(
         plain := loaded(config, "method.personal={by='clip', largest_budget=1, rounds=3}").method(), UldpAvg
     )
-    assert plain.personal == Personal(by="clip", rounds=3, largest_budget=1.0)
+    assert plain.personal == UserBudgets(by="clip", rounds=3, largest_budget=1.0)
 
 
 def test_a_configuration_with_budgets_survives_a_round_trip(personal: Path) -> None:
@@ -264,8 +264,8 @@ def test_two_sources_of_budgets_are_one_too_many(tmp_path: Path) -> None:
 
 
 def test_options_are_those_of_the_distribution() -> None:
-    made = preferences({"distribution": "pareto", "shape": 2.0})
+    made = build_budget_distribution({"distribution": "pareto", "shape": 2.0})
     assert made.options == {"shape": 2.0}
     assert (made.drawn(1000) >= 0.1).all()
     with pytest.raises(SilodpError, match=r"budgets\.levels is not a field"):
-        preferences({"distribution": "pareto", "levels": [1.0]})
+        build_budget_distribution({"distribution": "pareto", "levels": [1.0]})

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silodp.accounting.accountant import epsilon
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.cli import compare as module
-from silodp.cli.compare import compare, spread_text, table
+from silodp.cli.compare import compare_methods, spread_text, table
 from silodp.config.schema import MethodSpec, RunConfig, parse_config
 from silodp.errors import SilodpError
 from silodp.report import plots
@@ -40,7 +40,7 @@ def config(**changes: Any) -> RunConfig:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
     out = tmp_path_factory.mktemp("compare")
     said: list[str] = []
-    return out, compare(config(), config().specs(TEXT), 2, out, said.append), said
+    return out, compare_methods(config(), config().specs(TEXT), 2, out, said.append), said
 
 
 def of(result: dict[str, Any], label: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_training_without_privacy_is_added(compared: tuple[Path, dict[str, Any],
 def test_epsilon_is_of_one_run(compared: tuple[Path, dict[str, Any], list[str]]) -> None:
     _, result, _ = compared
     uniform, records = (of(result, label) for label in TEXT.split(","))
-    expected = epsilon([(Gaussian(5.0), ROUNDS)], 1e-5)
+    expected = compute_epsilon([(Gaussian(5.0), ROUNDS)], 1e-5)
     assert uniform["epsilon"]["released"] == pytest.approx(expected)
     assert uniform["epsilon_by_round"]["released"][0] == 0
     assert uniform["epsilon_by_round"]["released"][-1] == uniform["epsilon"]["released"]
@@ -113,20 +113,20 @@ def test_finished_runs_are_not_repeated(
         return train(*args, **settings)
 
     monkeypatch.setattr(module, "train", counted)
-    again = compare(config(), config().specs(TEXT), 2, out)
+    again = compare_methods(config(), config().specs(TEXT), 2, out)
     assert len(seeds) == 1
     drop = ("seconds",)
     assert [{k: v for k, v in m.items() if k not in drop} for m in again["methods"]] == [
         {k: v for k, v in m.items() if k not in drop} for m in result["methods"]
     ]
-    compare(config(delta=1e-6), config().specs("default"), 1, out)
+    compare_methods(config(delta=1e-6), config().specs("default"), 1, out)
     assert len(seeds) == 2  # another δ is another run
 
 
 def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
-    one_round = epsilon([(Gaussian(5.0), 1)], 1e-5)
+    one_round = compute_epsilon([(Gaussian(5.0), 1)], 1e-5)
     settings = config(budget={"epsilon": 1.01 * one_round})
-    result = compare(settings, settings.specs("uldp-avg,uldp-avg:sigma=0"), 1, tmp_path)
+    result = compare_methods(settings, settings.specs("uldp-avg,uldp-avg:sigma=0"), 1, tmp_path)
     assert of(result, "uldp-avg")["rounds"] == [0, 1]
     assert of(result, "uldp-avg")["stopped"] == "budget"
     assert of(result, "uldp-avg:sigma=0")["rounds"] == [0, 1, 2, 3]
@@ -148,7 +148,7 @@ class Empty:
 
 def test_a_method_without_any_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "train", lambda _f, _t, method, **_: Empty(method))
-    result = compare(config(), config().specs("uldp-avg"), 2, tmp_path)
+    result = compare_methods(config(), config().specs("uldp-avg"), 2, tmp_path)
     assert result["quantities"] == []
     assert "Nothing was measured" in (tmp_path / "compare.html").read_text()
     json.loads((tmp_path / "compare.json").read_text(), parse_constant=pytest.fail)
@@ -179,7 +179,7 @@ def test_every_method_is_checked_before_the_first_one_trains(
     settings = config(**changes)
     monkeypatch.setattr(module, "train", pytest.fail)
     with pytest.raises(SilodpError, match=f"^method {says}"):
-        compare(settings, settings.specs(methods), 1, tmp_path / "out")
+        compare_methods(settings, settings.specs(methods), 1, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -193,7 +193,7 @@ def test_a_curve_that_does_not_fit_is_found_before_training(
     )
     monkeypatch.setattr(module, "train", pytest.fail)
     with pytest.raises(SilodpError, match=r"^method 'rpdp:calibration=scf': SCF finds no curve"):
-        compare(settings, settings.specs("default,rpdp,rpdp:calibration=scf"), 1, tmp_path)
+        compare_methods(settings, settings.specs("default,rpdp,rpdp:calibration=scf"), 1, tmp_path)
 
 
 def test_a_specification_that_cannot_be_built_is_named() -> None:
@@ -204,7 +204,7 @@ def test_a_specification_that_cannot_be_built_is_named() -> None:
 def test_labels_are_escaped(tmp_path: Path) -> None:
     settings = config(rounds=1)
     spec = MethodSpec("<script>|$x", settings.method())
-    result = compare(settings, [spec], 1, tmp_path)
+    result = compare_methods(settings, [spec], 1, tmp_path)
     assert "<script" not in (tmp_path / "compare.html").read_text()
     assert r"<script>\|$x" in table(result)
 
@@ -255,10 +255,10 @@ def test_spread_text() -> None:
 
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(SilodpError, match="seeds = 0"):
-        compare(config(), config().specs("uldp-avg"), 0, tmp_path)
+        compare_methods(config(), config().specs("uldp-avg"), 0, tmp_path)
     spec = MethodSpec("twice", config().method())
     with pytest.raises(SilodpError, match="'twice' twice"):
-        compare(config(), [spec, spec], 1, tmp_path)
+        compare_methods(config(), [spec, spec], 1, tmp_path)
 
 
 # --- training without privacy is no upper level by itself ---------------------------------------------------
@@ -298,7 +298,7 @@ def test_what_nobody_tuned_is_named_so_and_drawn_as_no_level(tmp_path: Path) -> 
     assert [spec.has_own_settings for spec in inherited.specs("uldp-avg,default")] == [True, False]
     assert config().specs("default")[0].has_own_settings
     assert inherited.specs("default:server_learning_rate=2")[0].has_own_settings
-    result = compare(inherited, inherited.specs("uldp-avg"), 1, tmp_path)
+    result = compare_methods(inherited, inherited.specs("uldp-avg"), 1, tmp_path)
     default = of(result, "default")
     assert not default["has_own_settings"]
     assert not is_level(default)
@@ -322,7 +322,7 @@ def test_a_level_is_drawn_only_where_it_is_one() -> None:
 def test_a_warning_stands_in_every_result(tmp_path: Path) -> None:
     """Its rate so small that it learns nothing."""
     slow = config(methods={"default": {"server_learning_rate": 1e-9}})
-    result = compare(slow, slow.specs("uldp-avg"), 1, tmp_path)
+    result = compare_methods(slow, slow.specs("uldp-avg"), 1, tmp_path)
     (warning,) = result["warnings"]
     assert warning.startswith("default, without noise, ends at a larger loss")
     assert f"Warning: {warning}" in (tmp_path / "compare.md").read_text()

@@ -17,7 +17,7 @@ import pytest
 from commands import CONFIG, Silodp, assert_sentence
 
 from app.test_retold import as_the_first_version_left_it
-from silodp.cli.run import run
+from silodp.cli.run import run_config
 from silodp.config.schema import load_config
 from silodp.errors import CODES, SilodpError
 from silodp.report.page import write_report
@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four rounds, in a directory that no test changes."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "small.toml").write_text(CONFIG.replace("rounds = 2", f"rounds = {ROUNDS}"))
-    run(load_config(folder / "small.toml"), folder / "run")
+    run_config(load_config(folder / "small.toml"), folder / "run")
     return folder / "run"
 
 
@@ -63,7 +63,7 @@ def code_of(act: Callable[[], object]) -> str:
 
 def resume(directory: Path, *arguments: str) -> None:
     config = load_config(directory / "config.toml", arguments)
-    run(config, directory, resume=True)
+    run_config(config, directory, resume=True)
 
 
 LINES = {
@@ -180,7 +180,7 @@ def test_every_row_is_on_disk_before_its_checkpoint(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", replaced)
     (tmp_path / "small.toml").write_text(CONFIG)
-    run(load_config(tmp_path / "small.toml"), tmp_path / "run")
+    run_config(load_config(tmp_path / "small.toml"), tmp_path / "run")
     steps = [event for event in events if event in ("metrics.jsonl", "replaced state.safetensors")]
     row, state = "metrics.jsonl", "replaced state.safetensors"
     assert steps == [
@@ -241,7 +241,7 @@ def test_more_epsilon_may_be_claimed_than_was_charged(directory: Path) -> None:
 def test_an_epsilon_where_nothing_is_promised_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(CONFIG + "")
-    run(load_config(path, ["method.weighting=records"]), tmp_path / "run")
+    run_config(load_config(path, ["method.weighting=records"]), tmp_path / "run")
     rows = rows_of(tmp_path / "run")
     assert rows[1]["epsilon"]["server"] is None
     rows[1]["epsilon"]["server"] = 50.0

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from commands import Silodp, assert_sentence
 
-from silodp.accounting.accountant import epsilon as told_epsilon
+from silodp.accounting.accountant import compute_epsilon as told_epsilon
 from silodp.accounting.events import Gaussian
-from silodp.accounting.guarantee import Guarantee, rounded_up
+from silodp.accounting.guarantee import Guarantee, format_rounded_up
 from silodp.cli import main
-from silodp.cli.progress import in_words
-from silodp.cli.run import run as run_configured
+from silodp.cli.progress import describe_guarantee
+from silodp.cli.run import run_config as run_configured
 from silodp.errors import SilodpError
-from silodp.planning.epsilon import epsilon
+from silodp.planning.epsilon import compute_epsilon
 
 STOPS_ONCE = """
 from pathlib import Path
@@ -335,8 +335,11 @@ def test_a_plan_says_what_fewer_silos_cost_and_what_any_dropouts_do(
     assert found["any_dropouts"]["server"] == (
         found["any_dropouts"]["released"] if weighting == "uniform" else None
     )
-    said = f"released ε = {rounded_up(found['fewest']['epsilon'])} if only 3 ever do, at most "
-    assert said + rounded_up(found["any_dropouts"]["released"]) in silodp("plan", config, *secure, *few).out
+    said = f"released ε = {format_rounded_up(found['fewest']['epsilon'])} if only 3 ever do, at most "
+    assert (
+        said + format_rounded_up(found["any_dropouts"]["released"])
+        in silodp("plan", config, *secure, *few).out
+    )
     all_must = silodp("plan", config, *secure, "--json").json
     assert all_must["fewest"] is None
     assert all_must["any_dropouts"] is None
@@ -381,7 +384,7 @@ def test_a_promise_in_words(unit: Any, spent: float, says: str) -> None:
         private=True,
         releasable=True,
     )
-    assert says in in_words(made)
+    assert says in describe_guarantee(made)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +399,7 @@ def test_a_promise_in_words(unit: Any, spent: float, says: str) -> None:
 )
 def test_wrong_types_are_sentences(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(SilodpError, match=says):
-        epsilon("uldp-avg", {"noise_multiplier": 5.0}, **{"rounds": 3, **wrong})
+        compute_epsilon("uldp-avg", {"noise_multiplier": 5.0}, **{"rounds": 3, **wrong})
 
 
 def test_what_a_models_function_returned_is_named(silodp: Silodp, config: Path) -> None:

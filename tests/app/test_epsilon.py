@@ -10,14 +10,14 @@ import pytest
 from commands import Silodp, assert_sentence
 
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.aggregators.base import Setting, calibrated
+from silodp.aggregators.base import Setting, calibrate_setting
 from silodp.config.builders import build_aggregator
 from silodp.config.construct import fields_of
 from silodp.errors import SilodpError
-from silodp.methods import METHODS, Personal, Population, UldpAvg
+from silodp.methods import METHODS, Population, UldpAvg, UserBudgets
 from silodp.methods.rpdp.method import TwoStageSampling
-from silodp.planning.epsilon import epsilon
-from silodp.planning.plan import plan
+from silodp.planning.epsilon import compute_epsilon
+from silodp.planning.plan import plan_run
 
 ROUNDS, DELTA, SILOS, USERS, SIZE = 30, 1e-4, 3, 500, 1000
 CONSTANTS: dict[str, Any] = {
@@ -29,7 +29,7 @@ CONSTANTS: dict[str, Any] = {
     "client_sampling": 0.6,
     "trajectory": "paper",
 }
-"""What a question to `epsilon` says, of those that a method has."""
+"""What a question to `compute_epsilon` says, of those that a method has."""
 FILLED: dict[str, Any] = {
     "clip": 0.7,
     "expected_batch_size": 20.0,
@@ -47,8 +47,8 @@ def planned(method: Any, aggregator: str = "plain", **settings: Any) -> dict[str
     adder = build_aggregator(aggregator, settings)
     population = Population(SILOS, USERS, adder.shares_for(SILOS))
     names = tuple(f"silo-{s}" for s in range(SILOS))
-    setting = calibrated(adder, Setting("", names, method, population, SIZE, delta=DELTA))
-    return plan(adder, setting, rounds=ROUNDS)
+    setting = calibrate_setting(adder, Setting("", names, method, population, SIZE, delta=DELTA))
+    return plan_run(adder, setting, rounds=ROUNDS)
 
 
 def of(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_a_question_and_a_plan_have_one_answer(name: str, adversary: Any, aggreg
         fields["record_sampling"] = made.accounts.most  # the plan is about the record of the largest budget
     if name == "rpdp-filter":
         fields["largest_budget"] = FILLED["largest_budget"]
-    found = epsilon(
+    found = compute_epsilon(
         name,
         fields,
         rounds=ROUNDS,
@@ -109,25 +109,25 @@ def test_the_filter_ends_after_however_many_rounds(silodp: Silodp) -> None:
 def test_who_is_charged_by_joined_rounds_is_charged_in_full() -> None:
     fields = {**of("rpdp", CONSTANTS), "record_sampling": 0.1}
     said = {
-        ledger: epsilon("rpdp", {**fields, "ledger": ledger}, rounds=ROUNDS)["epsilon"]
+        ledger: compute_epsilon("rpdp", {**fields, "ledger": ledger}, rounds=ROUNDS)["epsilon"]
         for ledger in ("planned", "realized")
     }
-    full = epsilon("rpdp", {**fields, "client_sampling": 1.0}, rounds=ROUNDS)["epsilon"]
+    full = compute_epsilon("rpdp", {**fields, "client_sampling": 1.0}, rounds=ROUNDS)["epsilon"]
     assert said["planned"] < said["realized"] == full
 
 
 @pytest.mark.parametrize("by", ["sampling", "clip"])
 def test_persons_own_budgets_are_kept_to_in_a_question_too(by: Any) -> None:
     mean = 0.3 if by == "sampling" else None
-    personal = Personal(by, rounds=ROUNDS, largest_budget=0.8, mean_sampling=mean)
+    personal = UserBudgets(by, rounds=ROUNDS, largest_budget=0.8, mean_sampling=mean)
     fields = {"noise_multiplier": 3.0, "personal": personal}
     expected = planned(UldpAvg(clip=1.0, **fields))
-    found = epsilon(
+    found = compute_epsilon(
         "uldp-avg", fields, rounds=ROUNDS, delta=DELTA, adversary="server", silos=SILOS, users=USERS
     )
     assert found["epsilon"] == expected["adversaries"]["server"]["epsilon"]
     assert 0.75 < found["epsilon"] <= 0.8
-    whole = epsilon(
+    whole = compute_epsilon(
         "uldp-avg", {"noise_multiplier": 3.0}, rounds=ROUNDS, delta=DELTA, adversary="server", silos=SILOS
     )
     assert whole["epsilon"] > 2
@@ -172,4 +172,4 @@ def test_a_delta_that_promises_nothing_is_remarked_on(
 
 def test_users_are_counted() -> None:
     with pytest.raises(SilodpError, match="users = 0"):
-        epsilon("uldp-avg", {"noise_multiplier": 5.0}, rounds=3, users=0)
+        compute_epsilon("uldp-avg", {"noise_multiplier": 5.0}, rounds=3, users=0)

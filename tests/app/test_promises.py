@@ -11,26 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.events import Composed, Event, Gaussian, Group, PoissonSampled, Repeated
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import Composed, Event, Gaussian, Group, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Guarantee
-from silodp.accounting.ledger import Ledger, Subject
+from silodp.accounting.ledger import Ledger, LedgerHeader
 from silodp.errors import SilodpError
 from silodp.report.audit import LEDGER
 from silodp.report.budget_plots import SamplingCurve, against_sampling, save, spending
-from silodp.report.formatting import epsilon_text
-from silodp.report.guarantee_text import CLAIMED, charge, exceeds, in_lines
+from silodp.report.formatting import format_epsilon
+from silodp.report.guarantee_text import CLAIMED, charge, exceeds, format_text
 from silodp.report.page import write_report
 from silodp.report.plots import svg
 
 ROUNDS, DELTA = 3, 1e-5
 WEAK, STRONG = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(6.0))
-EVENT = Composed((Repeated(WEAK, 9), STRONG))
+EVENT = Composed((SelfComposed(WEAK, 9), STRONG))
 """As DDP with `trajectory = "local"`; the claim is ten times STRONG."""
 PERSONS = {
-    k: epsilon([(Group(k, WEAK), 9 * ROUNDS), (Group(k, STRONG), ROUNDS)], DELTA) for k in (2, 4, 8, 16)
+    k: compute_epsilon([(Group(k, WEAK), 9 * ROUNDS), (Group(k, STRONG), ROUNDS)], DELTA)
+    for k in (2, 4, 8, 16)
 }
-CLAIM = epsilon([(STRONG, 10 * ROUNDS)], DELTA)
+CLAIM = compute_epsilon([(STRONG, 10 * ROUNDS)], DELTA)
 WHY = "claimed by a theorem, not proven; a counterexample is in the tests"
 GROUPS: tuple[dict[str, Any], ...] = (
     {"budget": 0.1, "units": 70, "planned": 0.0993, "realized": 0.08, "q": 0.002},
@@ -44,7 +45,7 @@ def directory(tmp_path: Path) -> Path:
     """A finished run about records, with the ledger that its guarantees were computed from."""
     (tmp_path / LEDGER).parent.mkdir()
     events: dict[Any, Event] = dict.fromkeys(ADVERSARIES, EVENT)
-    subject = Subject("ddp", "Ddp()", "record", "plain", secret=True)
+    subject = LedgerHeader("ddp", "Ddp()", "record", "plain", secret=True)
     with Ledger(tmp_path / LEDGER, DELTA, "pld", run="it", subject=subject) as ledger:
         for round_ in range(ROUNDS):
             ledger.charge(round_, 0, events)
@@ -96,8 +97,8 @@ def test_the_report_says_what_a_person_with_several_records_gets(directory: Path
     table = section(write_report(directory).read_text(), "guarantee").partition('id="persons"')[2]
     rows = dict(re.findall(r'<tr><th scope="row">(\d+)</th><td class="value">([^<]*)', table))
     assert rows == {
-        "1": epsilon_text(epsilon([(EVENT, ROUNDS)], DELTA)),
-        **{str(k): epsilon_text(value) for k, value in PERSONS.items()},
+        "1": format_epsilon(compute_epsilon([(EVENT, ROUNDS)], DELTA)),
+        **{str(k): format_epsilon(value) for k, value in PERSONS.items()},
         "1000": "none",
     }
 
@@ -115,7 +116,7 @@ def test_less_for_a_person_than_was_charged_is_refused(directory: Path) -> None:
 
 
 def test_a_claim_cannot_take_the_guarantees_place(directory: Path) -> None:
-    sound = epsilon([(EVENT, ROUNDS)], DELTA)
+    sound = compute_epsilon([(EVENT, ROUNDS)], DELTA)
     assert sound > 2 * CLAIM
     changed(directory, epsilon=CLAIM)
     with pytest.raises(SilodpError, match="the ledger's rounds cost"):
@@ -125,7 +126,7 @@ def test_a_claim_cannot_take_the_guarantees_place(directory: Path) -> None:
 def test_claims_stand_apart_and_are_labelled(directory: Path) -> None:
     page = write_report(directory).read_text()
     claims = section(page, "claims")
-    number = epsilon_text(CLAIM)
+    number = format_epsilon(CLAIM)
     assert (
         page.count(f">ε = {number}<") == claims.count(f'<s class="claim">ε = {number}</s> ({CLAIMED})') == 3
     )
@@ -143,7 +144,7 @@ def test_what_was_asked_for_and_charged_is_drawn_and_listed(directory: Path) -> 
     assert budgets.count("<svg") == 1  # the same against everybody
     assert "Against whoever sees the models, the server, another silo" in budgets
     for group in GROUPS:
-        assert f'<td class="value">{epsilon_text(group["planned"])}</td>' in budgets
+        assert f'<td class="value">{format_epsilon(group["planned"])}</td>' in budgets
     assert "nobody was charged more than asked for" in budgets
     assert "More than was asked for" not in budgets
     assert (directory / "plots" / "budgets-0.svg").exists()
@@ -182,7 +183,7 @@ def test_damage_is_one_sentence(directory: Path, changes: dict[str, Any]) -> Non
 
 
 def test_in_a_terminal_claims_come_last_and_labelled() -> None:
-    lines = in_lines([said(adversary, 4.0) for adversary in ADVERSARIES])
+    lines = format_text([said(adversary, 4.0) for adversary in ADVERSARIES])
     everyone = "(released, server, silo)"
     assert lines[0].startswith("A person with 2/4/8/16/1000 records gets ε = ")
     assert lines[0].endswith(f"/none {everyone}.")

@@ -12,15 +12,15 @@ import pytest
 from commands import Silodp, assert_sentence
 from test_budgets_table import PERSONAL
 
-from silodp.accounting.accountant import epsilon
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, PoissonSampled
 from silodp.cli.run import _retired
 from silodp.config.schema import load_config
 from silodp.methods import METHODS, Rpdp
 from silodp.planning import budget_plan
-from silodp.planning.epsilon import charges
+from silodp.planning.epsilon import count_events
 from silodp.report.budget_plots import SamplingCurve, against_sampling
-from silodp.report.guarantee_text import CLAIMED, asked_and_spent, in_brief
+from silodp.report.guarantee_text import CLAIMED, format_group, format_requested_and_spent
 
 DDP = """
 name = "steps"
@@ -210,7 +210,7 @@ def test_a_plan_says_which_budget_gets_which_sampling(silodp: Silodp, personal: 
     assert (budgets["unreachable"], budgets["units"]) == (0, 1000)
     for level in budgets["levels"]:
         steps = [(PoissonSampled(level["q"], Gaussian(5.0)), 2 * 4)]
-        spent = epsilon(steps, 1e-4, "rdp")
+        spent = compute_epsilon(steps, 1e-4, "rdp")
         assert 0 < level["epsilon"] < spent <= level["budget"]  # told by pld, calibrated by rdp
         assert spent > 0.97 * level["budget"] or level["q"] == 1
     assert budgets["levels"][0]["q"] < 1
@@ -260,10 +260,10 @@ def test_whoever_resumes_with_other_rounds_hears_what_budgets_were_laid_out_over
 @pytest.mark.parametrize("spent", [0.1113, 0.1114])
 def test_what_was_kept_never_looks_exceeded(spent: float) -> None:
     group = {"budget": 0.1114, "units": 3, "planned": spent, "realized": None}
-    assert in_brief(group) == "0.112 → 0.112 (3)"
-    assert asked_and_spent([group]) == "0.112\u00a0→\u00a00.112"
-    assert in_brief({**group, "from": 0.05}) == "0.05–0.112 → 0.112 (3)"
-    assert in_brief({**group, "least": 0.05}) == "0.05–0.112 → 0.112 (3)"
+    assert format_group(group) == "0.112 → 0.112 (3)"
+    assert format_requested_and_spent([group]) == "0.112\u00a0→\u00a00.112"
+    assert format_group({**group, "from": 0.05}) == "0.05–0.112 → 0.112 (3)"
+    assert format_group({**group, "least": 0.05}) == "0.05–0.112 → 0.112 (3)"
 
 
 def test_a_largest_budget_out_of_reach_is_refused(silodp: Silodp, personal: Path) -> None:
@@ -288,9 +288,11 @@ def test_a_target_for_own_sampling_is_that_of_a_record_in_every_step(silodp: Sil
     changes = ("--set", "method.noise_multiplier=1.5")
     found = silodp("plan", personal, *changes, "--target-epsilon", target, "--json").json["target"]
     assert "q = 1" in found["of"]
-    assert epsilon([(Gaussian(found["noise_multiplier"]), 8)], 1e-4) == pytest.approx(target, rel=1e-3)
+    assert compute_epsilon([(Gaussian(found["noise_multiplier"]), 8)], 1e-4) == pytest.approx(
+        target, rel=1e-3
+    )
     assert found["record_sampling"] < 1
-    met = epsilon([(PoissonSampled(found["record_sampling"], Gaussian(1.5)), 8)], 1e-4)
+    met = compute_epsilon([(PoissonSampled(found["record_sampling"], Gaussian(1.5)), 8)], 1e-4)
     assert met == pytest.approx(target, rel=1e-3)
     assert met <= target
 
@@ -329,7 +331,7 @@ def test_the_picture_and_the_text_tell_the_same_epsilon(
     assert silodp("plan", personal, "--set", f"accountant={accountant}", "--plot", "q.svg").status == 0
     (curve,) = (curve for curve in drawn if curve.label == "σ = 5")
     assert curve.sampling[-1] == 1
-    always = epsilon([(Gaussian(5.0), 8)], 1e-4, accountant)  # type: ignore[arg-type]
+    always = compute_epsilon([(Gaussian(5.0), 8)], 1e-4, accountant)  # type: ignore[arg-type]
     assert curve.epsilon[-1] == pytest.approx(always, rel=2e-3)
 
 
@@ -343,7 +345,7 @@ def test_equal_rounds_are_charged_together(rounds: int, one: int, two: int) -> N
         return Gaussian(1.0 if round_ < one else 2.0 if round_ < two else 4.0)
 
     parts = {1.0: min(one, rounds), 2.0: min(two, rounds) - min(one, rounds), 4.0: rounds - min(two, rounds)}
-    assert charges(event_in, rounds) == [(Gaussian(sigma), n) for sigma, n in parts.items() if n]
+    assert count_events(event_in, rounds) == [(Gaussian(sigma), n) for sigma, n in parts.items() if n]
     assert len(asked) < 100
 
 

@@ -24,15 +24,15 @@ from silodp.accounting.guarantee import (
     TECHNICAL,
     Guarantee,
     View,
-    assumptions_of,
+    list_assumptions,
 )
 from silodp.errors import SilodpError
 from silodp.report.formatting import (
-    accuracy_text,
-    attack_accuracy,
-    clause_text,
-    epsilon_text,
-    odds_text,
+    as_clause,
+    compute_attack_accuracy,
+    format_accuracy,
+    format_epsilon,
+    format_odds,
     without_folders,
 )
 from silodp.report.page import write_report
@@ -68,7 +68,7 @@ def guarantee(adversary: Any, epsilon: float | None, **changes: Any) -> Guarante
         private=epsilon is not None,
         releasable=epsilon is not None,
         reason=None if epsilon is not None else "counts disclosed: weights in clear",
-        assumptions=() if epsilon is None else assumptions_of(View(adversary, 4)),
+        assumptions=() if epsilon is None else list_assumptions(View(adversary, 4)),
         not_covered=NOT_COVERED,
     )
     return replace(made, **changes)
@@ -341,14 +341,14 @@ def test_where_all_assumptions_are_shared_there_is_one_list(run_directory: Path)
     assert "Against all of them" not in text
     assert "also:" not in text
     for assumption in made[0].assumptions:
-        assert text.count(str(escape(clause_text(assumption.removeprefix(TECHNICAL))))) == 1
+        assert text.count(str(escape(as_clause(assumption.removeprefix(TECHNICAL))))) == 1
 
 
 def test_an_assumption_ends_the_sentence_that_it_stands_in() -> None:
-    assert clause_text("Some persons are in both. Others not.") == "some persons are in both. Others not"
-    assert clause_text("SGD is run") == "SGD is run"
-    assert clause_text("δ = 1 is accepted") == "δ = 1 is accepted"
-    assert clause_text("") == ""
+    assert as_clause("Some persons are in both. Others not.") == "some persons are in both. Others not"
+    assert as_clause("SGD is run") == "SGD is run"
+    assert as_clause("δ = 1 is accepted") == "δ = 1 is accepted"
+    assert as_clause("") == ""
 
 
 def test_a_run_from_python_without_evaluation_has_a_report(run_directory: Path) -> None:
@@ -414,21 +414,21 @@ def test_no_directory(tmp_path: Path) -> None:
     ],
 )
 def test_epsilon_is_never_rounded_down(epsilon: float | None, text: str) -> None:
-    assert epsilon_text(epsilon) == text
+    assert format_epsilon(epsilon) == text
 
 
 def test_odds_of_a_guess() -> None:
-    assert accuracy_text(attack_accuracy(0.0)) == "50.0 %"
-    assert accuracy_text(attack_accuracy(math.log(3))) == "75.0 %"
+    assert format_accuracy(compute_attack_accuracy(0.0)) == "50.0 %"
+    assert format_accuracy(compute_attack_accuracy(math.log(3))) == "75.0 %"
     assert (
-        accuracy_text(attack_accuracy(math.log(3), 0.1)) == "77.5 %"
+        format_accuracy(compute_attack_accuracy(math.log(3), 0.1)) == "77.5 %"
     )  # the largest total variation at (ε, δ)
-    assert accuracy_text(attack_accuracy(1000.0)) == "nearly 100 %"
-    assert accuracy_text(0.67264) == "67.3 %"
-    assert odds_text(1e-5) == "1 in 100,000"
-    assert odds_text(3e-5) == "1 in 33,333"
-    assert odds_text(0.25) == "25.0 %"
-    assert odds_text(0.0) == "0"
+    assert format_accuracy(compute_attack_accuracy(1000.0)) == "nearly 100 %"
+    assert format_accuracy(0.67264) == "67.3 %"
+    assert format_odds(1e-5) == "1 in 100,000"
+    assert format_odds(3e-5) == "1 in 33,333"
+    assert format_odds(0.25) == "25.0 %"
+    assert format_odds(0.0) == "0"
 
 
 def test_who_must_sign_stands_right_under_epsilon_and_apart_from_what_is_technical(

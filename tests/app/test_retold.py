@@ -18,15 +18,15 @@ from test_record_methods import DDP
 from oracles import logistic_task, small_federation
 from silodp.accounting import _append_log
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED, rounded_up
+from silodp.accounting.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED, format_rounded_up
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.cli.main import main
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.report import rederive
-from silodp.report.audit import Audit
+from silodp.report.audit import AuditResult
 from silodp.report.run_record import read_run
-from silodp.runtime.server import ROUNDS_OVER
+from silodp.runtime.server import COMPLETED_ROUNDS_KEY
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
@@ -83,7 +83,7 @@ def tell(directory: Path, guarantees: list[dict[str, Any]], **summary: Any) -> N
     path.write_text(json.dumps(json.loads(path.read_text()) | {"guarantees": guarantees} | summary))
 
 
-def audit(directory: Path) -> Audit:
+def audit(directory: Path) -> AuditResult:
     found = read_run(directory).audit
     assert found is not None
     return found
@@ -176,8 +176,8 @@ def test_which_silos_joined_follows_from_a_seed(copy: Ran) -> None:
 def test_a_ledger_older_than_the_servers_store_is_refused(copy: Ran) -> None:
     directory = copy("records")
     store = DirectoryStore(directory / "checkpoint" / "server")
-    mark = Message.decode(store.get(ROUNDS_OVER) or b"")
-    store.put(ROUNDS_OVER, replace(mark, round=mark.round + 2).encode())
+    mark = Message.decode(store.get(COMPLETED_ROUNDS_KEY) or b"")
+    store.put(COMPLETED_ROUNDS_KEY, replace(mark, round=mark.round + 2).encode())
     with pytest.raises(
         SilodpError, match=r"is not of one moment: its ledger has .*, and the server's store says"
     ):
@@ -379,7 +379,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     done = silodp("run", config, "--out", "out", "--set", "rounds=3", *secure)
     assert done.status == 0
     directory = Path("out")
-    cap = rounded_up(told(directory)[0]["any_dropouts"])
+    cap = format_rounded_up(told(directory)[0]["any_dropouts"])
     assert f"at most {cap} if silos drop out depending on the models" in done.out
     assert silodp("report", directory).status == 0
     assert "if silos drop out depending on the models" in (directory / "report.html").read_text()

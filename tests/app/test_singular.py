@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from commands import Silodp
 
-from silodp.accounting.calibration import noise_multiplier_for
+from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Gaussian
 from silodp.errors import SilodpError, counted
-from silodp.methods import Personal
-from silodp.methods.ddp.clients import PER_CLIENT, everyone
+from silodp.methods import UserBudgets
+from silodp.methods.ddp.clients import PER_CLIENT, expand_per_client
 
 WRONG = re.compile(r"(?<![\d.,/])1 (?!is\b|has\b|was\b)[a-z]{2,}s\b")
 
@@ -41,13 +41,15 @@ def test_a_run_of_one_round_is_told_as_one(silodp: Silodp, config: Path) -> None
 
 
 def test_refusals_and_assumptions_about_one_are_about_one() -> None:
-    told = [text for text in Personal(by="clip", rounds=1, largest_budget=2.0).assumptions if "round" in text]
+    told = [
+        text for text in UserBudgets(by="clip", rounds=1, largest_budget=2.0).assumptions if "round" in text
+    ]
     with pytest.raises(SilodpError) as caught:
-        noise_multiplier_for(lambda sigma: Gaussian(min(sigma, 1.0)), 1, 1e-3, 1e-5)
+        calibrate_noise_multiplier(lambda sigma: Gaussian(min(sigma, 1.0)), 1, 1e-3, 1e-5)
     told.append(str(caught.value))
     settings = dict.fromkeys(PER_CLIENT, 1.0) | {"clip": (1.0,)}
     with pytest.raises(SilodpError) as caught:
-        everyone(settings, 3)
+        expand_per_client(settings, 3)
     told.append(str(caught.value))
     assert len(told) == 3
     for text in told:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from silodp.crypto.keys import Hello, Identity, Opening, Session
+from silodp.crypto.keys import ClientHello, HandshakeState, Identity, Session
 from silodp.crypto.streams import keystream, secret_of, subkey
 from silodp.errors import SilodpError
 
@@ -13,11 +13,11 @@ IDENTITIES = {name: Identity.fresh(name) for name in NAMES}
 PINS = {name: identity.public for name, identity in IDENTITIES.items()}
 
 
-def openings(run: str = "run") -> dict[str, Opening]:
-    return {name: Opening.fresh(identity, run) for name, identity in IDENTITIES.items()}
+def openings(run: str = "run") -> dict[str, HandshakeState]:
+    return {name: HandshakeState.fresh(identity, run) for name, identity in IDENTITIES.items()}
 
 
-def sessions(parties: dict[str, Opening] | None = None) -> dict[str, Session]:
+def sessions(parties: dict[str, HandshakeState] | None = None) -> dict[str, Session]:
     parties = openings() if parties is None else parties
     hellos = [parties[name].hello for name in NAMES]
     return {name: opening.meet(hellos, PINS, "constants") for name, opening in parties.items()}
@@ -80,7 +80,7 @@ def flipped(data: bytes, position: int = 0) -> bytes:
 
 
 def test_a_key_that_is_not_pinned_is_refused():
-    stranger = Opening.fresh(Identity.fresh("east"), "run").hello
+    stranger = HandshakeState.fresh(Identity.fresh("east"), "run").hello
     with pytest.raises(SilodpError, match=r"'east' appears with a key that silo 'north' has not pinned"):
         meeting(east=stranger)
 
@@ -96,7 +96,7 @@ def test_two_silos_whose_keys_were_swapped_are_refused():
         meeting(parties, east=renamed[0], west=renamed[1])
 
 
-def meeting(parties: dict[str, Opening] | None = None, **instead: Hello) -> Session:
+def meeting(parties: dict[str, HandshakeState] | None = None, **instead: ClientHello) -> Session:
     parties = openings() if parties is None else parties
     return parties["north"].meet([instead.get(n, parties[n].hello) for n in NAMES], PINS, "constants")
 
@@ -115,7 +115,7 @@ def test_a_roster_without_someone_or_with_someone_twice_is_refused():
     for lie, odd in (
         (hellos[:-1], "west"),
         (hellos + hellos[1:2], "east"),
-        ([*hellos, Opening.fresh(Identity.fresh("mallory"), "run").hello], "mallory"),
+        ([*hellos, HandshakeState.fresh(Identity.fresh("mallory"), "run").hello], "mallory"),
     ):
         with pytest.raises(SilodpError, match=f"roster shown to silo 'north'.*{odd}"):
             parties["north"].meet(lie, PINS, "constants")
@@ -155,10 +155,10 @@ def test_a_key_of_small_order_is_refused():
 
 def test_greetings_survive_the_wire_and_nothing_else_does():
     hello = openings()["east"].hello
-    assert Hello.from_bytes(hello.to_bytes(), "east") == hello
+    assert ClientHello.from_bytes(hello.to_bytes(), "east") == hello
     for damaged in (b"", b"{}", hello.to_bytes()[:-9], hello.to_bytes().replace(b'"', b"'"), b'["east"]'):
         with pytest.raises(SilodpError, match="'east'"):
-            Hello.from_bytes(damaged, "east")
+            ClientHello.from_bytes(damaged, "east")
 
 
 def test_streams_are_chacha20_and_long_ones_go_on_where_short_ones_end():
@@ -184,6 +184,6 @@ def test_derived_keys_follow_rfc_5869_and_differ_by_purpose():
 
 def test_secrets_do_not_show_when_printed():
     identity = Identity.fresh("a")
-    opening = Opening.fresh(identity, "run")
+    opening = HandshakeState.fresh(identity, "run")
     for secret in (identity.seed, opening.ephemeral, opening.seal, opening.contribution):
         assert repr(secret)[2:-1] not in repr(opening) + repr(identity)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lattice_rounds import CONTEXT, RUN, Seeds, ask, case, plain, round_of, rows, rows_like, toy
 
 from silodp.crypto.lattice import parameters as lattice_parameters
-from silodp.crypto.lattice._parameter_search import choose
+from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice._verification import VerifiedProducts
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lattice.ring import FourierTransform
@@ -44,8 +44,8 @@ def test_the_sum_is_exact_bit_for_bit(silos, users, dimension, kind, count, samp
 @pytest.mark.parametrize(
     "parameters",
     [
-        choose(dimension=9_000, users=40, count_cap=50, **RUN),
-        choose(dimension=100, users=8, count_cap=50, **RUN | {"silos": 2}),
+        search_parameters(dimension=9_000, users=40, count_cap=50, **RUN),
+        search_parameters(dimension=100, users=8, count_cap=50, **RUN | {"silos": 2}),
         LatticeParameters(
             dimension=17_000, users=12, count_cap=400, clip_units=1 << 20, ring_size=16384, limb_bits=15, limbs=12,
             plaintext_bits=48, dropped=6, **RUN,

@@ -9,7 +9,7 @@ from lattice_rounds import CONTEXT, Seeds, ask, rows, toy
 from scipy import stats
 
 from silodp.crypto.lattice import scheme
-from silodp.crypto.lattice._parameter_search import choose
+from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import add_flooding, centered_binomial, scaled_noise, ternary
 from silodp.crypto.lattice.parameters import ERROR_ETA
 from silodp.crypto.lattice.ring import FourierTransform, Ring
@@ -70,7 +70,7 @@ def test_scaled_noise_is_uniform_below_its_scale():
 
 @pytest.mark.parametrize("size", [8192, 16384])
 def test_the_server_draws_errors_again_until_their_spectrum_is_small(size):
-    parameters = choose(
+    parameters = search_parameters(
         dimension=100,
         users=5,
         silos=3,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from silodp.crypto.lattice._parameter_search import choose
+from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.parameters import STANDARD_128, LatticeParameters
 from silodp.errors import SilodpError
 
@@ -95,7 +95,7 @@ def test_the_prototypes_presets_are_refused(bits):
 )
 def test_the_search_finds_what_passes_within_25_bytes(scenario):
     dimension, users, cap = scenario
-    found = choose(dimension=dimension, users=users, count_cap=cap, **RUN)
+    found = search_parameters(dimension=dimension, users=users, count_cap=cap, **RUN)
     found.check()
     assert found.modulus_bits <= STANDARD_128[found.ring_size]
     assert found.bytes_up <= 25
@@ -106,11 +106,14 @@ def test_the_search_finds_what_passes_within_25_bytes(scenario):
 
 
 def test_the_search_keeps_a_given_grid_and_refuses_what_cannot_be():
-    assert choose(dimension=20_000, users=100, count_cap=400, clip_units=1 << 20, **RUN).clip_units == 1 << 20
+    assert (
+        search_parameters(dimension=20_000, users=100, count_cap=400, clip_units=1 << 20, **RUN).clip_units
+        == 1 << 20
+    )
     with pytest.raises(SilodpError, match=r"no lattice holds 1,000,000 users.*planning"):
-        choose(dimension=10**6, users=10**6, count_cap=10**5, **RUN)
+        search_parameters(dimension=10**6, users=10**6, count_cap=10**5, **RUN)
     with pytest.raises(SilodpError, match="positive"):
-        choose(dimension=0, users=1, count_cap=1, **RUN)
+        search_parameters(dimension=0, users=1, count_cap=1, **RUN)
 
 
 @pytest.mark.parametrize(

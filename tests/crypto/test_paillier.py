@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from silodp.crypto.paillier import scheme
-from silodp.crypto.paillier._multi_exponentiation import PowerProducts
+from silodp.crypto.paillier._multi_exponentiation import MultiExponentiation
 from silodp.crypto.paillier.scheme import PrivateKey, PublicKey, uniform_residues
 from silodp.errors import SilodpError
 
@@ -119,7 +119,7 @@ def test_power_products_are_products_of_powers(data, bound, users, size, slots):
     modulus = PUBLIC.n_squared
     bases = [mpz(secrets.randbelow(int(modulus))) for _ in range(users)]
     slot_bits = (2 * bound).bit_length() + 3
-    products = PowerProducts(modulus, mpz(1), (users, size), bound, slots, slot_bits)
+    products = MultiExponentiation(modulus, mpz(1), (users, size), bound, slots, slot_bits)
     for base, row in zip(bases, rows, strict=True):
         products.multiply(base, row)
     expected = []
@@ -164,7 +164,7 @@ def test_every_row_costs_the_same_multiplications(slots):
         np.full(size, -bound),
         rng.integers(-bound, bound + 1, size),
     ):
-        products = PowerProducts(PUBLIC.n_squared, Traced(PUBLIC.blank()), (2, size), bound, slots, 20)
+        products = MultiExponentiation(PUBLIC.n_squared, Traced(PUBLIC.blank()), (2, size), bound, slots, 20)
         Traced.trace = []
         for _ in range(2):
             products.multiply(Traced(PUBLIC.blank()), row.astype(np.int64))

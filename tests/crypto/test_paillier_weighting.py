@@ -6,10 +6,10 @@ from toys import Parties, cancelling_masks, small_rows
 
 from silodp.crypto import private_sampling
 from silodp.crypto.paillier import weighting
-from silodp.crypto.paillier._multi_exponentiation import PowerProducts
+from silodp.crypto.paillier._multi_exponentiation import MultiExponentiation
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.weighting import PaillierServer, chosen_ciphertexts
-from silodp.crypto.private_sampling import OneOf
+from silodp.crypto.private_sampling import SamplingRatio
 
 SMALL = {"silos": 2, "users": 3, "dimension": 4, "count_cap": 2, "row_bound": 100, "noise_std": 1.0}
 TEST_KEY = {"key_bits": 512, "insecure_for_tests": True}
@@ -133,11 +133,11 @@ def test_requests_are_fresh_and_unsampled_users_look_like_the_others():
 @pytest.mark.parametrize("key_bits", [272, 512], ids=["entries that are no whole words", "whole words"])
 def test_what_silo_0_chooses_is_a_request_with_a_sample_that_nobody_knows(key_bits):
     """Every entry decrypts to β(i, κ)·inverse; the chosen ones make the sum of the sample that i and κ decide."""
-    rng, law = np.random.default_rng(3), OneOf(3, 10)
+    rng, law = np.random.default_rng(3), SamplingRatio(3, 10)
     counts = rng.integers(0, 3, (3, 8))
     parties = Parties(counts, dimension=3, key_bits=key_bits, row_bound=100, noise_std=1.0)
     p, server = parties.parameters, parties.server
-    places, shifts = private_sampling.places(8, law), rng.integers(0, 10, 8)
+    places, shifts = private_sampling.draw_server_cells(8, law), rng.integers(0, 10, 8)
     tables = server.tables(law, places, server.encrypted_pairs())
     assert tables.shape == (8, 10, p.entry_words)
     for u, i in enumerate(places.tolist()):
@@ -244,9 +244,9 @@ def test_the_blinding_changes_with_the_key():
 
 def test_every_user_is_multiplied_in_with_a_row_or_without(monkeypatch):
     """Else the number of a silo's users shows in its running time."""
-    multiplied, multiply = [], PowerProducts.multiply
+    multiplied, multiply = [], MultiExponentiation.multiply
     monkeypatch.setattr(
-        PowerProducts, "multiply", lambda *args: (multiplied.append(args[1]), multiply(*args))
+        MultiExponentiation, "multiply", lambda *args: (multiplied.append(args[1]), multiply(*args))
     )
     parties = Parties(np.array([[0, 1, 2], [2, 0, 0]]), dimension=2)
     request, zero = parties.server.encrypted_inverses(np.ones(3, bool)), np.zeros(2, np.int64)

@@ -14,13 +14,13 @@ from scipy import stats
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
-from silodp.crypto.private_sampling import SILO_CHOOSES, OneOf
+from silodp.crypto.private_sampling import SILO_CHOOSES, SamplingRatio
 from silodp.crypto.reciprocals import (
     SERVER_CHOOSES,
-    Plan,
+    FirstSilo,
+    ReciprocalParameters,
     Server,
     SiloShares,
-    SiloZero,
     answer_unknown,
     modulus_for,
     reciprocals,
@@ -41,30 +41,30 @@ SERVER_RECEIVER, SILO_SENDER = base_transfers(SERVER_CHOOSES)
 SILO_RECEIVER, SERVER_SENDER = base_transfers(SILO_CHOOSES)
 
 
-def parties(plan: Plan, secret: bytes = SECRET) -> tuple[Server, SiloZero]:
+def parties(plan: ReciprocalParameters, secret: bytes = SECRET) -> tuple[Server, FirstSilo]:
     """Both parties, on base transfers as if never used."""
-    return Server(plan, copy.copy(SERVER_RECEIVER)), SiloZero(
+    return Server(plan, copy.copy(SERVER_RECEIVER)), FirstSilo(
         SiloShares(plan, secret), copy.copy(SILO_SENDER)
     )
 
 
-def choices(plan: Plan, law: OneOf, round: int) -> Lookup:
+def choices(plan: ReciprocalParameters, law: SamplingRatio, round: int) -> Lookup:
     """Silo 0's request for entries κ, on base transfers as if never used."""
     return private_sampling.ask(copy.copy(SILO_RECEIVER), SECRET, plan.session, plan.users, law, round)
 
 
-def plan_for(users: int, cap: int = 20, weight_bits: int = 20, word_bits: int = 49) -> Plan:
-    return Plan(SESSION, users, cap, weight_bits, word_bits)
+def plan_for(users: int, cap: int = 20, weight_bits: int = 20, word_bits: int = 49) -> ReciprocalParameters:
+    return ReciprocalParameters(SESSION, users, cap, weight_bits, word_bits)
 
 
-def set_up(server: Server, silo: SiloZero, counts: NDArray[np.integer]) -> NDArray[np.uint64]:
+def set_up(server: Server, silo: FirstSilo, counts: NDArray[np.integer]) -> NDArray[np.uint64]:
     """The server's shares; the masked counts are what secure aggregation would give it."""
     masked = (counts.astype(np.int64) + silo.silo.count_masks().astype(np.int64)) % server.plan.modulus
     asked = server.set_up(masked)
     return asked.finish(silo.set_up(asked.message))
 
 
-def added(plan: Plan, *shares: NDArray[np.uint64]) -> list[int]:
+def added(plan: ReciprocalParameters, *shares: NDArray[np.uint64]) -> list[int]:
     return [sum(map(int, user)) % 2**plan.word_bits for user in zip(*shares, strict=True)]
 
 
@@ -115,7 +115,7 @@ def test_a_sampled_users_shares_add_up_and_the_others_cancel(
 
 
 def unknown(
-    server: Server, silo: SiloZero, shares: NDArray[np.uint64], round: int, law: OneOf
+    server: Server, silo: FirstSilo, shares: NDArray[np.uint64], round: int, law: SamplingRatio
 ) -> tuple[NDArray[np.uint64], ...]:
     """One draw that nobody knows: β, both parties' shares, and the entry that each of them opened."""
     asked = server.sample_unknown(round, law)
@@ -126,9 +126,11 @@ def unknown(
     return drawn, asked.finish(answer), waiting.finish(back), asked.part.open(answer), waiting.part.open(back)
 
 
-@pytest.mark.parametrize("law", [OneOf(1, 2), OneOf(1, 5), OneOf(3, 10), OneOf(4, 4)])
+@pytest.mark.parametrize(
+    "law", [SamplingRatio(1, 2), SamplingRatio(1, 5), SamplingRatio(3, 10), SamplingRatio(4, 4)]
+)
 @pytest.mark.parametrize("word_bits", [21, 49, 64])
-def test_sampling_that_nobody_knows_adds_up(law: OneOf, word_bits: int) -> None:
+def test_sampling_that_nobody_knows_adds_up(law: SamplingRatio, word_bits: int) -> None:
     counts = np.arange(40)
     counts[21:] %= 21
     plan = plan_for(40, word_bits=word_bits)
@@ -140,8 +142,8 @@ def test_sampling_that_nobody_knows_adds_up(law: OneOf, word_bits: int) -> None:
         assert added(plan, mine, others) == expected
 
 
-@pytest.mark.parametrize("law", [OneOf(1, 2), OneOf(3, 10), OneOf(7, 7)])
-def test_the_rate_is_exact_for_either_party(law: OneOf) -> None:
+@pytest.mark.parametrize("law", [SamplingRatio(1, 2), SamplingRatio(3, 10), SamplingRatio(7, 7)])
+def test_the_rate_is_exact_for_either_party(law: SamplingRatio) -> None:
     places = np.arange(law.places)
     table = law.sampled(places[:, None], places)
     assert (table.sum(axis=0) == law.drawn).all()  # over the server's draw, whatever the silos'
@@ -156,7 +158,7 @@ def uniform(values: NDArray[np.uint64], bits: int) -> bool:
 
 
 def test_nothing_that_either_party_opens_depends_on_the_sample() -> None:
-    users, law = 400, OneOf(1, 3)
+    users, law = 400, SamplingRatio(1, 3)
     plan = plan_for(users)
     drawn, seen = [], []
     server, silo = parties(plan)
@@ -190,7 +192,7 @@ def test_what_the_server_opens_when_it_knows_the_sample_is_uniform() -> None:
 
 
 def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() -> None:
-    plan, law = plan_for(1000, word_bits=64), OneOf(1, 1 << 16)
+    plan, law = plan_for(1000, word_bits=64), SamplingRatio(1, 1 << 16)
     one, other = SiloShares(plan, SECRET), SiloShares(plan, SECRET)
     assert (one.count_masks() == other.count_masks()).all()
     streams = [
@@ -203,7 +205,8 @@ def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() ->
     assert np.unique(np.concatenate(streams)).size == 1000 * len(streams)
     shifts = [one.shifts(round, law) for round in (0, 1)]
     shifts += [
-        private_sampling.shifts(*other, 1000, law, 0) for other in ((SECRET, bytes(32)), (bytes(32), SESSION))
+        private_sampling.derive_silo_cells(*other, 1000, law, 0)
+        for other in ((SECRET, bytes(32)), (bytes(32), SESSION))
     ]
     masks = [
         SiloShares(replace(plan, session=session), SECRET).count_masks() for session in (SESSION, bytes(32))
@@ -215,7 +218,7 @@ def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() ->
 def test_count_masks_and_shifts_are_uniform() -> None:
     silo = SiloShares(plan_for(40_000, cap=20), secrets.token_bytes(32))
     assert stats.chisquare(np.bincount(silo.count_masks().astype(int), minlength=32)).pvalue > 1e-6
-    shifts = silo.shifts(0, OneOf(1, 10))
+    shifts = silo.shifts(0, SamplingRatio(1, 10))
     assert stats.chisquare(np.bincount(shifts, minlength=10)).pvalue > 1e-6
 
 
@@ -237,7 +240,7 @@ def test_set_up_happens_once_and_rounds_only_grow() -> None:
 
 
 def test_a_draw_that_nobody_knows_is_answered_once_in_its_own_round() -> None:
-    plan, law = plan_for(5), OneOf(1, 4)
+    plan, law = plan_for(5), SamplingRatio(1, 4)
     server, silo = parties(plan)
     shares = set_up(server, silo, np.arange(5))
     first, sender = server.sample_unknown(0, law), copy.copy(SERVER_SENDER)
@@ -256,13 +259,13 @@ def test_a_draw_that_nobody_knows_is_answered_once_in_its_own_round() -> None:
 
 
 def test_the_servers_cells_are_uniform_and_its_own() -> None:
-    drawn = [private_sampling.places(40_000, OneOf(1, 10)) for _ in range(2)]
+    drawn = [private_sampling.draw_server_cells(40_000, SamplingRatio(1, 10)) for _ in range(2)]
     assert all(stats.chisquare(np.bincount(i, minlength=10)).pvalue > 1e-6 for i in drawn)
     assert stats.chisquare(np.bincount((drawn[0] - drawn[1]) % 10, minlength=10)).pvalue > 1e-6
 
 
 def test_what_silo_0_asks_for_is_kept_and_opened_as_stored() -> None:
-    plan, law = plan_for(30), OneOf(2, 10)
+    plan, law = plan_for(30), SamplingRatio(2, 10)
     part = choices(plan, law, 3)
     again = Lookup.unpack(part.pack())
     assert again.message == part.message
@@ -287,7 +290,7 @@ def test_impossible_plans_are_refused() -> None:
             replace(plan_for(3), **wrong)
     for drawn, places in ((0, 4), (5, 4), (1, 1), (1, 1 << 17)):
         with pytest.raises(SilodpError, match=rf"a rate of {drawn}/{places}; set"):
-            OneOf(drawn, places)
+            SamplingRatio(drawn, places)
     with pytest.raises(SilodpError, match="cap < M"):
         reciprocals(20, 16, 16)
     with pytest.raises(SilodpError, match="run secret"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silodp.crypto.lattice._digits import Digits
+from silodp.crypto.lattice._digits import LimbGroup
 from silodp.crypto.lattice.ring import FourierTransform, Ring, pack, unpack
 from silodp.errors import SilodpError
 
@@ -103,7 +103,7 @@ def numbers(vector):
 @given(st.integers(1, 200), st.integers(0, 2**32 - 1), st.booleans())
 @settings(deadline=None, max_examples=60)
 def test_vectors_add_modulo_any_power_of_two(bits, seed, extreme):
-    digits = Digits(bits, 64)
+    digits = LimbGroup(bits, 64)
     key = np.random.default_rng(seed).bytes(32)
     a, b = digits.uniform(key), digits.uniform(key[::-1])
     if extreme:  # every carry runs through all words
@@ -125,7 +125,7 @@ def test_vectors_add_modulo_any_power_of_two(bits, seed, extreme):
 def test_limbs_become_vectors_and_back(limb_bits, limbs):
     ring = Ring(64, limb_bits, limbs)
     element = ring.canonical(ring.uniform(bytes(32), 2, 2).astype(np.int64))
-    digits = Digits(limb_bits * limbs, 2 * 2 * 64)
+    digits = LimbGroup(limb_bits * limbs, 2 * 2 * 64)
     vector = digits.from_limbs(element, limb_bits)
     assert (numbers(vector) == value(element, ring).reshape(-1)).all()
     np.testing.assert_array_equal(digits.to_limbs(vector, limb_bits, 2, 2, 64), element)
@@ -133,11 +133,11 @@ def test_limbs_become_vectors_and_back(limb_bits, limbs):
 
 def test_a_vector_of_another_length_is_refused():
     with pytest.raises(SilodpError, match="same parameters"):
-        Digits(72, 64).from_bytes(bytes(575))
+        LimbGroup(72, 64).from_bytes(bytes(575))
 
 
 def test_masks_are_uniform_over_all_bits():
-    vector = Digits(75, 1 << 14).uniform(secrets.token_bytes(32))
+    vector = LimbGroup(75, 1 << 14).uniform(secrets.token_bytes(32))
     for bit in range(75):
         share = float((vector[bit // 64] >> np.uint64(bit % 64) & np.uint64(1)).mean())
         assert abs(share - 0.5) < 6 * 0.5 / 2**7

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.test_keys import NAMES, sessions
-from silodp.crypto.secure_aggregation import Attempt, Words, masked, opened
+from silodp.crypto.secure_aggregation import RoundAttempt, Words, masked, opened
 from silodp.errors import SilodpError
 
 MET = sessions()
@@ -18,7 +18,7 @@ MET = sessions()
 def test_the_opened_sum_is_the_sum(size, bits, seed, left_out):
     rng = np.random.default_rng(seed)
     roster = tuple(name for s, name in enumerate(NAMES) if s != left_out)
-    group, attempt = Words(size, bits), Attempt(seed, 1, 0, roster, "test")
+    group, attempt = Words(size, bits), RoundAttempt(seed, 1, 0, roster, "test")
     most = 2 ** (bits - 1) // len(roster) - 1
     values = {name: rng.integers(-most, most, size, endpoint=True) for name in roster}
     sent = [masked(group.of(value), group, MET[name], attempt) for name, value in values.items()]
@@ -37,7 +37,7 @@ def test_no_two_attempts_share_a_mask():
     group = Words(64, 64)
     zero = np.zeros(64, np.int64)
     attempts = [
-        Attempt(round_, attempt, release, roster, purpose)
+        RoundAttempt(round_, attempt, release, roster, purpose)
         for round_ in range(2)
         for attempt in range(2)
         for release in range(2)
@@ -53,7 +53,7 @@ def test_no_two_attempts_share_a_mask():
 def test_a_sum_modulo_a_power_of_two_is_masked_modulo_it():
     """Sums masked modulo 2^64 that should be modulo M leave their size open: an unmasked carry shows who is there."""
     group = Words(20_000, 11)
-    sent = masked(group.of(np.full(20_000, 3)), group, MET["north"], Attempt(0, 0, 0, NAMES, "counts"))
+    sent = masked(group.of(np.full(20_000, 3)), group, MET["north"], RoundAttempt(0, 0, 0, NAMES, "counts"))
     assert sent.max() < 2**11
     counts = np.bincount(sent, minlength=2**11)
     assert 0.75 < counts.std() ** 2 / counts.mean() < 1.25

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from silodp.aggregators.base import Own, Setting, Work, round_arrays, setup_kinds
+from silodp.aggregators.base import LocalUpdateFn, Setting, SiloContext, round_arrays, setup_kinds
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
-from silodp.mechanisms.clipping import Finished
-from silodp.mechanisms.noise import skellam
-from silodp.mechanisms.quantization import Grid, fixed_point
+from silodp.mechanisms.clipping import LocallyNoisedUpdate
+from silodp.mechanisms.noise import draw_skellam
+from silodp.mechanisms.quantization import Quantizer, fixed_point
 from silodp.runtime.server import Server
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script, is_roster, is_whole
@@ -33,7 +33,7 @@ class MaskedInClear(Masked):
     def server(self, setting: Setting):
         return _Server(self, setting)
 
-    def silo(self, setting: Setting, own: Own):
+    def silo(self, setting: Setting, own: SiloContext):
         return _Silo(self, setting)
 
 
@@ -60,13 +60,13 @@ class _Silo:
     setting: Setting
     handlers = {}  # noqa: RUF012
 
-    def update(self, request: Message, work: Work):
+    def update(self, request: Message, work: LocalUpdateFn):
         update, weights, noise = work(0)
-        if isinstance(update, Finished):
+        if isinstance(update, LocallyNoisedUpdate):
             return request.answer(
                 integers=fixed_point(update.value, self.setting.population.silos)
             ), update.refused
-        share = Grid.for_(self.setting.bounds, self.aggregator.units).release(update, weights, noise)
+        share = Quantizer.for_(self.setting.bounds, self.aggregator.units).release(update, weights, noise)
         return request.answer(integers=share.value), share.refused
 
 
@@ -92,7 +92,7 @@ class _Weighted:
     def server(self, setting: Setting):
         return _WeightedServer(self, setting)
 
-    def silo(self, setting: Setting, own: Own):
+    def silo(self, setting: Setting, own: SiloContext):
         return _WeightedSilo(self, setting, own.counts)
 
 
@@ -103,13 +103,13 @@ class LatticeInClear(_Weighted, Lattice):
     def reciprocal(self, setting, total: int) -> int:
         return 2**self.weight_bits // total if total else 0
 
-    def grid(self, setting) -> Grid:
-        return Grid(setting.bounds.clip, self.parameters(setting).clip_units)
+    def grid(self, setting) -> Quantizer:
+        return Quantizer(setting.bounds.clip, self.parameters(setting).clip_units)
 
     def noise(self, setting, stream) -> list[int]:
         shift = self.weight_bits + int(np.log2(self.grid(setting).units)) - 17
         std = setting.bounds.noise_multiplier * self.grid(setting).units * 2.0 ** (self.weight_bits - shift)
-        coarse = skellam(setting.size, std**2, stream)
+        coarse = draw_skellam(setting.size, std**2, stream)
         fine = stream.integers(-(2 ** (shift - 1)), 2 ** (shift - 1), setting.size)
         return [int(z) * 2**shift + int(e) for z, e in zip(coarse, fine, strict=True)]
 
@@ -130,7 +130,7 @@ class PaillierInClear(_Weighted, Paillier):
 
     def noise(self, setting, stream) -> list[int]:
         scale, std = self.scale(setting), setting.bounds.noise_multiplier * self.grid(setting).units
-        coarse = skellam(setting.size, std**2, stream)
+        coarse = draw_skellam(setting.size, std**2, stream)
         width = (scale.bit_length() + 128 + 7) // 8
         drawn = stream.bytes(width * setting.size)
         fine = [int.from_bytes(drawn[i : i + width], "little") for i in range(0, len(drawn), width)]
@@ -155,7 +155,7 @@ class _WeightedServer:
         counts = desk.ask_all({name: Message("counts", run) for name in roster})
         capped = sum(np.minimum(c.arrays["counts"], self.aggregator.count_cap) for c in counts.values())
         sample = arrays.get("sample", np.ones(len(capped)))
-        if self.aggregator.samples_privately:
+        if self.aggregator.samples_users_privately:
             sample = self.aggregator.drawn[round_]
         v = [
             self.aggregator.reciprocal(self.setting, int(n)) * int(b)
@@ -186,7 +186,7 @@ class _WeightedSilo:
         self.counts = np.minimum(counts, aggregator.count_cap)
         self.handlers = {"open": lambda request: request.answer()}
 
-    def update(self, request: Message, work: Work):
+    def update(self, request: Message, work: LocalUpdateFn):
         update, _, stream = work(request.fields["release"])
         v, grid = [int(x) for x in request.fields["v"]], self.aggregator.grid(self.setting)
         total = np.array(self.aggregator.noise(self.setting, stream), dtype=object)
@@ -204,7 +204,7 @@ class _WeightedSilo:
 def released() -> Iterator[list[np.ndarray]]:
     """What the server releases inside, round by round."""
     totals: list[np.ndarray] = []
-    play = Server.play
+    play = Server.run_round
 
     def watched(self, round_, params):
         total = play(self, round_, params)
@@ -212,7 +212,7 @@ def released() -> Iterator[list[np.ndarray]]:
         return total
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Server, "play", watched)
+        patch.setattr(Server, "run_round", watched)
         yield totals
 
 

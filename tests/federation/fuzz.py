@@ -135,7 +135,7 @@ class Target:
         with answer:
             parties = Parties(aggregator, method, federation=small_federation(users=12))
             for round_ in range(2):
-                parties.play(round_)
+                parties.run_round(round_)
         return cls(name, run, parties, sent, stores, Identity.fresh("server"), Identity.fresh(name))
 
     def attack(self, generator: random.Random) -> str:

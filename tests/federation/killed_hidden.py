@@ -25,7 +25,7 @@ from oracles import logistic_task, small_federation  # noqa: E402
 from silodp.aggregators.base import Plain  # noqa: E402
 from silodp.aggregators.masked import Masked  # noqa: E402
 from silodp.crypto import private_sampling  # noqa: E402
-from silodp.crypto.private_sampling import OneOf  # noqa: E402
+from silodp.crypto.private_sampling import SamplingRatio  # noqa: E402
 from silodp.runtime.server import Server  # noqa: E402
 from silodp.runtime.silo import Silo  # noqa: E402
 from silodp.runtime.train import train  # noqa: E402
@@ -37,7 +37,7 @@ RUNS = {
     "hidden, lattice": (replace(LATTICE, hidden_sample=10), HALF, 4, 2),
     "hidden, paillier": (replace(PAILLIER, hidden_sample=10), HALF, 4, 2),
 }
-LAW = OneOf(5, 10)
+LAW = SamplingRatio(5, 10)
 
 
 class Watched:
@@ -46,8 +46,14 @@ class Watched:
     def __init__(self) -> None:
         self.path: Path | None = None
         self.round, self.operation = 0, 0
-        die_at, run, child, play, answer = killed.die_at, killed.run, killed.child, Server.play, Silo.answer
-        places, shifts = private_sampling.places, private_sampling.shifts
+        die_at, run, child, play, answer = (
+            killed.die_at,
+            killed.run,
+            killed.child,
+            Server.run_round,
+            Silo.answer,
+        )
+        places, shifts = private_sampling.draw_server_cells, private_sampling.derive_silo_cells
 
         def later(operation: int) -> None:
             self.operation = operation
@@ -84,8 +90,11 @@ class Watched:
             return made
 
         killed.die_at, killed.run, killed.child = later, watched_run, watched_child
-        Server.play, Silo.answer = watched_play, watched_answer  # type: ignore[method-assign]
-        private_sampling.places, private_sampling.shifts = watched_places, watched_shifts
+        Server.run_round, Silo.answer = watched_play, watched_answer  # type: ignore[method-assign]
+        private_sampling.draw_server_cells, private_sampling.derive_silo_cells = (
+            watched_places,
+            watched_shifts,
+        )
 
     def note(self, what: str, round_: int, values: list[int]) -> None:
         if self.path is not None:

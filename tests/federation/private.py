@@ -21,7 +21,7 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
 from silodp.crypto import private_sampling
 from silodp.crypto.keys import Identity
-from silodp.crypto.private_sampling import OneOf
+from silodp.crypto.private_sampling import SamplingRatio
 from silodp.data.federation import Federation
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population
@@ -61,7 +61,7 @@ def in_clear(
 class Hidden:
     """Both secrets behind every round's sample: i from the server, κ from the silos; as they were drawn."""
 
-    law: OneOf
+    law: SamplingRatio
     cells: dict[int, np.ndarray]
     shifts: dict[int, np.ndarray]
 
@@ -77,9 +77,13 @@ class Hidden:
 
 
 @contextmanager
-def hidden_samples(law: OneOf) -> Iterator[Hidden]:
+def hidden_samples(law: SamplingRatio) -> Iterator[Hidden]:
     """Looks over both parties' shoulders, one round after the other."""
-    seen, places, shifts = Hidden(law, {}, {}), private_sampling.places, private_sampling.shifts
+    seen, places, shifts = (
+        Hidden(law, {}, {}),
+        private_sampling.draw_server_cells,
+        private_sampling.derive_silo_cells,
+    )
 
     def cells(users, law):
         seen.cells[len(seen.cells)] = places(users, law)
@@ -90,8 +94,8 @@ def hidden_samples(law: OneOf) -> Iterator[Hidden]:
         return seen.shifts[round]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(private_sampling, "places", cells)
-        patch.setattr(private_sampling, "shifts", shifted)
+        patch.setattr(private_sampling, "draw_server_cells", cells)
+        patch.setattr(private_sampling, "derive_silo_cells", shifted)
         yield seen
 
 
@@ -191,8 +195,8 @@ class Parties:
             ledger.charge(charge.round, charge.release, charge.events)
         return self.started(name, ledger)
 
-    def play(self, round_: int) -> torch.Tensor:
-        total = self.server.play(round_, self.params)
+    def run_round(self, round_: int) -> torch.Tensor:
+        total = self.server.run_round(round_, self.params)
         assert total is not None
         return total
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from oracles import logistic_task, small_federation
-from silodp.accounting.accountant import epsilon
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.guarantee import View
 from silodp.aggregators.base import Plain, Setting
 from silodp.errors import SilodpError
-from silodp.mechanisms.noise import Randomness, gaussian
+from silodp.mechanisms.noise import Randomness, draw_gaussian
 from silodp.methods import Population, UldpAvg, UldpGroup
 from silodp.methods import weighting as weightings
 from silodp.runtime.server import Server
@@ -106,7 +106,7 @@ def test_seeds_and_secret_keys_give_streams_of_their_own():
 
 
 def test_noise_is_drawn_in_double_precision():
-    draws = gaussian(100, 1.0, Randomness.from_seed(0).stream())
+    draws = draw_gaussian(100, 1.0, Randomness.from_seed(0).stream())
     assert draws.dtype == torch.float64
     assert (draws.float().double() != draws).sum() > 90
 
@@ -168,7 +168,7 @@ def test_a_round_is_on_disk_before_a_silo_is_asked_for_it(tmp_path, monkeypatch)
 def dies_once(monkeypatch) -> list[np.ndarray]:
     """Lets the process die once, between the silos' answers and the server's step; gives what rounds released."""
     seen: list[np.ndarray] = []
-    play = Server.play
+    play = Server.run_round
 
     def dying(self, round_, params):
         total = play(self, round_, params)
@@ -178,7 +178,7 @@ def dies_once(monkeypatch) -> list[np.ndarray]:
             raise KeyboardInterrupt
         return total
 
-    monkeypatch.setattr(Server, "play", dying)
+    monkeypatch.setattr(Server, "run_round", dying)
     return seen
 
 
@@ -192,7 +192,7 @@ def test_the_round_in_flight_is_repeated_as_it_was_even_when_it_used_up_the_budg
     federation, task = small_federation(), logistic_task()
     seen = dies_once(monkeypatch)
     one = Plain().views(method, 3)["released"]
-    budget = {"epsilon": epsilon([(method.dp_event(one), 1)], 1e-5) * 1.01, "delta": 1e-5}
+    budget = {"epsilon": compute_epsilon([(method.dp_event(one), 1)], 1e-5) * 1.01, "delta": 1e-5}
     with pytest.raises(KeyboardInterrupt):
         train(federation, task, method, rounds=5, out=tmp_path, budget=budget)
     result = train(federation, task, method, rounds=5, out=tmp_path, budget=budget, resume=True)
@@ -207,13 +207,13 @@ def test_the_server_step_is_heavy_ball_momentum(monkeypatch):
     method = replace(AVG, server_momentum=0.5, server_learning_rate=2.0)
     seen: list[np.ndarray] = []
 
-    play = Server.play
+    play = Server.run_round
 
     def watched(self, round_, params):
         seen.append(play(self, round_, params).numpy())
         return torch.from_numpy(seen[-1])
 
-    monkeypatch.setattr(Server, "play", watched)
+    monkeypatch.setattr(Server, "run_round", watched)
     end = train(federation, task, method, rounds=3, seed=0).params.numpy()
     scale, velocity, params = 2.0 / (3 * 12), np.zeros(5), task.initial(0).numpy().astype(np.float64)
     for total in seen:

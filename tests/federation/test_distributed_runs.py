@@ -13,15 +13,15 @@ from federation.clear import MaskedInClear, described
 from federation.wires import wire  # noqa: F401
 from methods.test_distributed import COPIES, DDP, ONE, OTHERS, TRAJECTORIES, counterexample, violated, world
 from oracles import judges_std, logistic_task, small_federation
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.events import Composed, Each, Skellam
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import Composed, Skellam, WorstOf
 from silodp.accounting.guarantee import View
 from silodp.aggregators.base import Setting
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
-from silodp.mechanisms.quantization import Grid
+from silodp.mechanisms.quantization import Quantizer
 from silodp.methods import Population
 from silodp.methods.ddp.method import CLAIM
 from silodp.runtime.server import Server
@@ -80,7 +80,7 @@ def idle(silos: int = 3) -> Federation:
 
 def released(monkeypatch, aggregator, method, silos: int = 3) -> np.ndarray:
     totals: list[np.ndarray] = []
-    play = Server.play
+    play = Server.run_round
 
     def watched(self, round_, params):
         total = play(self, round_, params)
@@ -88,7 +88,7 @@ def released(monkeypatch, aggregator, method, silos: int = 3) -> np.ndarray:
         return total
 
     with monkeypatch.context() as patch:
-        patch.setattr(Server, "play", watched)
+        patch.setattr(Server, "run_round", watched)
         train(idle(silos), logistic_task(WIDTH - 1), method, rounds=1, aggregator=aggregator)
     return totals[0]
 
@@ -124,20 +124,20 @@ def test_noise_of_different_silos_lies_on_one_grid(monkeypatch):
     own = replace(METHODS[3], noise_multiplier=(4.0, 8.0, 16.0))
     bounds = own.bounds(Population(3, 1))
     alone = [math.sqrt(client.variance) / bounds.clip for client in own.clients_of(3)]
-    grids = {Grid.for_(replace(bounds, noise_multiplier=share)).units for share in alone}
+    grids = {Quantizer.for_(replace(bounds, noise_multiplier=share)).units for share in alone}
     assert len(grids) > 1
-    assert Grid.for_(bounds).units == min(grids)
+    assert Quantizer.for_(bounds).units == min(grids)
     variance = (4.0 * 0.5) ** 2 + 2 * (8.0 * 0.3 * 0.4) ** 2 + 3 * (16.0 * 0.2 * 0.2) ** 2
     assert judges_std(released(monkeypatch, "masked", own), math.sqrt(variance))
     event = charged(own, Masked(), View("released", 3))
-    assert isinstance(event, Each)
+    assert isinstance(event, WorstOf)
     first = event.alternatives[0].event
     assert first.noise_multiplier * 0.5 == pytest.approx(math.sqrt(variance))
 
 
 def test_integer_steps_of_the_smallest_clip_are_what_is_charged():
     own = METHODS[3]
-    assert own.bounds(Population(3, 1)).least == pytest.approx(
+    assert own.bounds(Population(3, 1)).min_clip_ratio == pytest.approx(
         0.08
     )  # .2·.2 of the third against .5 of the first
     units = {one.event.units for one in charged(own, Masked(), View("released", 3)).alternatives[:1]}
@@ -178,7 +178,7 @@ def test_each_adversary_is_told_what_it_costs():
         "silo": View("silo", 3),
     }
     for name, view in expected.items():
-        assert found[name] == pytest.approx(epsilon([(DDP.dp_event(view), 3)], 1e-5), rel=1e-6)
+        assert found[name] == pytest.approx(compute_epsilon([(DDP.dp_event(view), 3)], 1e-5), rel=1e-6)
     assert found["released"] < found["silo"] < found["server"]
 
 
@@ -198,7 +198,9 @@ def test_the_worst_clients_cost_is_the_runs():
     own = METHODS[3]
     result = run("plain", own, rounds=2)
     events = own.dp_event(View("released", 3)).alternatives
-    assert result.epsilon == pytest.approx(max(epsilon([(event, 2)], 1e-5) for event in events), rel=1e-6)
+    assert result.epsilon == pytest.approx(
+        max(compute_epsilon([(event, 2)], 1e-5) for event in events), rel=1e-6
+    )
 
 
 def test_a_persons_records_are_counted():
@@ -239,7 +241,7 @@ def test_the_claim_breaks_under_secure_aggregation_and_what_is_charged_does_not(
     low = float(stats.beta.ppf(1e-6, found[0], COPIES - found[0] + 1))
     high = float(stats.beta.ppf(1 - 1e-6, found[1] + 1, COPIES - found[1]))
     paper = replace(ONE, trajectory="paper")
-    assert violated(paper.claimed, low, high)
+    assert violated(paper.paper_claim, low, high)
     assert not violated(paper, low, high)
 
 

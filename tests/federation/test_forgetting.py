@@ -25,7 +25,7 @@ from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.runtime.run_directory import RunDirectory
-from silodp.runtime.server import ROUNDS_OVER
+from silodp.runtime.server import COMPLETED_ROUNDS_KEY
 from silodp.wire.store import DirectoryStore, MemoryStore
 
 FEW = small_federation(users=6)
@@ -137,7 +137,7 @@ def test_a_silo_answers_nothing_about_a_round_that_it_has_forgotten(name):
     """Asked under another attempt, so that no stored answer decides; nor after it was started anew."""
     parties = Parties(*RUNS[name])
     for round_ in range(3):
-        parties.play(round_)
+        parties.run_round(round_)
     for silo in parties.names:
         asked = {(m.kind, m.round): m for to, m in parties.transport.asked if to == silo}
         kinds = {"update", "open", "sample", "chosen"} & {kind for kind, _ in asked}
@@ -157,10 +157,10 @@ def test_a_silo_answers_nothing_about_a_round_that_it_has_forgotten(name):
 def test_a_silo_that_dies_before_its_answer_is_kept_has_forgotten_nothing(name, monkeypatch):
     """The answer is the mark: without it, the round before would be answered once more."""
     parties = Parties(*RUNS[name])
-    parties.play(0)
+    parties.run_round(0)
     parties.transport.lost = lambda silo, message: (silo, message.kind) == ("silo1", "update")
     with pytest.raises(SilodpError, match="silo1"):
-        parties.play(1)
+        parties.run_round(1)
     before, put = set(parties.stores["silo1"].names()), MemoryStore.put
 
     def dying(self, key, value):
@@ -215,8 +215,8 @@ def dying_at(number: int, operation: str, key: str, after: bool = False):
 
 OF_A_ROUND = r"/\d+(/(?!base)\w+)?$| \d+$"
 DEATHS = {
-    "before rounds are over": (0, "put", ROUNDS_OVER),
-    "when rounds are over": (0, "put", ROUNDS_OVER, True),
+    "before rounds are over": (0, "put", COMPLETED_ROUNDS_KEY),
+    "when rounds are over": (0, "put", COMPLETED_ROUNDS_KEY, True),
     "before anything is forgotten": (0, "drop", OF_A_ROUND),
     "when one thing is": (0, "drop", OF_A_ROUND, True),
     "when a silo forgets, too": (4, "drop", OF_A_ROUND),
@@ -265,11 +265,11 @@ def test_how_often_a_silo_took_part_is_known_when_the_draws_are_forgotten(death,
     for round_ in range(8):
         if death and round_:
             with monkeypatch.context() as patch:
-                gone = {"put": ROUNDS_OVER, "drop": f"clients/{round_ - 1}"}[death]
+                gone = {"put": COMPLETED_ROUNDS_KEY, "drop": f"clients/{round_ - 1}"}[death]
                 patch.setattr(MemoryStore, death, lambda self, key, *value, gone=gone: forbidden(key, gone))
                 with pytest.raises(KeyboardInterrupt):
-                    parties.play(round_)
-        parties.play(round_)
+                    parties.run_round(round_)
+        parties.run_round(round_)
         told += parties.last("update").arrays["clients"]
         np.testing.assert_array_equal(parties.server.joined(round_ + 1), told)
     assert 0 < told.sum() < 24
@@ -292,6 +292,6 @@ def test_an_attempt_is_counted_once_though_its_process_dies(key, after, monkeypa
         with pytest.raises(KeyboardInterrupt):
             run(two, federation=FEW, out=tmp_path)
     run(two, federation=FEW, out=tmp_path, resume=True)
-    monkeypatch.setattr(Lattice, "most_rounds", None)
+    monkeypatch.setattr(Lattice, "max_rounds", None)
     with pytest.raises(SilodpError, match="has made the 2 attempts its encryption was chosen for"):
         run(two, rounds=3, federation=FEW, out=tmp_path, resume=True)

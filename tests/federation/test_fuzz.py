@@ -32,7 +32,7 @@ def test_a_silo_refuses_mutants_with_a_code(run, silo):
 def test_the_server_refuses_mutants_with_a_code(run):
     parties, generator = Parties(*RUNS[run]), random.Random(f"{run} server {MUTANTS}")
     for round_ in range(2):
-        parties.play(round_)
+        parties.run_round(round_)
     answers = {m.key: m for name, m in parties.transport.answered if name == "silo0"}
     pairs = [(m, answers[m.key]) for name, m in parties.transport.asked if name == "silo0"]
     outcomes = codes(attack_server(pairs, parties, generator) for _ in range(MUTANTS))

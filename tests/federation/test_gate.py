@@ -18,9 +18,9 @@ from federation.test_masked import AVG
 from federation.wires import set_state
 from oracles import small_federation
 from refusals import refused
-from silodp.accounting.accountant import epsilon
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators._key_agreement import meet
+from silodp.aggregators._key_agreement import run_key_agreement
 from silodp.aggregators.base import Plain, costliest_events
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
@@ -86,7 +86,7 @@ def test_tables_are_not_offered_under_the_pads_of_an_earlier_session():
     parties = Parties(LATTICE, RECORDS)
     first = parties.last("reciprocals")
     ask = lambda requests: {n: parties.silos[n].answer(m) for n, m in requests.items()}  # noqa: E731
-    session = meet("run", parties.names, ask, 1)
+    session = run_key_agreement("run", parties.names, ask, 1)
     zero, fields = parties.silos["silo0"], {"session": session}
     lie = replace(first, attempt=1, fields=fields)
     with refused("gate.order"):
@@ -123,7 +123,7 @@ WRONG = {
 def test_arrays_that_the_method_does_not_define_are_refused(lie, aggregator):
     name, arrays = WRONG[lie]
     parties = Parties(aggregator, METHODS[name])
-    parties.play(0)
+    parties.run_round(0)
     asked = parties.last("update")
     with refused("message.malformed"):
         parties.silos["silo0"].answer(replace(asked, round=1, arrays={**asked.arrays, **arrays}))
@@ -131,7 +131,7 @@ def test_arrays_that_the_method_does_not_define_are_refused(lie, aggregator):
         bare = {name: array for name, array in asked.arrays.items() if name != "sample"}
         with refused("message.malformed"):
             parties.silos["silo0"].answer(replace(asked, round=1, arrays=bare))
-    parties.play(1)
+    parties.run_round(1)
 
 
 ALLOTMENTS = [
@@ -173,10 +173,10 @@ def test_a_weight_for_a_person_without_records_is_refused():
 @pytest.mark.parametrize("name", ["plain uniform", "masked uniform", "lattice sampled", "paillier"])
 def test_no_more_than_the_rounds_that_were_agreed(name):
     parties = Parties(*RUNS[name], rounds=2)
-    parties.play(0)
-    parties.play(1)
+    parties.run_round(0)
+    parties.run_round(1)
     with refused("gate.rounds"):
-        parties.play(2)
+        parties.run_round(2)
     for silo in parties.silos.values():
         with refused("gate.run"):
             silo.answer(replace(parties.last("update"), run="another"))
@@ -185,8 +185,8 @@ def test_no_more_than_the_rounds_that_were_agreed(name):
 def test_no_more_attempts_than_the_encryption_was_chosen_for():
     """What flooding hides is a part of δ for so many; the server's own count is not the silo's."""
     parties = Parties(replace(LATTICE, attempts=2), RECORDS)
-    parties.play(0)
-    parties.play(1)
+    parties.run_round(0)
+    parties.run_round(1)
     asked = parties.last("update")
     with refused("gate.attempts"):
         parties.silos["silo1"].answer(replace(asked, round=2))
@@ -195,7 +195,7 @@ def test_no_more_attempts_than_the_encryption_was_chosen_for():
 def test_releases_of_a_round_end_when_no_silo_is_left_to_lose():
     """400 releases of one round were opened, with fresh noise under each: their mean is free of noise."""
     parties = Parties(Masked(min_silos=3), AVG, silos=5)
-    parties.play(0)
+    parties.run_round(0)
     asked, opened = parties.last("update"), parties.last("open")
     silo = parties.silos["silo0"]  # it answers with 5, 4 and 3 silos
     for attempt in range(400):
@@ -217,27 +217,27 @@ def test_releases_of_a_round_end_when_no_silo_is_left_to_lose():
 def test_a_silo_charges_the_number_of_survivors_that_costs_most(name):
     """It cannot know who else answers. For every method, no number from m to S costs more than the ends."""
     parties = Parties(Masked(min_silos=3), METHODS[name.removeprefix("masked ")], silos=5)
-    parties.play(0)
+    parties.run_round(0)
     aggregator, setting = Masked(min_silos=3), parties.setting
     charged = parties.silos["silo0"].gate.ledger.history[0].events
     for n in range(3, 6):
         for adversary, event in aggregator.views(setting.method, 5, n).items():
             cost = aggregator.event(setting, event)
             if not hasattr(cost, "reason"):
-                spent = epsilon([(cost, 10)], 1e-5, "rdp")
-                assert spent <= epsilon([(charged[adversary], 10)], 1e-5, "rdp") * (1 + 1e-12)
+                spent = compute_epsilon([(cost, 10)], 1e-5, "rdp")
+                assert spent <= compute_epsilon([(charged[adversary], 10)], 1e-5, "rdp") * (1 + 1e-12)
     assert charged == costliest_events(aggregator, setting, 0, 0)
 
 
 def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():
     parties = Parties(Masked(), AVG)
     one = costliest_events(Masked(), parties.setting, 0, 0)
-    three = epsilon([(one["server"], 3)], 1e-5, "rdp")
+    three = compute_epsilon([(one["server"], 3)], 1e-5, "rdp")
     parties = Parties(Masked(), AVG, limits={"server": three})
     for round_ in range(3):
-        parties.play(round_)
+        parties.run_round(round_)
     with refused("gate.budget"):
-        parties.play(3)
+        parties.run_round(3)
     ledger = parties.silos["silo1"].gate.ledger
     assert ledger.rounds == 3
     assert ledger.epsilon("server") == pytest.approx(three)
@@ -246,7 +246,7 @@ def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():
 def test_a_limit_against_one_to_whom_nothing_is_promised_lets_nothing_out():
     parties = Parties(Masked(), RECORDS, limits={"server": 100.0})
     with refused("gate.budget"):
-        parties.play(0)
+        parties.run_round(0)
 
 
 def test_a_charge_is_on_disk_before_the_update_is_computed(tmp_path, monkeypatch):
@@ -284,7 +284,7 @@ def test_a_charge_is_on_disk_before_the_update_is_computed(tmp_path, monkeypatch
 def test_a_restored_silo_repeats_its_noise_for_a_repeated_request(aggregator):
     """With fresh noise, forty restores gave its noise to a sixth of itself."""
     parties = Parties(aggregator, AVG)
-    parties.play(0)
+    parties.run_round(0)
     before = backup(parties, "silo0")
     asked = replace(parties.last("update"), round=1)
     answers = {restored(parties, "silo0", before).answer(asked).encode() for _ in range(5)}
@@ -296,7 +296,7 @@ def test_a_restored_silo_repeats_its_noise_for_a_repeated_request(aggregator):
 def test_a_restored_silo_draws_other_noise_for_another_model():
     """Two answers with the same noise differ by two updates in clear."""
     parties = Parties(Plain(), replace(AVG, local=replace(AVG.local, batch_size=None)))
-    parties.play(0)
+    parties.run_round(0)
     before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
     one = restored(parties, "silo0", before).answer(asked).arrays["share"]
     nudged = nudge(asked)
@@ -315,7 +315,7 @@ def nudge(asked: Message) -> Message:
 def test_a_restored_silo_masks_another_request_under_other_masks():
     """Under the same masks and seal the difference of two answers was that of two noisy values."""
     parties = Parties(Masked(), AVG)
-    parties.play(0)
+    parties.run_round(0)
     before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
     one = restored(parties, "silo0", before).answer(asked).arrays["masked"]
     other = restored(parties, "silo0", before).answer(nudge(asked)).arrays["masked"]
@@ -328,20 +328,20 @@ def test_a_restored_silo_masks_another_request_under_other_masks():
 
 def test_a_store_older_than_its_run_is_noticed_where_every_silo_must_answer():
     parties = Parties(Masked(), AVG)
-    parties.play(0)
+    parties.run_round(0)
     old = backup(parties, "silo0")
-    parties.play(1)
+    parties.run_round(1)
     parties.silos["silo0"] = restored(parties, "silo0", old)
     parties.transport._silos["silo0"] = parties.silos["silo0"]
     with refused("gate.round_left_out"):
-        parties.play(2)
+        parties.run_round(2)
 
 
 def test_whoever_reads_a_store_later_cannot_draw_the_noise_of_earlier_rounds():
     parties = Parties(Plain(), AVG)
     keys = []
     for round_ in range(3):
-        parties.play(round_)
+        parties.run_round(round_)
         keys.append(parties.silos["silo0"]._round_key("run", round_))
     assert len(set(keys)) == 3
     kept = b"".join(parties.stores["silo0"]._values.values())
@@ -357,7 +357,7 @@ def test_whoever_reads_a_store_later_cannot_draw_the_noise_of_earlier_rounds():
 def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
     """NaN to all but one made the sum that one silo's part."""
     parties = Parties(aggregator, RECORDS if aggregator is LATTICE else AVG)
-    honest = parties.play(0).abs().max()
+    honest = parties.run_round(0).abs().max()
     ask = parties.transport.ask
 
     def two_faced(requests, timeout=None):
@@ -369,7 +369,7 @@ def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
 
     parties.transport.ask = two_faced
     with refused("gate.open"):  # silo1 masked another request than the one that is to be opened
-        parties.play(1)
+        parties.run_round(1)
     masked = {
         name: message
         for name, message in parties.transport.answered
@@ -423,12 +423,12 @@ def test_a_request_for_another_silo_is_refused_before_it_is_read():
 @pytest.mark.parametrize("lie", [{"round": 1}, {"attempt": 1}, {"round": 1, "attempt": 1}])
 def test_a_session_is_not_begun_anew_once_a_round_was_answered(lie):
     parties = Parties(Masked(), AVG)
-    parties.play(0)
+    parties.run_round(0)
     before = backup(parties, "silo0")
     with refused("gate.order"):
         parties.silos["silo0"].answer(replace(Message("hello", "run"), **lie))
     assert backup(parties, "silo0") == before
-    parties.play(1)
+    parties.run_round(1)
 
 
 def test_an_opening_is_not_drawn_again_under_another_round_name():
@@ -446,11 +446,11 @@ def test_an_opening_is_not_drawn_again_under_another_round_name():
 @pytest.mark.parametrize("name", ["lattice sampled", "lattice hidden", "paillier hidden"])
 def test_silo_0_answers_a_round_in_order(name):
     parties = Parties(*RUNS[name])
-    parties.play(0)
+    parties.run_round(0)
     zero = parties.silos["silo0"]
     with refused("gate.order"):  # an update before its sample
         zero.answer(replace(parties.last("update"), round=1))
-    parties.play(1)
+    parties.run_round(1)
     with refused("gate.order"):  # a sample after the update
         zero.answer(replace(parties.last("sample"), attempt=3))
     with refused("gate.past"):
@@ -471,7 +471,7 @@ def dies_before_its_state(silo: Silo, request: Message) -> None:
 def test_a_seal_whose_process_died_does_not_go_out_after_another_was_opened():
     """Two opened sums of the same noisy values differ by the part of the silo that was in one of them only."""
     parties = Parties(Masked(min_silos=3), AVG, silos=4)
-    parties.play(0)
+    parties.run_round(0)
     update, silo = replace(parties.last("update"), round=1), parties.silos["silo0"]
     silo.answer(update)
     about = {**update.fields, "request": update.digest()}
@@ -487,7 +487,7 @@ def test_a_seal_whose_process_died_does_not_go_out_after_another_was_opened():
 
 def test_an_answer_whose_process_died_goes_out_when_it_is_asked_for_again():
     parties = Parties(Masked(min_silos=3), AVG, silos=4)
-    parties.play(0)
+    parties.run_round(0)
     update, silo = replace(parties.last("update"), round=1), parties.silos["silo0"]
     dies_before_its_state(silo, update)
     silo = parties.started("silo0", ledger=silo.gate.ledger)
@@ -506,7 +506,7 @@ def test_a_silo_that_missed_rounds_is_charged_by_its_own_ledger():
     parties = Parties(Masked(min_silos=3), method, federation=federation, silos=4)
     parties.transport.lost = lambda name, m: name == "silo3" and m.round < 4 and m.kind == "update"
     for round_ in range(6):
-        parties.play(round_)
+        parties.run_round(round_)
     late, whole = (parties.silos[name].gate.ledger for name in ("silo3", "silo0"))
     assert [charge.round for charge in late.history] == [4, 5]
     assert [c.events for c in late.history] == [c.events for c in whole.history[:2]]
@@ -516,9 +516,9 @@ def test_a_silo_that_missed_rounds_is_charged_by_its_own_ledger():
 def test_a_store_older_than_its_ledger_is_noticed():
     """Else every model, one bit apart, would have an answer that nobody charges."""
     parties = Parties(Plain(), AVG)
-    parties.play(0)
+    parties.run_round(0)
     old, ledger = backup(parties, "silo0"), parties.silos["silo0"].gate.ledger
-    parties.play(1)
+    parties.run_round(1)
     parties.stores["silo0"]._values = old
     silo, asked = parties.started("silo0", ledger=ledger), parties.last("update")
     for request in (asked, nudge(asked)):
@@ -530,7 +530,7 @@ def test_a_store_older_than_its_ledger_is_noticed():
 def test_a_ledger_that_was_lost_or_set_back_is_noticed(kept):
     parties = Parties(Masked(), AVG)
     for round_ in range(2):
-        parties.play(round_)
+        parties.run_round(round_)
     older = Ledger(None, 1e-5, "rdp", run="run")
     for charge in parties.silos["silo0"].gate.ledger.history[:kept]:
         older.charge(charge.round, charge.release, charge.events)
@@ -541,7 +541,7 @@ def test_a_ledger_that_was_lost_or_set_back_is_noticed(kept):
 
 def test_a_silo_that_lost_its_store_begins_nothing_anew():
     parties = Parties(Masked(), AVG)
-    parties.play(0)
+    parties.run_round(0)
     ledger = parties.silos["silo0"].gate.ledger
     parties.stores["silo0"]._values = {}
     with refused("gate.set_back"):
@@ -577,7 +577,7 @@ def test_a_box_is_sealed_under_another_nonce_every_time():
 def test_noise_and_seal_depend_on_all_that_a_silo_was_asked(name):
     """Sample and weights are in ciphertexts and boxes there, and no array says them."""
     parties = Parties(*RUNS[name])
-    parties.play(0)
+    parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     blob = "ciphertexts" if "ciphertexts" in asked.blobs else "sampled"
     other = replace(asked, blobs={**asked.blobs, blob: asked.blobs[blob][:-1] + b"?"})
@@ -605,7 +605,7 @@ def test_a_greeting_that_nests_brackets_is_one_refusal():
 
 def test_states_survive_a_restart():
     parties = Parties(Masked(min_silos=3), AVG, silos=4)
-    parties.play(0)
+    parties.run_round(0)
     state = parties.silos["silo0"].gate.state
     assert copy.deepcopy(parties.started("silo0")).gate.state == state
     assert (state.round, state.attempt, state.opened) == (0, 0, True)

@@ -16,14 +16,20 @@ from federation.test_private_views import holds
 from federation.test_private_weighting import heart  # noqa: F401
 from federation.wires import wire  # noqa: F401
 from oracles import small_federation
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled, SampledReplacement, unsampled
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import (
+    Gaussian,
+    PoissonSampled,
+    RevealedSample,
+    SampledReplacement,
+    without_amplification,
+)
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
 from silodp.crypto import private_sampling
 from silodp.crypto.paillier.scheme import PrivateKey
 from silodp.crypto.paillier.weighting import PaillierServer
-from silodp.crypto.private_sampling import OneOf
+from silodp.crypto.private_sampling import SamplingRatio
 from silodp.errors import SilodpError
 from silodp.training.sgd.local import LocalTraining
 
@@ -33,7 +39,7 @@ HIDDEN = {
     "paillier": replace(PAILLIER, hidden_sample=10),
 }
 BOTH = pytest.mark.parametrize("aggregator", HIDDEN.values(), ids=HIDDEN)
-LAW = OneOf(5, 10)
+LAW = SamplingRatio(5, 10)
 
 # --- the sums ---
 
@@ -71,7 +77,7 @@ def test_sums_are_those_in_clear(name, silos, users, records, cap, law, sigma):
     federation = small_federation(silos=silos, users=users, records=records)
     aggregator = replace(HIDDEN[name], count_cap=cap, hidden_sample=law[1])
     method = replace(RECORDS, user_sampling=law[0] / law[1], noise_multiplier=sigma)
-    assert aggregator.law(method) == OneOf(*law)
+    assert aggregator.law(method) == SamplingRatio(*law)
     assert_as_in_clear(aggregator, method, federation)
 
 
@@ -93,7 +99,7 @@ def test_a_training_run_on_heart_disease_is_the_one_in_clear(private, heart):  #
 @BOTH
 def test_persons_are_drawn_at_the_rate_that_is_charged(aggregator):
     rare = replace(RECORDS, user_sampling=0.3, noise_multiplier=0.0)
-    with hidden_samples(OneOf(3, 10)) as both:
+    with hidden_samples(SamplingRatio(3, 10)) as both:
         run(aggregator, rare, 4, federation=small_federation(users=300, records=100))
     drawn = np.array(list(both.drawn.values()))
     assert drawn.shape == (4, 300)
@@ -127,7 +133,7 @@ def test_everyone_is_charged_for_a_sample_they_do_not_know(aggregator, tmp_path)
         name: {view: of.event(setting(HALF), v) for view, v in of.views(HALF, 3).items()}
         for name, of in (("hidden", aggregator), ("known", known))
     }
-    assert isinstance(events["known"]["server"], KnownSample)
+    assert isinstance(events["known"]["server"], RevealedSample)
     assert events["hidden"]["server"] == events["hidden"]["released"]
     for event in events["hidden"].values():
         assert isinstance(event, PoissonSampled | SampledReplacement)
@@ -163,9 +169,9 @@ def test_a_second_release_of_a_sample_is_charged_as_if_everyone_knew_it(aggregat
 def test_the_charge_of_two_releases_covers_what_they_show_and_two_samples_would_not(rate, sigma):
     """Two looks at one sample are one look at half the variance: the truth to hold the ledger to."""
     once, twice = (PoissonSampled(rate, Gaussian(sigma / root)) for root in (1, np.sqrt(2)))
-    truth = epsilon([(twice, 1)], 1e-8, "pld")
-    assert epsilon([(once, 1), (unsampled(once), 1)], 1e-8, "pld") >= truth
-    assert epsilon([(once, 2)], 1e-8, "pld") < truth
+    truth = compute_epsilon([(twice, 1)], 1e-8, "pld")
+    assert compute_epsilon([(once, 1), (without_amplification(once), 1)], 1e-8, "pld") >= truth
+    assert compute_epsilon([(once, 2)], 1e-8, "pld") < truth
 
 
 def test_flooding_is_weighed_against_releases_that_lost_a_silo_too():
@@ -175,8 +181,8 @@ def test_flooding_is_weighed_against_releases_that_lost_a_silo_too():
     known = setting(method, silos=4, shares_for=3)
     event = private.event(known, private.views(method, 4, survivors=3)["server"])
     delta = known.delta * private.delta_share
-    worst = epsilon([(event, 10), (unsampled(event), 10)], delta, "rdp")
-    assert private.parameters(known).epsilon >= worst > 2 * epsilon([(event, 20)], delta, "rdp")
+    worst = compute_epsilon([(event, 10), (without_amplification(event), 10)], delta, "rdp")
+    assert private.parameters(known).epsilon >= worst > 2 * compute_epsilon([(event, 20)], delta, "rdp")
 
 
 # --- who sees what ---
@@ -196,7 +202,7 @@ def test_the_server_never_holds_the_sample_and_no_message_does(aggregator):
     with hidden_samples(LAW) as both:
         parties = Parties(aggregator, HALF, federation=MANY)
         for round_ in (0, 1):
-            parties.play(round_)
+            parties.run_round(round_)
     secret = [*both.drawn.values(), *both.shifts.values(), *both.cells.values()]
     for message in (m for _, m in parties.transport.asked + parties.transport.answered):
         assert not any(holds(message, vector) for vector in secret), message.kind
@@ -220,12 +226,12 @@ def test_what_the_server_receives_is_uniform_whatever_the_silos_drew(aggregator,
 
     def received() -> list[np.ndarray]:
         parties = Parties(aggregator, HALF, federation=MANY)
-        parties.play(0)
+        parties.run_round(0)
         return views_of_the_server(parties)
 
     first, second = received(), received()
     monkeypatch.setattr(
-        private_sampling, "shifts", lambda secret, session, users, law, round: np.zeros(users, int)
+        private_sampling, "derive_silo_cells", lambda secret, session, users, law, round: np.zeros(users, int)
     )
     zeros = received()
     assert [v.size for v in first] == [v.size for v in second] == [v.size for v in zeros]
@@ -241,7 +247,7 @@ def test_no_silo_gets_a_share_that_depends_on_the_sample():
         parties = Parties(HIDDEN["lattice"], HALF, federation=MANY)
         seen = []
         for round_ in (0, 1):
-            parties.play(round_)
+            parties.run_round(round_)
             weights = [parties.silos[name]._side._weights for name in parties.names]
             asked = [parties.last("update", name, round_) for name in parties.names]
             shares = [w.of_round(request) for w, request in zip(weights, asked, strict=True)]
@@ -264,7 +270,7 @@ def test_silo_0_is_sent_fresh_ciphertexts_and_the_server_does_not_see_which():
     """paillier: the boxes differ per silo and from what was offered; the chosen ones decrypt to the sample."""
     parties = Parties(HIDDEN["paillier"], HALF)
     with hidden_samples(LAW) as both:
-        parties.play(0)
+        parties.run_round(0)
     p = PAILLIER.parameters(parties.setting)
     server = PaillierServer.unpack(p, parties.server.store.get("paillier"))
     chosen = [
@@ -308,7 +314,7 @@ def test_what_it_costs_is_described_and_what_travels_is_that(aggregator):
     parties = Parties(aggregator, HALF, federation=small_federation(users=200))
     told = aggregator.describe(parties.setting)
     assert "5 of 10 cells" in told["sampling"]
-    parties.play(0)
+    parties.run_round(0)
     traveled = [
         len(blob)
         for name, m in parties.transport.asked + parties.transport.answered
@@ -330,11 +336,11 @@ def test_a_grid_that_is_no_power_of_two_is_refused():
 
 @BOTH
 def test_two_sessions_share_no_draw(aggregator):
-    many, law = replace(aggregator, hidden_sample=10_000), OneOf(5000, 10_000)
+    many, law = replace(aggregator, hidden_sample=10_000), SamplingRatio(5000, 10_000)
     with hidden_samples(law) as one:
-        Parties(many, HALF).play(0)
+        Parties(many, HALF).run_round(0)
     with hidden_samples(law) as other:
-        Parties(many, HALF).play(0)
+        Parties(many, HALF).run_round(0)
     assert (one.shifts[0] == other.shifts[0]).mean() < 0.25
     assert (one.cells[0] == other.cells[0]).mean() < 0.25
 
@@ -343,7 +349,7 @@ def test_without_the_option_nothing_changes():
     """No base transfers of the second kind, no box, and the server knows the sample."""
     for aggregator in (LATTICE, PAILLIER):
         parties = Parties(aggregator, HALF)
-        parties.play(0)
+        parties.run_round(0)
         kinds = {m.kind for _, m in parties.transport.asked}
         assert not kinds & {"choice base", "choice keys", "chosen"}
         assert "sampled" not in parties.last("update").blobs

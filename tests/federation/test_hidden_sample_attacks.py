@@ -17,7 +17,7 @@ from federation.wires import (
 )
 from oracles import small_federation
 from refusals import refused
-from silodp.aggregators._private_sampling import Choices
+from silodp.aggregators._private_sampling import OtClient
 from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from silodp.wire.store import DirectoryStore
@@ -33,8 +33,8 @@ def refuses(parties: Parties, name: str, lie, *codes: str) -> None:
 def test_the_draw_of_a_round_is_made_once_whatever_attempt_it_calls_itself(aggregator, kind):
     """A second i, or a second table: two entries of one person are the sampled share and the other."""
     parties, other = Parties(aggregator, HALF), Parties(aggregator, HALF)
-    parties.play(0)
-    other.play(0)
+    parties.run_round(0)
+    other.run_round(0)
     first, zero = parties.last(kind), parties.silos["silo0"]
     lie = replace(first, blobs=other.last(kind).blobs, fields=first.fields)
     if lie.blobs != first.blobs:  # paillier asks without a word
@@ -43,7 +43,7 @@ def test_the_draw_of_a_round_is_made_once_whatever_attempt_it_calls_itself(aggre
         for request in (first, lie):
             refuses(parties, "silo0", replace(request, attempt=attempt), "gate.order")
     assert zero.answer(first).encode() == zero.answer(first).encode(), "the same request has its answer"
-    parties.play(1)
+    parties.run_round(1)
     refuses(parties, "silo0", replace(first, attempt=9), "gate.past")
 
 
@@ -51,7 +51,7 @@ def test_the_draw_of_a_round_is_made_once_whatever_attempt_it_calls_itself(aggre
 @pytest.mark.parametrize("kind", ["sample", "chosen", "choice base", "choice keys"])
 def test_only_silo_0_chooses(aggregator, kind):
     parties = Parties(aggregator, HALF)
-    parties.play(0)
+    parties.run_round(0)
     refuses(parties, "silo1", parties.last(kind), "gate.kind")
 
 
@@ -68,11 +68,11 @@ def test_base_transfers_of_the_choices_are_made_once_in_a_session(aggregator):
 def test_a_forwarded_box_that_is_not_the_one_names_silo_0(aggregator, how):
     """And who found it; nothing of the round is answered."""
     parties = Parties(aggregator, HALF)
-    parties.play(0)
+    parties.run_round(0)
     old = parties.last("update", "silo1", 0)
     parties.transport.lost = lambda name, m: m.kind == "update" and name == "silo1"
     with pytest.raises(SilodpError, match="2 silos left"):
-        parties.play(1)
+        parties.run_round(1)
     asked = parties.last("update", "silo1", 1)
     box = asked.blobs["sampled"]
     wrong = {
@@ -92,7 +92,7 @@ def test_a_box_serves_every_attempt_of_its_round(aggregator):
     """Replayed under another attempt it opens to the same: there is one sample a round."""
     parties = Parties(replace(aggregator, min_silos=3), HALF, silos=4)
     parties.transport.lost = lambda name, m: (name, m.kind) == ("silo3", "update")
-    parties.play(0)
+    parties.run_round(0)
     silo = parties.silos["silo1"]._side
     asked = [m for name, m in parties.transport.asked if (name, m.kind) == ("silo1", "update")]
     assert [m.attempt for m in asked] == [0, 1]
@@ -104,7 +104,7 @@ def test_a_box_serves_every_attempt_of_its_round(aggregator):
 @BOTH
 def test_silo_0_asks_once_and_a_failed_check_ends_what_the_server_offers(aggregator, monkeypatch):
     parties = Parties(aggregator, HALF)
-    honest = Choices.choice
+    honest = OtClient.choice
 
     def lied(self, request):
         message = honest(
@@ -115,13 +115,13 @@ def test_silo_0_asks_once_and_a_failed_check_ends_what_the_server_offers(aggrega
         columns[:: 2 * size] = bytes(b ^ 0x80 for b in columns[:: 2 * size])
         return message[:8] + bytes(columns) + message[8 + 128 * size :]
 
-    monkeypatch.setattr(Choices, "choice", lied)
+    monkeypatch.setattr(OtClient, "choice", lied)
     with pytest.raises(SilodpError, match=r"silo 'silo0': .*columns disagree"):
-        parties.play(0)
+        parties.run_round(0)
     assert not [m for _, m in parties.transport.asked if m.kind == "chosen"]
     monkeypatch.undo()
     with pytest.raises(SilodpError, match="request of silo 'silo0' failed the check of its transfers"):
-        parties.play(0)
+        parties.run_round(0)
 
 
 @BOTH
@@ -130,7 +130,7 @@ def test_silo_0_that_asks_for_other_entries_gets_none(aggregator, tmp_path, wire
     parties = Parties(aggregator, HALF)
     parties.transport.lost = lambda name, m: m.kind == "chosen"
     with pytest.raises(SilodpError, match="gave no answer"):
-        parties.play(0)
+        parties.run_round(0)
     zero = parties.silos["silo0"]
     for key in zero._store.names():
         if key.startswith(("run/sample/0", "run/choice/0")):
@@ -138,7 +138,7 @@ def test_silo_0_that_asks_for_other_entries_gets_none(aggregator, tmp_path, wire
     set_state(zero, round=-1, prepared=0)
     parties.transport.lost = lambda name, m: False
     with pytest.raises(SilodpError, match="'silo0' asked for entries of round 1 a second time"):
-        parties.play(0)
+        parties.run_round(0)
 
 
 @BOTH

@@ -16,7 +16,7 @@ from oracles import small_federation
 from refusals import refused
 from silodp.aggregators import _key_agreement
 from silodp.aggregators.masked import Masked
-from silodp.crypto.keys import Hello, Identity, Opening
+from silodp.crypto.keys import ClientHello, HandshakeState, Identity
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.signatures import sign, verify
@@ -44,11 +44,11 @@ def assert_goes_on(name: str, out) -> None:
 # --- while silos meet ---
 
 
-def hellos_of(roster: Message) -> dict[str, Hello]:
-    return {name: Hello.from_bytes(blob, name) for name, blob in roster.blobs.items()}
+def hellos_of(roster: Message) -> dict[str, ClientHello]:
+    return {name: ClientHello.from_bytes(blob, name) for name, blob in roster.blobs.items()}
 
 
-def shown(roster: Message, **hellos: Hello) -> Message:
+def shown(roster: Message, **hellos: ClientHello) -> Message:
     return replace(roster, blobs=roster.blobs | {name: hello.to_bytes() for name, hello in hellos.items()})
 
 
@@ -65,7 +65,7 @@ def with_session_keys_swapped(to: str, roster: Message) -> Message:
 
 
 def with_a_key_of_its_own(to: str, roster: Message) -> Message:
-    return shown(roster, silo1=Opening.fresh(Identity.fresh("silo1"), roster.run).hello)
+    return shown(roster, silo1=HandshakeState.fresh(Identity.fresh("silo1"), roster.run).hello)
 
 
 def without_a_silo(to: str, roster: Message) -> Message:
@@ -74,7 +74,7 @@ def without_a_silo(to: str, roster: Message) -> Message:
 
 
 def with_one_too_many(to: str, roster: Message) -> Message:
-    stranger = Opening.fresh(Identity.fresh("silo3"), roster.run).hello
+    stranger = HandshakeState.fresh(Identity.fresh("silo3"), roster.run).hello
     return shown(replace(roster, fields={"order": [*roster.fields["order"], "silo3"]}), silo3=stranger)
 
 
@@ -96,7 +96,7 @@ LIES = {
 @ALL
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_a_server_that_lies_about_who_takes_part_is_found_out_by_the_silos(name, lie, monkeypatch, tmp_path):
-    meet = _key_agreement.meet
+    meet = _key_agreement.run_key_agreement
 
     def lying(run, names, ask, number=0):
         def told(requests):
@@ -105,7 +105,7 @@ def test_a_server_that_lies_about_who_takes_part_is_found_out_by_the_silos(name,
         return meet(run, names, told, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_key_agreement, "meet", lying)
+        patch.setattr(_key_agreement, "run_key_agreement", lying)
         with pytest.raises(SilodpError, match=LIES[lie]):
             few(name, out=tmp_path)
     assert_goes_on(name, tmp_path)
@@ -160,13 +160,13 @@ def test_an_answer_to_an_earlier_attempt_is_refused(name, wire, tmp_path):  # no
 @pytest.mark.parametrize("aggregator", [LATTICE, PAILLIER], ids=lambda a: a.name)
 def test_a_message_of_another_session_is_refused(aggregator):
     parties, others = Parties(aggregator), Parties(aggregator)
-    others.play(0)
+    others.run_round(0)
     weights = {"lattice": ["masked counts", "reciprocals", "sample"], "paillier": ["blinded counts"]}
     for kind in ("update", "open", *weights[aggregator.name]):
         # Not through the gate, which refuses most of them for their order already.
         with refused("session.unknown"):
             parties.silos["silo0"]._handlers[kind](others.last(kind))
-    parties.play(0)
+    parties.run_round(0)
 
 
 # --- altered ---
@@ -176,7 +176,7 @@ def test_a_message_of_another_session_is_refused(aggregator):
 def test_every_part_of_every_message_is_under_its_signature(name):
     parties, identity = Parties(AGGREGATORS[name]), Identity.fresh("sender")
     for round_ in (0, 1):
-        parties.play(round_)
+        parties.run_round(round_)
     seen = {(m.kind, "request"): m for _, m in parties.transport.asked}
     seen |= {(m.kind, "answer"): m for _, m in parties.transport.answered}
     assert {kind for kind, _ in seen} >= {"setup", "hello", "roster", "confirm", "update", "open"}
@@ -215,7 +215,7 @@ def test_bytes_are_counted_per_round(name):
 def test_a_release_is_a_whole_number(release):
     """Masks are drawn by its value and what was opened is kept by its name, so there must be one name for a value."""
     parties = Parties(Masked(), SAMPLED)
-    parties.play(0)
+    parties.run_round(0)
     asked = parties.last("update")
     for request in (asked, parties.last("open")):
         forged = replace(request, round=1, fields=request.fields | {"release": release})

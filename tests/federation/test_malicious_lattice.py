@@ -28,7 +28,7 @@ def test_every_attempt_has_a_secret_key_of_its_own_that_goes_with_its_round():
     parties = Parties(LATTICE, RECORDS)
     p, secrets, seen = LATTICE.parameters(parties.setting), [], []
     for round_ in range(3):
-        parties.play(round_)
+        parties.run_round(round_)
         assert list(keys(parties)) == [f"request/{round_}/0"], (
             "the keys of rounds that are over are forgotten"
         )
@@ -43,10 +43,10 @@ def test_every_attempt_has_a_secret_key_of_its_own_that_goes_with_its_round():
 def test_the_key_of_one_attempt_does_not_decrypt_another():
     parties = Parties(LATTICE, RECORDS)
     parties.transport.lost = lambda name, m: m.kind == "open" and m.round == 1
-    parties.play(0)
+    parties.run_round(0)
     old = keys(parties)["request/0/0"]
     with refused("run.too_few_silos"):
-        parties.play(1)
+        parties.run_round(1)
     p = LATTICE.parameters(parties.setting)
     answers = [m for _, m in parties.transport.answered if (m.kind, m.round) == ("update", 1)]
     total = p.digits.zero()
@@ -83,7 +83,7 @@ def sums(method, offset: int, rounds: int) -> np.ndarray:
     parties.params = parties.params * 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ServerShares, "of_round", lying)
-        return np.stack([parties.play(round_).numpy() for round_ in range(rounds)]) / method.clip
+        return np.stack([parties.run_round(round_).numpy() for round_ in range(rounds)]) / method.clip
 
 
 def test_a_malicious_server_reads_one_person_at_an_eighth_of_the_noise():

@@ -12,15 +12,15 @@ from scipy import stats
 from federation.clear import MaskedInClear, described
 from federation.wires import Wire, wire  # noqa: F401
 from oracles import judges_std, logistic_task, small_federation
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.events import KnownSample, NoGuarantee, Skellam
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import NonPrivate, RevealedSample, Skellam
 from silodp.accounting.guarantee import View
 from silodp.aggregators import masked
 from silodp.aggregators.base import Setting
 from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import clip_rows
-from silodp.mechanisms.quantization import Grid, noise_variance
+from silodp.mechanisms.quantization import Quantizer, noise_variance
 from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
@@ -59,14 +59,14 @@ def test_integers_stay_near_the_floating_sums():
 
 def released(monkeypatch, aggregator, method, rounds, **more) -> np.ndarray:
     totals: list[np.ndarray] = []
-    play = Server.play
+    play = Server.run_round
 
     def watched(self, round_, params):
         total = play(self, round_, params)
         totals.append(total.numpy())
         return total * 0  # the model stays where it is, so that rounds repeat one another but for the noise
 
-    monkeypatch.setattr(Server, "play", watched)
+    monkeypatch.setattr(Server, "run_round", watched)
     run(aggregator, method, rounds, seed=None, **more)
     return np.array(totals)
 
@@ -121,11 +121,13 @@ def test_a_silo_lost_before_seals_open_costs_one_charge_with_the_survivors_noise
     assert multipliers(tmp_path) == pytest.approx([four, three, four])
     units = Masked(min_silos=3).event(setting(AVG, 4, 3), View("released", 4, shares_for=3)).units
     assert charges(tmp_path)[1]["events"]["released"]["units"] == units * 3 // 4
-    expected = epsilon([(Skellam(four, units, 5), 2), (Skellam(three, units * 3 // 4, 5), 1)], 1e-5, "rdp")
+    expected = compute_epsilon(
+        [(Skellam(four, units, 5), 2), (Skellam(three, units * 3 // 4, 5), 1)], 1e-5, "rdp"
+    )
     assert result.epsilon == pytest.approx(expected)
     # Had the silo dropped out because of what it saw, the round would cost what it costs with all four.
     cap = result.guarantees["released"].any_dropouts
-    assert cap == pytest.approx(epsilon([(Skellam(four, units * 3 // 4, 5), 3)], 1e-5, "rdp"))
+    assert cap == pytest.approx(compute_epsilon([(Skellam(four, units * 3 // 4, 5), 3)], 1e-5, "rdp"))
     assert cap > result.epsilon
 
 
@@ -134,7 +136,7 @@ def test_integers_of_n_silos_move_by_no_more_than_is_charged(n):
     """Uniform weights over 10 silos; every silo has the person's whole clip in one coordinate."""
     known = setting(AVG, 10, 3)
     event = Masked(min_silos=3).event(known, View("released", 10, shares_for=3, survivors=n))
-    grid = Grid.for_(known.bounds)
+    grid = Quantizer.for_(known.bounds)
     clipped = clip_rows(
         torch.zeros(1, dtype=torch.int64), torch.tensor([[9.0, 0, 0, 0, 0]]), known.bounds.clip
     )
@@ -303,13 +305,15 @@ def test_views_under_secure_aggregation():
     views = Masked(min_silos=4).views(replace(AVG, user_sampling=0.5), 5, survivors=4)
     sampled = replace(AVG, user_sampling=0.5)
     events = {name: Masked(min_silos=4).event(setting(sampled, 5, 4), view) for name, view in views.items()}
-    assert events["server"] == KnownSample(0.5, Skellam(pytest.approx(5.0 / (4 / 5)), (1 << 18) * 4 // 5, 5))
+    assert events["server"] == RevealedSample(
+        0.5, Skellam(pytest.approx(5.0 / (4 / 5)), (1 << 18) * 4 // 5, 5)
+    )
     assert events["released"].event.noise_multiplier == pytest.approx(5.0 / (4 / 5))
     # Four shares sized for four, none of them the curious silo's; a person moves their sum by 4/5 of the clip at most.
     assert events["silo"].event.noise_multiplier == pytest.approx(5.0 / (4 / 5))
     records = replace(AVG, weighting="records")
     told = Masked().views(records, 5)
-    assert isinstance(Masked().event(setting(records, 5), told["server"]), NoGuarantee)
+    assert isinstance(Masked().event(setting(records, 5), told["server"]), NonPrivate)
 
 
 def test_bytes_are_counted_per_round():

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from oracles import logistic_task, small_federation
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.ledger import Ledger
 from silodp.errors import SilodpError
 from silodp.methods import Method, Population, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
-from silodp.methods.base import SiloWork
+from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import DpSgd
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
@@ -99,12 +99,14 @@ def test_the_ledger_charges_the_two_stage_event_of_the_largest_budget_and_ends_w
     result = run(method, last + 3, out=tmp_path)
     with Ledger(tmp_path / "checkpoint" / "ledger.jsonl", DELTA, "rdp", run=run_id(tmp_path)) as ledger:
         charged = [charge.events["released"] for charge in ledger.history]
-    steps = Repeated(PoissonSampled(method.accounts.most, Gaussian(4.0)), 5)
-    assert charged[:last] == [KnownSample(0.6, steps)] * last
+    steps = SelfComposed(PoissonSampled(method.accounts.most, Gaussian(4.0)), 5)
+    assert charged[:last] == [RevealedSample(0.6, steps)] * last
     assert charged[last:] == [Gaussian(float("inf"))] * 3
     spent = [row["epsilon"]["released"] for row in result.metrics]
     assert spent[last] == spent[-1] <= 3.0
-    assert result.epsilon == pytest.approx(epsilon([(KnownSample(0.6, steps), last)], DELTA, "rdp"))
+    assert result.epsilon == pytest.approx(
+        compute_epsilon([(RevealedSample(0.6, steps), last)], DELTA, "rdp")
+    )
 
 
 def run_id(directory: Path) -> str:
@@ -119,7 +121,7 @@ def test_no_record_is_charged_more_than_it_asked_for_in_a_run_of_any_length(book
     rates: dict[int, list[tuple[int, np.ndarray]]] = {}
     plain = DpSgd.train
 
-    def spied(self: DpSgd, work: SiloWork, own: np.ndarray, keep: object = None) -> object:
+    def spied(self: DpSgd, work: LocalContext, own: np.ndarray, keep: object = None) -> object:
         rates.setdefault(work.silo, []).append((work.round, own.copy()))
         return plain(self, work, own, keep)  # type: ignore[arg-type]
 
@@ -135,11 +137,11 @@ def test_no_record_is_charged_more_than_it_asked_for_in_a_run_of_any_length(book
             if book == "realized":
                 events = [(method.accounts.event(q, True), int((drawn > 0).sum()))]
             else:
-                last = method.accounts.terms(silo.budget[record : record + 1])[1][0]
+                last = method.accounts.rates_and_retirement(silo.budget[record : record + 1])[1][0]
                 assert not any(own[record] for round_, own in rates[s] if round_ >= last)
                 events = [(method.accounts.event(q, False), int(last))]
-            assert epsilon(events, DELTA, "rdp") <= silo.budget[record] * (1 + 1e-6)
-            assert epsilon(events, DELTA, "pld") <= silo.budget[record] * (1 + 1e-6)
+            assert compute_epsilon(events, DELTA, "rdp") <= silo.budget[record] * (1 + 1e-6)
+            assert compute_epsilon(events, DELTA, "pld") <= silo.budget[record] * (1 + 1e-6)
         spent = silos[s].book(run_of(silos[s]))
         assert (spent["spent"] <= silo.budget).all()
         assert (spent["spent"] > 0.5 * spent["protected"]).any()

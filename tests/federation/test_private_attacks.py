@@ -13,7 +13,7 @@ from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver
 from silodp.crypto.paillier.scheme import PrivateKey, prove_modulus
 from silodp.crypto.reciprocals import SERVER_CHOOSES
-from silodp.crypto.secure_aggregation import Attempt
+from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError
 from silodp.runtime.gate import State
 from silodp.runtime.silo import Silo
@@ -37,12 +37,12 @@ def assert_answered_once(silo: Silo, lie: Message) -> None:
 def test_the_transfer_of_a_round_is_made_once_whatever_attempt_it_calls_itself():
     """c_u − x_u and −x_u, both, give c_u, and with the server's share 2^k/N[u]."""
     parties = Parties(LATTICE)
-    parties.play(0)
+    parties.run_round(0)
     zero, first = parties.silos["silo0"], parties.last("sample")
     nobody = transfers(parties, 1, np.zeros(12, np.int64), 2)
     assert_answered_once(zero, replace(first, blobs={"request": nobody}))
     assert zero.answer(first).encode() == zero.answer(first).encode(), "the same request has its answer"
-    parties.play(1)
+    parties.run_round(1)
 
 
 def test_reciprocals_are_looked_up_once_in_a_session_and_base_transfers_are_not_made_anew():
@@ -69,14 +69,14 @@ def test_counts_are_blinded_under_one_key_in_a_session():
 @pytest.mark.parametrize("kind", ["base", "reciprocals", "sample"])
 def test_only_silo_0_offers_tables(kind):
     parties = Parties(LATTICE)
-    parties.play(0)
+    parties.run_round(0)
     with refused("gate.kind"):
         parties.silos["silo1"].answer(parties.last(kind))
 
 
 def encrypted(parties: Parties, asked: Message, key: bytes | None, shares: int) -> Message:
     """The request with other ciphertexts: of this share for everyone."""
-    bound = lattice.context(parties.session, Attempt(asked.round, asked.attempt, 0, (), ""))
+    bound = lattice.context(parties.session, RoundAttempt(asked.round, asked.attempt, 0, (), ""))
     everyone = np.full(12, shares, np.uint64)
     return replace(asked, blobs=lattice_server(parties, key).request(everyone, bound, key))
 
@@ -95,7 +95,7 @@ def test_a_seed_seen_before_is_refused_and_the_same_request_is_not(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(lattice, "masked", fails)
         with pytest.raises(SilodpError, match="disk full"):
-            parties.play(0)
+            parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     other = encrypted(parties, asked, parties.server.store.get("request/0/0"), 1)
     assert other.blobs["nonce"] == asked.blobs["nonce"]
@@ -109,7 +109,7 @@ def test_two_attempts_of_one_roster_are_masked_apart():
     parties = Parties(LATTICE)
     parties.transport.lost = lambda silo, m: m.kind == "open"
     with pytest.raises(SilodpError, match="0 silos left"):
-        parties.play(0)
+        parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     digits = LATTICE.parameters(parties.setting).digits
     before, key = dict(parties.stores["silo1"]._values), parties.server.store.get("request/0/0")
@@ -133,7 +133,7 @@ def test_a_server_that_repeats_its_nonce_gets_other_seeds(monkeypatch):
     monkeypatch.setattr(lattice._Server, "_key", lambda self, desk, attempt: bytes(32))
     parties = Parties(LATTICE)
     for round_ in range(3):
-        parties.play(round_)
+        parties.run_round(round_)
     assert len(claimed) == 9
     seeds = {key.split("/")[-1] for key in claimed}
     assert len(seeds) == 3, "one a round, of the nonce and of session, round and attempt"
@@ -143,8 +143,8 @@ def test_a_server_that_repeats_its_nonce_gets_other_seeds(monkeypatch):
 def test_old_rounds_are_not_opened_after_a_dropout(aggregator):
     parties = Parties(replace(aggregator, min_silos=3), silos=4)
     parties.transport.lost = lambda silo, m: (silo, m.kind, m.round) == ("silo3", "update", 0)
-    parties.play(0)
-    parties.play(1)
+    parties.run_round(0)
+    parties.run_round(1)
     late = parties.last("update", "silo3", round_=0)
     opened = {**late.fields, "request": late.digest()}
     with refused("gate.past"):

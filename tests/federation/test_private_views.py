@@ -163,7 +163,7 @@ def played(aggregator) -> tuple[Parties, list[np.ndarray]]:
     """And each round's sample, which the server forgets afterwards."""
     parties, samples = Parties(aggregator, SAMPLED, federation=PERSONS), []
     for round_ in (0, 1):
-        parties.play(round_)
+        parties.run_round(round_)
         samples.append(parties.kept(f"sample/{round_}").arrays["value"])
     return parties, samples
 

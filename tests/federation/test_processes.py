@@ -39,6 +39,6 @@ def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, meth
     server.set_up()
     params, velocity = task.initial(1), torch.zeros(task.size, dtype=torch.float64)
     for round_ in range(3):
-        params, velocity = server.step(params, velocity, server.play(round_, params))
+        params, velocity = server.step(params, velocity, server.run_round(round_, params))
     processes.close()
     assert torch.equal(params, run(aggregator, method, rounds=3, seed=1).params)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from oracles import judges_std, logistic_task, small_federation
 from refusals import refused
-from silodp.accounting.accountant import epsilon
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.aggregators.base import Plain, Setting
 from silodp.data.federation import SiloData
@@ -90,7 +90,9 @@ def noise_multiplier_of(printed: float, rounds: int, delta: float) -> float:
     for _ in range(60):
         middle = math.sqrt(low * high)
         low, high = (
-            (middle, high) if epsilon([(Gaussian(middle), rounds)], delta) > printed else (low, middle)
+            (middle, high)
+            if compute_epsilon([(Gaussian(middle), rounds)], delta) > printed
+            else (low, middle)
         )
     return low
 
@@ -116,7 +118,7 @@ def test_the_noise_in_the_model_is_the_noise_of_the_printed_epsilon(weighting):
 def test_printed_epsilon_is_that_of_the_method_and_stops_at_the_budget():
     federation, task = small_federation(), logistic_task()
     result = train(federation, task, AVG, rounds=5, seed=0)
-    assert result.epsilon == pytest.approx(epsilon([(Gaussian(5.0), 5)], 1e-5), rel=1e-6)
+    assert result.epsilon == pytest.approx(compute_epsilon([(Gaussian(5.0), 5)], 1e-5), rel=1e-6)
     budget = {"epsilon": result.epsilon * 1.0001, "delta": 1e-5}
     stopped = train(federation, task, AVG, rounds=50, seed=0, budget=budget)
     assert stopped.stopped == "budget"
@@ -301,7 +303,7 @@ def test_resuming_without_a_seed_repeats_the_round_in_flight_byte_for_byte(tmp_p
     federation, task = small_federation(), logistic_task()
     train(federation, task, AVG, rounds=2, out=tmp_path)
     released: list[np.ndarray] = []
-    play = Server.play
+    play = Server.run_round
 
     def dying(self, round_, params):
         released.append(play(self, round_, params).numpy())
@@ -309,7 +311,7 @@ def test_resuming_without_a_seed_repeats_the_round_in_flight_byte_for_byte(tmp_p
             raise KeyboardInterrupt
         return torch.from_numpy(released[-1])
 
-    monkeypatch.setattr(Server, "play", dying)
+    monkeypatch.setattr(Server, "run_round", dying)
     with pytest.raises(KeyboardInterrupt):
         train(federation, task, AVG, rounds=3, out=tmp_path, resume=True)
     result = train(federation, task, AVG, rounds=3, out=tmp_path, resume=True)

@@ -8,7 +8,7 @@ from federation.test_wire_attacks import Parties
 from federation.wires import set_state
 from refusals import refused
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators._key_agreement import Member, meet
+from silodp.aggregators._key_agreement import SiloKeyAgreement, run_key_agreement
 from silodp.crypto import keys
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
@@ -29,7 +29,7 @@ def verified(monkeypatch) -> list[str]:
     return seen
 
 
-def member(parties: Parties) -> Member:
+def member(parties: Parties) -> SiloKeyAgreement:
     return parties.silos["silo0"]._side._member
 
 
@@ -57,7 +57,7 @@ def test_signatures_are_verified_once_in_a_session(verified):
     for silo in parties.silos.values():
         set_state(silo, round=-1, charges=0)  # as if no round had begun
         silo.gate.ledger = Ledger(None, 1e-5, "rdp", run="run")
-    another = meet("run", parties.names, parties.ask, 1)
+    another = run_key_agreement("run", parties.names, parties.ask, 1)
     assert another != parties.session
     assert len(verified) == 2 * 4 * (4 + 4)
 
@@ -65,7 +65,7 @@ def test_signatures_are_verified_once_in_a_session(verified):
 def test_a_silo_that_starts_again_verifies_again(verified):
     parties = Parties()
     own = member(parties)
-    again = Member(own.identity, own.pins, own.constants, own.store)
+    again = SiloKeyAgreement(own.identity, own.pins, own.constants, own.store)
     verified.clear()
     assert again.session("run") == own.session("run")
     assert len(verified) == 4
@@ -115,7 +115,7 @@ def test_a_key_that_is_pinned_anew_is_noticed_at_the_next_request():
 def test_another_session_takes_the_place_of_the_last_and_the_last_is_refused():
     parties = Parties()
     silo, old = parties.silos["silo0"], parties.request("update")
-    parties.session = meet("run", parties.names, parties.ask, 1)
+    parties.session = run_key_agreement("run", parties.names, parties.ask, 1)
     with refused("session.unknown"):
         silo.answer(old)
     assert silo.answer(parties.request("update")).arrays["masked"].shape == (5,)

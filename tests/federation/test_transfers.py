@@ -9,8 +9,8 @@ from federation.test_masked import AVG, setting
 from federation.wires import set_state
 from oracles import logistic_task, small_federation
 from refusals import refused
-from silodp.accounting.accountant import epsilon
-from silodp.aggregators._key_agreement import Met, meet
+from silodp.accounting.accountant import compute_epsilon
+from silodp.aggregators._key_agreement import SessionInfo, run_key_agreement
 from silodp.aggregators._weight_shares import ServerShares
 from silodp.aggregators.lattice import Lattice
 from silodp.crypto.keys import Identity
@@ -44,7 +44,7 @@ class Parties:
         self.ask_all({name: Message("setup", "run") for name in self.setting.names})
         self.store = MemoryStore()
         self.shares = ServerShares(self.setting, self.aggregator.constants(self.setting), self)  # type: ignore
-        self.met = Met(meet("run", self.setting.names, self.ask_all), 0)
+        self.met = SessionInfo(run_key_agreement("run", self.setting.names, self.ask_all), 0)
         fields = {"session": self.met.session, "number": 0}
         self.store.put("session ready", Message("session", "run", fields=fields).encode())
         self.shares.set_up(self.met)
@@ -106,8 +106,8 @@ def test_a_confirmation_that_comes_late_does_not_bring_an_old_session_back():
         return parties.ask_all(requests)
 
     with pytest.raises(KeyboardInterrupt):
-        meet("run", parties.setting.names, interrupted, 1)
-    meet("run", parties.setting.names, parties.ask_all, 2)
+        run_key_agreement("run", parties.setting.names, interrupted, 1)
+    run_key_agreement("run", parties.setting.names, parties.ask_all, 2)
     with refused("gate.order"):
         parties.silos["silo0"].answer(stopped["silo0"])
 
@@ -125,7 +125,7 @@ def test_flooding_is_weighed_against_the_servers_epsilon():
     lattice = Lattice(count_cap=50)
     delta = rare.delta * lattice.delta_share
     spent = {
-        name: epsilon([(lattice.event(rare, view), lattice.attempts)], delta, "rdp")
+        name: compute_epsilon([(lattice.event(rare, view), lattice.attempts)], delta, "rdp")
         for name, view in lattice.views(rare.method, 3).items()
     }
     assert lattice.parameters(rare).epsilon >= spent["server"] > 2 * spent["released"]

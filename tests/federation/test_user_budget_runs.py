@@ -13,19 +13,19 @@ from federation.test_masked import AVG, TRAIN
 from federation.wires import wire  # noqa: F401
 from oracles import logistic_task, small_federation, without_user
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Plain, Setting, calibrated
+from silodp.aggregators.base import Plain, Setting, calibrate_setting
 from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Personal, Population, UldpAvg
+from silodp.methods import Population, UldpAvg, UserBudgets
 from silodp.runtime.run_spec import index_of
 from silodp.runtime.server import Server
 from silodp.wire.store import MemoryStore
 
 BUDGETS = np.array([0.5, 1.0, 2.0, 100.0] * 3)
 MEAN = 0.6
-SAMPLING = Personal("sampling", 40, 20.0, adversary="released", mean_sampling=MEAN)
-CLIP = Personal("clip", 20, 20.0)
+SAMPLING = UserBudgets("sampling", 40, 20.0, adversary="released", mean_sampling=MEAN)
+CLIP = UserBudgets("clip", 20, 20.0)
 PATHS = ["plain", "masked", LATTICE, PAILLIER]
 
 
@@ -51,7 +51,7 @@ def known(method, path="plain", whole=None) -> Setting:
         len(names), whole.users, aggregator.shares_for(len(names)), tuple(whole.user_budgets.tolist())
     )
     size = logistic_task(whole.silos[0].x.shape[1]).size
-    return calibrated(aggregator, Setting("", names, method, population, size, index_of(whole)))
+    return calibrate_setting(aggregator, Setting("", names, method, population, size, index_of(whole)))
 
 
 def parameters(setting: Setting) -> np.ndarray:

@@ -11,7 +11,7 @@ from federation.test_masked import AVG, run, small_federation
 from federation.wires import Wire, wire  # noqa: F401
 from oracles import logistic_task
 from refusals import refused
-from silodp.aggregators._key_agreement import meet
+from silodp.aggregators._key_agreement import run_key_agreement
 from silodp.aggregators.base import Setting
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
@@ -169,7 +169,7 @@ class Parties:
         self.ask(
             {n: Message("setup", "run", arrays={"allotment": np.full(12, 1 / silos)}) for n in self.names}
         )
-        self.session = meet("run", self.names, self.ask)
+        self.session = run_key_agreement("run", self.names, self.ask)
 
     def ask(self, requests: dict[str, Message]) -> dict[str, Message]:
         return {name: self.silos[name].answer(request) for name, request in requests.items()}

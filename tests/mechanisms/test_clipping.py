@@ -12,23 +12,23 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
-    ClippedStream,
+    ClippedRowStream,
     ClippedSum,
-    Stepwise,
+    MultiStepUpdate,
     check_clip,
     clip_rows,
     release,
 )
-from silodp.mechanisms.clipping import fold as fold_stream
+from silodp.mechanisms.clipping import weighted_sum as fold_stream
 from silodp.mechanisms.noise import Randomness
-from silodp.mechanisms.sampling import check_probability, poisson
+from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
 
 
 def fold(
     chunks: Iterable[ClippedRows], size: int, clip: float, weights: torch.Tensor | None = None
 ) -> ClippedSum:
     return fold_stream(
-        ClippedStream(chunks, size, Bounds(clip, clip, 1.0, math.inf), weights is not None), weights
+        ClippedRowStream(chunks, size, Bounds(clip, clip, 1.0, math.inf), weights is not None), weights
     )
 
 
@@ -127,7 +127,7 @@ def test_rows_of_another_clip_are_refused():
 
 def test_weighted_rows_need_weights():
     with pytest.raises(SilodpError, match="weights"):
-        fold_stream(ClippedStream([], 1, Bounds(1.0, 1.0, 1.0, 1.0), weighted=True))
+        fold_stream(ClippedRowStream([], 1, Bounds(1.0, 1.0, 1.0, 1.0), weighted=True))
 
 
 def test_released_noise_is_multiplier_times_sensitivity():
@@ -142,10 +142,10 @@ def test_a_share_cannot_be_noised_again():
 
 
 def test_poisson_samples_have_their_rate():
-    draws = poisson(20000, 0.3, Randomness.from_seed(0).stream("sample"))
+    draws = draw_poisson_sample(20000, 0.3, Randomness.from_seed(0).stream("sample"))
     assert draws.dtype == bool
     assert abs(draws.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 20000)
-    assert poisson(1000, 1.0, Randomness.from_seed(0).stream("sample")).all()
+    assert draw_poisson_sample(1000, 1.0, Randomness.from_seed(0).stream("sample")).all()
 
 
 @pytest.mark.parametrize("wrong", ["a", None, True, np.True_, [0.5], 1j, torch.tensor(0.5)])
@@ -162,9 +162,9 @@ def test_steps_see_what_is_released_of_them():
     def steps():
         for length in (0.25, 0.5):
             rows = clip_rows(torch.arange(1), torch.full((1, 4000), length / math.sqrt(4000)), 1.0)
-            shown.append((yield ClippedStream([rows], 4000, Bounds(1.0, 1.0, 2.0, 9.0), weighted=False)))
+            shown.append((yield ClippedRowStream([rows], 4000, Bounds(1.0, 1.0, 2.0, 9.0), weighted=False)))
 
-    update = Stepwise(steps(), 4000, Bounds(1.0, 1.0, math.sqrt(8), 9.0))
+    update = MultiStepUpdate(steps(), 4000, Bounds(1.0, 1.0, math.sqrt(8), 9.0))
     share = release(update, torch.ones(1), Randomness.secret().stream())
     assert share.noise_std == pytest.approx(math.sqrt(8))
     torch.testing.assert_close(share.value, shown[0] + shown[1])

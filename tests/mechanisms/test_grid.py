@@ -11,9 +11,9 @@ from scipy import stats
 
 from oracles import judges_std
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream, Stepwise, clip_rows
-from silodp.mechanisms.noise import Randomness, skellam
-from silodp.mechanisms.quantization import Grid, fixed_point, noise_variance, ring_bits
+from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, MultiStepUpdate, clip_rows
+from silodp.mechanisms.noise import Randomness, draw_skellam
+from silodp.mechanisms.quantization import Quantizer, fixed_point, noise_variance, ring_bits
 
 
 @given(
@@ -26,7 +26,7 @@ from silodp.mechanisms.quantization import Grid, fixed_point, noise_variance, ri
 def test_weighted_rows_of_one_person_stay_within_the_clip(seed, silos, size, clip, bits):
     """Over all silos, whatever the weights that add to one: exactly, in integers."""
     rng = np.random.default_rng(seed)
-    grid = Grid(clip, 1 << bits)
+    grid = Quantizer(clip, 1 << bits)
     weights = rng.dirichlet(np.ones(silos))
     rows = torch.from_numpy(rng.normal(size=(silos, size)).astype(np.float32) * 10 ** rng.uniform(-4, 4))
     whole = grid.truncated(clip_rows(torch.arange(silos), rows, clip), torch.from_numpy(weights))
@@ -36,9 +36,11 @@ def test_weighted_rows_of_one_person_stay_within_the_clip(seed, silos, size, cli
 
 
 def test_truncation_is_toward_zero_per_row_before_anything_is_added():
-    grid = Grid(1.0, 1 << 12)
+    grid = Quantizer(1.0, 1 << 12)
     rows = torch.tensor([[0.6, -0.6], [0.6, -0.6]]) / 4096
-    stream = ClippedStream([clip_rows(torch.tensor([0, 1]), rows, 1.0)], 2, Bounds(1.0, 1.0, 1.0, 2.0), True)
+    stream = ClippedRowStream(
+        [clip_rows(torch.tensor([0, 1]), rows, 1.0)], 2, Bounds(1.0, 1.0, 1.0, 2.0), True
+    )
     assert grid.fold(stream, torch.ones(2, dtype=torch.float64)).value.tolist() == [0, 0]
 
 
@@ -46,13 +48,13 @@ def test_a_row_that_left_the_ball_counts_as_zero():
     """Factors are trusted with nothing: the integers' norm is compared, exactly, with this row's own clip."""
     rows = torch.eye(3, dtype=torch.float64)[:, :2] + 0.25  # norms 1.27, 1.27, .35
     loose = ClippedRows(torch.arange(3), rows, torch.tensor([0.79, 0.78, 1.0], dtype=torch.float64), 1.0)
-    whole = Grid(1.0, 1 << 12).truncated(loose)
+    whole = Quantizer(1.0, 1 << 12).truncated(loose)
     assert (whole[0] == 0).all()
     assert whole[1:].tolist() == [[798, 3993], [1024, 1024]]
     own = ClippedRows(loose.owners, rows, loose.factors, 0.5)  # in a silo that clips to half of it
-    assert Grid(1.0, 1 << 12).truncated(own).tolist() == [[0, 0], [0, 0], [1024, 1024]]
-    stream = ClippedStream([own], 2, Bounds(1.0, 1.0, 0.0, 3.0), weighted=False)
-    assert Grid(1.0, 1 << 12).fold(stream, torch.ones(3)).value.tolist() == [1024, 1024]
+    assert Quantizer(1.0, 1 << 12).truncated(own).tolist() == [[0, 0], [0, 0], [1024, 1024]]
+    stream = ClippedRowStream([own], 2, Bounds(1.0, 1.0, 0.0, 3.0), weighted=False)
+    assert Quantizer(1.0, 1 << 12).fold(stream, torch.ones(3)).value.tolist() == [1024, 1024]
 
 
 @given(st.integers(0, 2**31), st.integers(1, 40), st.sampled_from([12, 16, 20]), st.booleans())
@@ -61,9 +63,9 @@ def test_sums_are_the_sums_of_the_truncated_rows(seed, rows, bits, weighted):
     rng = np.random.default_rng(seed)
     values = (rng.normal(size=(rows, 7)) * 10 ** rng.uniform(-3, 1, size=(rows, 1))).astype(np.float32)
     weights = torch.from_numpy(rng.uniform(size=rows))
-    grid = Grid(0.3, 1 << bits)
+    grid = Quantizer(0.3, 1 << bits)
     chunk = clip_rows(torch.arange(rows), torch.from_numpy(values), 0.3)
-    stream = ClippedStream(chunk.split(3), 7, Bounds(0.3, 0.3, 0.0, 99.0), weighted)
+    stream = ClippedRowStream(chunk.split(3), 7, Bounds(0.3, 0.3, 0.0, 99.0), weighted)
     share = weights if weighted else torch.ones(rows, dtype=torch.float64)
     by_hand = [
         [math.trunc(float(v) * (float(f) * float(w) * (grid.units / 0.3))) for v in row]
@@ -75,23 +77,25 @@ def test_sums_are_the_sums_of_the_truncated_rows(seed, rows, bits, weighted):
 
 def test_a_row_that_is_not_finite_counts_as_zero():
     rows = torch.tensor([[float("inf"), 0.0], [0.3, 0.4]])
-    stream = ClippedStream([clip_rows(torch.tensor([0, 1]), rows, 1.0)], 2, Bounds(1.0, 1.0, 1.0, 2.0), True)
-    total = Grid(1.0, 1 << 12).fold(stream, torch.ones(2, dtype=torch.float64))
+    stream = ClippedRowStream(
+        [clip_rows(torch.tensor([0, 1]), rows, 1.0)], 2, Bounds(1.0, 1.0, 1.0, 2.0), True
+    )
+    total = Quantizer(1.0, 1 << 12).fold(stream, torch.ones(2, dtype=torch.float64))
     assert total.refused == 1
     assert total.value.tolist() == [int(0.3 * 4096), int(0.4 * 4096)]
 
 
 def test_rows_clipped_elsewhere_are_refused():
-    stream = ClippedStream(
+    stream = ClippedRowStream(
         [clip_rows(torch.tensor([0]), torch.ones(1, 2), 2.0)], 2, Bounds(1.0, 1.0, 1.0, 2.0), True
     )
     with pytest.raises(SilodpError, match="clipped to 2"):
-        Grid(1.0, 1 << 12).fold(stream, torch.ones(1, dtype=torch.float64))
+        Quantizer(1.0, 1 << 12).fold(stream, torch.ones(1, dtype=torch.float64))
 
 
 def test_released_integers_carry_the_noise_of_the_share():
-    bounds, grid = Bounds(0.5, 1.0, 2.0, 3.0), Grid(0.5, 1 << 12)
-    stream = ClippedStream([], 20_000, bounds, True)
+    bounds, grid = Bounds(0.5, 1.0, 2.0, 3.0), Quantizer(0.5, 1 << 12)
+    stream = ClippedRowStream([], 20_000, bounds, True)
     share = grid.fold(stream, torch.ones(1, dtype=torch.float64)).release(Randomness.secret().stream())
     assert share.noise_std == 2.0 * 2 * 4096
     assert noise_variance(bounds, grid) == share.noise_std**2
@@ -100,7 +104,7 @@ def test_released_integers_carry_the_noise_of_the_share():
 
 @pytest.mark.parametrize("variance", [0.0, 0.5, 3.0, 40.0])
 def test_the_sampler_draws_skellam_variables(variance):
-    draws = skellam(40_000, variance, Randomness.secret().stream())
+    draws = draw_skellam(40_000, variance, Randomness.secret().stream())
     values, counts = np.unique(draws, return_counts=True)
     expected = 40_000 * (stats.skellam.pmf(values, variance / 2, variance / 2) if variance else np.ones(1))
     often = expected > 8
@@ -111,29 +115,29 @@ def test_the_sampler_draws_skellam_variables(variance):
 
 @pytest.mark.parametrize("variance", [1e6, 1e12])
 def test_large_variances_are_drawn_as_they_should(variance):
-    assert judges_std(skellam(20_000, variance, Randomness.secret().stream()), math.sqrt(variance))
+    assert judges_std(draw_skellam(20_000, variance, Randomness.secret().stream()), math.sqrt(variance))
 
 
 def test_noise_that_cannot_be_drawn_is_refused():
     for variance in (1.01e12, -1.0, math.nan):
         with pytest.raises(SilodpError, match="cannot be drawn"):
-            skellam(1, variance, Randomness.secret().stream())
+            draw_skellam(1, variance, Randomness.secret().stream())
 
 
 def test_the_finest_grid_that_can_be_drawn_is_taken():
-    assert Grid.for_(Bounds(1.0, 1.0, 5 / math.sqrt(5), 100.0)).units == 1 << 18
-    assert Grid.for_(Bounds(1.0, 1.0, 0.0, 100.0)).units == 1 << 20
-    assert Grid.for_(Bounds(1.0, 2.0, 5 * math.sqrt(5), 100.0)).units == 1 << 15
+    assert Quantizer.for_(Bounds(1.0, 1.0, 5 / math.sqrt(5), 100.0)).units == 1 << 18
+    assert Quantizer.for_(Bounds(1.0, 1.0, 0.0, 100.0)).units == 1 << 20
+    assert Quantizer.for_(Bounds(1.0, 2.0, 5 * math.sqrt(5), 100.0)).units == 1 << 15
     with pytest.raises(SilodpError, match="grid of 0 steps"):
-        Grid.for_(Bounds(1.0, 1.0, 1e9, 100.0))
+        Quantizer.for_(Bounds(1.0, 1.0, 1e9, 100.0))
     with pytest.raises(SilodpError, match="units = 5000"):
-        Grid.for_(Bounds(1.0, 1.0, 1.0, 100.0), 5000)
+        Quantizer.for_(Bounds(1.0, 1.0, 1.0, 100.0), 5000)
     with pytest.raises(SilodpError, match="grid of 256 steps"):
-        Grid.for_(Bounds(1.0, 1.0, 1.0, 100.0), 256)
+        Quantizer.for_(Bounds(1.0, 1.0, 1.0, 100.0), 256)
 
 
 def test_the_ring_has_room_for_the_sum_and_its_noise():
-    grid = Grid(1.0, 1 << 18)
+    grid = Quantizer(1.0, 1 << 18)
     assert ring_bits(Bounds(1.0, 1.0, 2.0, 1_000.0), grid, 5) == 32
     assert ring_bits(Bounds(1.0, 1.0, 2.0, 2.0**14), grid, 5) == 64
     with pytest.raises(SilodpError, match="do not fit"):
@@ -155,16 +159,16 @@ def test_a_finished_update_that_is_not_finite_cannot_wrap_the_sum():
 
 def test_steps_are_added_up_with_the_noise_that_they_were_shown():
     """What leaves the silo is, to the unit, the sum of what the steps were given back."""
-    bounds, grid, shown = Bounds(1.0, 1.0, 3.0, 99.0), Grid(1.0, 1 << 12), []
+    bounds, grid, shown = Bounds(1.0, 1.0, 3.0, 99.0), Quantizer(1.0, 1 << 12), []
 
     def steps():
         for length in (0.25, 0.5, 1.0):
             rows = clip_rows(torch.arange(1), torch.full((1, 4000), length / math.sqrt(4000)), 1.0)
-            stream = ClippedStream([rows], 4000, Bounds(1.0, 1.0, math.sqrt(3.0), 99.0), weighted=False)
+            stream = ClippedRowStream([rows], 4000, Bounds(1.0, 1.0, math.sqrt(3.0), 99.0), weighted=False)
             shown.append((yield stream))
 
     stream = Randomness.secret().stream()
-    share = grid.release(Stepwise(steps(), 4000, bounds), torch.ones(1), stream)
+    share = grid.release(MultiStepUpdate(steps(), 4000, bounds), torch.ones(1), stream)
     assert share.noise_std == pytest.approx(3.0 * 4096)
     np.testing.assert_array_equal(share.value * grid.step, torch.stack(shown).sum(0).numpy())
     assert judges_std(

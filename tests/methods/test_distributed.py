@@ -11,27 +11,27 @@ from scipy import stats
 from torch import nn
 
 from oracles import judges_std, logistic_task, small_federation
-from silodp.accounting.accountant import delta_of, epsilon
+from silodp.accounting.accountant import compute_delta, compute_epsilon
 from silodp.accounting.events import (
     Composed,
-    Each,
+    CorrelatedReleases,
     Gaussian,
-    NoGuarantee,
+    NonPrivate,
     PoissonSampled,
-    Repeated,
-    TwoLooks,
-    discrete,
+    SelfComposed,
+    WorstOf,
+    to_discrete,
 )
 from silodp.accounting.guarantee import View
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import release
-from silodp.mechanisms.noise import Randomness, gaussian
-from silodp.mechanisms.quantization import Grid, ring_bits
-from silodp.mechanisms.sampling import poisson
-from silodp.methods.base import Population, SiloWork
+from silodp.mechanisms.noise import Randomness, draw_gaussian
+from silodp.mechanisms.quantization import Quantizer, ring_bits
+from silodp.mechanisms.sampling import draw_poisson_sample
+from silodp.methods.base import LocalContext, Population
 from silodp.methods.ddp import method as ddp_method
-from silodp.methods.ddp.calibration import calibrated
+from silodp.methods.ddp.calibration import calibrate_ddp
 from silodp.methods.ddp.method import CLAIM, Ddp
 from silodp.training.losses import Loss
 from silodp.training.sgd.local import LocalTraining, silo_update
@@ -50,9 +50,9 @@ TRAJECTORIES = ("decoupled", "local", "paper")
 SUM = View("released", 10)
 
 
-def work_of(federation: Federation, task: Task, randomness: Randomness, silo: int = 0) -> SiloWork:
+def work_of(federation: Federation, task: Task, randomness: Randomness, silo: int = 0) -> LocalContext:
     data = federation.silos[silo]
-    return SiloWork(
+    return LocalContext(
         task=task,
         params=torch.zeros(task.size, dtype=task.dtype),
         x=torch.from_numpy(data.x),
@@ -104,7 +104,7 @@ def sgd_by_hand(method: Ddp, federation: Federation, task: Task, seed: int, silo
     local, result = start.clone(), torch.zeros(task.size, dtype=torch.float64)
     for _ in range(method.local_steps):
         step = torch.zeros(task.size, dtype=torch.float64)
-        for record in np.flatnonzero(poisson(len(data.user), method.record_sampling, batches)):
+        for record in np.flatnonzero(draw_poisson_sample(len(data.user), method.record_sampling, batches)):
             params = local.clone().requires_grad_()
             output = task.forward(task.unflatten(params), torch.from_numpy(data.x[record : record + 1]))
             y = torch.from_numpy(data.y[record : record + 1]).float()
@@ -176,7 +176,7 @@ def test_one_step_is_one_step_whatever_the_trajectory():
     np.testing.assert_array_equal(values[0], values[2])
     events = {method.dp_event(SUM) for method in methods}
     assert events == {PoissonSampled(0.4, Gaussian(0.8 * math.sqrt(10)))}
-    assert all(method.claimed is None for method in methods)
+    assert all(method.paper_claim is None for method in methods)
 
 
 # Where noise is, and where it is not
@@ -205,7 +205,7 @@ def test_no_trajectory_noise_is_drawn_where_no_gradient_follows(monkeypatch):
 
     def watched(size, std, stream):
         drawn.append(std)
-        return gaussian(size, std, stream)
+        return draw_gaussian(size, std, stream)
 
     monkeypatch.setattr(ddp_method, "gaussian", watched)
     sent(DDP, small_federation(), logistic_task())
@@ -241,7 +241,7 @@ def test_in_integers_the_same(trajectory, monkeypatch):
     federation, task = silent(), logistic_task(4000)
     method = replace(DDP, trajectory=trajectory)
     work = work_of(federation, task, Randomness.from_seed(0))
-    grid = Grid.for_(method.bounds(work.population), 1 << 14)
+    grid = Quantizer.for_(method.bounds(work.population), 1 << 14)
     share = grid.release(method.silo_update(work), work.allotment, work.randomness.stream("share noise"))
     assert share.noise_std == pytest.approx(math.sqrt(4) * 0.8 * grid.units)
     assert judges_std(share.value, math.sqrt(4) * 0.8 * grid.units)
@@ -277,8 +277,8 @@ def test_a_record_moves_the_sum_by_at_most_its_clients_reach(exact):
     population = Population(3, 12)
     bounds = OWN.bounds(population)
     assert bounds.clip == bounds.sensitivity == 0.25
-    assert bounds.least == pytest.approx(0.2)
-    grid = Grid(0.25, 1 << 12)
+    assert bounds.min_clip_ratio == pytest.approx(0.2)
+    grid = Quantizer(0.25, 1 << 12)
 
     def value(where: Federation, silo: int) -> np.ndarray:
         work = work_of(where, task, Randomness.from_seed(0), silo)
@@ -310,7 +310,7 @@ def test_noise_of_different_clients_adds_up_to_what_is_charged():
     whole = sum(variances)
     assert judges_std(total(method, federation, task), math.sqrt(whole))
     event = method.dp_event(View("released", 3))
-    assert isinstance(event, Each)
+    assert isinstance(event, WorstOf)
     for one, steps, reach in zip(event.alternatives, (2, 1, 5), (0.25, 0.1, 0.05), strict=True):
         released = math.sqrt(whole / steps) / reach
         if steps == 1:
@@ -355,10 +355,10 @@ def multipliers(method: Ddp, view: View) -> tuple[float, float]:
     event = method.dp_event(view)
     assert isinstance(event, Composed)
     looks, last = event.parts
-    assert isinstance(looks, Repeated)
+    assert isinstance(looks, SelfComposed)
     assert looks.count == method.local_steps - 1
     look = looks.event.event
-    if isinstance(look, TwoLooks):
+    if isinstance(look, CorrelatedReleases):
         return last.event.noise_multiplier, (
             look.first.noise_multiplier**-2 + look.second.noise_multiplier**-2
         ) ** -0.5
@@ -409,12 +409,12 @@ def test_where_clients_differ_the_unknown_noise_is_the_least_there_may_be():
 
 
 def test_nothing_is_promised_where_no_noise_is():
-    assert isinstance(QUIET.dp_event(SUM), NoGuarantee)
-    assert isinstance(DDP.dp_event(View("silo", 3, colluding=3)), NoGuarantee)
+    assert isinstance(QUIET.dp_event(SUM), NonPrivate)
+    assert isinstance(DDP.dp_event(View("silo", 3, colluding=3)), NonPrivate)
     one_silent = replace(DDP, noise_multiplier=(0.0, 1.0, 1.0))
-    assert isinstance(one_silent.dp_event(View("server", 3, sees_shares=True)), NoGuarantee)
-    assert isinstance(replace(one_silent, trajectory="local").dp_event(View("released", 3)), NoGuarantee)
-    assert isinstance(one_silent.dp_event(View("released", 3)), Each)
+    assert isinstance(one_silent.dp_event(View("server", 3, sees_shares=True)), NonPrivate)
+    assert isinstance(replace(one_silent, trajectory="local").dp_event(View("released", 3)), NonPrivate)
+    assert isinstance(one_silent.dp_event(View("released", 3)), WorstOf)
 
 
 TABLE = [  # DDP, Table 1: steps, parties, σ_total; then ε by RDP and PLD of unrounded σ, hence ±.02
@@ -442,35 +442,37 @@ def test_the_papers_table_is_what_is_claimed(steps, parties, sigma, rdp, pld):
         record_sampling=0.1,
         trajectory="paper",
     )
-    claim = (method.claimed or method).dp_event(View("released", parties))
-    assert epsilon([(claim, 1)], 1e-5, "rdp") == pytest.approx(rdp, abs=0.02)
-    assert epsilon([(claim, 1)], 1e-5, "pld") == pytest.approx(pld, abs=0.02)
+    claim = (method.paper_claim or method).dp_event(View("released", parties))
+    assert compute_epsilon([(claim, 1)], 1e-5, "rdp") == pytest.approx(rdp, abs=0.02)
+    assert compute_epsilon([(claim, 1)], 1e-5, "pld") == pytest.approx(pld, abs=0.02)
     if steps > 1 and parties > 1:  # what holds is more, and decoupling costs far less than local noise
-        proven = epsilon([(method.dp_event(View("released", parties)), 1)], 1e-5)
+        proven = compute_epsilon([(method.dp_event(View("released", parties)), 1)], 1e-5)
         decoupled = replace(method, trajectory="decoupled").dp_event(View("released", parties))
         assert proven > pld + 0.5
-        assert pld + 0.005 < epsilon([(decoupled, 1)], 1e-5) < proven
+        assert pld + 0.005 < compute_epsilon([(decoupled, 1)], 1e-5) < proven
 
 
 def test_the_claim_is_a_method_that_says_what_it_is():
     paper = replace(DDP, trajectory="paper")
-    claimed = paper.claimed
+    claimed = paper.paper_claim
     assert claimed is not None
     assert claimed.assumptions[-1] == CLAIM
-    assert claimed.claimed is None
+    assert claimed.paper_claim is None
     assert claimed.bounds(Population(3, 1)) == paper.bounds(Population(3, 1))
     assert multipliers(claimed, SUM) == pytest.approx((0.8 * math.sqrt(10),) * 2)
-    assert DDP.claimed is replace(DDP, trajectory="local").claimed is None
+    assert DDP.paper_claim is replace(DDP, trajectory="local").paper_claim is None
 
 
 def test_integer_noise_is_the_released_one_only():
-    event = discrete(DDP.dp_event(SUM), 1 << 14, 100)
+    event = to_discrete(DDP.dp_event(SUM), 1 << 14, 100)
     look = event.parts[0].event.event
     # From Python 3.12 on sum() rounds otherwise, in the last digit.
     assert look.first.noise_multiplier == pytest.approx(2 * 0.8 * math.sqrt(10), rel=1e-14)
     assert type(look.first) is Gaussian
     assert look.second.units == 1 << 14
-    assert epsilon([(event, 1)], 1e-5, "rdp") >= epsilon([(DDP.dp_event(SUM), 1)], 1e-5, "rdp")
+    assert compute_epsilon([(event, 1)], 1e-5, "rdp") >= compute_epsilon(
+        [(DDP.dp_event(SUM), 1)], 1e-5, "rdp"
+    )
 
 
 # The counterexample (docs/decoupled.md)
@@ -551,7 +553,7 @@ def violated(method: Ddp, low: float, high: float) -> bool:
     """Whether TPR > e^ε·FPR + δ for some (ε, δ) that the method's own event promises."""
     event = method.dp_event(SUM)
     grid = np.linspace(0, 3, 31)
-    return any(low > math.exp(e) * high + delta_of([(event, 1)], e) for e in grid)
+    return any(low > math.exp(e) * high + compute_delta([(event, 1)], e) for e in grid)
 
 
 def test_the_paper_claims_more_than_holds():
@@ -560,7 +562,7 @@ def test_the_paper_claims_more_than_holds():
     paper = replace(ONE, trajectory="paper")
     assert low > 0.6
     assert high < 0.4
-    assert violated(paper.claimed, low, high)
+    assert violated(paper.paper_claim, low, high)
     assert not violated(paper, low, high), "what is charged holds"
 
 
@@ -582,31 +584,33 @@ def test_the_decoupled_trajectory_withstands_the_same_attack():
 
 
 def test_calibrated_noise_meets_the_target():
-    method = calibrated(DDP, 1.0, 20, 10, 1e-5)
-    cost = epsilon([(method.dp_event(SUM), 20)], 1e-5)
+    method = calibrate_ddp(DDP, 1.0, 20, 10, 1e-5)
+    cost = compute_epsilon([(method.dp_event(SUM), 20)], 1e-5)
     assert 0.99 < cost <= 1.0
     assert method.trajectory_ratio == 2.0
 
 
 def test_less_trajectory_noise_costs_release_noise():
     """The released noise falls with every bit of trajectory noise: the bound is used to the full."""
-    found = [calibrated(DDP, 1.0, 20, 10, 1e-5, "rdp", most_trajectory_noise=most) for most in (20.0, 40.0)]
+    found = [
+        calibrate_ddp(DDP, 1.0, 20, 10, 1e-5, "rdp", most_trajectory_noise=most) for most in (20.0, 40.0)
+    ]
     for method, most in zip(found, (20.0, 40.0), strict=True):
         assert method.dp_event(SUM).parts[0].event.event.first.noise_multiplier == pytest.approx(most)
-        assert epsilon([(method.dp_event(SUM), 20)], 1e-5, "rdp") <= 1.0
+        assert compute_epsilon([(method.dp_event(SUM), 20)], 1e-5, "rdp") <= 1.0
     assert found[1].noise_multiplier < found[0].noise_multiplier
     with pytest.raises(SilodpError, match="out of reach"):
-        calibrated(DDP, 1.0, 20, 10, 1e-5, "rdp", most_trajectory_noise=0.5)
+        calibrate_ddp(DDP, 1.0, 20, 10, 1e-5, "rdp", most_trajectory_noise=0.5)
 
 
 def test_clients_keep_their_proportions_when_calibrated():
     own = replace(DDP, noise_multiplier=(1.0, 2.0, 4.0), local_steps=(1, 2, 3))
-    method = calibrated(own, 2.0, 5, 3, 1e-5, "rdp")
+    method = calibrate_ddp(own, 2.0, 5, 3, 1e-5, "rdp")
     one, two, four = method.noise_multiplier
     assert (two / one, four / one) == pytest.approx((2, 4))
-    assert epsilon([(method.dp_event(View("released", 3)), 5)], 1e-5, "rdp") <= 2.0
+    assert compute_epsilon([(method.dp_event(View("released", 3)), 5)], 1e-5, "rdp") <= 2.0
     with pytest.raises(SilodpError, match="in proportion"):
-        calibrated(QUIET, 1.0, 1, 10, 1e-5)
+        calibrate_ddp(QUIET, 1.0, 1, 10, 1e-5)
 
 
 def test_the_ring_has_room_for_every_step_and_its_noise():
@@ -614,18 +618,18 @@ def test_the_ring_has_room_for_every_step_and_its_noise():
     bounds = replace(DDP, most_batch=100).bounds(Population(10, 1))
     assert bounds.total == pytest.approx(10 * 4 * 100 * 0.5)
     assert bounds.noise_multiplier == pytest.approx(0.8 * 2)
-    assert ring_bits(bounds, Grid(0.5, 1 << 18), 10) == 32
-    assert ring_bits(bounds, Grid(0.5, 1 << 20), 10) == 64
+    assert ring_bits(bounds, Quantizer(0.5, 1 << 18), 10) == 32
+    assert ring_bits(bounds, Quantizer(0.5, 1 << 20), 10) == 64
     close = replace(DDP, most_batch=101)
-    assert ring_bits(close.bounds(Population(10, 1)), Grid(0.5, 1 << 19), 10) == 64
+    assert ring_bits(close.bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10) == 64
     assert (
-        ring_bits(replace(close, noise_multiplier=0.0).bounds(Population(10, 1)), Grid(0.5, 1 << 19), 10)
+        ring_bits(replace(close, noise_multiplier=0.0).bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10)
         == 32
     )
     assert DDP.bounds(Population(10, 1)).total == pytest.approx(10 * 4 * 128 * 0.5)
     with pytest.raises(SilodpError, match="cannot be drawn exactly"):
-        Grid.for_(replace(DDP, noise_multiplier=200.0, local_steps=100).bounds(Population(10, 1)))
-    Grid.for_(replace(DDP, noise_multiplier=200.0, local_steps=1).bounds(Population(10, 1)))
+        Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=100).bounds(Population(10, 1)))
+    Quantizer.for_(replace(DDP, noise_multiplier=200.0, local_steps=1).bounds(Population(10, 1)))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
-from silodp.methods import Default, Method, Population, SiloWork, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import Default, LocalContext, Method, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.methods import weighting as weightings
 from silodp.training.losses import cox
 from silodp.training.sgd.local import LocalTraining
@@ -41,8 +41,10 @@ def shares(
         allotment = np.ones(federation.users) if allotments is None else allotments[s].astype(np.float64)
         weights = allotment if sample is None else allotment * sample
         own = randomness.child(silo.name)
-        admitted = method.admit(silo.user, None if allotments is None else allotments[s], own.stream("admit"))
-        work = SiloWork(
+        admitted = method.select_records(
+            silo.user, None if allotments is None else allotments[s], own.stream("admit")
+        )
+        work = LocalContext(
             task,
             torch.zeros(task.size, dtype=task.dtype),
             torch.from_numpy(silo.x[admitted]),
@@ -217,11 +219,11 @@ def test_server_scales():
 def test_weights_add_to_at_most_one(silos, users, seed):
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 50, size=(silos, users)) * (rng.random((silos, users)) < 0.5)
-    for weights in (weightings.uniform(silos, users), weightings.records(counts)):
+    for weights in (weightings.weigh_uniformly(silos, users), weightings.weigh_by_records(counts)):
         assert weights.sum(axis=0).max() <= 1 + 1e-15
         assert (weights >= 0).all()
     totals = counts.sum(axis=0)
-    np.testing.assert_allclose(weightings.records(counts).sum(axis=0), totals > 0)
+    np.testing.assert_allclose(weightings.weigh_by_records(counts).sum(axis=0), totals > 0)
 
 
 def test_weights_above_one_are_refused():
@@ -237,7 +239,7 @@ def test_group_admits_at_most_k_records_of_everyone(k, seed):
     quota = method.allotments(federation.counts(), Population(3, 6), RANDOM.stream(seed))
     kept = np.zeros_like(quota)
     for s, silo in enumerate(federation.silos):
-        mask = method.admit(silo.user, quota[s], RANDOM.stream("admit", s, seed))
+        mask = method.select_records(silo.user, quota[s], RANDOM.stream("admit", s, seed))
         kept[s] = np.bincount(silo.user[mask], minlength=6)
     np.testing.assert_array_equal(kept, quota)
     np.testing.assert_array_equal(kept.sum(axis=0), np.minimum(federation.counts().sum(axis=0), k))
@@ -250,8 +252,8 @@ def test_group_admits_every_record_equally_often():
     hits = np.zeros(8)
     for trial in range(4000):
         quota = method.allotments(counts, Population(2, 1), RANDOM.stream("quota", trial))
-        first = method.admit(np.zeros(6, dtype=np.int64), quota[0], RANDOM.stream("a", trial))
-        second = method.admit(np.zeros(2, dtype=np.int64), quota[1], RANDOM.stream("b", trial))
+        first = method.select_records(np.zeros(6, dtype=np.int64), quota[0], RANDOM.stream("a", trial))
+        second = method.select_records(np.zeros(2, dtype=np.int64), quota[1], RANDOM.stream("b", trial))
         hits += np.concatenate([first, second])
     assert abs(hits / 4000 - 2 / 8).max() < 5 * np.sqrt(0.25 * 0.75 / 4000)
 

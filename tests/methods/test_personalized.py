@@ -16,22 +16,22 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from oracles import judges_std, logistic_task, small_federation
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.guarantee import View
 from silodp.accounting.two_stage import ORDERS
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Finished
+from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import (
     METHODS,
+    LocalContext,
     Population,
     Rpdp,
     RpdpDropout,
     RpdpFilter,
     RpdpMinimum,
-    SiloWork,
     UldpGroup,
 )
 from silodp.methods import dp_sgd as steps
@@ -60,8 +60,8 @@ def silo_of(n: int, budgets: np.ndarray, features: int = 4, seed: int = 0) -> Si
     return SiloData("one", x, (x.sum(1) > 0).astype(np.int64), np.arange(n), budgets)
 
 
-def work_of(task: Task, silo: SiloData, **changes: object) -> SiloWork:
-    work = SiloWork(
+def work_of(task: Task, silo: SiloData, **changes: object) -> LocalContext:
+    work = LocalContext(
         task,
         torch.zeros(task.size),
         torch.from_numpy(silo.x),
@@ -97,7 +97,7 @@ def test_every_step_adds_the_noise_that_is_charged(method):
     """With x = 0 the gradients of the weights vanish: what is left in the update is lr/L·σC·√τ of noise."""
     task, silo = logistic_task(1500), silo_of(40, np.full(40, 2.0), 1500)
     update = method.silo_update(work_of(task, replace(silo, x=np.zeros_like(silo.x))))
-    assert isinstance(update, Finished)
+    assert isinstance(update, LocallyNoisedUpdate)
     assert judges_std(update.value[:1500].numpy(), 0.5 / 8 * 4.0 * 0.5 * math.sqrt(5))
 
 
@@ -106,7 +106,7 @@ def test_every_record_is_drawn_as_often_as_its_own_budget_allows(drawn):
     method = replace(RPDP, local_steps=1500, noise_multiplier=60.0)
     method.silo_update(work_of(logistic_task(), silo_of(100, budgets)))
     counts = np.bincount(np.concatenate(drawn), minlength=100)
-    q, _ = method.accounts.terms(budgets)
+    q, _ = method.accounts.rates_and_retirement(budgets)
     assert len(drawn) == 1500
     assert (np.diff(q[::25]) > 0).sum() == 3, "four rates"
     for group, rate in enumerate(q[::25]):
@@ -119,7 +119,7 @@ def test_every_record_is_drawn_as_often_as_its_own_budget_allows(drawn):
 
 def test_a_rate_is_that_of_the_budget_and_never_above_the_largest():
     budgets = np.array([0.2, 1.0, 3.0, 7.0])
-    q, last = RPDP.accounts.terms(budgets)
+    q, last = RPDP.accounts.rates_and_retirement(budgets)
     assert q[2] == q[3] == RPDP.accounts.most, "who asks for more than largest_budget is protected at it"
     assert (last >= RPDP.rounds).all()
     assert (last <= RPDP.accounts.last).all()
@@ -131,27 +131,31 @@ def test_a_rate_is_that_of_the_budget_and_never_above_the_largest():
 def test_by_the_tighter_accountant_records_are_drawn_more_often_and_budgets_still_hold():
     method = replace(RPDP, accountant="pld", local_steps=12)
     budgets = np.array([0.5, 1.0, 3.0, 7.0])
-    q, last = method.accounts.terms(budgets)
-    assert (q > replace(method, accountant="rdp").accounts.terms(budgets)[0]).all()
+    q, last = method.accounts.rates_and_retirement(budgets)
+    assert (q > replace(method, accountant="rdp").accounts.rates_and_retirement(budgets)[0]).all()
     assert (q <= method.accounts.most).all()
     assert (last >= 4).all(), "a looser book does not cut short what the tighter one allows"
     for rate, budget in zip(q[:3], budgets[:3], strict=True):
-        assert 0.99 * budget < epsilon([(method.accounts.event(float(rate), False), 4)], 1e-3) <= budget
+        assert (
+            0.99 * budget < compute_epsilon([(method.accounts.event(float(rate), False), 4)], 1e-3) <= budget
+        )
 
 
 def test_equal_budgets_and_one_record_per_person_are_uldp_group_with_one_record():
     """Identity: the same DP-SGD under the same streams, to the last bit."""
     task, silo = logistic_task(), silo_of(60, np.full(60, 1.0))
     method = replace(RPDP, local_steps=30)
-    q = float(method.accounts.terms(np.array([1.0]))[0][0])
+    q = float(method.accounts.rates_and_retirement(np.array([1.0]))[0][0])
     group = UldpGroup(4.0, 0.5, 1, q, 30, 8.0, 0.5)
     work = work_of(task, silo)
     ours, theirs = method.silo_update(work), group.silo_update(work)
-    assert isinstance(ours, Finished)
-    assert isinstance(theirs, Finished)
+    assert isinstance(ours, LocallyNoisedUpdate)
+    assert isinstance(theirs, LocallyNoisedUpdate)
     assert torch.equal(ours.value, theirs.value)
     assert ours.value.abs().max() > 0
-    assert epsilon([(method.dp_event(VIEW), 1)], 1e-3) >= epsilon([(group.dp_event(VIEW), 1)], 1e-3)
+    assert compute_epsilon([(method.dp_event(VIEW), 1)], 1e-3) >= compute_epsilon(
+        [(group.dp_event(VIEW), 1)], 1e-3
+    )
 
 
 def test_adam_is_torchs_adam_on_the_noisy_mean_gradients():
@@ -174,7 +178,7 @@ def test_adam_is_torchs_adam_on_the_noisy_mean_gradients():
         mean.grad = gradient
         adam.step()
     assert len(seen) == 40
-    assert isinstance(update, Finished)
+    assert isinstance(update, LocallyNoisedUpdate)
     torch.testing.assert_close(update.value, mean.detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -210,7 +214,7 @@ def test_records_retire_by_the_round_in_one_book_and_by_rounds_joined_in_the_oth
         update = realized.silo_update(work_of(logistic_task(), silo, round=2 * round_, memory=memory))
         memory = update.memory
         used.append(set(np.concatenate(drawn).tolist()))
-    _, last = realized.accounts.terms(silo.budget)
+    _, last = realized.accounts.rates_and_retirement(silo.budget)
     for record, rounds in enumerate(last):
         assert not any(record in batch for batch in used[rounds:])
     assert any(0 <= record < 20 for record in used[last[0] - 1])
@@ -279,7 +283,7 @@ def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
         largest_budget=8.0,
     )
     budgets = np.array(budgets)
-    q, last = method.accounts.terms(method.asked(budgets))
+    q, last = method.accounts.rates_and_retirement(method.asked(budgets))
     population = Population(1, 1)
     joined = [
         coin == 1 or bool(method.clients(population, RANDOM.stream("c", seed, r))[0])  # type: ignore[index]
@@ -290,21 +294,23 @@ def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
         spent = true_epsilon(method, float(rate), min(used, int(until)), planned=book == "planned")
         assert spent <= budget * (1 + 1e-6)
     run = [(method.dp_event(replace(VIEW, round=r)), 1) for r in range(2 * rounds + 3)]
-    whole = epsilon(run, method.delta, "rdp")
+    whole = compute_epsilon(run, method.delta, "rdp")
     for rate, until in zip(q, last, strict=True):
         own = method.accounts.event(float(rate), realized=book == "realized")
-        assert epsilon([(own, min(len(joined), int(until)))], method.delta, "rdp") <= whole * (1 + 1e-9)
+        assert compute_epsilon([(own, min(len(joined), int(until)))], method.delta, "rdp") <= whole * (
+            1 + 1e-9
+        )
     assert whole <= 8.0 * (1 + 1e-6), "the run's ε covers everyone, and ends at the largest budget"
 
 
 def test_the_event_is_the_two_stage_one_of_the_largest_budget_for_everyone_who_looks():
     method = replace(RPDP, client_sampling=0.7)
     q = method.accounts.most
-    steps_ = Repeated(PoissonSampled(q, Gaussian(4.0)), 5)
+    steps_ = SelfComposed(PoissonSampled(q, Gaussian(4.0)), 5)
     for adversary in ("released", "server", "silo"):
-        assert method.dp_event(View(adversary, 3, knows_sample=True)) == KnownSample(0.7, steps_)
+        assert method.dp_event(View(adversary, 3, knows_sample=True)) == RevealedSample(0.7, steps_)
     assert replace(method, ledger="realized").dp_event(VIEW) == steps_
-    charged = epsilon([(method.dp_event(VIEW), 4)], 1e-3, "rdp")
+    charged = compute_epsilon([(method.dp_event(VIEW), 4)], 1e-3, "rdp")
     assert charged == pytest.approx(true_epsilon(method, q, 4, planned=True), rel=LOOSE)
 
 
@@ -325,7 +331,7 @@ def test_groups_tell_what_each_budget_was_charged_and_scf_where_it_overspent(cal
         )
         if calibration != "scf":
             assert 0.97 * min(entry["budget"], 3.0) <= entry["planned"] <= min(entry["budget"], 3.0)
-    run = epsilon([(method.dp_event(VIEW), 15)], 1e-3, "rdp")
+    run = compute_epsilon([(method.dp_event(VIEW), 15)], 1e-3, "rdp")
     assert run == pytest.approx(max(g["planned"] for g in groups), rel=2e-3), (
         "the true cost, never the budget"
     )
@@ -368,7 +374,7 @@ def test_the_silos_book_grows_with_the_rounds_of_its_ledger_up_to_the_budget():
     assert (after[2] > after[1]).all()
     assert (after[3] <= np.minimum(budgets, 3.0)).all()
     assert (after[3] >= after[2]).all()
-    q = planned.accounts.terms(budgets)[0]
+    q = planned.accounts.rates_and_retirement(budgets)[0]
     for rate, spent in zip(q, after[1], strict=True):
         assert spent == pytest.approx(true_epsilon(planned, float(rate), 1, planned=True), rel=1e-2)
     memory = np.array([7.0, 2.0, 0.0])  # last round 7, two joined
@@ -384,14 +390,14 @@ def test_minimum_protects_everyone_at_one_budget_and_dropout_those_above_a_thres
     budgets = np.repeat([0.3, 1.0, 2.0], 20)
     silo = silo_of(60, budgets)
     minimum, dropout = RpdpMinimum(**SETTINGS, budget=0.3), RpdpDropout(**SETTINGS, threshold=1.0)
-    q = minimum.accounts.terms(minimum.asked(budgets))[0]
+    q = minimum.accounts.rates_and_retirement(minimum.asked(budgets))[0]
     assert len(set(q)) == 1
-    assert q[0] == RPDP.accounts.terms(np.array([0.3]))[0][0]
-    admitted = dropout.admit(silo.user, None, RANDOM.stream("a"), budgets)
+    assert q[0] == RPDP.accounts.rates_and_retirement(np.array([0.3]))[0][0]
+    admitted = dropout.select_records(silo.user, None, RANDOM.stream("a"), budgets)
     np.testing.assert_array_equal(admitted, budgets >= 1.0)
-    q = dropout.accounts.terms(dropout.asked(budgets[admitted]))[0]
+    q = dropout.accounts.rates_and_retirement(dropout.asked(budgets[admitted]))[0]
     assert len(set(q)) == 1
-    assert q[0] == RPDP.accounts.terms(np.array([1.0]))[0][0]
+    assert q[0] == RPDP.accounts.rates_and_retirement(np.array([1.0]))[0][0]
     groups = dropout.groups(VIEW, [budgets], np.array([4]), 4, 1e-3, "rdp")
     assert [g["planned"] > 0 for g in groups] == [False, True, True]
     assert groups[1]["planned"] == groups[2]["planned"] <= 1.0
@@ -451,7 +457,9 @@ def test_no_record_of_the_filter_goes_beyond_its_limit(seed, sigma, rounds):
         assert (book["spent"] >= before["spent"]).all()
         assert (book["active"] <= before["active"]).all()
         memory, params = update.memory, params + update.value.float()
-    room = epsilon([(Gaussian(float((2 * method.limits(np.array([5.0]))[0]) ** -0.5)), 1)], 1e-3, "pld")
+    room = compute_epsilon(
+        [(Gaussian(float((2 * method.limits(np.array([5.0]))[0]) ** -0.5)), 1)], 1e-3, "pld"
+    )
     assert room <= 5.0, "an R costs no more than the ε it stands for, by the other accountant"
 
 
@@ -490,9 +498,9 @@ def test_the_filters_charges_add_up_to_the_largest_budget_and_never_lag_behind()
         assert spent == pytest.approx(min(limit, (round_ + 1) * 5 / (2 * 8.0**2)))
     assert method.dp_event(replace(VIEW, round=300)) == Gaussian(math.inf)
     whole = [(method.dp_event(replace(VIEW, round=r)), 1) for r in range(300)]
-    assert epsilon(whole, 1e-3) == pytest.approx(3.0, rel=1e-6)
-    assert epsilon(whole, 1e-3) <= 3.0
-    assert epsilon(whole, 1e-3, "pld") <= 3.0
+    assert compute_epsilon(whole, 1e-3) == pytest.approx(3.0, rel=1e-6)
+    assert compute_epsilon(whole, 1e-3) <= 3.0
+    assert compute_epsilon(whole, 1e-3, "pld") <= 3.0
 
 
 def test_the_filter_tells_nothing_of_what_was_spent():
@@ -556,7 +564,7 @@ def test_what_a_method_cannot_keep_is_refused_before_anything_runs(method):
     with pytest.raises(SilodpError, match="delta = 1e-05 differs"):
         method.check(WHOLE, 4, 1e-5)
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
-        method.admit(np.arange(3), None, RANDOM.stream("a"))
+        method.select_records(np.arange(3), None, RANDOM.stream("a"))
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
         method.silo_update(work_of(logistic_task(), replace(silo_of(40, np.ones(40)), budget=None)))
 
@@ -616,12 +624,14 @@ def test_planned_costs_of_the_realized_book_cover_who_is_in_every_round():
     method = replace(
         RPDP, ledger="realized", client_sampling=0.3, rounds=15, noise_multiplier=6.0, local_steps=50
     )
-    q, last = method.accounts.terms(np.array([1.0]))
+    q, last = method.accounts.rates_and_retirement(np.array([1.0]))
     (group,) = method.groups(VIEW, [np.ones(5)], np.array([int(last[0])]), 45, 1e-3, "rdp")
-    event = KnownSample(0.3, Repeated(PoissonSampled(float(q[0]), Gaussian(6.0)), 50))
+    event = RevealedSample(0.3, SelfComposed(PoissonSampled(float(q[0]), Gaussian(6.0)), 50))
     assert last[0] < 15
-    assert group["planned"] > epsilon([(event, int(last[0]))], 1e-3, "rdp")
-    assert group["planned"] >= min(epsilon([(event, 45)], 1e-3, "rdp"), group["realized"]) * (1 - 1e-9)
+    assert group["planned"] > compute_epsilon([(event, int(last[0]))], 1e-3, "rdp")
+    assert group["planned"] >= min(compute_epsilon([(event, 45)], 1e-3, "rdp"), group["realized"]) * (
+        1 - 1e-9
+    )
 
 
 def test_what_is_told_of_a_budget_is_the_lesser_of_two_bounds():

@@ -13,30 +13,30 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import logsumexp
 
-from silodp.accounting.budget_curve import MOST_TOLD
-from silodp.accounting.events import Gaussian, KnownSample, NoGuarantee, PoissonSampled, Skellam
+from silodp.accounting.budget_curve import MAX_GROUPS
+from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled, RevealedSample, Skellam
 from silodp.accounting.guarantee import View
-from silodp.aggregators.base import Plain, Setting, calibrated, events
+from silodp.aggregators.base import Plain, Setting, calibrate_setting, round_events
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
 from silodp.errors import SilodpError
-from silodp.methods import Personal, Population, UldpAvg, UldpSgd
-from silodp.methods.user_budgets import Whole
+from silodp.methods import Population, UldpAvg, UldpSgd, UserBudgets
+from silodp.methods.user_budgets import FullParticipationCost
 
 DELTA = 1e-5
 SMALL_PAILLIER = Paillier(count_cap=3, key_bits=512, insecure_for_tests=True)
 
 
-def own(by="sampling", rounds=20, largest=20.0, **more) -> Personal:
-    return Personal(by, rounds, largest, mean_sampling=0.3 if by == "sampling" else None, **more)
+def own(by="sampling", rounds=20, largest=20.0, **more) -> UserBudgets:
+    return UserBudgets(by, rounds, largest, mean_sampling=0.3 if by == "sampling" else None, **more)
 
 
 def setting(method, budgets=(1.0,), aggregator=None, silos=3, size=100) -> Setting:
     aggregator = aggregator or Plain()
     population = Population(silos, len(budgets), aggregator.shares_for(silos), tuple(budgets))
     names = tuple(f"silo{s}" for s in range(silos))
-    return calibrated(aggregator, Setting("", names, method, population, size, delta=DELTA))
+    return calibrate_setting(aggregator, Setting("", names, method, population, size, delta=DELTA))
 
 
 def parameters(known: Setting) -> np.ndarray:
@@ -139,13 +139,13 @@ def _rdp(found, rounds):
     """By hand: known coins and Gaussian noise, or Skellam noise at integer orders; dp_accounting's conversion."""
     orders = np.arange(2, 400, dtype=float)
     if not any(
-        isinstance(event.event if isinstance(event, KnownSample) else event, Skellam) for event in found
+        isinstance(event.event if isinstance(event, RevealedSample) else event, Skellam) for event in found
     ):
         orders = np.union1d(orders, library.DEFAULT_RDP_ORDERS)
     total = np.zeros_like(orders)
     for event in found:
         q, inner = (
-            (event.sampling_probability, event.event) if isinstance(event, KnownSample) else (1.0, event)
+            (event.sampling_probability, event.event) if isinstance(event, RevealedSample) else (1.0, event)
         )
         rho = orders / (2 * inner.noise_multiplier**2)
         if isinstance(inner, Skellam):
@@ -189,7 +189,7 @@ def test_the_person_with_the_largest_budget_is_what_the_method_with_her_q_or_cli
             if by == "sampling"
             else replace(base, clip=x, noise_multiplier=5.0 / x)
         )
-        found, expected = method.of_largest(method.dp_event(view), view), alone.dp_event(view)
+        found, expected = method.event_for_largest_budget(method.dp_event(view), view), alone.dp_event(view)
         assert type(found) is type(expected)
         assert found == expected or found.noise_multiplier == pytest.approx(
             expected.noise_multiplier, rel=1e-12
@@ -200,9 +200,9 @@ def test_common_sampling_and_clips_of_ones_own_go_together():
     method = UldpAvg(5.0, 1.0, user_sampling=0.25, personal=own("clip", largest=0.5, adversary="released"))
     method = setting(method).method
     c = method.allowances.largest
-    costs = events(Plain(), setting(method))
+    costs = round_events(Plain(), setting(method))
     assert costs["released"] == PoissonSampled(0.25, Gaussian(pytest.approx(5.0 / c)))
-    assert costs["server"] == KnownSample(0.25, Gaussian(pytest.approx(5.0 / c)))
+    assert costs["server"] == RevealedSample(0.25, Gaussian(pytest.approx(5.0 / c)))
 
 
 @pytest.mark.parametrize("adversary", ["server", "silo"])
@@ -211,7 +211,7 @@ def test_however_many_silos_answer_budgets_hold(adversary):
     masked = Masked(min_silos=3)
     personal = own("clip", largest=1.0, adversary=adversary)
     known = setting(UldpAvg(5.0, 1.0, personal=personal), aggregator=masked, silos=6)
-    spent = [_rdp([events(masked, known, n)[adversary]], 20) for n in range(3, 7)]
+    spent = [_rdp([round_events(masked, known, n)[adversary]], 20) for n in range(3, 7)]
     assert max(spent) <= 1.0
     assert max(spent) == pytest.approx(1.0, rel=2e-3)
     assert spent[0] == min(spent)
@@ -223,7 +223,7 @@ def test_with_weights_by_records_the_fewest_answers_cost_most():
     personal = own("clip", largest=1.0, adversary="server")
     method = UldpAvg(5.0, 1.0, weighting="records", personal=personal)
     known = setting(method, aggregator=fewest, silos=6)
-    spent = [_rdp([events(fewest, known, n)["server"]], 20) for n in range(3, 7)]
+    spent = [_rdp([round_events(fewest, known, n)["server"]], 20) for n in range(3, 7)]
     assert spent[0] == max(spent) <= 1.0
     assert spent[0] == pytest.approx(1.0, rel=2e-3)
 
@@ -243,7 +243,7 @@ def test_a_shorter_row_moves_integers_by_what_truncation_adds_besides(aggregator
     shift = math.sqrt(known.size)
     clip = p.sensitivity - shift
     event = aggregator.event(known, view)
-    found = Whole.of(event, known.method.dp_event(view), view).at("clip", part)
+    found = FullParticipationCost.of(event, known.method.dp_event(view), view).at("clip", part)
     moved = part * clip + shift
     assert found.noise_multiplier == pytest.approx(5.0 * clip / moved, rel=1e-9)
     assert found.units <= moved < found.units + 2
@@ -302,7 +302,7 @@ def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
     changed = replace(method, noise_multiplier=1.0)
     assert changed.allowances is None
     view = View("released", 3)
-    assert changed.of_largest(changed.dp_event(view), view) == Gaussian(pytest.approx(1.0)), (
+    assert changed.event_for_largest_budget(changed.dp_event(view), view) == Gaussian(pytest.approx(1.0)), (
         "of anyone, at most"
     )
     with pytest.raises(SilodpError, match="not turned into rates or clips"):
@@ -327,7 +327,7 @@ def test_groups_are_budgets_or_twentieths_of_the_persons():
     many = np.linspace(0.5, 2.0, 200)
     known = setting(UldpAvg(5.0, 1.0, personal=own("clip", rounds=4)), many)
     entries = known.method.groups(View("server", 3), [many], np.array([]), 4, DELTA, "pld")
-    assert len(entries) == MOST_TOLD
+    assert len(entries) == MAX_GROUPS
     assert sum(e["units"] for e in entries) == 200
     assert all(e["least"] < e["budget"] for e in entries)
 
@@ -372,7 +372,7 @@ def test_who_has_too_small_a_budget_never_takes_part_and_the_guarantee_says_so()
 )
 def test_constants_out_of_range_are_named(wrong, names):
     with pytest.raises(SilodpError, match=names):
-        Personal(**{"by": "sampling", "rounds": 5, "largest_budget": 1.0, "mean_sampling": 0.5, **wrong})
+        UserBudgets(**{"by": "sampling", "rounds": 5, "largest_budget": 1.0, "mean_sampling": 0.5, **wrong})
 
 
 def test_what_cannot_be_met_is_refused():
@@ -414,7 +414,7 @@ def test_under_a_hidden_sample_everyone_has_the_same_rate_and_may_have_her_own_c
         )
     clips = replace(method, user_sampling=0.5, personal=own("clip", largest=0.7))
     known = setting(clips, (0.2, 0.7), hidden)
-    server = events(hidden, known)["server"]
+    server = round_events(hidden, known)["server"]
     assert isinstance(server, PoissonSampled)
     assert server.sampling_probability == 0.5
     whole = known.method.allowances.wholes["server"]
@@ -426,6 +426,6 @@ def test_where_nothing_is_promised_nothing_is_made_of_it():
     """Records in clear void the server's guarantee; those who only see the models keep theirs."""
     method = UldpAvg(5.0, 1.0, weighting="records", personal=own("clip", adversary="released"))
     known = setting(method)
-    assert isinstance(events(Plain(), known)["server"], NoGuarantee)
+    assert isinstance(round_events(Plain(), known)["server"], NonPrivate)
     entries = known.method.groups(View("server", 3), [np.array([1.0])], np.array([]), 20, DELTA, "pld")
     assert entries[0]["planned"] is None

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.events import Gaussian, Group, KnownSample, NoGuarantee, PoissonSampled, Repeated
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import Gaussian, Group, NonPrivate, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.guarantee import View
 from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, weighting
 
@@ -44,7 +44,7 @@ def test_golden_numbers_with_dropouts(n, printed):
     """S = 10, m = 5, σ = 5, T = 100, uniform weights, released, δ = 1e-5, with n survivors in every round."""
     view = View("released", 10, shares_for=5, survivors=n)
     event = UldpAvg(5.0, 1.0).dp_event(view)
-    assert round(epsilon([(event, 100)], 1e-5, "pld"), 3) == printed
+    assert round(compute_epsilon([(event, 100)], 1e-5, "pld"), 3) == printed
     # n silos move by n/10 of a clip together, and each adds noise of 5/√5 clips.
     moved, noise = n / 10, math.sqrt(n) * 5 / math.sqrt(5)
     assert gaussian_epsilon(math.sqrt(100) * moved / noise, 1e-5) == pytest.approx(printed, abs=6e-4)
@@ -80,8 +80,8 @@ def test_with_hidden_weights_emptying_the_other_silos_moves_the_sum_by_nearly_tw
     """
     counts = np.array([[1], [99]])  # the curious silo, and another
     update = np.array([1.0, -1.0])  # clipped to 1, one parameter
-    with_others = float((weighting.records(counts)[:, 0] * update).sum())
-    without = float((weighting.records(np.array([[1], [0]]))[:, 0] * update).sum())
+    with_others = float((weighting.weigh_by_records(counts)[:, 0] * update).sum())
+    without = float((weighting.weigh_by_records(np.array([[1], [0]]))[:, 0] * update).sum())
     moved = abs(with_others - without)
     assert moved == pytest.approx(1.98)
     view = View("silo", 2)
@@ -100,8 +100,8 @@ def test_a_curious_silo_that_dropped_out_still_sees_the_models(n):
 
 @pytest.mark.parametrize("method", [UNIFORM, RECORDS, UldpNaive(5.0, 1.0)])
 def test_nothing_is_promised_against_everyone_else_together(method):
-    assert isinstance(method.dp_event(View("silo", 1)), NoGuarantee)
-    assert isinstance(method.dp_event(View("silo", 5, colluding=5)), NoGuarantee)
+    assert isinstance(method.dp_event(View("silo", 1)), NonPrivate)
+    assert isinstance(method.dp_event(View("silo", 5, colluding=5)), NonPrivate)
 
 
 def test_naive_is_its_multiplier_to_released_and_server():
@@ -113,20 +113,20 @@ def test_sampling_amplifies_only_for_those_who_do_not_know_the_sample():
     method = UldpAvg(5.0, 1.0, user_sampling=0.3)
     assert method.dp_event(View("released", 5)) == PoissonSampled(0.3, Gaussian(pytest.approx(5.0)))
     known = method.dp_event(View("server", 5, sees_shares=True, knows_sample=True))
-    assert known == KnownSample(0.3, Gaussian(pytest.approx(5.0)))
+    assert known == RevealedSample(0.3, Gaussian(pytest.approx(5.0)))
 
 
 def test_counts_in_clear_void_the_guarantee_for_who_receives_them():
     view = View("server", 5, sees_shares=True, counts_disclosed=True)
     event = RECORDS.dp_event(view)
-    assert isinstance(event, NoGuarantee)
+    assert isinstance(event, NonPrivate)
     assert "counts disclosed" in event.reason
     assert isinstance(UNIFORM.dp_event(view), Gaussian)
 
 
 def test_group_is_the_same_for_everyone():
     method = UldpGroup(5.0, 1.0, 8, 0.01, 100, 64.0, 0.1)
-    expected = Repeated(Group(8, PoissonSampled(0.01, Gaussian(5.0))), 100)
+    expected = SelfComposed(Group(8, PoissonSampled(0.01, Gaussian(5.0))), 100)
     for view in (View("released", 5), View("server", 5, sees_shares=True), View("silo", 5)):
         assert method.dp_event(view) == expected
 
@@ -135,4 +135,4 @@ def test_group_is_the_same_for_everyone():
     "method", [Default(), UldpAvg(0.0, 1.0), UldpNaive(0.0, 1.0), UldpGroup(0.0, 1.0, 8, 0.01, 1, 1.0, 0.1)]
 )
 def test_no_noise_no_guarantee(method):
-    assert isinstance(method.dp_event(View("released", 5)), NoGuarantee)
+    assert isinstance(method.dp_event(View("released", 5)), NonPrivate)

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
 from silodp.accounting import pld, rdp
-from silodp.accounting.accountant import Spent, delta_of, epsilon, grid_for
+from silodp.accounting.accountant import Composition, compute_delta, compute_epsilon, grid_for
 from silodp.accounting.events import (
-    Each,
     Gaussian,
     Group,
-    KnownSample,
-    NoGuarantee,
+    NonPrivate,
     PoissonSampled,
-    Repeated,
+    RevealedSample,
+    SelfComposed,
+    WorstOf,
 )
 from silodp.errors import SilodpError
 
@@ -42,8 +42,8 @@ ULDP_AVG = [
 
 @pytest.mark.parametrize(("q", "rdp", "pld", "known_rdp", "known_pld"), ULDP_AVG)
 def test_uldp_avg_has_specs_epsilon(q, rdp, pld, known_rdp, known_pld):
-    sampled, known = [(PoissonSampled(q, SIGMA), 100)], [(KnownSample(q, SIGMA), 100)]
-    found = [epsilon(c, DELTA, a) for c in (sampled, known) for a in ("rdp", "pld")]
+    sampled, known = [(PoissonSampled(q, SIGMA), 100)], [(RevealedSample(q, SIGMA), 100)]
+    found = [compute_epsilon(c, DELTA, a) for c in (sampled, known) for a in ("rdp", "pld")]
     assert [round(e, 3) for e in found] == [rdp, pld, known_rdp, known_pld]
 
 
@@ -62,14 +62,14 @@ GROUPS = [
 @pytest.mark.parametrize(("k", "rdp", "pld"), GROUPS)
 def test_groups_have_the_printed_epsilon(k, rdp, pld):
     for accountant, printed in (("rdp", rdp), ("pld", pld)):
-        found = epsilon([(Group(k, PoissonSampled(0.01, Gaussian(5.0))), 100_000)], DELTA, accountant)
+        found = compute_epsilon([(Group(k, PoissonSampled(0.01, Gaussian(5.0))), 100_000)], DELTA, accountant)
         decimals = len(printed.partition(".")[2])
         assert f"{found:.{decimals}f}" == printed
 
 
 def test_1012_for_64_records_is_where_the_library_underflows():
     """By the library's own δ(ε), 1011.04 has δ = 1e-5; only its search for ε, where exp(−745) is 0, misses it."""
-    ours = epsilon([(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000)], DELTA)
+    ours = compute_epsilon([(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000)], DELTA)
     weights = stats.binom.pmf(np.arange(65), 64, 0.01)
     step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
         5.0, np.arange(65), weights, value_discretization_interval=1e-3
@@ -80,14 +80,14 @@ def test_1012_for_64_records_is_where_the_library_underflows():
 
 
 def test_naive_by_rdp_has_half_the_multiplier():
-    assert round(epsilon([(Gaussian(2.5), 100)], DELTA, "rdp"), 2) == 25.93
-    assert round(epsilon([(Gaussian(5.0), 100)], DELTA, "rdp"), 2) == 10.73
+    assert round(compute_epsilon([(Gaussian(2.5), 100)], DELTA, "rdp"), 2) == 25.93
+    assert round(compute_epsilon([(Gaussian(5.0), 100)], DELTA, "rdp"), 2) == 10.73
 
 
 def test_group_of_three_is_rounded_up_to_four():
     three, four = ([(Group(k, PoissonSampled(0.01, Gaussian(5.0))), 1000)] for k in (3, 4))
-    assert epsilon(three, DELTA, "rdp") == epsilon(four, DELTA, "rdp")
-    assert epsilon(three, DELTA, "pld") < epsilon(four, DELTA, "pld")
+    assert compute_epsilon(three, DELTA, "rdp") == compute_epsilon(four, DELTA, "rdp")
+    assert compute_epsilon(three, DELTA, "pld") < compute_epsilon(four, DELTA, "pld")
 
 
 def test_group_orders_are_at_least_two():
@@ -109,15 +109,15 @@ def test_group_orders_are_at_least_two():
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_identities(accountant):
     def cost(*charges):
-        return epsilon(charges, DELTA, accountant)
+        return compute_epsilon(charges, DELTA, accountant)
 
     assert cost((Group(1, PoissonSampled(0.3, Gaussian(2.0))), 10)) == cost(
         (PoissonSampled(0.3, Gaussian(2.0)), 10)
     )
-    assert cost((KnownSample(1.0, SIGMA), 10)) == cost((SIGMA, 10))
+    assert cost((RevealedSample(1.0, SIGMA), 10)) == cost((SIGMA, 10))
     assert cost((PoissonSampled(1.0, SIGMA), 10)) == cost((SIGMA, 10))
     assert cost((Group(4, PoissonSampled(1.0, Gaussian(8.0))), 10)) == cost((Gaussian(2.0), 10))
-    assert cost((Repeated(PoissonSampled(0.3, SIGMA), 5), 4)) == cost((PoissonSampled(0.3, SIGMA), 20))
+    assert cost((SelfComposed(PoissonSampled(0.3, SIGMA), 5), 4)) == cost((PoissonSampled(0.3, SIGMA), 20))
     assert cost((SIGMA, 3), (Gaussian(2.0), 1)) == cost((Gaussian(2.0), 1), (SIGMA, 1), (SIGMA, 2))
     assert cost((SIGMA, 100)) == pytest.approx(cost((Gaussian(0.5), 1)), rel=1e-12)
 
@@ -132,18 +132,18 @@ def test_mixture_of_one_is_the_sampled_gaussian():
 def test_nothing_costs_nothing_and_no_noise_promises_nothing():
     for accountant in ("pld", "rdp"):
         for free in ([], [(SIGMA, 0)], [(PoissonSampled(0.0, SIGMA), 9)], [(Gaussian(math.inf), 9)]):
-            assert epsilon(free, DELTA, accountant) == 0.0
-            assert delta_of(free, 1.0, accountant) == 0.0
-        for open_ in ([(Gaussian(0.0), 1)], [(SIGMA, 1), (NoGuarantee("counts disclosed"), 1)]):
-            assert epsilon(open_, DELTA, accountant) == math.inf
-            assert delta_of(open_, 1.0, accountant) == 1.0
+            assert compute_epsilon(free, DELTA, accountant) == 0.0
+            assert compute_delta(free, 1.0, accountant) == 0.0
+        for open_ in ([(Gaussian(0.0), 1)], [(SIGMA, 1), (NonPrivate("counts disclosed"), 1)]):
+            assert compute_epsilon(open_, DELTA, accountant) == math.inf
+            assert compute_delta(open_, 1.0, accountant) == 1.0
     assert grid_for(Gaussian(0.0)) is None
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_delta_inverts_epsilon(accountant):
-    charges = [(PoissonSampled(0.3, Gaussian(2.0)), 30), (KnownSample(0.5, Gaussian(3.0)), 5), (SIGMA, 3)]
-    assert delta_of(charges, epsilon(charges, DELTA, accountant), accountant) == pytest.approx(
+    charges = [(PoissonSampled(0.3, Gaussian(2.0)), 30), (RevealedSample(0.5, Gaussian(3.0)), 5), (SIGMA, 3)]
+    assert compute_delta(charges, compute_epsilon(charges, DELTA, accountant), accountant) == pytest.approx(
         DELTA, rel=1e-6
     )
 
@@ -158,7 +158,7 @@ def test_delta_inverts_epsilon(accountant):
         ([(Gaussian(-1.0), 1)], 1e-5, "pld", "noise_multiplier"),
         ([(Gaussian(math.nan), 1)], 1e-5, "pld", "noise_multiplier"),
         ([(SIGMA, -1)], 1e-5, "pld", "count"),
-        ([(Repeated(SIGMA, -1), 1)], 1e-5, "pld", "count"),
+        ([(SelfComposed(SIGMA, -1), 1)], 1e-5, "pld", "count"),
         ([(PoissonSampled(1.5, SIGMA), 1)], 1e-5, "pld", "sampling_probability"),
         ([(Group(2, PoissonSampled(-0.1, Gaussian(1.0))), 1)], 1e-5, "rdp", "sampling_probability"),
         ([(Group(-2, PoissonSampled(0.1, Gaussian(1.0))), 1)], 1e-5, "rdp", "size"),
@@ -166,12 +166,12 @@ def test_delta_inverts_epsilon(accountant):
 )
 def test_what_is_out_of_range_is_named(charges, delta, accountant, field):
     with pytest.raises(SilodpError, match=field):
-        epsilon(charges, delta, accountant)
+        compute_epsilon(charges, delta, accountant)
 
 
 def test_negative_epsilon_is_refused():
     with pytest.raises(SilodpError, match="epsilon"):
-        delta_of([(SIGMA, 1)], -1.0)
+        compute_delta([(SIGMA, 1)], -1.0)
 
 
 # Oracles
@@ -187,7 +187,7 @@ def gaussian_delta(eps, sigma):
 @pytest.mark.parametrize("eps", [0.05, 0.5, 3.0])
 def test_gaussian_against_the_closed_form(sigma, eps):
     exact = gaussian_delta(eps, sigma)
-    assert exact - 1e-15 <= delta_of([(Gaussian(sigma), 1)], eps) <= exact * (1 + 1e-4) + 1e-14
+    assert exact - 1e-15 <= compute_delta([(Gaussian(sigma), 1)], eps) <= exact * (1 + 1e-4) + 1e-14
 
 
 @pytest.mark.parametrize("mu", [1e-4, 0.01, 0.3, 1.0, 8.0, 80.0])
@@ -200,10 +200,10 @@ def test_the_epsilon_of_gaussian_releases_is_exact_and_never_below(mu, delta):
             m, e = mpmath.mpf(mu), mpmath.mpf(eps)
             return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
 
-    found = epsilon([(Gaussian(2 / mu), 4)], delta)
+    found = compute_epsilon([(Gaussian(2 / mu), 4)], delta)
     assert exact(found) <= delta
     assert found == 0 or exact(found * (1 - 1e-7)) > delta
-    assert exact(found) <= delta_of([(Gaussian(2 / mu), 4)], found) <= delta * (1 + 1e-9)
+    assert exact(found) <= compute_delta([(Gaussian(2 / mu), 4)], found) <= delta * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("q", [0.05, 0.5, 0.95])
@@ -216,7 +216,7 @@ def test_known_sample_against_integration(q, sigma):
         seen, _ = integrate.quad(
             lambda x, e=eps: p(x) - math.exp(e) * other(x), threshold, threshold + 40 * sigma
         )
-        found = delta_of([(KnownSample(q, Gaussian(sigma)), 1)], eps)
+        found = compute_delta([(RevealedSample(q, Gaussian(sigma)), 1)], eps)
         assert q * seen * (1 - 1e-7) - 1e-12 <= found <= q * seen * (1 + 1e-3) + 1e-12
 
 
@@ -262,19 +262,19 @@ def test_mixture_agrees_with_the_librarys(k, gamma, sigma):
 
 
 @pytest.mark.parametrize(
-    "event", [PoissonSampled(0.5, SIGMA), PoissonSampled(0.02, Gaussian(1.0)), KnownSample(0.3, SIGMA)]
+    "event", [PoissonSampled(0.5, SIGMA), PoissonSampled(0.02, Gaussian(1.0)), RevealedSample(0.3, SIGMA)]
 )
 @pytest.mark.parametrize("count", [1, 10, 1000])
 def test_grid_costs_two_parts_in_ten_thousand_at_most(event, count):
     """Against dp_accounting's own composition and search, at its default grid."""
     q, sigma = event.sampling_probability, event.event.noise_multiplier
     build = privacy_loss_distribution
-    if isinstance(event, KnownSample):
+    if isinstance(event, RevealedSample):
         step = build.from_gaussian_mechanism(sigma).compute_mixture(build.identity(), q)
     else:
         step = build.from_gaussian_mechanism(sigma, sampling_prob=q)
     reference = step.self_compose(count).get_epsilon_for_delta(DELTA)
-    found = epsilon([(event, count)], DELTA)
+    found = compute_epsilon([(event, count)], DELTA)
     assert reference * (1 - 1e-6) <= found <= reference * (1 + 2e-4)
 
 
@@ -293,7 +293,7 @@ def test_one_transform_is_as_exact_as_it_says(sigma, count, deviations):
 def test_a_mixed_run_is_composed_in_both_directions():
     steps = [
         (PoissonSampled(0.2, Gaussian(1.0)), 3),
-        (KnownSample(0.5, Gaussian(2.0)), 2),
+        (RevealedSample(0.5, Gaussian(2.0)), 2),
         (Gaussian(3.0), 1),
     ]
     library = privacy_loss_distribution
@@ -303,7 +303,7 @@ def test_a_mixed_run_is_composed_in_both_directions():
     whole = (
         sampled.self_compose(3).compose(known.self_compose(2)).compose(library.from_gaussian_mechanism(3.0))
     )
-    found = epsilon(steps, DELTA)
+    found = compute_epsilon(steps, DELTA)
     reference = whole.get_epsilon_for_delta(DELTA)
     assert reference * (1 - 1e-6) <= found <= reference * (1 + 2e-4)
 
@@ -311,7 +311,7 @@ def test_a_mixed_run_is_composed_in_both_directions():
 def test_rdp_of_a_sampled_gaussian_is_the_librarys():
     accountant = dp_accounting.rdp.RdpAccountant(rdp.ORDERS)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(5.0)), 100)
-    found = epsilon([(PoissonSampled(0.1, SIGMA), 100)], DELTA, "rdp")
+    found = compute_epsilon([(PoissonSampled(0.1, SIGMA), 100)], DELTA, "rdp")
     assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-9)
 
 
@@ -319,7 +319,7 @@ def test_known_sample_by_rdp_at_one_order():
     """E over the coin of e^((α−1)·loss), at α = 3."""
     q, sigma, alpha = 0.3, 2.0, 3.0
     moment = 1 - q + q * math.exp((alpha - 1) * alpha / (2 * sigma**2))
-    found = rdp.of_step(KnownSample(q, Gaussian(sigma)), (alpha,))
+    found = rdp.of_step(RevealedSample(q, Gaussian(sigma)), (alpha,))
     assert found[0] == pytest.approx(math.log(moment) / (alpha - 1))
 
 
@@ -340,7 +340,7 @@ def test_the_librarys_loud_warnings_are_held_back(caplog):
 )
 def test_extreme_noise_neither_overflows_nor_takes_long(sigma, make):
     charges = [(make(sigma), 3)]
-    pld, rdp = epsilon(charges, DELTA), epsilon(charges, DELTA, "rdp")
+    pld, rdp = compute_epsilon(charges, DELTA), compute_epsilon(charges, DELTA, "rdp")
     assert 0 <= pld <= rdp
 
 
@@ -349,7 +349,7 @@ def test_extreme_noise_neither_overflows_nor_takes_long(sigma, make):
 
 events = st.one_of(
     st.builds(lambda q: lambda s: PoissonSampled(q, Gaussian(s)), st.floats(0.01, 1)),
-    st.builds(lambda q: lambda s: KnownSample(q, Gaussian(s)), st.floats(0.01, 1)),
+    st.builds(lambda q: lambda s: RevealedSample(q, Gaussian(s)), st.floats(0.01, 1)),
     st.builds(
         lambda k, g: lambda s: Group(k, PoissonSampled(g, Gaussian(s))), st.integers(1, 6), st.floats(0.01, 1)
     ),
@@ -360,23 +360,23 @@ LITTLE_LESS = 1 - 1e-9
 
 @given(make=events, sigma=st.floats(0.7, 8), factor=st.floats(1.05, 2), rounds=st.integers(1, 200))
 def test_more_noise_and_fewer_rounds_cost_less(make, sigma, factor, rounds):
-    cost = epsilon([(make(sigma), rounds)], DELTA)
-    assert epsilon([(make(sigma * factor), rounds)], DELTA) * LITTLE_LESS <= cost
-    assert cost * LITTLE_LESS <= epsilon([(make(sigma), math.ceil(rounds * factor))], DELTA)
+    cost = compute_epsilon([(make(sigma), rounds)], DELTA)
+    assert compute_epsilon([(make(sigma * factor), rounds)], DELTA) * LITTLE_LESS <= cost
+    assert cost * LITTLE_LESS <= compute_epsilon([(make(sigma), math.ceil(rounds * factor))], DELTA)
 
 
 @given(q=st.floats(0.01, 0.5), factor=st.floats(1.05, 2), sigma=st.floats(0.7, 8), rounds=st.integers(1, 200))
-@pytest.mark.parametrize("kind", [PoissonSampled, KnownSample])
+@pytest.mark.parametrize("kind", [PoissonSampled, RevealedSample])
 def test_more_sampling_costs_more_and_knowing_the_sample_most(kind, q, factor, sigma, rounds):
-    cost = epsilon([(kind(q, Gaussian(sigma)), rounds)], DELTA)
-    assert cost * LITTLE_LESS <= epsilon([(kind(min(1, q * factor), Gaussian(sigma)), rounds)], DELTA)
-    assert cost * LITTLE_LESS <= epsilon([(KnownSample(q, Gaussian(sigma)), rounds)], DELTA)
+    cost = compute_epsilon([(kind(q, Gaussian(sigma)), rounds)], DELTA)
+    assert cost * LITTLE_LESS <= compute_epsilon([(kind(min(1, q * factor), Gaussian(sigma)), rounds)], DELTA)
+    assert cost * LITTLE_LESS <= compute_epsilon([(RevealedSample(q, Gaussian(sigma)), rounds)], DELTA)
 
 
 @given(make=events, sigma=st.floats(1, 8), rounds=st.integers(1, 100))
 def test_rdp_is_above_pld(make, sigma, rounds):
     charges = [(make(sigma), rounds)]
-    assert epsilon(charges, DELTA) <= epsilon(charges, DELTA, "rdp")
+    assert compute_epsilon(charges, DELTA) <= compute_epsilon(charges, DELTA, "rdp")
 
 
 # Where distributions on a grid are loose
@@ -391,34 +391,34 @@ TINY = [
     (PoissonSampled(0.01, Gaussian(5.0)), 10_000, 1.5e-12),  # and most of it
     (PoissonSampled(0.5, Gaussian(300.0)), 1_000_000, 1e-10),
     (Group(3, PoissonSampled(1e-4, Gaussian(60.0))), 20_000, 1e-5),
-    (KnownSample(1e-3, Gaussian(2.0)), 10, 1e-14),
+    (RevealedSample(1e-3, Gaussian(2.0)), 10, 1e-14),
 ]
 
 
 @pytest.mark.parametrize(("event", "rounds", "delta"), TINY)
 def test_pld_is_never_above_rdp_though_its_arithmetic_be_too_coarse(event, rounds, delta):
-    pld, rdp = (epsilon([(event, rounds)], delta, by) for by in ("pld", "rdp"))
+    pld, rdp = (compute_epsilon([(event, rounds)], delta, by) for by in ("pld", "rdp"))
     assert 0 < pld <= rdp < math.inf
-    assert delta_of([(event, rounds)], pld, "pld") <= delta * (1 + 1e-9)
-    assert delta_of([(event, rounds)], rdp, "pld") <= delta_of([(event, rounds)], rdp, "rdp")
+    assert compute_delta([(event, rounds)], pld, "pld") <= delta * (1 + 1e-9)
+    assert compute_delta([(event, rounds)], rdp, "pld") <= compute_delta([(event, rounds)], rdp, "rdp")
 
 
 def test_an_epsilon_where_pld_was_infinite():
     event = PoissonSampled(0.01, Gaussian(5.0))
     by_grid = pld.composed(((event, 10_000),), grid_for(event, 10_000))
     assert max(direction.epsilon(1e-12) for direction in by_grid) == math.inf
-    assert round(epsilon([(event, 10_000)], 1e-12), 3) == 1.403
-    spent = Spent()
+    assert round(compute_epsilon([(event, 10_000)], 1e-12), 3) == 1.403
+    spent = Composition()
     spent.add(event, 10_000)
-    assert spent.epsilon(1e-12) == epsilon([(event, 10_000)], 1e-12)
+    assert spent.epsilon(1e-12) == compute_epsilon([(event, 10_000)], 1e-12)
 
 
 def test_each_kind_of_unit_takes_the_smaller_bound_for_itself():
     """The largest of the kinds' smaller bounds, not the smaller of the largest."""
     one, other = PoissonSampled(0.01, Gaussian(5.0)), Gaussian(400.0)
-    both = epsilon([(Each((one, other)), 10_000)], 1e-12)
-    assert both == max(epsilon([(kind, 10_000)], 1e-12) for kind in (one, other))
-    assert epsilon([(other, 10_000)], 1e-12) < epsilon([(other, 10_000)], 1e-12, "rdp")
+    both = compute_epsilon([(WorstOf((one, other)), 10_000)], 1e-12)
+    assert both == max(compute_epsilon([(kind, 10_000)], 1e-12) for kind in (one, other))
+    assert compute_epsilon([(other, 10_000)], 1e-12) < compute_epsilon([(other, 10_000)], 1e-12, "rdp")
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_small_steps_get_a_grid_of_their_own(q, sigma, rounds):
     """
     mu = math.sqrt(rounds * q**2 * math.expm1(1 / sigma**2))
     limit = optimize.brentq(lambda eps: gaussian_delta(eps, 1 / mu) - DELTA, 1e-12, 10)
-    found = epsilon([(PoissonSampled(q, Gaussian(sigma)), rounds)], DELTA)
+    found = compute_epsilon([(PoissonSampled(q, Gaussian(sigma)), rounds)], DELTA)
     assert limit * (1 - 2e-3) <= found <= limit * 1.03
 
 
@@ -441,7 +441,7 @@ def test_small_steps_get_a_grid_of_their_own(q, sigma, rounds):
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_spent_rises_with_every_round_and_is_what_a_fresh_count_says(accountant):
-    spent, charges, last = Spent(accountant), [], 0.0
+    spent, charges, last = Composition(accountant), [], 0.0
     plan = [PoissonSampled(0.3, SIGMA), PoissonSampled(0.3, SIGMA), SIGMA, PoissonSampled(1e-4, SIGMA)]
     for event in plan * 3:
         expected = spent.after(event).epsilon(DELTA)
@@ -449,13 +449,13 @@ def test_spent_rises_with_every_round_and_is_what_a_fresh_count_says(accountant)
         charges.append((event, 1))
         now = spent.epsilon(DELTA)
         assert now == expected >= last
-        assert now == pytest.approx(epsilon(charges, DELTA, accountant), rel=1e-5)
-        assert now >= epsilon(charges, DELTA, accountant)
+        assert now == pytest.approx(compute_epsilon(charges, DELTA, accountant), rel=1e-5)
+        assert now >= compute_epsilon(charges, DELTA, accountant)
         last = now
 
 
 def test_after_leaves_what_was_spent_alone():
-    spent = Spent()
+    spent = Composition()
     spent.add(SIGMA)
     before = spent.epsilon(DELTA)
     assert spent.after(SIGMA, 10).epsilon(DELTA) > before == spent.epsilon(DELTA)
@@ -475,4 +475,4 @@ def test_delta_of_a_release_that_tells_next_to_nothing(q):
     """The library's ln(1 − e^−ρ) is a math domain error there."""
     event = PoissonSampled(q, Gaussian(5.0))
     for accountant in ("rdp", "pld"):
-        assert 0 <= delta_of([(event, 2)], 0.0, accountant) < 1e-6
+        assert 0 <= compute_delta([(event, 2)], 0.0, accountant) < 1e-6

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.attack import membership_attack, probability_of_loss_above, total_variation
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.attack import compute_membership_attack, probability_of_loss_above, total_variation
 from silodp.accounting.events import (
-    Each,
     Gaussian,
     Group,
-    KnownSample,
-    NoGuarantee,
+    NonPrivate,
     PoissonSampled,
+    RevealedSample,
     Skellam,
+    WorstOf,
 )
 
 PHI = stats.norm.cdf
@@ -29,9 +29,9 @@ def test_the_demo_has_the_numbers_of_the_closed_form():
     """20 Gaussian rounds at σ = 5: the loss is Gaussian with mean μ²/2 and variance μ²."""
     demo = [(Gaussian(5.0), 20)]
     mu = math.sqrt(20) / 5
-    spent = epsilon(demo, 1e-5)
+    spent = compute_epsilon(demo, 1e-5)
     assert spent == pytest.approx(3.8486, abs=1e-4)
-    attack = membership_attack(demo, spent)
+    attack = compute_membership_attack(demo, spent)
     assert attack.exact
     assert attack.accuracy == pytest.approx(PHI(mu / 2), rel=1e-9)
     assert attack.accuracy == pytest.approx(0.67264, abs=1e-5)
@@ -45,7 +45,7 @@ def test_the_demo_has_the_numbers_of_the_closed_form():
 def test_gaussian_releases_against_the_closed_form(sigma, count, delta):
     charges = [(Gaussian(sigma), count)]
     mu = math.sqrt(count) / sigma
-    spent = epsilon(charges, delta)
+    spent = compute_epsilon(charges, delta)
     assert total_variation(charges) == pytest.approx(2 * PHI(mu / 2) - 1, rel=1e-8)
     expected = PHI(mu / 2 - spent / mu)
     assert probability_of_loss_above(charges, spent) == pytest.approx(expected, rel=2e-3)
@@ -85,7 +85,7 @@ def test_many_sampled_releases_against_a_simulation():
 
 def test_a_known_sample_against_the_mixture_over_how_often_the_person_was_in():
     q, sigma, rounds = 0.2, 1.5, 25
-    charges = [(KnownSample(q, Gaussian(sigma)), rounds)]
+    charges = [(RevealedSample(q, Gaussian(sigma)), rounds)]
     k = np.arange(1, rounds + 1)
     often, mu = stats.binom.pmf(k, rounds, q), np.sqrt(k) / sigma
     assert total_variation(charges) == pytest.approx(float(often @ (2 * PHI(mu / 2) - 1)), rel=1e-4)
@@ -104,8 +104,8 @@ def test_integer_noise_is_bounded_and_said_to_be(sigma, units):
     x = np.arange(-reach, reach + 1)
     still = stats.skellam.pmf(x, variance / 2, variance / 2)
     moved = stats.skellam.pmf(x - units, variance / 2, variance / 2)
-    spent = epsilon(charges, 1e-5, "rdp")
-    attack = membership_attack(charges, spent)
+    spent = compute_epsilon(charges, 1e-5, "rdp")
+    attack = compute_membership_attack(charges, spent)
     assert not attack.exact
     exact = (1 + float(np.maximum(moved - still, 0).sum())) / 2
     assert exact <= attack.accuracy < exact + 0.2
@@ -121,14 +121,14 @@ def test_integer_noise_is_bounded_and_said_to_be(sigma, units):
         [(Gaussian(5.0), 20)],
         [(Gaussian(50.0), 1)],
         [(PoissonSampled(0.1, Gaussian(1.0)), 50)],
-        [(KnownSample(0.3, Gaussian(2.0)), 50)],
+        [(RevealedSample(0.3, Gaussian(2.0)), 50)],
         [(Group(4, PoissonSampled(0.05, Gaussian(2.0))), 10)],
     ],
 )
 def test_renyi_orders_bound_what_distributions_say(charges):
     assert total_variation(charges) <= total_variation(charges, "rdp") <= 1
     for delta in (1e-3, 1e-7):
-        spent = epsilon(charges, delta)
+        spent = compute_epsilon(charges, delta)
         exact = probability_of_loss_above(charges, spent)
         assert exact <= probability_of_loss_above(charges, spent, "rdp") <= 1
 
@@ -147,19 +147,19 @@ def test_each_way_of_bounding_the_distance_is_needed(event, largest):
 
 
 def test_nothing_told_and_nothing_promised():
-    assert membership_attack([], 0.0).accuracy == 0.5
-    assert membership_attack([(Gaussian(math.inf), 3)], 0.0).loss_above_epsilon == 0.0
-    none = membership_attack([(NoGuarantee("no noise"), 1), (Skellam(1.0, 1, 1), 1)], 1.0)
+    assert compute_membership_attack([], 0.0).accuracy == 0.5
+    assert compute_membership_attack([(Gaussian(math.inf), 3)], 0.0).loss_above_epsilon == 0.0
+    none = compute_membership_attack([(NonPrivate("no noise"), 1), (Skellam(1.0, 1, 1), 1)], 1.0)
     assert (none.accuracy, none.loss_above_epsilon) == (1.0, 1.0)
 
 
 def test_the_worst_kind_of_unit_counts():
-    kinds = [(Each((Gaussian(2.0), Gaussian(1.0))), 4)]
+    kinds = [(WorstOf((Gaussian(2.0), Gaussian(1.0))), 4)]
     assert total_variation(kinds) == pytest.approx(2 * PHI(1.0) - 1, rel=1e-6)
 
 
 def test_what_ciphertexts_disclose_is_added():
-    assert membership_attack([(Gaussian(5.0), 1)], 1.0, 0.01).accuracy == pytest.approx(
+    assert compute_membership_attack([(Gaussian(5.0), 1)], 1.0, 0.01).accuracy == pytest.approx(
         PHI(0.1) + 0.005, rel=1e-9
     )
-    assert membership_attack([(Gaussian(0.02), 1)], 1.0, 0.9).accuracy == 1.0
+    assert compute_membership_attack([(Gaussian(0.02), 1)], 1.0, 0.9).accuracy == 1.0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from silodp.accounting.averaged_models import PARTIES, charges, table
-from silodp.accounting.events import Gaussian, PoissonSampled, TwoLooks
+from silodp.accounting.averaged_models import PARTIES, charges, compute_table
+from silodp.accounting.events import CorrelatedReleases, Gaussian, PoissonSampled
 
 # DDP, Table 1: by the paper's conversion (as printed there), RDP, PLD, for 1, 2, 5, 10 parties.
 TABLE = {
@@ -15,7 +15,7 @@ TABLE = {
 
 @pytest.fixture(scope="module")
 def rows():
-    return {(row.steps, row.parties, row.trajectory, row.conversion): row for row in table()}
+    return {(row.steps, row.parties, row.trajectory, row.conversion): row for row in compute_table()}
 
 
 def test_the_papers_column_and_ours(rows):
@@ -48,7 +48,7 @@ def test_proven_epsilons_are_no_smaller_than_the_claimed_ones(rows):
 
 
 def test_only_the_last_step_is_free_of_the_trajectory():
-    looks = TwoLooks(Gaussian(4.0), Gaussian(2.0))
+    looks = CorrelatedReleases(Gaussian(4.0), Gaussian(2.0))
     assert charges("decoupled", 9, 1.0, 2.0, 0.1) == [
         (PoissonSampled(0.1, looks), 8),
         (PoissonSampled(0.1, Gaussian(2.0)), 1),

@@ -7,16 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silodp.accounting import calibration
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.calibration import noise_multiplier_for, rounds_for, sampling_probability_for
-from silodp.accounting.events import Gaussian, Group, KnownSample, NoGuarantee, PoissonSampled
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_rounds,
+    calibrate_sampling_probability,
+)
+from silodp.accounting.events import Gaussian, Group, NonPrivate, PoissonSampled, RevealedSample
 from silodp.errors import SilodpError
 
 DELTA = 1e-5
 MAKERS = {
     "gaussian": lambda q, s: Gaussian(s),
     "sampled": lambda q, s: PoissonSampled(q, Gaussian(s)),
-    "known": lambda q, s: KnownSample(q, Gaussian(s)),
+    "known": lambda q, s: RevealedSample(q, Gaussian(s)),
     "group": lambda q, s: Group(3, PoissonSampled(q, Gaussian(s))),
 }
 
@@ -28,9 +32,9 @@ def test_noise_never_overshoots_and_is_tight(kind, q, rounds, target):
     def make(sigma):
         return MAKERS[kind](q, sigma)
 
-    sigma = noise_multiplier_for(make, rounds, target, DELTA)
-    assert epsilon([(make(sigma), rounds)], DELTA) <= target
-    assert epsilon([(make(sigma * (1 - 1e-4)), rounds)], DELTA) > target
+    sigma = calibrate_noise_multiplier(make, rounds, target, DELTA)
+    assert compute_epsilon([(make(sigma), rounds)], DELTA) <= target
+    assert compute_epsilon([(make(sigma * (1 - 1e-4)), rounds)], DELTA) > target
 
 
 @pytest.mark.parametrize("kind", ["sampled", "known", "group"])
@@ -40,9 +44,9 @@ def test_sampling_never_overshoots_and_is_tight(kind, sigma, rounds, target):
     def make(q):
         return MAKERS[kind](q, sigma)
 
-    q = sampling_probability_for(make, rounds, target, DELTA)
-    assert epsilon([(make(q), rounds)], DELTA) <= target
-    assert q == 1.0 or epsilon([(make(q * (1 + 1e-4)), rounds)], DELTA) > target
+    q = calibrate_sampling_probability(make, rounds, target, DELTA)
+    assert compute_epsilon([(make(q), rounds)], DELTA) <= target
+    assert q == 1.0 or compute_epsilon([(make(q * (1 + 1e-4)), rounds)], DELTA) > target
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -50,35 +54,39 @@ def test_sampling_never_overshoots_and_is_tight(kind, sigma, rounds, target):
 @given(q=st.floats(0.05, 0.9), sigma=st.floats(1, 10), target=st.floats(0.1, 20))
 def test_rounds_are_the_most_that_fit(kind, q, sigma, target):
     event = MAKERS[kind](q, sigma)
-    most = rounds_for(event, target, DELTA)
-    assert epsilon([(event, most)], DELTA) <= target < epsilon([(event, most + 1)], DELTA)
+    most = calibrate_rounds(event, target, DELTA)
+    assert compute_epsilon([(event, most)], DELTA) <= target < compute_epsilon([(event, most + 1)], DELTA)
 
 
 def test_by_rdp():
-    sigma = noise_multiplier_for(lambda s: PoissonSampled(0.5, Gaussian(s)), 100, 2.0, DELTA, "rdp")
+    sigma = calibrate_noise_multiplier(lambda s: PoissonSampled(0.5, Gaussian(s)), 100, 2.0, DELTA, "rdp")
     event = PoissonSampled(0.5, Gaussian(sigma))
-    assert 2.0 * (1 - 1e-3) <= epsilon([(event, 100)], DELTA, "rdp") <= 2.0
-    most = rounds_for(event, 2.0, DELTA, "rdp")
-    assert epsilon([(event, most)], DELTA, "rdp") <= 2.0 < epsilon([(event, most + 1)], DELTA, "rdp")
+    assert 2.0 * (1 - 1e-3) <= compute_epsilon([(event, 100)], DELTA, "rdp") <= 2.0
+    most = calibrate_rounds(event, 2.0, DELTA, "rdp")
+    assert (
+        compute_epsilon([(event, most)], DELTA, "rdp")
+        <= 2.0
+        < compute_epsilon([(event, most + 1)], DELTA, "rdp")
+    )
 
 
 def test_specs_table_backwards():
-    assert noise_multiplier_for(Gaussian, 100, 9.9973, DELTA) == pytest.approx(5.0, rel=1e-4)
-    assert rounds_for(Gaussian(5.0), 9.9973, DELTA) == 100
-    assert sampling_probability_for(
+    assert calibrate_noise_multiplier(Gaussian, 100, 9.9973, DELTA) == pytest.approx(5.0, rel=1e-4)
+    assert calibrate_rounds(Gaussian(5.0), 9.9973, DELTA) == 100
+    assert calibrate_sampling_probability(
         lambda q: PoissonSampled(q, Gaussian(5.0)), 100, 4.488, DELTA
     ) == pytest.approx(0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("most", [1, 7, 1000])
 def test_rounds_stop_at_the_most_asked_for(most):
-    assert rounds_for(Gaussian(1e5), 5.0, DELTA, most=most) == most
+    assert calibrate_rounds(Gaussian(1e5), 5.0, DELTA, most=most) == most
 
 
 def test_no_round_at_all():
-    assert rounds_for(Gaussian(0.1), 0.5, DELTA) == 0
-    assert rounds_for(Gaussian(0.0), 0.5, DELTA) == 0
-    assert rounds_for(Gaussian(5.0), 5.0, DELTA, most=0) == 0
+    assert calibrate_rounds(Gaussian(0.1), 0.5, DELTA) == 0
+    assert calibrate_rounds(Gaussian(0.0), 0.5, DELTA) == 0
+    assert calibrate_rounds(Gaussian(5.0), 5.0, DELTA, most=0) == 0
 
 
 def test_edge_holds_where_the_cost_jumps():
@@ -96,13 +104,13 @@ def test_edge_holds_where_the_cost_jumps():
 
 def test_unreachable_targets_are_refused_in_one_sentence():
     with pytest.raises(SilodpError, match=r"out of reach in 1,000,000,000,000,000 rounds.*larger epsilon"):
-        noise_multiplier_for(Gaussian, 10**15, 1.0, DELTA)
+        calibrate_noise_multiplier(Gaussian, 10**15, 1.0, DELTA)
     with pytest.raises(SilodpError, match="out of reach"):
-        sampling_probability_for(lambda q: PoissonSampled(q, Gaussian(0.0)), 100, 1.0, DELTA)
+        calibrate_sampling_probability(lambda q: PoissonSampled(q, Gaussian(0.0)), 100, 1.0, DELTA)
     with pytest.raises(SilodpError, match="counts disclosed"):
-        noise_multiplier_for(lambda s: NoGuarantee("counts disclosed"), 100, 1.0, DELTA)
+        calibrate_noise_multiplier(lambda s: NonPrivate("counts disclosed"), 100, 1.0, DELTA)
     for target in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(SilodpError, match="target epsilon"):
-            noise_multiplier_for(Gaussian, 100, target, DELTA)
+            calibrate_noise_multiplier(Gaussian, 100, target, DELTA)
     with pytest.raises(SilodpError, match="delta"):
-        rounds_for(Gaussian(5.0), 1.0, 0.0)
+        calibrate_rounds(Gaussian(5.0), 1.0, 0.0)

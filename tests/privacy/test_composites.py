@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from silodp.accounting import pld, rdp
-from silodp.accounting._steps import steps_of
-from silodp.accounting.accountant import Spent, delta_of, epsilon, usual_accountant
+from silodp.accounting._steps import flatten_event
+from silodp.accounting.accountant import Composition, compute_delta, compute_epsilon, default_accountant
 from silodp.accounting.events import (
     Composed,
-    Each,
+    CorrelatedReleases,
     Gaussian,
     Group,
-    KnownSample,
-    NoGuarantee,
+    NonPrivate,
     PoissonSampled,
-    Repeated,
+    RevealedSample,
+    SelfComposed,
     Skellam,
-    TwoLooks,
-    costliest,
-    discrete,
+    WorstOf,
+    costliest_event,
     event_from_dict,
     event_to_dict,
-    unsampled,
+    to_discrete,
+    without_amplification,
 )
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.errors import SilodpError
@@ -38,7 +38,7 @@ ACCOUNTANTS = ["pld", "rdp"]
 
 
 def two_stage(client_sampling, q=0.05, sigma=6.0, steps=50):
-    return KnownSample(client_sampling, Repeated(PoissonSampled(q, Gaussian(sigma)), steps))
+    return RevealedSample(client_sampling, SelfComposed(PoissonSampled(q, Gaussian(sigma)), steps))
 
 
 # One coin over a whole round
@@ -46,7 +46,7 @@ def two_stage(client_sampling, q=0.05, sigma=6.0, steps=50):
 
 @pytest.mark.parametrize(("lam", "rdp", "pld"), [(1, 0.795, 0.710), (0.8, 0.721, 0.637), (0.3, 0.480, 0.406)])
 def test_two_stage_sampling_has_the_printed_epsilon(lam, rdp, pld):
-    found = [epsilon([(two_stage(lam), 15)], 1e-4, accountant) for accountant in ("rdp", "pld")]
+    found = [compute_epsilon([(two_stage(lam), 15)], 1e-4, accountant) for accountant in ("rdp", "pld")]
     # .480 was found with fewer orders than ours, which give .4795.
     assert found == [pytest.approx(rdp, abs=6e-4), pytest.approx(pld, abs=5e-4)]
 
@@ -57,26 +57,28 @@ def test_a_coin_over_many_steps_agrees_with_the_librarys_mixture(lam, rounds):
     inner = library.from_gaussian_mechanism(2.0, sampling_prob=0.1).self_compose(8)
     inner = inner.compose(library.from_gaussian_mechanism(5.0))
     reference = inner.compute_mixture(library.identity(), lam).self_compose(rounds)
-    event = KnownSample(lam, Composed((Repeated(PoissonSampled(0.1, Gaussian(2.0)), 8), Gaussian(5.0))))
+    event = RevealedSample(
+        lam, Composed((SelfComposed(PoissonSampled(0.1, Gaussian(2.0)), 8), Gaussian(5.0)))
+    )
     theirs = reference.get_epsilon_for_delta(DELTA)
-    assert theirs * (1 - 1e-6) <= epsilon([(event, rounds)], DELTA) <= theirs * (1 + 5e-4)
+    assert theirs * (1 - 1e-6) <= compute_epsilon([(event, rounds)], DELTA) <= theirs * (1 + 5e-4)
 
 
 @pytest.mark.parametrize("lam", [0.02, 0.4])
 def test_a_coin_over_gaussian_steps_against_the_closed_form(lam):
     """The coin is seen and independent of the record, so δ averages over it."""
     mu = math.sqrt(7) / 3.0
-    event = KnownSample(lam, Repeated(Gaussian(3.0), 7))
+    event = RevealedSample(lam, SelfComposed(Gaussian(3.0), 7))
     for eps in (0.05, 0.7, 2.0):
         exact = lam * (stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu))
-        assert exact - 1e-14 <= delta_of([(event, 1)], eps) <= exact * (1 + 1e-3) + 1e-13
+        assert exact - 1e-14 <= compute_delta([(event, 1)], eps) <= exact * (1 + 1e-3) + 1e-13
 
 
 def test_all_mass_is_scaled_infinity_too():
     grid = 1e-3
-    inner = Repeated(PoissonSampled(0.3, Gaussian(0.4)), 3)
+    inner = SelfComposed(PoissonSampled(0.3, Gaussian(0.4)), 3)
     without = pld.composed([(inner.event, inner.count)], grid)
-    for mixed, plain in zip(pld.of_step(KnownSample(0.25, inner), grid), without, strict=True):
+    for mixed, plain in zip(pld.of_step(RevealedSample(0.25, inner), grid), without, strict=True):
         assert plain.infinite > 0
         assert mixed.infinite == pytest.approx(0.25 * plain.infinite, rel=1e-12, abs=0)
         for eps in (0.0, 1.0, 4.0):
@@ -113,26 +115,28 @@ def test_rare_sampling_loses_no_digits():
 )
 def test_a_coin_costs_less_than_none_and_pld_less_than_rdp(lam, q, sigma, steps, more):
     event = two_stage(lam, q, sigma, steps)
-    cost = epsilon([(event, 5)], DELTA)
-    assert cost <= epsilon([(two_stage(min(1, lam * more), q, sigma, steps), 5)], DELTA) * (1 + 1e-6)
-    assert cost <= epsilon([(event, 5)], DELTA, "rdp") * (1 + 1e-3) + 1e-6
+    cost = compute_epsilon([(event, 5)], DELTA)
+    assert cost <= compute_epsilon([(two_stage(min(1, lam * more), q, sigma, steps), 5)], DELTA) * (1 + 1e-6)
+    assert cost <= compute_epsilon([(event, 5)], DELTA, "rdp") * (1 + 1e-3) + 1e-6
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_coins_that_change_nothing_are_left_out(accountant):
     def cost(event):
-        return epsilon([(event, 3)], DELTA, accountant)
+        return compute_epsilon([(event, 3)], DELTA, accountant)
 
     step = PoissonSampled(0.2, Gaussian(2.0))
-    assert cost(KnownSample(1.0, Repeated(step, 4))) == cost(Repeated(step, 4))
-    assert cost(KnownSample(0.0, Repeated(step, 4))) == 0.0 == cost(KnownSample(0.5, Composed(())))
-    assert cost(KnownSample(0.5, KnownSample(0.4, step))) == cost(KnownSample(0.2, step))
-    assert cost(KnownSample(0.5, Composed((step, step)))) == cost(KnownSample(0.5, Repeated(step, 2)))
-    assert cost(Composed((step, Repeated(Gaussian(3.0), 2)))) == epsilon(
+    assert cost(RevealedSample(1.0, SelfComposed(step, 4))) == cost(SelfComposed(step, 4))
+    assert cost(RevealedSample(0.0, SelfComposed(step, 4))) == 0.0 == cost(RevealedSample(0.5, Composed(())))
+    assert cost(RevealedSample(0.5, RevealedSample(0.4, step))) == cost(RevealedSample(0.2, step))
+    assert cost(RevealedSample(0.5, Composed((step, step)))) == cost(
+        RevealedSample(0.5, SelfComposed(step, 2))
+    )
+    assert cost(Composed((step, SelfComposed(Gaussian(3.0), 2)))) == compute_epsilon(
         [(step, 3), (Gaussian(3.0), 6)], DELTA, accountant
     )
-    assert cost(KnownSample(0.5, Composed((step, NoGuarantee("why"))))) == math.inf
-    assert cost(KnownSample(0.5, Repeated(Gaussian(0.0), 2))) == math.inf
+    assert cost(RevealedSample(0.5, Composed((step, NonPrivate("why"))))) == math.inf
+    assert cost(RevealedSample(0.5, SelfComposed(Gaussian(0.0), 2))) == math.inf
 
 
 # Two looks
@@ -140,11 +144,18 @@ def test_coins_that_change_nothing_are_left_out(accountant):
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_two_gaussian_looks_are_one(accountant):
-    looks, one = TwoLooks(Gaussian(3.0), Gaussian(4.0)), Gaussian(1 / math.sqrt(1 / 9 + 1 / 16))
+    looks, one = CorrelatedReleases(Gaussian(3.0), Gaussian(4.0)), Gaussian(1 / math.sqrt(1 / 9 + 1 / 16))
     for wrap in (lambda e: e, lambda e: PoissonSampled(0.1, e), lambda e: Group(3, PoissonSampled(0.1, e))):
-        assert epsilon([(wrap(looks), 9)], DELTA, accountant) == epsilon([(wrap(one), 9)], DELTA, accountant)
-    assert steps_of([(TwoLooks(Gaussian(math.inf), Gaussian(4.0)), 1)], "pld") == ((Gaussian(4.0), 1),)
-    assert epsilon([(TwoLooks(Gaussian(0.0), Gaussian(4.0)), 1)], DELTA, accountant) == math.inf
+        assert compute_epsilon([(wrap(looks), 9)], DELTA, accountant) == compute_epsilon(
+            [(wrap(one), 9)], DELTA, accountant
+        )
+    assert flatten_event([(CorrelatedReleases(Gaussian(math.inf), Gaussian(4.0)), 1)], "pld") == (
+        (Gaussian(4.0), 1),
+    )
+    assert (
+        compute_epsilon([(CorrelatedReleases(Gaussian(0.0), Gaussian(4.0)), 1)], DELTA, accountant)
+        == math.inf
+    )
 
 
 def divergence_of_two_looks(q, a, sigma, units, alpha):
@@ -168,7 +179,7 @@ def divergence_of_two_looks(q, a, sigma, units, alpha):
 @pytest.mark.parametrize(("q", "a", "sigma"), [(0.05, 1.0, 1.2), (0.3, 2.0, 1.5)])
 def test_two_looks_at_one_sample_are_one_sampled_event(q, a, sigma):
     units, orders = 4, (2.0, 4.0, 8.0)
-    looks = TwoLooks(Gaussian(a), Skellam(sigma, units, 1))
+    looks = CorrelatedReleases(Gaussian(a), Skellam(sigma, units, 1))
     together = rdp.of_step(PoissonSampled(q, looks), orders)
     apart = sum(rdp.of_step(PoissonSampled(q, look), orders) for look in (looks.first, looks.second))
     for alpha, bound, composed in zip(orders, together, apart, strict=True):
@@ -181,7 +192,7 @@ def test_two_looks_at_one_sample_are_one_sampled_event(q, a, sigma):
 
 def test_two_looks_by_the_formula():
     a, skellam = 3.0, Skellam(2.0, 4096, 1000)
-    found = rdp.of_step(TwoLooks(Gaussian(a), skellam), (2.0, 16.0))
+    found = rdp.of_step(CorrelatedReleases(Gaussian(a), skellam), (2.0, 16.0))
     alpha = np.array([2.0, 16.0])
     np.testing.assert_allclose(found, alpha / (2 * a**2) + rdp.skellam(skellam, alpha), rtol=1e-12)
 
@@ -190,7 +201,7 @@ def test_two_looks_by_the_formula():
 
 
 @pytest.mark.parametrize(
-    "inner", [PoissonSampled(0.1, TwoLooks(Gaussian(4.0), Skellam(3.0, 64, 10))), two_stage(0.5)]
+    "inner", [PoissonSampled(0.1, CorrelatedReleases(Gaussian(4.0), Skellam(3.0, 64, 10))), two_stage(0.5)]
 )
 def test_group_privacy_by_renyi_orders_of_anything(inner):
     orders = (2.0, 5.0)
@@ -202,11 +213,11 @@ def test_group_privacy_by_renyi_orders_of_anything(inner):
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_groups_of_what_is_not_sampled_move_further(accountant):
     def cost(event):
-        return epsilon([(event, 2)], DELTA, accountant)
+        return compute_epsilon([(event, 2)], DELTA, accountant)
 
     assert cost(Group(3, Gaussian(6.0))) == cost(Gaussian(2.0))
-    assert cost(Group(3, TwoLooks(Gaussian(6.0), Gaussian(9.0)))) == pytest.approx(
-        cost(TwoLooks(Gaussian(2.0), Gaussian(3.0)))
+    assert cost(Group(3, CorrelatedReleases(Gaussian(6.0), Gaussian(9.0)))) == pytest.approx(
+        cost(CorrelatedReleases(Gaussian(2.0), Gaussian(3.0)))
     )
     parts = Composed((Gaussian(6.0), PoissonSampled(0.1, Gaussian(6.0))))
     assert cost(Group(3, parts)) == cost(Composed(tuple(Group(3, part) for part in parts.parts)))
@@ -216,18 +227,20 @@ def test_groups_of_what_is_not_sampled_move_further(accountant):
 
 
 def test_a_group_moves_integers_by_as_many_units():
-    found = steps_of([(Group(3, TwoLooks(Gaussian(6.0), Skellam(9.0, 64, 10))), 1)], "rdp")
-    assert found == ((TwoLooks(Gaussian(2.0), Skellam(3.0, 192, 10)), 1),)
+    found = flatten_event([(Group(3, CorrelatedReleases(Gaussian(6.0), Skellam(9.0, 64, 10))), 1)], "rdp")
+    assert found == ((CorrelatedReleases(Gaussian(2.0), Skellam(3.0, 192, 10)), 1),)
 
 
 def test_by_pld_a_group_forgoes_the_coins_of_its_silos():
     """Of several coins one falls more often than a single one does."""
     inside = two_stage(0.5).event
-    assert epsilon([(Group(3, two_stage(0.5)), 4)], DELTA) == epsilon([(Group(3, inside), 4)], DELTA)
+    assert compute_epsilon([(Group(3, two_stage(0.5)), 4)], DELTA) == compute_epsilon(
+        [(Group(3, inside), 4)], DELTA
+    )
     sigma = (
         0.05  # each release tells all: two records in two silos are seen with probability 1 − (1 − λ)² = .75
     )
-    assert delta_of([(Group(2, KnownSample(0.5, Gaussian(sigma))), 1)], 1.0) >= 0.75
+    assert compute_delta([(Group(2, RevealedSample(0.5, Gaussian(sigma))), 1)], 1.0) >= 0.75
 
 
 # Kinds of units
@@ -236,29 +249,31 @@ def test_by_pld_a_group_forgoes_the_coins_of_its_silos():
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_each_kind_pays_its_own_and_the_dearest_counts(accountant):
     def cost(*charges):
-        return epsilon(charges, DELTA, accountant)
+        return compute_epsilon(charges, DELTA, accountant)
 
     cheap, dear, shared = Gaussian(6.0), PoissonSampled(0.5, Gaussian(2.0)), Gaussian(9.0)
-    both = Each((cheap, dear))
-    assert cost((both, 3)) == cost((dear, 3)) == cost((Each((dear, cheap)), 3)) > cost((cheap, 3))
+    both = WorstOf((cheap, dear))
+    assert cost((both, 3)) == cost((dear, 3)) == cost((WorstOf((dear, cheap)), 3)) > cost((cheap, 3))
     assert cost((both, 3), (shared, 2)) == cost((dear, 3), (shared, 2))
-    crossed = cost((both, 3), (Each((dear, cheap)), 3))
+    crossed = cost((both, 3), (WorstOf((dear, cheap)), 3))
     assert crossed == cost((cheap, 3), (dear, 3)) < cost((dear, 6))
-    assert cost((Repeated(Each((cheap, Composed((dear, shared)))), 2), 1)) == cost((dear, 2), (shared, 2))
-    assert cost((Each((cheap, NoGuarantee("why"))), 1)) == math.inf
-    assert delta_of([(both, 3)], 1.0, accountant) == delta_of([(dear, 3)], 1.0, accountant)
+    assert cost((SelfComposed(WorstOf((cheap, Composed((dear, shared)))), 2), 1)) == cost(
+        (dear, 2), (shared, 2)
+    )
+    assert cost((WorstOf((cheap, NonPrivate("why"))), 1)) == math.inf
+    assert compute_delta([(both, 3)], 1.0, accountant) == compute_delta([(dear, 3)], 1.0, accountant)
 
 
 def test_kinds_must_be_the_same_ones_everywhere():
-    two, three = Each((Gaussian(1.0),) * 2), Each((Gaussian(1.0),) * 3)
-    for charges in ([(two, 1), (three, 1)], [(Composed((two, three)), 1)], [(Each(()), 1)]):
+    two, three = WorstOf((Gaussian(1.0),) * 2), WorstOf((Gaussian(1.0),) * 3)
+    for charges in ([(two, 1), (three, 1)], [(Composed((two, three)), 1)], [(WorstOf(()), 1)]):
         with pytest.raises(SilodpError, match="alternatives"):
-            epsilon(charges, DELTA)
-    spent = Spent()
+            compute_epsilon(charges, DELTA)
+    spent = Composition()
     spent.add(two)
     with pytest.raises(SilodpError, match="2 and 3 alternatives"):
         spent.add(three)
-    assert spent.epsilon(DELTA) == epsilon([(two, 1)], DELTA)
+    assert spent.epsilon(DELTA) == compute_epsilon([(two, 1)], DELTA)
 
 
 # The book, and what the other rooms do with events
@@ -267,60 +282,71 @@ def test_kinds_must_be_the_same_ones_everywhere():
 def test_a_budget_names_what_is_promised_nowhere():
     ledger = Ledger(None, DELTA, budget=Budget(1.0, DELTA), run="r")
     with pytest.raises(SilodpError, match="counts disclosed"):
-        ledger.affords({"released": Each((Gaussian(9.0), Composed((NoGuarantee("counts disclosed"),))))})
-    ledger.charge(0, 0, {"released": KnownSample(0.5, Composed((NoGuarantee("counts disclosed"),)))})
+        ledger.affords({"released": WorstOf((Gaussian(9.0), Composed((NonPrivate("counts disclosed"),))))})
+    ledger.charge(0, 0, {"released": RevealedSample(0.5, Composed((NonPrivate("counts disclosed"),)))})
     assert ledger.epsilon("released") is None
     assert ledger.reason("released") == "counts disclosed"
 
 
 def test_integer_noise_reaches_every_release_and_no_first_look():
-    coin = KnownSample(
+    coin = RevealedSample(
         0.5,
-        Composed((Repeated(PoissonSampled(0.1, TwoLooks(Gaussian(8.0), Gaussian(4.0))), 3), Gaussian(4.0))),
+        Composed(
+            (
+                SelfComposed(PoissonSampled(0.1, CorrelatedReleases(Gaussian(8.0), Gaussian(4.0))), 3),
+                Gaussian(4.0),
+            )
+        ),
     )
-    made = discrete(Each((coin, Group(2, Gaussian(4.0)))), 64, 10, reach=2.0)
+    made = to_discrete(WorstOf((coin, Group(2, Gaussian(4.0)))), 64, 10, reach=2.0)
     integer = Skellam(2.0, 64, 10)
-    first = KnownSample(
-        0.5, Composed((Repeated(PoissonSampled(0.1, TwoLooks(Gaussian(8.0), integer)), 3), integer))
+    first = RevealedSample(
+        0.5,
+        Composed((SelfComposed(PoissonSampled(0.1, CorrelatedReleases(Gaussian(8.0), integer)), 3), integer)),
     )
-    assert made == Each((first, Group(2, integer)))
-    assert discrete(made, 8, 10) == made
-    assert usual_accountant([made]) == "rdp"
-    assert usual_accountant([coin]) == "pld"
-    for event in (made, TwoLooks(Gaussian(1.0), integer), Group(2, PoissonSampled(0.1, integer))):
+    assert made == WorstOf((first, Group(2, integer)))
+    assert to_discrete(made, 8, 10) == made
+    assert default_accountant([made]) == "rdp"
+    assert default_accountant([coin]) == "pld"
+    for event in (made, CorrelatedReleases(Gaussian(1.0), integer), Group(2, PoissonSampled(0.1, integer))):
         with pytest.raises(SilodpError, match="choose 'rdp'"):
-            epsilon([(event, 1)], DELTA, "pld")
+            compute_epsilon([(event, 1)], DELTA, "pld")
 
 
 def test_a_second_release_of_the_same_samples_has_no_amplification():
-    step = TwoLooks(Gaussian(8.0), Gaussian(4.0))
-    event = Each(
-        (KnownSample(0.5, Composed((Repeated(PoissonSampled(0.1, step), 3), Gaussian(4.0)))), Gaussian(1.0))
+    step = CorrelatedReleases(Gaussian(8.0), Gaussian(4.0))
+    event = WorstOf(
+        (
+            RevealedSample(0.5, Composed((SelfComposed(PoissonSampled(0.1, step), 3), Gaussian(4.0)))),
+            Gaussian(1.0),
+        )
     )
-    assert unsampled(event) == Each((Composed((Repeated(step, 3), Gaussian(4.0))), Gaussian(1.0)))
+    assert without_amplification(event) == WorstOf(
+        (Composed((SelfComposed(step, 3), Gaussian(4.0))), Gaussian(1.0))
+    )
 
 
 @pytest.mark.parametrize(
     ("event", "field"),
     [
         (Group(1.5, Gaussian(1.0)), "size"),
-        (Group(2, KnownSample(1.5, Gaussian(1.0))), "sampling_probability"),
+        (Group(2, RevealedSample(1.5, Gaussian(1.0))), "sampling_probability"),
         (Group(2, Group(2, Gaussian(1.0))), "group"),
-        (KnownSample(-0.1, Gaussian(1.0)), "sampling_probability"),
-        (KnownSample(0.5, Repeated(Gaussian(1.0), 1.5)), "count"),
-        (KnownSample(0.0, Repeated(Gaussian(-1.0), 2)), "noise_multiplier"),
-        (TwoLooks(Gaussian(1.0), Gaussian(math.nan)), "noise_multiplier"),
-        (TwoLooks(Skellam(1.0, 4, 4), Gaussian(1.0)), "release"),
-        (PoissonSampled(0.5, KnownSample(0.5, Gaussian(1.0))), "release"),
-        (PoissonSampled(0.5, NoGuarantee("why")), "release"),
-        (Repeated(3, 2), "release"),
+        (RevealedSample(-0.1, Gaussian(1.0)), "sampling_probability"),
+        (RevealedSample(0.5, SelfComposed(Gaussian(1.0), 1.5)), "count"),
+        (RevealedSample(0.0, SelfComposed(Gaussian(-1.0), 2)), "noise_multiplier"),
+        (CorrelatedReleases(Gaussian(1.0), Gaussian(math.nan)), "noise_multiplier"),
+        (CorrelatedReleases(Skellam(1.0, 4, 4), Gaussian(1.0)), "release"),
+        (PoissonSampled(0.5, RevealedSample(0.5, Gaussian(1.0))), "release"),
+        (PoissonSampled(0.5, NonPrivate("why")), "release"),
+        (SelfComposed(3, 2), "release"),
         (Composed((Gaussian(1.0), "Gaussian")), "release"),
     ],
 )
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
 def test_what_cannot_be_is_named(event, field, accountant):
     with pytest.raises(SilodpError, match=field):
-        epsilon([(event, 1)], DELTA, accountant)
+        compute_epsilon([(event, 1)], DELTA, accountant)
 
 
 multipliers = st.floats(0, math.inf)
@@ -329,21 +355,21 @@ releases = st.one_of(
     gaussians,
     st.builds(Skellam, multipliers, st.integers(1, 10**6), st.integers(1, 10**6)),
 )
-additive = st.one_of(releases, st.builds(TwoLooks, gaussians, releases))
+additive = st.one_of(releases, st.builds(CorrelatedReleases, gaussians, releases))
 steps = st.one_of(additive, st.builds(PoissonSampled, st.floats(0, 1), additive))
 composites = st.recursive(
     st.one_of(steps, st.builds(Group, st.integers(0, 99), steps)),
     lambda inner: st.one_of(
-        st.builds(Repeated, inner, st.integers(0, 10**6)),
-        st.builds(KnownSample, st.floats(0, 1), inner),
+        st.builds(SelfComposed, inner, st.integers(0, 10**6)),
+        st.builds(RevealedSample, st.floats(0, 1), inner),
         st.builds(Composed, st.lists(inner, max_size=3).map(tuple)),
     ),
     max_leaves=6,
 )
 anything = st.one_of(
     composites,
-    st.builds(Each, st.lists(composites, max_size=3).map(tuple)),
-    st.builds(NoGuarantee, st.text()),
+    st.builds(WorstOf, st.lists(composites, max_size=3).map(tuple)),
+    st.builds(NonPrivate, st.text()),
 )
 
 
@@ -364,21 +390,21 @@ def test_the_costliest_of_several_events_covers_each_of_them():
     """Less noise and fewer grid steps never cost less, so what has the least of both costs no less than any."""
     fewer = Skellam(7.0, 2048, 100)
     more = Skellam(6.0, 4096, 100)
-    assert costliest([fewer, more]) == Skellam(6.0, 2048, 100)
+    assert costliest_event([fewer, more]) == Skellam(6.0, 2048, 100)
     for make in (
         lambda release: release,
         lambda release: PoissonSampled(0.2, release),
-        lambda release: KnownSample(0.2, Repeated(PoissonSampled(0.1, release), 3)),
-        lambda release: Composed((TwoLooks(Gaussian(9.0), release), release)),
-        lambda release: Each((release, PoissonSampled(0.5, release))),
+        lambda release: RevealedSample(0.2, SelfComposed(PoissonSampled(0.1, release), 3)),
+        lambda release: Composed((CorrelatedReleases(Gaussian(9.0), release), release)),
+        lambda release: WorstOf((release, PoissonSampled(0.5, release))),
     ):
-        cover = costliest([make(fewer), make(more)])
+        cover = costliest_event([make(fewer), make(more)])
         assert cover == make(Skellam(6.0, 2048, 100))
         for event in (make(fewer), make(more)):
-            assert epsilon([(cover, 20)], 1e-5, "rdp") >= epsilon([(event, 20)], 1e-5, "rdp")
-    assert costliest([Gaussian(2.0), Gaussian(1.0)]) == Gaussian(1.0)
-    nothing = NoGuarantee("counts disclosed")
-    assert costliest([Gaussian(2.0), nothing]) == nothing
+            assert compute_epsilon([(cover, 20)], 1e-5, "rdp") >= compute_epsilon([(event, 20)], 1e-5, "rdp")
+    assert costliest_event([Gaussian(2.0), Gaussian(1.0)]) == Gaussian(1.0)
+    nothing = NonPrivate("counts disclosed")
+    assert costliest_event([Gaussian(2.0), nothing]) == nothing
 
 
 @pytest.mark.parametrize(
@@ -387,11 +413,11 @@ def test_the_costliest_of_several_events_covers_each_of_them():
         (Gaussian(1.0), Skellam(1.0, 4, 4)),
         (PoissonSampled(0.1, Gaussian(1.0)), PoissonSampled(0.2, Gaussian(1.0))),
         (Skellam(1.0, 4, 4), Skellam(1.0, 4, 5)),
-        (Repeated(Gaussian(1.0), 2), Repeated(Gaussian(1.0), 3)),
+        (SelfComposed(Gaussian(1.0), 2), SelfComposed(Gaussian(1.0), 3)),
         (Composed((Gaussian(1.0),)), Composed((Gaussian(1.0), Gaussian(1.0)))),
     ],
 )
 def test_events_that_differ_in_more_than_noise_have_no_cover(events):
     with pytest.raises(SilodpError) as error:
-        costliest(events)
+        costliest_event(events)
     assert error.value.code == "accounting.events_differ"

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silodp.accounting import _append_log
-from silodp.accounting.accountant import epsilon
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import (
     Gaussian,
     Group,
-    KnownSample,
-    NoGuarantee,
+    NonPrivate,
     PoissonSampled,
-    Repeated,
+    RevealedSample,
+    SelfComposed,
     event_from_dict,
     event_to_dict,
 )
@@ -32,8 +32,8 @@ from silodp.errors import SilodpError
 DELTA = 1e-5
 COSTLY = {
     "released": PoissonSampled(0.5, Gaussian(2.0)),
-    "server": NoGuarantee("counts disclosed"),
-    "silo": KnownSample(0.5, Gaussian(1.0)),
+    "server": NonPrivate("counts disclosed"),
+    "silo": RevealedSample(0.5, Gaussian(1.0)),
 }
 
 
@@ -66,8 +66,8 @@ def test_a_book_reopened_says_the_same(path):
         before = {a: ledger.epsilon(a) for a in COSTLY}, ledger.history, ledger.rounds
     with book(path, budget=Budget(9.0, 1e-6)) as ledger:
         assert ({a: ledger.epsilon(a) for a in COSTLY}, ledger.history, ledger.rounds) == before
-        assert ledger.epsilon("released") == epsilon([(COSTLY["released"], 4)], DELTA)
-        assert ledger.epsilon("released", 1e-6) == epsilon([(COSTLY["released"], 4)], 1e-6)
+        assert ledger.epsilon("released") == compute_epsilon([(COSTLY["released"], 4)], DELTA)
+        assert ledger.epsilon("released", 1e-6) == compute_epsilon([(COSTLY["released"], 4)], 1e-6)
         assert ledger.rounds == 3
         assert len(ledger.history) == 4
         assert ledger.charged(2, 1)
@@ -81,7 +81,7 @@ def test_a_book_in_memory():
     ledger = book(None)
     assert ledger.epsilon("released") == 0.0
     ledger.charge(0, 0, COSTLY)
-    assert ledger.epsilon("released") == epsilon([(COSTLY["released"], 1)], DELTA)
+    assert ledger.epsilon("released") == compute_epsilon([(COSTLY["released"], 1)], DELTA)
 
 
 def test_no_noise_has_a_reason_and_no_epsilon():
@@ -93,7 +93,7 @@ def test_no_noise_has_a_reason_and_no_epsilon():
 
 def test_no_guarantee_once_is_none_for_ever():
     ledger = book(None)
-    ledger.charge(0, 0, {"released": NoGuarantee("the sample was published")})
+    ledger.charge(0, 0, {"released": NonPrivate("the sample was published")})
     ledger.charge(1, 0, {"released": Gaussian(5.0)})
     assert ledger.epsilon("released") is None
     assert ledger.reason("released") == "the sample was published"
@@ -224,7 +224,7 @@ def test_a_process_really_killed(path):
     last = int([line for line in released if line.endswith("\n")][-1])
     with book(path, accountant="rdp") as ledger:
         assert ledger.rounds >= last + 1
-        assert ledger.epsilon("released") >= epsilon([(Gaussian(50.0), last + 1)], DELTA, "rdp")
+        assert ledger.epsilon("released") >= compute_epsilon([(Gaussian(50.0), last + 1)], DELTA, "rdp")
 
 
 def test_a_charge_is_on_disk_when_it_returns(path, monkeypatch):
@@ -312,12 +312,12 @@ def test_charging_is_idempotent_by_round_and_release(path):
 
 
 def test_files_that_call_a_release_an_attempt_are_read(path, monkeypatch):
-    append = _append_log.Journal.append
+    append = _append_log.AppendOnlyLog.append
 
     def as_before(self, fields):
         append(self, {"attempt" if name == "release" else name: value for name, value in fields.items()})
 
-    monkeypatch.setattr(_append_log.Journal, "append", as_before)
+    monkeypatch.setattr(_append_log.AppendOnlyLog, "append", as_before)
     with book(path) as ledger:
         ledger.charge(0, 1, COSTLY)
         spent = ledger.epsilon("released")
@@ -358,13 +358,17 @@ def test_the_budget_stops_a_run_at_the_last_round_that_fits():
         ledger.charge(ledger.rounds, 0, events)
     charges = ledger.rounds
     assert charges > 1
-    assert epsilon([(events["silo"], charges)], 1e-6) <= 3.0 < epsilon([(events["silo"], charges + 1)], 1e-6)
+    assert (
+        compute_epsilon([(events["silo"], charges)], 1e-6)
+        <= 3.0
+        < compute_epsilon([(events["silo"], charges + 1)], 1e-6)
+    )
     assert ledger.epsilon("silo", 1e-6) <= 3.0
     assert not ledger.affords({**events, "silo": Gaussian(0.0)})
 
 
 def test_without_a_budget_everything_is_afforded():
-    assert book(None).affords({"released": NoGuarantee("no noise")})
+    assert book(None).affords({"released": NonPrivate("no noise")})
 
 
 def test_a_budget_cannot_be_kept_where_nothing_is_promised():
@@ -397,7 +401,11 @@ def test_a_budget_is_checked(values, field):
 def test_a_budget_is_made_of_numbers(wrong):
     with pytest.raises(SilodpError, match=r"^budget\.epsilon = .*: set a number\.$"):
         Budget(wrong, 1e-5)
-    for refused in (lambda: Budget(1.0, wrong), lambda: book(None, delta=wrong), lambda: epsilon([], wrong)):
+    for refused in (
+        lambda: Budget(1.0, wrong),
+        lambda: book(None, delta=wrong),
+        lambda: compute_epsilon([], wrong),
+    ):
         with pytest.raises(SilodpError, match=r"^delta = .*: set a number\.$"):
             refused()
 
@@ -454,11 +462,11 @@ gaussians = st.builds(Gaussian, multipliers)
 mechanisms = st.one_of(
     gaussians,
     st.builds(PoissonSampled, st.floats(0, 1), gaussians),
-    st.builds(KnownSample, st.floats(0, 1), gaussians),
+    st.builds(RevealedSample, st.floats(0, 1), gaussians),
     st.builds(Group, st.integers(0, 100), st.builds(PoissonSampled, st.floats(0, 1), gaussians)),
 )
 any_event = st.one_of(
-    mechanisms, st.builds(Repeated, mechanisms, st.integers(0, 10**6)), st.builds(NoGuarantee, st.text())
+    mechanisms, st.builds(SelfComposed, mechanisms, st.integers(0, 10**6)), st.builds(NonPrivate, st.text())
 )
 
 

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from silodp.accounting.accountant import epsilon
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.budget_curve import (
-    Curve,
+    EpsilonCurve,
     binary_search,
     filter_budget,
     rounds_within,
     scf,
     two_stage_curve,
 )
-from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled
+from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample
 from silodp.accounting.two_stage import ORDERS, TwoStage, conversion
 from silodp.errors import SilodpError
 
@@ -69,7 +69,7 @@ some_budgets = st.lists(st.floats(0.05, 15), min_size=1, max_size=3)
 def test_no_record_overspends_and_none_could_get_the_next_grid_point(run, budgets):
     budgets = np.array(budgets)
     curve = two_stage_curve(**run)
-    met = curve.met_by(budgets)
+    met = curve.parameter_for(budgets)
     assert (curve.spent(met) <= budgets).all()
     for q, budget in zip(met, budgets, strict=True):
         if q == 0:
@@ -85,7 +85,7 @@ def test_no_record_overspends_and_none_could_get_the_next_grid_point(run, budget
 @settings(max_examples=4)
 @given(run=runs, budget=st.floats(0.1, 8))
 def test_the_true_cost_lies_below_the_renyi_cost(run, budget):
-    q = two_stage_curve(**run).met_by(np.array([budget]))[0]
+    q = two_stage_curve(**run).parameter_for(np.array([budget]))[0]
     if q > 0:
         assert loss_cost(q, **run) <= budget * (1 + 1e-3)
 
@@ -94,8 +94,8 @@ def test_the_true_cost_lies_below_the_renyi_cost(run, budget):
 def test_few_budgets_are_met_by_pld_to_a_thousandth(client_sampling):
     run = {**HEART, "client_sampling": client_sampling}
     curve = two_stage_curve(**run, accountant="pld", budgets=np.tile(LEVELS, 40))
-    met = curve.met_by(LEVELS)
-    assert (met > two_stage_curve(**run).met_by(LEVELS)).all()
+    met = curve.parameter_for(LEVELS)
+    assert (met > two_stage_curve(**run).parameter_for(LEVELS)).all()
     for q, budget in zip(met, LEVELS, strict=True):
         true = loss_cost(q, **run)
         assert true <= budget * (1 + 2e-4)
@@ -108,7 +108,7 @@ def test_many_budgets_share_a_coarser_curve_by_pld():
     budgets = np.linspace(0.5, 4, 100)
     curve = two_stage_curve(**run, accountant="pld", points=12, budgets=budgets)
     assert len(curve.parameters) == 12
-    met = curve.met_by(budgets)
+    met = curve.parameter_for(budgets)
     assert (curve.spent(met) <= budgets).all()
     assert met[-1] > 0
     assert set(met) <= {0.0, *curve.parameters}
@@ -118,16 +118,16 @@ def test_the_curve_is_the_accountants_epsilon_up_to_its_orders():
     curve = two_stage_curve(**HEART)
     for i in (900, 1500, 1900):
         q = float(curve.parameters[i])
-        steps = KnownSample(1.0, PoissonSampled(q, Gaussian(12.25)))
-        ours = epsilon([(steps, 15 * 50)], 1e-3, "rdp")
+        steps = RevealedSample(1.0, PoissonSampled(q, Gaussian(12.25)))
+        ours = compute_epsilon([(steps, 15 * 50)], 1e-3, "rdp")
         assert ours * (1 - 1e-9) <= curve.epsilons[i] <= ours * 1.005
     assert round(curve.epsilons[-1]) == 10  # the paper's code takes the σ at which q = 1 costs 10
 
 
 def test_curves_are_read_from_below_and_charged_from_above():
-    curve = Curve(np.array([0.1, 0.2, 1.0]), np.array([1.0, 2.0, math.inf]))
+    curve = EpsilonCurve(np.array([0.1, 0.2, 1.0]), np.array([1.0, 2.0, math.inf]))
     np.testing.assert_array_equal(
-        curve.met_by(np.array([0.9, 1.0, 1.9, 2.0, 1e9, math.inf])), [0, 0.1, 0.1, 0.2, 0.2, 1]
+        curve.parameter_for(np.array([0.9, 1.0, 1.9, 2.0, 1e9, math.inf])), [0, 0.1, 0.1, 0.2, 0.2, 1]
     )
     np.testing.assert_array_equal(
         curve.spent(np.array([0.0, 0.05, 0.1, 0.10001, 0.3, 1.5])), [0, 1, 1, 2, math.inf, math.inf]
@@ -140,7 +140,7 @@ def test_curves_are_read_from_below_and_charged_from_above():
         ([], []),
     ):
         with pytest.raises(SilodpError, match="curve"):
-            Curve(np.array(parameters, float), np.array(epsilons, float))
+            EpsilonCurve(np.array(parameters, float), np.array(epsilons, float))
 
 
 @settings(max_examples=6)
@@ -149,13 +149,13 @@ def test_curves_are_read_from_below_and_charged_from_above():
 def test_no_user_overspends(by, sigma, rounds, budgets):
     """By dp_accounting's own loss distributions."""
     makers = {
-        "known sample": lambda x: KnownSample(x, Gaussian(sigma)),
+        "known sample": lambda x: RevealedSample(x, Gaussian(sigma)),
         "hidden sample": lambda x: PoissonSampled(x, Gaussian(sigma)),
         "clip": lambda x: Gaussian(sigma / x),
     }
     budgets = np.array(budgets)
-    curve = Curve.of(makers[by], rounds, 1e-5, budgets=budgets)
-    for x, budget in zip(curve.met_by(budgets), budgets, strict=True):
+    curve = EpsilonCurve.of(makers[by], rounds, 1e-5, budgets=budgets)
+    for x, budget in zip(curve.parameter_for(budgets), budgets, strict=True):
         if x == 0:
             assert curve.epsilons[0] > budget
             continue
@@ -200,7 +200,7 @@ def test_a_record_calibrated_for_all_rounds_stays_in_all_of_them():
     run = {**HEART, "client_sampling": 0.6}
     sizes = {name: run[name] for name in ("noise_multiplier", "local_steps", "client_sampling", "delta")}
     budgets = np.concatenate([np.linspace(0.1, 9, 500), two_stage_curve(**run).epsilons[1200::40]])
-    q = two_stage_curve(**run).met_by(budgets)
+    q = two_stage_curve(**run).parameter_for(budgets)
     planned = rounds_within(q, budgets, **sizes, most=40)
     realized = rounds_within(q, budgets, **sizes, most=40, book="realized")
     kept = (q > 0) & (q < 1)
@@ -282,7 +282,7 @@ def test_scf_overspends_and_says_so():
     assert (true > asked).mean() > 0.5
     exact = two_stage_curve(**run)
     assert (fitted.costs <= exact.spent(fitted.sampling_probabilities) * (1 + 1e-9)).all()
-    assert (exact.spent(exact.met_by(budgets)) <= budgets).all()
+    assert (exact.spent(exact.parameter_for(budgets)) <= budgets).all()
 
 
 def test_scf_is_what_the_paper_fits():
@@ -302,7 +302,7 @@ def test_scf_says_that_its_fit_fails():
 
 def test_binary_search_is_the_exact_calibration_with_a_tolerance():
     found = binary_search(LEVELS, **HEART)
-    exact = two_stage_curve(**HEART).met_by(LEVELS)
+    exact = two_stage_curve(**HEART).parameter_for(LEVELS)
     np.testing.assert_allclose(found, exact, rtol=0.02)
     for q, budget in zip(found, LEVELS, strict=True):
         assert budget * 0.985 <= renyi_cost(q, **HEART) <= budget * (1 + 1e-9)
@@ -337,7 +337,7 @@ def test_what_is_out_of_range_is_named(change, field):
 def test_budgets_are_numbers_above_zero(wrong):
     budgets = np.array([1.0, wrong])
     for use in (
-        two_stage_curve(**HEART, points=10).met_by,
+        two_stage_curve(**HEART, points=10).parameter_for,
         lambda b: filter_budget(b, 1e-5),
         lambda b: scf(b, **HEART),
         lambda b: rounds_within(np.array([0.1, 0.1]), b, 1.0, 1, 1.0, 1e-5, 9),

@@ -11,17 +11,17 @@ import pytest
 from scipy import special, stats
 
 from silodp.accounting import rdp
-from silodp.accounting.accountant import epsilon
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import (
     Gaussian,
     Group,
-    KnownSample,
     PoissonSampled,
+    RevealedSample,
     SampledReplacement,
     Skellam,
     event_from_dict,
     event_to_dict,
-    unsampled,
+    without_amplification,
 )
 from silodp.accounting.guarantee import View
 from silodp.errors import SilodpError
@@ -101,7 +101,7 @@ def test_skellam_against_the_pair_itself(q, units, sigma):
 @pytest.mark.parametrize("q", RATES)
 def test_it_costs_more_than_being_removed_and_less_than_a_coin_that_is_seen(noise, q):
     found = rdp.of_step(SampledReplacement(q, noise), ORDERS)
-    seen = rdp.of_step(KnownSample(q, unsampled(SampledReplacement(q, noise))), ORDERS)
+    seen = rdp.of_step(RevealedSample(q, without_amplification(SampledReplacement(q, noise))), ORDERS)
     once = rdp.of_step(PoissonSampled(q, noise), ORDERS)
     assert (found <= seen * (1 + 1e-12)).all()
     assert (found >= once * (1 - 1e-12)).all()
@@ -112,8 +112,8 @@ def test_it_costs_more_than_being_removed_and_less_than_a_coin_that_is_seen(nois
 def test_no_epsilon_is_larger_than_by_the_doubled_shift(q, sigma):
     """What was charged before: a sampled release of twice the shift, by Rényi orders."""
     for rounds in (1, 100, 10_000):
-        before = epsilon([(PoissonSampled(q, Skellam(sigma / 2, 4096, 1000)), rounds)], 1e-5, "rdp")
-        now = epsilon([(SampledReplacement(q, Skellam(sigma, 4096, 1000)), rounds)], 1e-5, "rdp")
+        before = compute_epsilon([(PoissonSampled(q, Skellam(sigma / 2, 4096, 1000)), rounds)], 1e-5, "rdp")
+        now = compute_epsilon([(SampledReplacement(q, Skellam(sigma, 4096, 1000)), rounds)], 1e-5, "rdp")
         assert now <= before * (1 + 1e-9)
 
 
@@ -137,11 +137,11 @@ def test_the_doubled_shift_does_not_dominate_the_pair():
 def test_what_it_saves():
     """q=.02, σ=1, T=500, δ=1e-5: by Rényi orders the doubled shift said 20.2."""
     event = SampledReplacement(0.02, Gaussian(1.0))
-    assert round(epsilon([(PoissonSampled(0.02, Gaussian(0.5)), 500)], 1e-5, "rdp"), 1) == 20.2
-    assert epsilon([(event, 500)], 1e-5, "rdp") == pytest.approx(5.506, abs=0.005)
-    assert epsilon([(event, 500)], 1e-5) <= epsilon([(event, 500)], 1e-5, "rdp")
+    assert round(compute_epsilon([(PoissonSampled(0.02, Gaussian(0.5)), 500)], 1e-5, "rdp"), 1) == 20.2
+    assert compute_epsilon([(event, 500)], 1e-5, "rdp") == pytest.approx(5.506, abs=0.005)
+    assert compute_epsilon([(event, 500)], 1e-5) <= compute_epsilon([(event, 500)], 1e-5, "rdp")
     exact = exact_epsilon(0.02, 1.0, 500, 1e-5)
-    assert 4.1 < exact < 4.4 < epsilon([(event, 500)], 1e-5, "rdp")
+    assert 4.1 < exact < 4.4 < compute_epsilon([(event, 500)], 1e-5, "rdp")
 
 
 def exact_epsilon(q, sigma, rounds, delta):
@@ -173,9 +173,11 @@ def test_who_is_charged_so():
     method = UldpAvg(5.0, 1.0, weighting="records", user_sampling=0.1)
     hidden = method.dp_event(View("silo", 5, shares_for=4, survivors=4))
     assert hidden == SampledReplacement(0.1, Gaussian(pytest.approx(5 / math.sqrt(4) * math.sqrt(3))))
-    assert unsampled(hidden) == Gaussian(pytest.approx(5 / math.sqrt(4) * math.sqrt(3) / 2))
+    assert without_amplification(hidden) == Gaussian(pytest.approx(5 / math.sqrt(4) * math.sqrt(3) / 2))
     known = method.dp_event(View("silo", 5, knows_sample=True))
-    assert known == KnownSample(0.1, Gaussian(pytest.approx(5 * math.sqrt(4 / 5) / 2))), "a coin that it sees"
+    assert known == RevealedSample(0.1, Gaussian(pytest.approx(5 * math.sqrt(4 / 5) / 2))), (
+        "a coin that it sees"
+    )
     assert isinstance(method.dp_event(View("released", 5)), PoissonSampled)
 
 
@@ -183,7 +185,7 @@ def test_it_is_stored_as_it_is_and_has_no_group():
     event = SampledReplacement(0.1, Skellam(5.0, 4096, 10))
     assert event_from_dict(event_to_dict(event)) == event
     always = SampledReplacement(1.0, Gaussian(5.0))
-    assert epsilon([(always, 10)], 1e-5) == epsilon([(Gaussian(2.5), 10)], 1e-5)
-    assert epsilon([(SampledReplacement(0.0, Gaussian(5.0)), 10)], 1e-5) == 0.0
+    assert compute_epsilon([(always, 10)], 1e-5) == compute_epsilon([(Gaussian(2.5), 10)], 1e-5)
+    assert compute_epsilon([(SampledReplacement(0.0, Gaussian(5.0)), 10)], 1e-5) == 0.0
     with pytest.raises(SilodpError):
-        epsilon([(Group(2, SampledReplacement(0.1, Gaussian(5.0))), 1)], 1e-5, "rdp")  # type: ignore[arg-type]
+        compute_epsilon([(Group(2, SampledReplacement(0.1, Gaussian(5.0))), 1)], 1e-5, "rdp")  # type: ignore[arg-type]

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.accounting.accountant import epsilon
+from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import (
     Gaussian,
-    KnownSample,
     PoissonSampled,
+    RevealedSample,
     Skellam,
-    discrete,
     event_from_dict,
     event_to_dict,
+    to_discrete,
 )
 from silodp.accounting.rdp import of_step
 from silodp.errors import SilodpError
@@ -71,17 +71,20 @@ def test_between_integer_orders_the_bound_still_holds():
 
 def test_on_a_fine_grid_it_costs_what_gaussian_noise_of_the_same_spread_costs():
     fine = Skellam(5.0, 1 << 18, 5012)
-    for wrap in (lambda e: e, lambda e: PoissonSampled(0.3, e), lambda e: KnownSample(0.3, e)):
-        skellam = epsilon([(wrap(fine), 100)], 1e-5, "rdp")
-        gaussian = epsilon([(wrap(Gaussian(5.0)), 100)], 1e-5, "rdp")
+    for wrap in (lambda e: e, lambda e: PoissonSampled(0.3, e), lambda e: RevealedSample(0.3, e)):
+        skellam = compute_epsilon([(wrap(fine), 100)], 1e-5, "rdp")
+        gaussian = compute_epsilon([(wrap(Gaussian(5.0)), 100)], 1e-5, "rdp")
         assert gaussian <= skellam <= 1.02 * gaussian
-    coarse, fine_too = (epsilon([(Skellam(1.0, units, 5012), 1)], 1e-5, "rdp") for units in (4, 1 << 18))
+    coarse, fine_too = (
+        compute_epsilon([(Skellam(1.0, units, 5012), 1)], 1e-5, "rdp") for units in (4, 1 << 18)
+    )
     assert coarse > 1.02 * fine_too
 
 
 def test_fewer_units_are_never_charged_less():
     costs = [
-        epsilon([(Skellam(2.0, units, 1000), 10)], 1e-5, "rdp") for units in (1, 8, 64, 1 << 12, 1 << 18)
+        compute_epsilon([(Skellam(2.0, units, 1000), 10)], 1e-5, "rdp")
+        for units in (1, 8, 64, 1 << 12, 1 << 18)
     ]
     assert costs == sorted(costs, reverse=True)
 
@@ -89,14 +92,14 @@ def test_fewer_units_are_never_charged_less():
 def test_only_renyi_orders_know_it():
     for event in (Skellam(5.0, 64, 10), PoissonSampled(0.5, Skellam(5.0, 64, 10))):
         with pytest.raises(SilodpError, match="choose 'rdp'"):
-            epsilon([(event, 1)], 1e-5, "pld")
+            compute_epsilon([(event, 1)], 1e-5, "pld")
     with pytest.raises(SilodpError, match="units"):
-        epsilon([(Skellam(5.0, 0, 10), 1)], 1e-5, "rdp")
+        compute_epsilon([(Skellam(5.0, 0, 10), 1)], 1e-5, "rdp")
 
 
 def test_events_of_it_survive_json_and_are_made_from_gaussian_ones():
-    for event in (Gaussian(5.0), PoissonSampled(0.5, Gaussian(5.0)), KnownSample(0.5, Gaussian(5.0))):
-        made = discrete(event, 64, 10, reach=2.0)
+    for event in (Gaussian(5.0), PoissonSampled(0.5, Gaussian(5.0)), RevealedSample(0.5, Gaussian(5.0))):
+        made = to_discrete(event, 64, 10, reach=2.0)
         assert event_from_dict(event_to_dict(made)) == made
         inner = made if isinstance(made, Skellam) else made.event
         assert inner == Skellam(2.5, 64, 10)

@@ -32,8 +32,8 @@ from silodp.training import (
 )
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
 from silodp.training.sgd import _planning
-from silodp.training.sgd._cost import Recent, measure
-from silodp.training.sgd._schedule import UserRecords, batch_order, step_records
+from silodp.training.sgd._cost import LruCache, measure
+from silodp.training.sgd._schedule import UserBatches, batch_order, step_records
 from silodp.training.sgd._tracing import TracedGradient, gradient_of_one
 
 
@@ -195,7 +195,7 @@ def test_a_mistake_in_a_model_is_not_taken_for_one_that_cannot_be_traced():
 def test_what_is_remembered_is_bounded():
     task = small_task()
     start = task.initial(0)
-    task.engine = Recent(4)
+    task.engine = LruCache(4)
     for longest in (*range(1, 9), 1):
         x, y, user = ragged([longest], 0)
         updates(task, start, x, y, user, LocalTraining(0.1, 30), 0)
@@ -275,7 +275,7 @@ def test_epochs_are_shuffled_anew_and_evenly():
 def test_padding_never_points_at_another_users_record():
     user = torch.tensor([5, 2, 5, 2, 5, 9, 5])
     local = LocalTraining(0.1, 2, 2)
-    users = UserRecords.of(user, local)
+    users = UserBatches.of(user, local)
     order = batch_order(users.counts, local, torch.Generator().manual_seed(0))
     records, real, training = step_records(users, order, local, range(4), 3)
     assert torch.equal(user[records], users.ids.reshape(1, -1, 1).expand(4, -1, 3))
@@ -293,8 +293,8 @@ def test_a_tiny_model_pads_generously_and_a_large_one_is_cut():
     tiny = Task(logistic(3), binary_cross_entropy())
     x, y, user = ragged(sizes, 0)
     assert len(list(user_updates(tiny, tiny.initial(0), x, y, user, local, torch.Generator()))) == 1
-    users = UserRecords.of(torch.as_tensor(user), local)
-    heavy = _planning.plan(
+    users = UserBatches.of(torch.as_tensor(user), local)
+    heavy = _planning.plan_chunks(
         users,
         local,
         lambda width: _planning.Cost(10**6, 10**7 * width, 100),
@@ -519,7 +519,7 @@ def test_padding_holds_nothing_that_the_batch_does_not_hold():
     counts = torch.tensor([5, 3])
     local = LocalTraining(0.1, epochs=2, batch_size=2)
     user = torch.repeat_interleave(torch.arange(2), counts)
-    users = UserRecords.of(user, local)
+    users = UserBatches.of(user, local)
     order = batch_order(users.counts, local, torch.Generator().manual_seed(0))
     records, real, training = step_records(users, order, local, range(6), 4)
     for k in range(6):

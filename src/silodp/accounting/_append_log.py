@@ -23,7 +23,7 @@ from silodp.errors import SilodpError
 Fields = dict[str, Any]
 
 
-class Journal:
+class AppendOnlyLog:
     """An open file, locked against other processes; the first line is `header`.
 
     Attributes:
@@ -136,7 +136,7 @@ class Journal:
 
 
 # A forked worker inherits the open file and with it the lock, and would keep it after a crash of its parent.
-_OPEN: weakref.WeakSet[Journal] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[AppendOnlyLog] = weakref.WeakSet()
 
 
 def _let_go_after_fork() -> None:

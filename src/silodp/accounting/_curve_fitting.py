@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from silodp.accounting.accountant import Accountant, epsilon
-from silodp.accounting.events import Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.accountant import Accountant, compute_epsilon
+from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.two_stage import ORDERS, TwoStage
 from silodp.errors import SilodpError
 
@@ -106,8 +106,8 @@ def binary_search(
     TwoStage(noise_multiplier, local_steps, client_sampling, delta)  # refuses what is out of range
 
     def cost(q: float) -> float:
-        steps = Repeated(PoissonSampled(q, Gaussian(noise_multiplier)), local_steps)
-        return epsilon([(KnownSample(client_sampling, steps), rounds)], delta, accountant)
+        steps = SelfComposed(PoissonSampled(q, Gaussian(noise_multiplier)), local_steps)
+        return compute_epsilon([(RevealedSample(client_sampling, steps), rounds)], delta, accountant)
 
     def search(budget: float) -> float:
         if cost(1.0) <= budget:

@@ -1,7 +1,7 @@
 """Events to the distinct steps that accountants know, with counts: checked, and without needless structure.
 
 A step is a release (`Additive`, two Gaussian looks merged), a `PoissonSampled` release, a `Group` of one of those or of
-a `KnownSample`, or a `KnownSample` over steps; see `parts`.
+a `RevealedSample`, or a `RevealedSample` over steps; see `leaves`.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Literal
 from silodp.accounting.events import (
     Additive,
     Composed,
-    Each,
+    CorrelatedReleases,
     Event,
     Gaussian,
     Group,
-    KnownSample,
     Mechanism,
-    NoGuarantee,
+    NonPrivate,
     PoissonSampled,
-    Repeated,
+    RevealedSample,
     SampledReplacement,
+    SelfComposed,
     Skellam,
-    TwoLooks,
+    WorstOf,
     alternative,
     alternatives,
-    doubled,
+    double_shift,
 )
 from silodp.errors import SilodpError
 
 Accountant = Literal["pld", "rdp"]
-Charge = tuple[Event, int]
+EventCount = tuple[Event, int]
 Steps = tuple[tuple[Mechanism, int], ...]
 
 _MOST_REACH = 100.0
 """In units of the noise. One step beyond it costs ε in the thousands, and its grid overflows: nothing is promised."""
 
 
-def books(charges: Iterable[Charge], accountant: Accountant) -> list[Steps | None]:
-    """The steps of all charges, for each kind of unit that they tell apart (`Each`); None if nothing is promised.
+def flatten_per_unit(charges: Iterable[EventCount], accountant: Accountant) -> list[Steps | None]:
+    """The steps of all charges, for each kind of unit that they tell apart (`WorstOf`); None if nothing is promised.
 
     Raises:
         SilodpError: a parameter is out of range, the accountant does not know a noise, or charges tell different
@@ -50,14 +50,14 @@ def books(charges: Iterable[Charge], accountant: Accountant) -> list[Steps | Non
     charges = list(charges)
     kinds = alternatives(Composed(tuple(event for event, _ in charges)))
     if kinds is None:
-        return [steps_of(charges, accountant)]
+        return [flatten_event(charges, accountant)]
     return [
-        steps_of([(alternative(event, kind), count) for event, count in charges], accountant)
+        flatten_event([(alternative(event, kind), count) for event, count in charges], accountant)
         for kind in range(kinds)
     ]
 
 
-def steps_of(charges: Iterable[Charge], accountant: Accountant) -> Steps | None:
+def flatten_event(charges: Iterable[EventCount], accountant: Accountant) -> Steps | None:
     """Distinct steps with counts, what costs nothing left out; None if nothing is promised."""
     counts: Counter[Mechanism] = Counter()
     promised = True
@@ -69,12 +69,12 @@ def steps_of(charges: Iterable[Charge], accountant: Accountant) -> Steps | None:
     return _sorted(_gaussians_merged(counts) if accountant == "pld" else counts)
 
 
-def parts(event: Event) -> Steps:
-    """What a `KnownSample` among the steps has inside."""
+def leaves(event: Event) -> Steps:
+    """What a `RevealedSample` among the steps has inside."""
     match event:
         case Composed(inner):
-            return tuple(step for part in inner for step in parts(part))
-        case Repeated(inner, count):
+            return tuple(step for part in inner for step in leaves(part))
+        case SelfComposed(inner, count):
             return ((inner, count),)  # type: ignore[return-value]
     return ((event, 1),)  # type: ignore[return-value]
 
@@ -82,7 +82,7 @@ def parts(event: Event) -> Steps:
 def noise_of(event: Additive) -> float:
     """The multiplier of the one Gaussian look that says as much."""
     match event:
-        case TwoLooks(first, second):
+        case CorrelatedReleases(first, second):
             both = first.noise_multiplier, second.noise_multiplier
             return 0.0 if 0 in both else sum(noise**-2 for noise in both) ** -0.5
     return event.noise_multiplier
@@ -91,18 +91,18 @@ def noise_of(event: Additive) -> float:
 def _add(counts: Counter[Mechanism], event: Event, times: int, accountant: Accountant) -> bool:
     """Count the event's steps; False if nothing is promised of it. Whatever costs nothing is checked all the same."""
     match event:
-        case NoGuarantee():
+        case NonPrivate():
             return times == 0
-        case Repeated(inner, count):
+        case SelfComposed(inner, count):
             _check(count >= 0 and count == int(count), "count", count, "a whole number, 0 or more")
             return _add(counts, inner, times * int(count), accountant)
         case Composed(inner):
             return all([_add(counts, part, times, accountant) for part in inner])
-        case KnownSample(q, inner):
+        case RevealedSample(q, inner):
             return _add_known(counts, q, inner, times, accountant)
         case SampledReplacement(q, inner) if accountant == "pld":
             # By joint convexity: when the coin falls, the two worlds lie twice as far apart.
-            return _add(counts, KnownSample(q, doubled(inner)), times, accountant)
+            return _add(counts, RevealedSample(q, double_shift(inner)), times, accountant)
         case Group(size, inner):
             _check(size >= 0 and size == int(size), "size", size, "a whole number of records, 0 or more")
             return _add_group(counts, int(size), inner, times, accountant)
@@ -129,14 +129,14 @@ def _add_known(
         return True
     steps = _sorted(_gaussians_merged(inside))
     match steps:
-        case ((KnownSample(again, inner), 1),):  # a coin, and after it another
-            counts[KnownSample(q * again, inner)] += tossed
-        case ((Gaussian() | Skellam() | TwoLooks() | PoissonSampled() | Group() as step, 1),):
-            counts[KnownSample(q, step)] += tossed
+        case ((RevealedSample(again, inner), 1),):  # a coin, and after it another
+            counts[RevealedSample(q * again, inner)] += tossed
+        case ((Gaussian() | Skellam() | CorrelatedReleases() | PoissonSampled() | Group() as step, 1),):
+            counts[RevealedSample(q, step)] += tossed
         case ((step, count),):
-            counts[KnownSample(q, Repeated(step, count))] += tossed
+            counts[RevealedSample(q, SelfComposed(step, count))] += tossed
         case _:
-            counts[KnownSample(q, Composed(tuple(Repeated(*step) for step in steps)))] += tossed
+            counts[RevealedSample(q, Composed(tuple(SelfComposed(*step) for step in steps)))] += tossed
     return True
 
 
@@ -149,14 +149,14 @@ def _add_group(
     coin covers: by Rényi orders group privacy holds for whatever it is, and by `pld` the coins are forgone.
     """
     match event:
-        case Repeated(inner, count):
-            return _add(counts, Repeated(Group(size, inner), count), times, accountant)  # type: ignore[arg-type]
+        case SelfComposed(inner, count):
+            return _add(counts, SelfComposed(Group(size, inner), count), times, accountant)  # type: ignore[arg-type]
         case Composed(inner):
             return _add(counts, Composed(tuple(Group(size, part) for part in inner)), times, accountant)  # type: ignore[arg-type]
-        case KnownSample(q, inner) if accountant == "pld" and size > 1:
+        case RevealedSample(q, inner) if accountant == "pld" and size > 1:
             _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
             return _add(counts, Group(size, inner), times if q > 0 else 0, accountant)  # type: ignore[arg-type]
-        case NoGuarantee() | Each() | Group() | SampledReplacement():
+        case NonPrivate() | WorstOf() | Group() | SampledReplacement():
             raise SilodpError(
                 f"{event!r} has no group of {size}: name the group inside of it.",
                 code="accounting.unsupported",
@@ -178,8 +178,8 @@ def _grouped(step: Mechanism, size: int) -> Mechanism:
             return Gaussian(sigma / size)
         case Skellam(sigma, units, dimension):
             return Skellam(sigma / size, size * units, dimension)
-        case TwoLooks(first, second):
-            return TwoLooks(_grouped(first, size), _grouped(second, size))  # type: ignore[arg-type]
+        case CorrelatedReleases(first, second):
+            return CorrelatedReleases(_grouped(first, size), _grouped(second, size))  # type: ignore[arg-type]
     return Group(size, step)  # type: ignore[arg-type]
 
 
@@ -191,12 +191,12 @@ def _simplest(event: Event) -> Mechanism | None:
             release = _release(inner)
             if release is None or q == 0:
                 return None
-            return _release(doubled(release)) if q == 1 else SampledReplacement(q, release)
+            return _release(double_shift(release)) if q == 1 else SampledReplacement(q, release)
         case PoissonSampled(q, inner):
             _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
             release = _release(inner)
             return None if release is None or q == 0 else release if q == 1 else PoissonSampled(q, release)
-        case Gaussian() | Skellam() | TwoLooks():
+        case Gaussian() | Skellam() | CorrelatedReleases():
             return _release(event)
     raise _misplaced(event)
 
@@ -209,7 +209,7 @@ def _release(event: Additive) -> Additive | None:
                 _check(event.units >= 1, "units", event.units, "1 or more")
                 _check(event.dimension >= 1, "dimension", event.dimension, "1 or more")
             return None if sigma == math.inf else event
-        case TwoLooks(Gaussian() as one, Gaussian() | Skellam() as other):
+        case CorrelatedReleases(Gaussian() as one, Gaussian() | Skellam() as other):
             first, second = _release(one), _release(other)
             if first is None or second is None:
                 return second if first is None else first
@@ -220,7 +220,7 @@ def _release(event: Additive) -> Additive | None:
 def _known(step: Mechanism, reach: int, accountant: Accountant) -> bool:
     """Whether anything is promised of a step that one unit can move by `reach` sensitivities."""
     release = step.event if isinstance(step, PoissonSampled | SampledReplacement) else step
-    if not isinstance(release, Gaussian | Skellam | TwoLooks):
+    if not isinstance(release, Gaussian | Skellam | CorrelatedReleases):
         return True  # its parts were looked at
     if accountant == "pld" and not isinstance(release, Gaussian):
         raise SilodpError(

@@ -15,24 +15,24 @@ from functools import lru_cache
 from typing import get_args
 
 from silodp.accounting import _gaussian, pld, rdp
-from silodp.accounting._steps import Accountant, Charge, Steps, books, steps_of
-from silodp.accounting.events import Composed, Event, Gaussian, Skellam, alternatives, nested
+from silodp.accounting._steps import Accountant, EventCount, Steps, flatten_event, flatten_per_unit
+from silodp.accounting.events import Composed, Event, Gaussian, Skellam, alternatives, list_nested
 from silodp.errors import SilodpError, check_real
 
 __all__ = [
     "Accountant",
-    "Charge",
-    "Spent",
+    "Composition",
+    "EventCount",
     "check_accountant",
     "check_delta",
-    "delta_of",
-    "epsilon",
+    "compute_delta",
+    "compute_epsilon",
+    "default_accountant",
     "grid_for",
-    "usual_accountant",
 ]
 
 
-def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant = "pld") -> float:
+def compute_epsilon(charges: Iterable[EventCount], delta: float, accountant: Accountant = "pld") -> float:
     """ε at δ of all (event, count) together; 0.0 for nothing, infinity where nothing is promised.
 
     Where charges tell kinds of units apart (`Each`), the largest ε of a kind.
@@ -47,12 +47,16 @@ def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant = "p
     )
 
 
-def usual_accountant(events: Iterable[Event]) -> Accountant:
+def default_accountant(events: Iterable[Event]) -> Accountant:
     """The tightest accountant that knows all of these events."""
-    return "rdp" if any(isinstance(inner, Skellam) for event in events for inner in nested(event)) else "pld"
+    return (
+        "rdp"
+        if any(isinstance(inner, Skellam) for event in events for inner in list_nested(event))
+        else "pld"
+    )
 
 
-def delta_of(charges: Iterable[Charge], epsilon: float, accountant: Accountant = "pld") -> float:
+def compute_delta(charges: Iterable[EventCount], epsilon: float, accountant: Accountant = "pld") -> float:
     """δ at ε of all (event, count) together; 0.0 for nothing, 1.0 where nothing is promised.
 
     Raises:
@@ -74,15 +78,15 @@ def grid_for(event: Event, count: int = 1) -> float | None:
     1e-4 times a power of two, see `pld.grid_of`; None where there is no distribution (nothing promised or
     nothing lost).
     """
-    steps = steps_of([(event, count)], "pld")
+    steps = flatten_event([(event, count)], "pld")
     return pld.grid_of(steps) if steps else None
 
 
-class Spent:
+class Composition:
     """What has been spent so far: a count for each event, and ε whenever it is asked for.
 
     ε is computed from the counts, in one transform however many rounds there were, so it never drifts from
-    what `epsilon` says. It never falls: a new, smaller kind of event refines the grid, which may lower ε by a
+    what `compute_epsilon` says. It never falls: a new, smaller kind of event refines the grid, which may lower ε by a
     part in 10⁵, and the larger value is kept.
     """
 
@@ -99,19 +103,19 @@ class Spent:
             SilodpError: a parameter is out of range, or the event tells other kinds of units apart than those before;
                 nothing is charged then.
         """
-        books([(event, count)], self.accountant)
+        flatten_per_unit([(event, count)], self.accountant)
         alternatives(Composed((event, *self._counts)))
         self._counts[event] += count
 
     def epsilon(self, delta: float) -> float:
-        """ε at δ, as the function `epsilon`."""
-        now = epsilon(self._counts.items(), delta, self.accountant)
+        """ε at δ, as the function `compute_epsilon`."""
+        now = compute_epsilon(self._counts.items(), delta, self.accountant)
         self._said[delta] = max(now, self._said.get(delta, 0.0))
         return self._said[delta]
 
-    def after(self, event: Event, count: int = 1) -> Spent:
+    def after(self, event: Event, count: int = 1) -> Composition:
         """What would be spent after one more charge; this object is left alone."""
-        then = Spent(self.accountant)
+        then = Composition(self.accountant)
         then._counts, then._said = self._counts.copy(), dict(self._said)
         then.add(event, count)
         return then
@@ -139,12 +143,12 @@ def check_accountant(accountant: str) -> None:
 
 
 def _known(
-    charges: Iterable[Charge], accountant: Accountant
+    charges: Iterable[EventCount], accountant: Accountant
 ) -> Iterable[tuple[tuple[Accountant, Steps | None], ...]]:
     """For each kind of unit, the accountants whose bounds hold, each with the steps it knows."""
     charges = list(charges)
     by: tuple[Accountant, ...] = ("pld", "rdp") if accountant == "pld" else ("rdp",)
-    kinds = zip(*(books(charges, one) for one in by), strict=True)
+    kinds = zip(*(flatten_per_unit(charges, one) for one in by), strict=True)
     return dict.fromkeys(tuple(zip(by, steps, strict=True)) for steps in kinds)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from silodp.accounting import pld, rdp
-from silodp.accounting._steps import Charge, Steps, books
-from silodp.accounting.accountant import Accountant, delta_of, usual_accountant
+from silodp.accounting._steps import EventCount, Steps, flatten_per_unit
+from silodp.accounting.accountant import Accountant, compute_delta, default_accountant
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class MembershipAttack:
     exact: bool
 
 
-def membership_attack(charges: Iterable[Charge], epsilon: float, excess: float = 0.0) -> MembershipAttack:
+def compute_membership_attack(
+    charges: Iterable[EventCount], epsilon: float, excess: float = 0.0
+) -> MembershipAttack:
     """Bound the best attack on membership against all (event, count) together.
 
     By privacy loss distributions wherever they know the events, whatever accountant computed ε.
@@ -46,7 +48,7 @@ def membership_attack(charges: Iterable[Charge], epsilon: float, excess: float =
         SilodpError: an event's parameter is out of range.
     """
     charges = list(charges)
-    accountant = usual_accountant(event for event, _ in charges)
+    accountant = default_accountant(event for event, _ in charges)
     distance = total_variation(charges, accountant)
     return MembershipAttack(
         accuracy=(1 + min(1.0, distance + excess)) / 2,
@@ -55,19 +57,19 @@ def membership_attack(charges: Iterable[Charge], epsilon: float, excess: float =
     )
 
 
-def total_variation(charges: Iterable[Charge], accountant: Accountant = "pld") -> float:
+def total_variation(charges: Iterable[EventCount], accountant: Accountant = "pld") -> float:
     """δ(0) of all (event, count) together, or, by `rdp`, an upper bound of it; 1 where nothing is promised.
 
     Raises:
         SilodpError: an event's parameter or the accountant is out of range.
     """
     if accountant == "pld":
-        return delta_of(charges, 0.0, accountant)
-    return max(_of(steps, rdp.total_variation) for steps in books(charges, accountant))
+        return compute_delta(charges, 0.0, accountant)
+    return max(_of(steps, rdp.total_variation) for steps in flatten_per_unit(charges, accountant))
 
 
 def probability_of_loss_above(
-    charges: Iterable[Charge], epsilon: float, accountant: Accountant = "pld"
+    charges: Iterable[EventCount], epsilon: float, accountant: Accountant = "pld"
 ) -> float:
     """P(L > ε) of all (event, count) together, in the worse direction, or, by `rdp`, an upper bound of it.
 
@@ -81,7 +83,7 @@ def probability_of_loss_above(
         both = pld.composed(steps, pld.grid_of(steps))
         return max(pld.probability_above(direction, epsilon) for direction in both)
 
-    return max(_of(steps, above) for steps in books(charges, accountant))
+    return max(_of(steps, above) for steps in flatten_per_unit(charges, accountant))
 
 
 def _of(steps: Steps | None, bound: Callable[[Steps], float]) -> float:

@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from silodp.accounting import rdp
-from silodp.accounting._steps import steps_of
-from silodp.accounting.accountant import Charge, epsilon
-from silodp.accounting.events import Gaussian, PoissonSampled, TwoLooks
+from silodp.accounting._steps import flatten_event
+from silodp.accounting.accountant import EventCount, compute_epsilon
+from silodp.accounting.events import CorrelatedReleases, Gaussian, PoissonSampled
 
 Conversion = Literal["paper", "rdp", "pld"]
 Trajectory = Literal["paper", "local", "decoupled"]
@@ -32,7 +32,7 @@ NOISE_MULTIPLIERS: dict[int, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class BoundRow:
     """ε at δ = 1e-5 for one record, q = .1, against whoever sees only the average.
 
     `noise_multiplier` is σ_total. `conversion`: the paper's from Rényi orders, ρ + ln(1/δ)/(α−1), or an accountant of
@@ -49,18 +49,18 @@ class Row:
     status: Status
 
 
-def table(
+def compute_table(
     conversions: Sequence[Conversion] = ("paper", "rdp", "pld"),
     trajectories: Sequence[Trajectory] = ("paper", "local", "decoupled"),
     sampling_probability: float = 0.1,
     delta: float = 1e-5,
-) -> tuple[Row, ...]:
+) -> tuple[BoundRow, ...]:
     """Every cell, by steps, then parties.
 
     Theorem 4.6, `paper`, is proven where there is nobody to share noise with, or nothing but one step to protect.
     """
     return tuple(
-        Row(
+        BoundRow(
             steps,
             parties,
             total,
@@ -78,12 +78,12 @@ def table(
 
 def charges(
     trajectory: Trajectory, steps: int, own: float, total: float, sampling_probability: float
-) -> list[Charge]:
+) -> list[EventCount]:
     """What one record pays: J − 1 steps by the trajectory, and the last, which feeds no gradient, at σ_total."""
-    looks: dict[Trajectory, Gaussian | TwoLooks] = {
+    looks: dict[Trajectory, Gaussian | CorrelatedReleases] = {
         "paper": Gaussian(total),
         "local": Gaussian(own),
-        "decoupled": TwoLooks(Gaussian(2 * total), Gaussian(total)),
+        "decoupled": CorrelatedReleases(Gaussian(2 * total), Gaussian(total)),
     }
     return [
         (PoissonSampled(sampling_probability, looks[trajectory]), steps - 1),
@@ -91,17 +91,17 @@ def charges(
     ]
 
 
-def _converted(conversion: Conversion, spent: list[Charge], delta: float) -> float:
+def _converted(conversion: Conversion, spent: list[EventCount], delta: float) -> float:
     convert: dict[Conversion, Callable[[], float]] = {
         "paper": lambda: _loose(spent, delta),
-        "rdp": lambda: epsilon(spent, delta, "rdp"),
-        "pld": lambda: epsilon(spent, delta, "pld"),
+        "rdp": lambda: compute_epsilon(spent, delta, "rdp"),
+        "pld": lambda: compute_epsilon(spent, delta, "pld"),
     }
     return convert[conversion]()
 
 
-def _loose(spent: list[Charge], delta: float) -> float:
+def _loose(spent: list[EventCount], delta: float) -> float:
     """ε = ρ + ln(1/δ)/(α−1) (Mironov 2017, Proposition 3), as the paper converts."""
-    orders, rho = rdp.composed(steps_of(spent, "rdp") or ())
+    orders, rho = rdp.composed(flatten_event(spent, "rdp") or ())
     alpha = np.array(orders)
     return float((rho + np.log(1 / delta) / (alpha - 1)).min())

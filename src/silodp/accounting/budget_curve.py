@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from silodp.accounting import _gaussian
 from silodp.accounting._curve_fitting import Fitted, binary_search, checked, scf
-from silodp.accounting.accountant import Accountant, check_accountant, check_delta, epsilon
-from silodp.accounting.events import Event, Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.accountant import Accountant, check_accountant, check_delta, compute_epsilon
+from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.two_stage import ORDERS, TwoStage, conversion
 from silodp.errors import SilodpError
 
 __all__ = [
-    "Book",
-    "Curve",
+    "ChargingMode",
+    "EpsilonCurve",
     "Fitted",
     "binary_search",
     "filter_budget",
@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
-Book = Literal["planned", "realized"]
+ChargingMode = Literal["planned", "realized"]
 
-MOST_TOLD = 20
+MAX_GROUPS = 20
 """So many distinct budgets are told one by one."""
 _FEW = 64  # distinct budgets that are worth points of their own
 _MET = 1e-3  # to which part of itself such a budget is met
@@ -43,7 +43,7 @@ _AT_ONCE = 1 << 21  # numbers in a chunk
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class EpsilonCurve:
     """ε against a parameter x, from below: `epsilons[i]` is at least what any x ≤ `parameters[i]` costs.
 
     parameters (points,) ascending and above 0 (a sampling probability, or a clip in units of the public one);
@@ -90,7 +90,7 @@ class Curve:
         check_delta(delta)
 
         def cost(x: float) -> float:
-            return epsilon([(make_event(x), rounds)], delta, accountant)
+            return compute_epsilon([(make_event(x), rounds)], delta, accountant)
 
         grid = _geometric(points, least)
         wanted = _distinct(budgets)
@@ -98,7 +98,7 @@ class Curve:
             return cls._rising(grid, np.array([cost(x) for x in grid]))
         return cls._around(wanted, cost, grid)
 
-    def met_by(self, budgets: Array) -> Array:
+    def parameter_for(self, budgets: Array) -> Array:
         """(n,) for each budget the largest grid parameter that costs no more; 0.0 where even the least costs more.
 
         Raises:
@@ -153,7 +153,7 @@ def two_stage_curve(
     points: int | None = None,
     least: float = 1e-6,
     budgets: Array | None = None,
-) -> Curve:
+) -> EpsilonCurve:
     """ε of a record against its sampling probability q after `rounds` rounds of rPDP-FL (its Theorem 1).
 
     By `rdp` 2,048 points, less than 1 % apart, all at once. By `pld` 96 points, 5 % apart from 1 % on, or, where the
@@ -168,18 +168,20 @@ def two_stage_curve(
     _check_rounds(rounds)
     if accountant == "rdp":
         grid = _geometric(2048 if points is None else points, least)
-        return Curve._rising(grid, run.epsilon(rounds * run.planned(grid)) * _MARGIN)
+        return EpsilonCurve._rising(grid, run.epsilon(rounds * run.planned(grid)) * _MARGIN)
 
     def event(q: float) -> Event:
-        steps = Repeated(PoissonSampled(q, Gaussian(noise_multiplier)), local_steps)
-        return KnownSample(client_sampling, steps)
+        steps = SelfComposed(PoissonSampled(q, Gaussian(noise_multiplier)), local_steps)
+        return RevealedSample(client_sampling, steps)
 
     # ε by pld lies below that by rdp, so that the q of the smallest budget by rdp is a place to begin.
     start = max(least, 1e-2) if points is None and budgets is None else least
     if budgets is not None:
         rdp = two_stage_curve(noise_multiplier, local_steps, client_sampling, rounds, delta, least=least)
-        start = max(least, float(rdp.met_by(np.atleast_1d(np.min(checked(budgets))))[0]))
-    return Curve.of(event, rounds, delta, "pld", 96 if points is None else points, min(start, 0.5), budgets)
+        start = max(least, float(rdp.parameter_for(np.atleast_1d(np.min(checked(budgets))))[0]))
+    return EpsilonCurve.of(
+        event, rounds, delta, "pld", 96 if points is None else points, min(start, 0.5), budgets
+    )
 
 
 def rounds_within(
@@ -190,7 +192,7 @@ def rounds_within(
     client_sampling: float,
     delta: float,
     most: int,
-    book: Book = "planned",
+    book: ChargingMode = "planned",
 ) -> NDArray[np.int64]:
     """(n,) how many rounds each record may stay in, at most `most`; then it retires.
 
@@ -256,12 +258,12 @@ def filter_budget(budgets: Array, delta: float) -> Array:
     return limits[which]
 
 
-def told_apart(budgets: Array) -> Array:
+def group_budgets(budgets: Array) -> Array:
     """The distinct budgets, ascending; of more than 20, the largest of each twentieth of the units."""
     distinct = np.unique(budgets)
-    if len(distinct) <= MOST_TOLD:
+    if len(distinct) <= MAX_GROUPS:
         return distinct
-    shares = np.arange(1, MOST_TOLD + 1) / MOST_TOLD
+    shares = np.arange(1, MAX_GROUPS + 1) / MAX_GROUPS
     return np.unique(np.quantile(budgets, shares, method="higher"))
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from silodp.accounting.accountant import Accountant, check_delta, epsilon
-from silodp.accounting.events import Event, reason
+from silodp.accounting.accountant import Accountant, check_delta, compute_epsilon
+from silodp.accounting.events import Event, reason_not_private
 from silodp.errors import SilodpError, counted
 
 _TOLERANCE = 0.9e-4  # of ln(parameter)
@@ -17,7 +17,7 @@ _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _LEAST_SAMPLING = 1e-8
 
 
-def noise_multiplier_for(
+def calibrate_noise_multiplier(
     make_event: Callable[[float], Event],
     rounds: int,
     target: float,
@@ -45,7 +45,7 @@ def noise_multiplier_for(
     return math.exp(_edge(excess, fits, fails, _TOLERANCE))
 
 
-def sampling_probability_for(
+def calibrate_sampling_probability(
     make_event: Callable[[float], Event],
     rounds: int,
     target: float,
@@ -68,7 +68,7 @@ def sampling_probability_for(
     return 1.0 if fits == 0.0 else math.exp(_edge(excess, fits, fails, _TOLERANCE))
 
 
-def rounds_for(
+def calibrate_rounds(
     event: Event, target: float, delta: float, accountant: Accountant = "pld", most: int = 10**7
 ) -> int:
     """The largest T ≤ `most` with which T times `event` cost at most `target`; 0 if not even one does."""
@@ -102,12 +102,12 @@ def _excess(
 
     def excess(log: float) -> float:
         event, count = charge(log)
-        if (why := reason(event)) is not None:
+        if (why := reason_not_private(event)) is not None:
             raise SilodpError(
                 f"no epsilon can be met against this adversary, because {why}.",
                 code="accounting.no_guarantee",
             )
-        cost = epsilon([(event, count)], delta, accountant)
+        cost = compute_epsilon([(event, count)], delta, accountant)
         if cost > target:  # even where the quotient rounds to 1
             return min(max(math.log(cost / target), 1e-300), 3.0)
         return max(math.log(cost / target), -3.0) if cost > 0 else -3.0

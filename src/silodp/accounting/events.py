@@ -34,7 +34,7 @@ class Skellam:
 
 
 @dataclass(frozen=True)
-class TwoLooks:
+class CorrelatedReleases:
     """Two releases of the same sum of the same batch, with independent noise (docs/decoupled.md).
 
     Two Gaussian looks are the one of multiplier 1/√(1/a² + 1/b²).
@@ -44,7 +44,7 @@ class TwoLooks:
     second: Gaussian | Skellam
 
 
-Additive = Gaussian | Skellam | TwoLooks
+Additive = Gaussian | Skellam | CorrelatedReleases
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SampledReplacement:
 
 
 @dataclass(frozen=True)
-class KnownSample:
+class RevealedSample:
     """One coin for all of the inner event, towards one who knows how it fell (docs/privacy.md, sections 3, 9).
 
     With probability 1 - q the unit is not in the sample and nothing is said about it. The two stages of rPDP-FL are
@@ -77,7 +77,7 @@ class KnownSample:
     """
 
     sampling_probability: float
-    event: Additive | PoissonSampled | SampledReplacement | Group | KnownSample | Repeated | Composed
+    event: Additive | PoissonSampled | SampledReplacement | Group | RevealedSample | SelfComposed | Composed
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ class Group:
     """
 
     size: int
-    event: Additive | PoissonSampled | KnownSample | Repeated | Composed
+    event: Additive | PoissonSampled | RevealedSample | SelfComposed | Composed
 
 
 @dataclass(frozen=True)
-class Repeated:
+class SelfComposed:
     """The same event `count` times, adaptively."""
 
-    event: Additive | PoissonSampled | SampledReplacement | KnownSample | Group | Repeated | Composed
+    event: Additive | PoissonSampled | SampledReplacement | RevealedSample | Group | SelfComposed | Composed
     count: int
 
 
@@ -108,7 +108,7 @@ class Composed:
 
 
 @dataclass(frozen=True)
-class Each:
+class WorstOf:
     """What a charge costs each of several kinds of units, of which one unit is only one (clients with own settings).
 
     ε of a book is the largest over the alternatives, each composed over all charges: the i-th of this charge with the
@@ -119,43 +119,43 @@ class Each:
 
 
 @dataclass(frozen=True)
-class NoGuarantee:
+class NonPrivate:
     """Nothing is promised to the person against this adversary, and why."""
 
     reason: str
 
 
-Mechanism = Additive | PoissonSampled | SampledReplacement | KnownSample | Group
-Event = Mechanism | Repeated | Composed | Each | NoGuarantee
+Mechanism = Additive | PoissonSampled | SampledReplacement | RevealedSample | Group
+Event = Mechanism | SelfComposed | Composed | WorstOf | NonPrivate
 
-_KINDS: dict[str, Callable[..., Event]] = {
-    kind.__name__: kind
-    for kind in (
-        Gaussian,
-        Skellam,
-        TwoLooks,
-        PoissonSampled,
-        SampledReplacement,
-        KnownSample,
-        Group,
-        Repeated,
-        Composed,
-        Each,
-        NoGuarantee,
-    )
+STORED_KINDS: dict[str, Callable[..., Event]] = {
+    "Gaussian": Gaussian,
+    "Skellam": Skellam,
+    "TwoLooks": CorrelatedReleases,
+    "PoissonSampled": PoissonSampled,
+    "SampledReplacement": SampledReplacement,
+    "KnownSample": RevealedSample,
+    "Group": Group,
+    "Repeated": SelfComposed,
+    "Composed": Composed,
+    "Each": WorstOf,
+    "NoGuarantee": NonPrivate,
 }
+"""Names of events in ledgers and guarantees. They never change, whatever the classes are called."""
+
+_STORED_NAMES = {event: name for name, event in STORED_KINDS.items()}
 
 
-def nested(event: Event) -> Iterator[Event]:
+def list_nested(event: Event) -> Iterator[Event]:
     """The event, and every event inside it."""
     yield event
     for inner in _inside(event):
-        yield from nested(inner)
+        yield from list_nested(inner)
 
 
-def reason(event: Event) -> str | None:
+def reason_not_private(event: Event) -> str | None:
     """Why nothing is promised, if somewhere in the event nothing is."""
-    return next((inner.reason for inner in nested(event) if isinstance(inner, NoGuarantee)), None)
+    return next((inner.reason for inner in list_nested(event) if isinstance(inner, NonPrivate)), None)
 
 
 def alternatives(event: Event) -> int | None:
@@ -164,7 +164,7 @@ def alternatives(event: Event) -> int | None:
     Raises:
         SilodpError: two parts of it tell different numbers apart, or none at all.
     """
-    sizes = {len(inner.alternatives) for inner in nested(event) if isinstance(inner, Each)}
+    sizes = {len(inner.alternatives) for inner in list_nested(event) if isinstance(inner, WorstOf)}
     if len(sizes) > 1 or 0 in sizes:
         raise SilodpError(
             f"an event names {' and '.join(map(str, sorted(sizes)))} alternatives: name each kind of unit everywhere.",
@@ -175,12 +175,12 @@ def alternatives(event: Event) -> int | None:
 
 def alternative(event: Event, index: int) -> Event:
     """What the event costs the units of one kind."""
-    if isinstance(event, Each):
+    if isinstance(event, WorstOf):
         return alternative(event.alternatives[index], index)
     return _rebuilt(event, lambda inner: alternative(inner, index))
 
 
-def discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Event:
+def to_discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Event:
     """The same releases with Skellam noise of the same standard deviation in place of Gaussian noise.
 
     Of two looks only the second is released, so only its noise is drawn in integers.
@@ -195,12 +195,12 @@ def discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Ev
     match event:
         case Gaussian():
             return integer(event)
-        case TwoLooks(first, second):
-            return TwoLooks(first, integer(second))
-    return _rebuilt(event, lambda inner: discrete(inner, units, dimension, reach))
+        case CorrelatedReleases(first, second):
+            return CorrelatedReleases(first, integer(second))
+    return _rebuilt(event, lambda inner: to_discrete(inner, units, dimension, reach))
 
 
-def costliest(events: Sequence[Event]) -> Event:
+def costliest_event(events: Sequence[Event]) -> Event:
     """Return one event that costs no less than any of the given ones, which differ in their noise alone.
 
     Of every release the smallest noise multiplier and the fewest grid steps: less of either never costs less. It also
@@ -215,7 +215,7 @@ def costliest(events: Sequence[Event]) -> Event:
     Raises:
         SilodpError: the events differ in more than that.
     """
-    nothing = next((event for event in events if isinstance(event, NoGuarantee)), None)
+    nothing = next((event for event in events if isinstance(event, NonPrivate)), None)
     if nothing is not None:
         return nothing
     if len({type(event) for event in events}) > 1:
@@ -231,9 +231,9 @@ def _costliest(name: str, values: Sequence[Any]) -> Any:
     if name in ("noise_multiplier", "units"):
         return min(values)
     if isinstance(values[0], tuple) and len({len(parts) for parts in values}) == 1:
-        return tuple(costliest(alike) for alike in zip(*values, strict=True))
-    if type(values[0]).__name__ in _KINDS:
-        return costliest(values)
+        return tuple(costliest_event(alike) for alike in zip(*values, strict=True))
+    if type(values[0]) in _STORED_NAMES:
+        return costliest_event(values)
     if any(value != values[0] for value in values):
         raise _unlike()
     return values[0]
@@ -247,60 +247,60 @@ def _unlike() -> SilodpError:
     )
 
 
-def doubled(event: Additive) -> Additive:
+def double_shift(event: Additive) -> Additive:
     """Return the same release of a sum that a unit moves twice as far."""
     match event:
         case Gaussian(sigma):
             return Gaussian(sigma / 2)
         case Skellam(sigma, units, dimension):
             return Skellam(sigma / 2, 2 * units, dimension)
-        case TwoLooks(first, second):
-            return TwoLooks(doubled(first), doubled(second))  # type: ignore[arg-type]
+        case CorrelatedReleases(first, second):
+            return CorrelatedReleases(double_shift(first), double_shift(second))  # type: ignore[arg-type]
 
 
-def unsampled(event: Event) -> Event:
+def without_amplification(event: Event) -> Event:
     """The same release, with fresh noise, towards one who has seen a release of the same samples before.
 
     Two releases of one sample are no two independent ones, whether the sample is known or not; charged without
     amplification, the second is covered: given all that was seen, it is a release on the sample or nothing.
     """
-    if isinstance(event, KnownSample | PoissonSampled):
-        return unsampled(event.event)
+    if isinstance(event, RevealedSample | PoissonSampled):
+        return without_amplification(event.event)
     if isinstance(event, SampledReplacement):
-        return doubled(event.event)
-    return _rebuilt(event, unsampled)
+        return double_shift(event.event)
+    return _rebuilt(event, without_amplification)
 
 
 def _inside(event: Event) -> tuple[Event, ...]:
     match event:
-        case TwoLooks(first, second):
+        case CorrelatedReleases(first, second):
             return first, second
-        case PoissonSampled() | SampledReplacement() | KnownSample() | Group() | Repeated():
+        case PoissonSampled() | SampledReplacement() | RevealedSample() | Group() | SelfComposed():
             return (event.event,)
         case Composed(parts):
             return parts
-        case Each(parts):
+        case WorstOf(parts):
             return parts
     return ()
 
 
 def _rebuilt(event: Event, change: Callable[[Any], Any]) -> Event:
-    """The same event around changed inner ones; the looks of `TwoLooks` belong together and are left alone."""
+    """Rebuild the event around changed inner ones; the two parts of `CorrelatedReleases` stay as they are."""
     match event:
-        case PoissonSampled() | SampledReplacement() | KnownSample() | Group() | Repeated():
+        case PoissonSampled() | SampledReplacement() | RevealedSample() | Group() | SelfComposed():
             return replace(event, event=change(event.event))
         case Composed(parts):
             return Composed(tuple(change(part) for part in parts))
-        case Each(parts):
-            return Each(tuple(change(part) for part in parts))
+        case WorstOf(parts):
+            return WorstOf(tuple(change(part) for part in parts))
     return event
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
     """JSON-ready, with the event's kind; infinite noise is "inf"."""
-    fields: dict[str, Any] = {"kind": type(event).__name__}
+    fields: dict[str, Any] = {"kind": _STORED_NAMES[type(event)]}
     for name, value in vars(event).items():
-        if type(value).__name__ in _KINDS:
+        if type(value) in _STORED_NAMES:
             fields[name] = event_to_dict(value)
         elif name in ("parts", "alternatives"):
             fields[name] = [event_to_dict(part) for part in value]
@@ -324,7 +324,7 @@ def event_from_dict(fields: Mapping[str, Any]) -> Event:
         if values.get("noise_multiplier") == "inf":
             values["noise_multiplier"] = math.inf
         kind = values.pop("kind")
-        return _KINDS[str(kind)](**values)
+        return STORED_KINDS[str(kind)](**values)
     except (KeyError, TypeError, AttributeError):
         raise SilodpError(
             f"{fields!r} is not an event: it was written by another version.", code="accounting.event"

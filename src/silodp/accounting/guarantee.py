@@ -77,8 +77,10 @@ class Guarantee:
         if self.epsilon is None:
             return f"{self.adversary:9} no guarantee: {self.reason}"
         whom = "one record" if self.unit == "record" else "all records of one person"
-        cap = "" if self.any_dropouts is None else f" ({about_any_dropouts(self.any_dropouts)})"
-        return f"{self.adversary:9} ε = {rounded_up(self.epsilon)} at δ = {self.delta:g}, for {whom}{cap}"
+        cap = "" if self.any_dropouts is None else f" ({describe_any_dropouts(self.any_dropouts)})"
+        return (
+            f"{self.adversary:9} ε = {format_rounded_up(self.epsilon)} at δ = {self.delta:g}, for {whom}{cap}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -95,14 +97,14 @@ class Guarantee:
         return cls(**{**fields, **lists})
 
 
-def rounded_up(epsilon: float | None) -> str:
+def format_rounded_up(epsilon: float | None) -> str:
     """Three decimals, never below the value; "none" where nothing is promised."""
     return "none" if epsilon is None else f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
 
 
-def about_any_dropouts(epsilon: float) -> str:
+def describe_any_dropouts(epsilon: float) -> str:
     """Say what ε is where silos may drop out by looking at the models; the end of a sentence."""
-    return f"at most {rounded_up(epsilon)} if silos drop out depending on the models"
+    return f"at most {format_rounded_up(epsilon)} if silos drop out depending on the models"
 
 
 HELD_OUT = (
@@ -127,7 +129,7 @@ TECHNICAL = "technical: "
 """How an assumption begins that rests on arithmetic or cryptography; for any other one, somebody must sign."""
 
 
-def assumptions_of(view: View, integers: bool = False) -> tuple[str, ...]:
+def list_assumptions(view: View, integers: bool = False) -> tuple[str, ...]:
     """What a guarantee against this adversary rests on, whatever the method; `integers`: noise is added to integers."""
     arithmetic = TECHNICAL + (
         "updates are computed in floating point before they are put on a grid: what rounding in a shared computation "

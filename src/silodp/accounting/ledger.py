@@ -18,10 +18,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from silodp.accounting._append_log import Journal
-from silodp.accounting.accountant import Accountant, Spent, check_accountant, check_delta, epsilon
+from silodp.accounting._append_log import AppendOnlyLog
+from silodp.accounting.accountant import (
+    Accountant,
+    Composition,
+    check_accountant,
+    check_delta,
+    compute_epsilon,
+)
 from silodp.accounting.events import Event, event_from_dict, event_to_dict
-from silodp.accounting.events import reason as reason_of
+from silodp.accounting.events import reason_not_private as reason_of
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError, check_real
 
@@ -63,7 +69,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Subject:
+class LedgerHeader:
     """What a run's events are about, so that no guarantee can say they are about anything else.
 
     method, aggregator: their names. settings: the method with all its constants. unit: whom it protects. secret:
@@ -80,7 +86,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Charge:
+class LedgerEntry:
     """One line of the book: a release, counted from 0 in its round, which is counted from 0 as well."""
 
     round: int
@@ -111,14 +117,14 @@ class Ledger:
         budget: Budget | None = None,
         *,
         run: str,
-        subject: Subject | None = None,
+        subject: LedgerHeader | None = None,
     ) -> None:
         check_delta(delta)
         check_accountant(accountant)
         self.path, self.delta, self.accountant, self.budget, self.run = path, delta, accountant, budget, run
         self.subject = _subject_of(path, subject)
-        self._charges: dict[tuple[int, int], Charge] = {}
-        self._spent = {adversary: Spent(accountant) for adversary in ADVERSARIES}
+        self._charges: dict[tuple[int, int], LedgerEntry] = {}
+        self._spent = {adversary: Composition(accountant) for adversary in ADVERSARIES}
         self._reasons: dict[Adversary, str] = {}
         header: dict[str, Any] = {
             "format": FORMAT,
@@ -130,7 +136,7 @@ class Ledger:
         if self.subject is not None:
             first = ("accounting", 1)
             header["subject"] = {k: v for k, v in asdict(self.subject).items() if (k, v) != first}
-        self._journal = None if path is None else Journal(path, header)
+        self._journal = None if path is None else AppendOnlyLog(path, header)
         try:
             for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
                 self._count(self._read(fields, number))
@@ -148,7 +154,7 @@ class Ledger:
             SilodpError: other events stand under (round, release), an adversary is missing or new, an event
                 is out of range, or the file cannot be written.
         """
-        charge = Charge(int(round), int(release), dict(events))
+        charge = LedgerEntry(int(round), int(release), dict(events))
         known = self._charges.get((charge.round, charge.release))
         if known is None:
             self._check(charge)
@@ -225,7 +231,7 @@ class Ledger:
             if round_ + 1 not in wanted:
                 continue
             promised = not any(map(reason_of, counts))
-            spent = epsilon(counts.items(), self.delta, self.accountant) if promised else math.inf
+            spent = compute_epsilon(counts.items(), self.delta, self.accountant) if promised else math.inf
             found[round_ + 1] = spent if math.isfinite(spent) else None
         return found
 
@@ -243,7 +249,7 @@ class Ledger:
         return len({round for round, _ in self._charges})
 
     @property
-    def history(self) -> tuple[Charge, ...]:
+    def history(self) -> tuple[LedgerEntry, ...]:
         """Every charge, in the order it was written."""
         return tuple(self._charges.values())
 
@@ -260,11 +266,11 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _read(self, fields: dict[str, Any], number: int) -> Charge:
+    def _read(self, fields: dict[str, Any], number: int) -> LedgerEntry:
         try:
             events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
             release = "release" if "release" in fields else "attempt"  # its name in older files
-            charge = Charge(index(fields["round"]), index(fields[release]), events)
+            charge = LedgerEntry(index(fields["round"]), index(fields[release]), events)
             self._check(charge)
         except (SilodpError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SilodpError(
@@ -272,7 +278,7 @@ class Ledger:
             ) from None
         return charge
 
-    def _check(self, charge: Charge) -> None:
+    def _check(self, charge: LedgerEntry) -> None:
         """Every line names the same adversaries, else one would go uncharged, and events in their range."""
         if not charge.events or set(charge.events) - set(ADVERSARIES):
             raise SilodpError(
@@ -286,9 +292,9 @@ class Ledger:
                 code="ledger.charge",
             )
         for event in charge.events.values():
-            Spent(self.accountant).add(event)
+            Composition(self.accountant).add(event)
 
-    def _count(self, charge: Charge) -> None:
+    def _count(self, charge: LedgerEntry) -> None:
         self._charges[charge.round, charge.release] = charge
         for adversary, event in charge.events.items():
             if (reason := reason_of(event)) is not None:
@@ -296,7 +302,7 @@ class Ledger:
             self._spent[adversary].add(event)
 
 
-def _subject_of(path: Path | None, subject: Subject | None) -> Subject | None:
+def _subject_of(path: Path | None, subject: LedgerHeader | None) -> LedgerHeader | None:
     """Return the given subject, or the file's; of a run that goes on, the rules stay those it was begun with."""
     kept = _subject_in(path)
     if subject is None or (kept is not None and replace(subject, accounting=kept.accounting) == kept):
@@ -304,12 +310,12 @@ def _subject_of(path: Path | None, subject: Subject | None) -> Subject | None:
     return subject
 
 
-def _subject_in(path: Path | None) -> Subject | None:
-    """As the first line of a file has it; None where it has none (whether it is a ledger at all, `Journal` checks)."""
+def _subject_in(path: Path | None) -> LedgerHeader | None:
+    """Read the header in the first line of a file; None where there is none (`AppendOnlyLog` checks the rest)."""
     if path is None:
         return None
     try:
         with path.open("rb") as file:
-            return Subject(**json.loads(file.readline())["subject"])
+            return LedgerHeader(**json.loads(file.readline())["subject"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -19,8 +19,8 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from numpy.typing import NDArray
 from scipy import fft, signal, special, stats
 
-from silodp.accounting._steps import parts
-from silodp.accounting.events import Gaussian, Group, KnownSample, Mechanism, PoissonSampled
+from silodp.accounting._steps import leaves
+from silodp.accounting.events import Gaussian, Group, Mechanism, PoissonSampled, RevealedSample
 
 USUAL_GRID = 1e-4
 """dp_accounting's default interval; a finer one is taken only where a step's spread is small beside it."""
@@ -97,8 +97,8 @@ def of_step(event: Mechanism, grid: float) -> tuple[Losses, ...]:
     loss 0 (docs/privacy.md, sections 3 and 9).
     """
     match event:
-        case KnownSample(q, inner):
-            return tuple(_with_atom_at_zero(losses, q) for losses in composed(parts(inner), grid))
+        case RevealedSample(q, inner):
+            return tuple(_with_atom_at_zero(losses, q) for losses in composed(leaves(inner), grid))
         case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
             return tuple(
                 _mixture(k, gamma, sigma, grid, way) for way in (AdjacencyType.REMOVE, AdjacencyType.ADD)
@@ -212,8 +212,8 @@ def spread(event: Mechanism) -> float:
     match event:
         case Gaussian(sigma):
             return 1 / sigma
-        case KnownSample(q, inner):
-            mu = _spread_of(parts(inner))
+        case RevealedSample(q, inner):
+            mu = _spread_of(leaves(inner))
             return math.sqrt(q * (mu**2 + mu**4 / 4))
         case PoissonSampled(q, Gaussian()):
             return spread(Group(1, event))
@@ -254,7 +254,7 @@ def grid_of(steps: Sequence[tuple[Mechanism, int]]) -> float:
 
 def _finest(event: Mechanism) -> float:
     """The smallest spread of a step, or of a step inside it: every one of them is put on the grid."""
-    inside = parts(event.event) if isinstance(event, KnownSample) else ()
+    inside = leaves(event.event) if isinstance(event, RevealedSample) else ()
     return min(spread(event), *(_finest(inner) for inner, _ in inside), math.inf)
 
 
@@ -265,8 +265,8 @@ def _range(event: Mechanism) -> float:
             mu = 1 / sigma
         case Group(k, PoissonSampled(_, Gaussian(sigma))):
             mu = k / sigma
-        case KnownSample(_, inner):
-            inside = parts(inner)
+        case RevealedSample(_, inner):
+            inside = leaves(inner)
             mu = _spread_of(inside)
             return max(20 * mu + mu**2, *(_range(step) for step, _ in inside), 0.0)
         case _:

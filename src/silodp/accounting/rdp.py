@@ -14,19 +14,19 @@ from dp_accounting.rdp import rdp_privacy_accountant as library
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
-from silodp.accounting._steps import parts
+from silodp.accounting._steps import leaves
 from silodp.accounting.events import (
     Additive,
+    CorrelatedReleases,
     Gaussian,
     Group,
-    KnownSample,
     Mechanism,
     PoissonSampled,
+    RevealedSample,
     SampledReplacement,
     Skellam,
-    TwoLooks,
-    doubled,
-    nested,
+    double_shift,
+    list_nested,
 )
 
 ORDERS: tuple[float, ...] = tuple(
@@ -52,7 +52,7 @@ def orders_for(steps: Sequence[tuple[Mechanism, int]]) -> tuple[float, ...]:
     groups = [
         group_exponent(inner.size)
         for event, _ in steps
-        for inner in nested(event)
+        for inner in list_nested(event)
         if isinstance(inner, Group)
     ]
     factor = 2.0 ** max(groups, default=0)
@@ -70,7 +70,7 @@ def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
     match event:
         case Gaussian(sigma):
             return alpha / (2 * sigma**2)
-        case Skellam() | TwoLooks():
+        case Skellam() | CorrelatedReleases():
             return _between_integers(lambda whole: (whole - 1) * release(event, whole), orders)
         case PoissonSampled(q, Gaussian(sigma)):
             return _sampled_gaussian(q, sigma, orders)
@@ -78,16 +78,18 @@ def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
             return _sampled_symmetric(q, inner, orders)
         case SampledReplacement(q, replaced):
             return _between_integers(lambda whole: replaced_moments(q, replaced, whole), orders)
-        case KnownSample(q, inner):
-            mixed: NDArray[np.float64] = coin(q, (alpha - 1) * _summed(parts(inner), orders)) / (alpha - 1)
+        case RevealedSample(q, inner):
+            mixed: NDArray[np.float64] = mixture_rdp(q, (alpha - 1) * _summed(leaves(inner), orders)) / (
+                alpha - 1
+            )
             return mixed
         case Group(k, inner):
             factor = group_exponent(k)
-            rho = 3.0**factor * _summed(parts(inner), tuple(2.0**factor * alpha))
+            rho = 3.0**factor * _summed(leaves(inner), tuple(2.0**factor * alpha))
             return rho if factor == 0 else np.where(alpha >= 2, rho, np.inf)
 
 
-def coin(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
+def mixture_rdp(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
     """ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not."""
     small = np.log1p(q * np.expm1(np.minimum(exponents, 1.0)))
     mixed: NDArray[np.float64] = np.where(
@@ -117,7 +119,7 @@ def release(event: Additive, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
     match event:
         case Gaussian(sigma):
             return alpha / (2 * sigma**2)
-        case TwoLooks(first, second):
+        case CorrelatedReleases(first, second):
             return release(first, alpha) + release(second, alpha)
         case Skellam():
             return skellam(event, alpha)
@@ -180,7 +182,7 @@ def replaced_moments(q: float, event: Additive, orders: NDArray[np.float64]) -> 
     By joint convexity it is that of a coin which is seen, before a release that moves two sensitivities; the others are
     `_by_hoelder` and `_by_expansion`. Source: docs/privacy.md, section 4, W.
     """
-    seen = coin(q, (orders - 1) * release(doubled(event), orders))
+    seen = mixture_rdp(q, (orders - 1) * release(double_shift(event), orders))
     return np.minimum(seen, np.minimum(_by_hoelder(q, event, orders), _by_expansion(q, event, orders)))
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from silodp.accounting.accountant import check_delta
 from silodp.accounting.events import Gaussian
-from silodp.accounting.rdp import coin, sampled_moments
+from silodp.accounting.rdp import mixture_rdp, sampled_moments
 from silodp.errors import SilodpError, check_real
 
 Array = NDArray[np.float64]
@@ -75,7 +75,7 @@ class TwoStage:
         joined, rest = self.joined(q), ORDERS[:, None] - 1
         if self.client_sampling == 1:
             return joined
-        planned: Array = coin(self.client_sampling, rest * joined) / rest
+        planned: Array = mixture_rdp(self.client_sampling, rest * joined) / rest
         return planned
 
     def epsilon(self, rho: Array) -> Array:

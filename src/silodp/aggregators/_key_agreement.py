@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from silodp.crypto.keys import OVERHEAD_BYTES, Hello, Identity, Opening, Session
+from silodp.crypto.keys import OVERHEAD_BYTES, ClientHello, HandshakeState, Identity, Session
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Kind, Schema, is_digest
@@ -17,7 +17,7 @@ _GREETING = Blob(1, 4096)  # JSON: a name of up to 100 characters of 12 bytes, a
 _SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + OVERHEAD_BYTES)
 
 
-def meeting_kinds(names: tuple[str, ...], own: str) -> tuple[Kind, Kind, Kind]:
+def key_agreement_kinds(names: tuple[str, ...], own: str) -> tuple[Kind, Kind, Kind]:
     """The messages by which silos meet, as the silo of the name `own` is asked."""
     order, peers = list(names), [name for name in names if name != own]
     return (
@@ -45,14 +45,16 @@ Ask = Callable[[dict[str, Message]], dict[str, Message]]
 
 
 @dataclass(frozen=True)
-class Met:
+class SessionInfo:
     """What the server knows of a session: its id (the transcript's hash, hexadecimal) and its number in the run."""
 
     session: str
     number: int
 
 
-def set_up(run: str, names: tuple[str, ...], store: Store, ask: Ask, prepare: Callable[[Met], None]) -> None:
+def set_up(
+    run: str, names: tuple[str, ...], store: Store, ask: Ask, prepare: Callable[[SessionInfo], None]
+) -> None:
     """Set up a session, once in a run: let the silos meet, then `prepare` whatever else it needs.
 
     A set-up that was interrupted is not gone on with: it is begun anew, as another session with other secrets.
@@ -62,20 +64,20 @@ def set_up(run: str, names: tuple[str, ...], store: Store, ask: Ask, prepare: Ca
     stored = store.get(_NUMBER)
     number = 0 if stored is None else int(stored) + 1
     store.put(_NUMBER, str(number).encode())
-    met = Met(meet(run, names, ask, number), number)
+    met = SessionInfo(run_key_agreement(run, names, ask, number), number)
     prepare(met)
     store.put(_READY, Message("session", run, fields={"session": met.session, "number": number}).encode())
 
 
-def current(store: Store) -> Met:
+def current(store: Store) -> SessionInfo:
     """The session that was set up."""
     stored = store.get(_READY)
     if stored is None:
         raise SilodpError("the silos have no session yet: begin a new run.", code="session.missing")
-    return Met(**Message.decode(stored).fields)
+    return SessionInfo(**Message.decode(stored).fields)
 
 
-def meet(run: str, names: tuple[str, ...], ask: Ask, number: int = 0) -> str:
+def run_key_agreement(run: str, names: tuple[str, ...], ask: Ask, number: int = 0) -> str:
     """The server's side: relay greetings, signatures and sealed contributions; gives the session's id."""
     answers = ask(_to_all(names, Message("hello", run, attempt=number)))
     hellos = {name: answer.blobs["hello"] for name, answer in answers.items()}
@@ -105,7 +107,7 @@ def _to_all(names: tuple[str, ...], message: Message) -> dict[str, Message]:
 
 
 @dataclass(frozen=True)
-class Member:
+class SiloKeyAgreement:
     """A silo's side of the set-up, and its durable memory of the session.
 
     `pins`: the long-term keys of all silos of the run. `constants`: what is public, as this silo knows it.
@@ -153,7 +155,7 @@ class Member:
         return Message.decode(self._kept(run, f"group/{number}")).blobs["group"]
 
     def _hello(self, request: Message) -> Message:
-        opening = Opening.fresh(self.identity, request.run)
+        opening = HandshakeState.fresh(self.identity, request.run)
         secret = {"ephemeral": opening.ephemeral, "nonce": opening.nonce}
         secret |= {"seal": opening.seal, "contribution": opening.contribution}
         kept = Message("opening", request.run, blobs=secret).encode()
@@ -190,9 +192,10 @@ class Member:
 
     def _meet(self, run: str, opening: Message, roster: Message) -> Session:
         hellos = [
-            Hello.from_bytes(roster.blobs.get(name, b""), name) for name in roster.fields.get("order", [])
+            ClientHello.from_bytes(roster.blobs.get(name, b""), name)
+            for name in roster.fields.get("order", [])
         ]
-        return Opening(self.identity, run, **opening.blobs).meet(hellos, self.pins, self.constants)
+        return HandshakeState(self.identity, run, **opening.blobs).meet(hellos, self.pins, self.constants)
 
     def _kept(self, run: str, what: str) -> bytes:
         kept = self.store.get(_key(run, what))

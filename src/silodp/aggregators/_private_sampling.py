@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeVar
 
-from silodp.aggregators._key_agreement import Member, Met, current
-from silodp.aggregators.attempts import BOX
-from silodp.aggregators.base import Desk, Handler, Setting
+from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current
+from silodp.aggregators.attempts import SEALED_SAMPLE_BLOB
+from silodp.aggregators.base import Handler, ServerContext, Setting
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.keys import OVERHEAD_BYTES, Session
 from silodp.crypto.lookup import Lookup
@@ -30,7 +30,7 @@ from silodp.crypto.oblivious_transfer import (
     TransferReceiver,
     TransferSender,
 )
-from silodp.crypto.private_sampling import MOST_PLACES, SILO_CHOOSES, OneOf
+from silodp.crypto.private_sampling import MOST_PLACES, SILO_CHOOSES, SamplingRatio
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
@@ -44,7 +44,7 @@ ASSUMPTION = (
 )
 
 
-def law_of(method: Method, places: int | None) -> OneOf | None:
+def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
     """k of P, so that k/P is the method's sampling rate; None where the server draws the sample.
 
     Raises:
@@ -79,10 +79,10 @@ def law_of(method: Method, places: int | None) -> OneOf | None:
             code="argument.conflict",
             field="hidden_sample",
         )
-    return OneOf(drawn, places)
+    return SamplingRatio(drawn, places)
 
 
-def named(silo: str, finish: Callable[[], V]) -> V:
+def blame_silo(silo: str, finish: Callable[[], V]) -> V:
     """The result, or an error that names the silo whose answer did not fit."""
     try:
         return finish()
@@ -99,7 +99,7 @@ def choice_kinds() -> tuple[Kind, Kind]:
     )
 
 
-def chosen_kind(setting: Setting, law: OneOf, width: int, entry: int) -> Kind:
+def chosen_kind(setting: Setting, law: SamplingRatio, width: int, entry: int) -> Kind:
     """The tables that silo 0 chooses from, with entries of `width` words, of which it passes on `entry` bytes."""
     users = setting.population.users
     box = Blob.of(users * entry + OVERHEAD_BYTES)
@@ -112,7 +112,7 @@ def chosen_kind(setting: Setting, law: OneOf, width: int, entry: int) -> Kind:
     )
 
 
-def choice_blob(setting: Setting, law: OneOf) -> Blob:
+def choice_blob(setting: Setting, law: SamplingRatio) -> Blob:
     """Silo 0's request for its entries."""
     return Blob.of(lookup.request_bytes(setting.population.users, law.places))
 
@@ -120,22 +120,22 @@ def choice_blob(setting: Setting, law: OneOf) -> Blob:
 def box_blob(setting: Setting, name: str, entry: int) -> dict[str, Blob]:
     """What an update carries for one silo: what silo 0 sealed for it, `entry` bytes a person; nothing for silo 0."""
     size = setting.population.users * entry + OVERHEAD_BYTES
-    return {} if name == setting.names[0] else {BOX: Blob.of(size)}
+    return {} if name == setting.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}
 
 
 @dataclass(frozen=True)
-class Offers:
+class OtServer:
     """The server's side: it offers silo 0 tables, and does not learn which entries it takes."""
 
     setting: Setting
-    desk: Desk
+    desk: ServerContext
 
-    def set_up(self, met: Met) -> None:
+    def set_up(self, met: SessionInfo) -> None:
         """Base transfers; the server's own part of them is kept before silo 0 can use them."""
         zero = self.setting.names[0]
         offer = self._ask("choice base", met, 0, met.number).blobs["offer"]
         session = bytes.fromhex(met.session)
-        sender, reply = named(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
+        sender, reply = blame_silo(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
         self.desk.store.put("hidden/transfers", sender.pack())
         self._ask("choice keys", met, 0, met.number, reply=reply)
 
@@ -168,7 +168,7 @@ class Offers:
                 code="session.transfers_ended",
             )
         try:
-            offered = named(zero, lambda: offer(sender, choice))
+            offered = blame_silo(zero, lambda: offer(sender, choice))
         except SilodpError:
             # Every further check would tell one bit of the secret that all transfers rest on; a cut request tells none.
             if sender.ended:
@@ -179,22 +179,22 @@ class Offers:
         answer = self._ask("chosen", current(store), round_, 0, answer=offered)
         return {name: answer.blobs[f"to/{name}"] for name in self.setting.names[1:]}
 
-    def _ask(self, kind: str, met: Met, round_: int, number: int, **blobs: bytes) -> Message:
+    def _ask(self, kind: str, met: SessionInfo, round_: int, number: int, **blobs: bytes) -> Message:
         request = Message(kind, self.setting.run, round_, number, {"session": met.session}, blobs=blobs)
         zero = self.setting.names[0]
         return self.desk.ask_all({zero: request})[zero]
 
 
 @dataclass(frozen=True)
-class Choices:
+class OtClient:
     """A silo's side: silo 0 chooses for all, and seals what it got for each of the others.
 
     `opened` makes of a round, silo 0's request and the server's answer what the silos need of it.
     """
 
     setting: Setting
-    law: OneOf
-    member: Member
+    law: SamplingRatio
+    member: SiloKeyAgreement
     store: Store
     opened: Callable[[Message, Lookup, bytes], bytes] = field(repr=False)
 
@@ -221,7 +221,7 @@ class Choices:
         session = self.member.session(request.run)
         zero = session.roster[0]
         if session.name != zero:
-            return session.decrypt(zero, request.blobs[BOX], *_use(request))
+            return session.decrypt(zero, request.blobs[SEALED_SAMPLE_BLOB], *_use(request))
         own = self.store.get(_key(request, "drawn"))
         if own is None:
             raise SilodpError(
@@ -281,7 +281,7 @@ class Choices:
 
 def _use(request: Message) -> tuple[str | int, ...]:
     """What the keys of a round's boxes are derived for."""
-    return BOX, request.round
+    return SEALED_SAMPLE_BLOB, request.round
 
 
 def _key(request: Message, what: str) -> str:

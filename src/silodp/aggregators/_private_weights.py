@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.guarantee import Adversary, View
-from silodp.aggregators._private_sampling import law_of
+from silodp.aggregators._private_sampling import sampling_ratio
 from silodp.aggregators.base import Setting
-from silodp.aggregators.masked import FewestSilos
-from silodp.crypto.private_sampling import OneOf
+from silodp.aggregators.masked import MinSilosMixin
+from silodp.crypto.private_sampling import SamplingRatio
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedStream
-from silodp.mechanisms.quantization import Grid
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream
+from silodp.mechanisms.quantization import Quantizer
 from silodp.methods.base import Method
 
 
-class HiddenWeights(FewestSilos):
+class PrivateWeighting(MinSilosMixin):
     """Aggregators under which nobody learns a count; `hidden_sample` P is a field of theirs.
 
     With P cells, nobody learns who is sampled either: the server draws one cell for each person, the silos another
@@ -28,13 +28,13 @@ class HiddenWeights(FewestSilos):
     hidden_sample: int | None
 
     @property
-    def samples_privately(self) -> bool:
+    def samples_users_privately(self) -> bool:
         """Whether nobody, the server included, knows who is sampled."""
         return self.hidden_sample is not None
 
-    def law(self, method: Method) -> OneOf | None:
+    def law(self, method: Method) -> SamplingRatio | None:
         """How persons are drawn, where nobody is to know whom."""
-        return law_of(method, self.hidden_sample)
+        return sampling_ratio(method, self.hidden_sample)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """Everyone sees the sum; the server alone, if it draws the sample, knows it; nobody knows counts."""
@@ -59,7 +59,9 @@ def check_private_weights(setting: Setting, name: str) -> Bounds:
     return bounds
 
 
-def described_sampling(law: OneOf | None, silos: int, users: int, entry: int, lookups: int) -> dict[str, Any]:
+def described_sampling(
+    law: SamplingRatio | None, silos: int, users: int, entry: int, lookups: int
+) -> dict[str, Any]:
     """What it costs that nobody knows the sample, for people; `entry`: bytes that silo 0 chooses for one person."""
     if law is None:
         return {}
@@ -71,7 +73,7 @@ def described_sampling(law: OneOf | None, silos: int, users: int, entry: int, lo
 
 
 def integer_rows(
-    update: ClippedStream, grid: Grid, refused: list[int]
+    update: ClippedRowStream, grid: Quantizer, refused: list[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(owners, rows in grid steps), chunk by chunk; counts the rows that were not finite."""
     for chunk in update.chunks:

@@ -14,17 +14,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.aggregators._key_agreement import Member, Met, current
+from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current
 from silodp.aggregators._private_sampling import (
-    Choices,
-    Offers,
+    OtClient,
+    OtServer,
+    blame_silo,
     choice_blob,
     choice_kinds,
     chosen_kind,
-    law_of,
-    named,
+    sampling_ratio,
 )
-from silodp.aggregators.base import Desk, Setting
+from silodp.aggregators.base import ServerContext, Setting
 from silodp.crypto import lookup
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
@@ -35,17 +35,17 @@ from silodp.crypto.oblivious_transfer import (
     TransferReceiver,
     TransferSender,
 )
-from silodp.crypto.private_sampling import OneOf
+from silodp.crypto.private_sampling import SamplingRatio
 from silodp.crypto.reciprocals import (
     SERVER_CHOOSES,
-    Awaited,
-    Plan,
+    FirstSilo,
+    PendingLookup,
+    ReciprocalParameters,
     Server,
     SiloShares,
-    SiloZero,
     answer_unknown,
 )
-from silodp.crypto.secure_aggregation import Attempt, Unsigned, Words, pair_masked, summed
+from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, Words, pair_masked, summed
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest
@@ -57,25 +57,27 @@ _USE = "sample of the round"
 
 @dataclass(frozen=True)
 class Constants:
-    """n_max, k and T: what a `Plan` needs besides the session; and P, where nobody is to know the sample."""
+    """n_max, k and T: what `ReciprocalParameters` needs besides the session; P, where nobody may know the sample."""
 
     count_cap: int
     weight_bits: int
     word_bits: int
     places: int | None = None
 
-    def plan(self, setting: Setting, session: str) -> Plan:
+    def plan(self, setting: Setting, session: str) -> ReciprocalParameters:
         """For one session."""
         cap = setting.population.silos * self.count_cap
-        return Plan(bytes.fromhex(session), setting.population.users, cap, self.weight_bits, self.word_bits)
+        return ReciprocalParameters(
+            bytes.fromhex(session), setting.population.users, cap, self.weight_bits, self.word_bits
+        )
 
-    def law(self, setting: Setting) -> OneOf | None:
+    def law(self, setting: Setting) -> SamplingRatio | None:
         """How persons are drawn, where nobody is to know whom."""
-        return law_of(setting.method, self.places)
+        return sampling_ratio(setting.method, self.places)
 
 
-def _counted(plan: Plan, roster: tuple[str, ...]) -> tuple[Words, Attempt]:
-    return Words(plan.users, plan.modulus.bit_length() - 1), Attempt(0, 0, 0, roster, "counts")
+def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[Words, RoundAttempt]:
+    return Words(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,15 @@ class ServerShares:
 
     setting: Setting
     constants: Constants
-    desk: Desk
+    desk: ServerContext
 
-    def set_up(self, met: Met) -> None:
+    def set_up(self, met: SessionInfo) -> None:
         """Masked counts, base transfers, one lookup per person."""
         plan, run = self.constants.plan(self.setting, met.session), self.setting.run
         zero = self.setting.names[0]
         base = BaseTransfers(plan.session, SERVER_CHOOSES)
         offered = self._ask_zero("base", met, offer=base.offer)
-        receiver = named(zero, lambda: base.receiver(offered.blobs["reply"]))
+        receiver = blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, met.number, {"session": met.session})
         counts = self.desk.ask_all({name: request for name in self.setting.names})
         group, _ = _counted(plan, self.setting.names)
@@ -100,9 +102,9 @@ class ServerShares:
         counted: Unsigned = summed(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
         answer = self._ask_zero("reciprocals", met, request=awaited.message)
-        shares = named(zero, lambda: awaited.finish(answer.blobs["answer"]))
+        shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
         if self.constants.law(self.setting) is not None:
-            Offers(self.setting, self.desk).set_up(met)
+            OtServer(self.setting, self.desk).set_up(met)
         self._keep("shares", {"shares": shares}, {"receiver": receiver.pack()}, {"counter": receiver.counter})
 
     def of_round(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
@@ -115,19 +117,19 @@ class ServerShares:
             return Message.decode(done).arrays["shares"]
         awaited = self._awaited(round_, sample, kept)
         answer = self._ask_zero("sample", current(self.desk.store), round_, request=awaited.message)
-        shares = named(self.setting.names[0], lambda: awaited.finish(answer.blobs["answer"]))
+        shares = blame_silo(self.setting.names[0], lambda: awaited.finish(answer.blobs["answer"]))
         self._keep(str(round_), {"shares": shares})
         return shares
 
-    def of_hidden_round(self, round_: int, law: OneOf) -> tuple[Shares, dict[str, bytes]]:
+    def of_hidden_round(self, round_: int, law: SamplingRatio) -> tuple[Shares, dict[str, bytes]]:
         """Shares of β_u·v_u for a sample that nobody knows; and silo 0's part, sealed for each other silo."""
         done = self.desk.store.get(f"weights/{round_}")
         if done is not None:
             return Message.decode(done).arrays["shares"], Message.decode(done).blobs
-        kept, offers = self._kept("shares"), Offers(self.setting, self.desk)
+        kept, offers = self._kept("shares"), OtServer(self.setting, self.desk)
         awaited = self._awaited(round_, law, kept)
         asked = offers.asked(round_, request=awaited.message)
-        shares = named(self.setting.names[0], lambda: awaited.finish(asked.blobs["answer"]))
+        shares = blame_silo(self.setting.names[0], lambda: awaited.finish(asked.blobs["answer"]))
         own = kept.arrays["shares"]
         boxes = offers.passed_on(
             round_,
@@ -137,7 +139,7 @@ class ServerShares:
         self._keep(str(round_), {"shares": shares}, boxes)
         return shares, boxes
 
-    def _awaited(self, round_: int, drawn: NDArray[np.bool_] | OneOf, kept: Message) -> Awaited:
+    def _awaited(self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message) -> PendingLookup:
         """The request of a round, stored before it is sent: a second one would show where the two differ."""
         plan = self.constants.plan(self.setting, current(self.desk.store).session)
         stored = self.desk.store.get(f"weights/asked {round_}")
@@ -146,15 +148,15 @@ class ServerShares:
             server, shares = Server(plan, receiver), kept.arrays["shares"]
             awaited = (
                 server.sample_unknown(round_, drawn)
-                if isinstance(drawn, OneOf)
+                if isinstance(drawn, SamplingRatio)
                 else server.sample(round_, shares, drawn.astype(np.int64))
             )
             self._keep(f"asked {round_}", {"own": awaited.own}, {"part": awaited.part.pack()})
             return awaited
         old = Message.decode(stored)
-        return Awaited(plan, Lookup.unpack(old.blobs["part"]), old.arrays["own"])
+        return PendingLookup(plan, Lookup.unpack(old.blobs["part"]), old.arrays["own"])
 
-    def _ask_zero(self, kind: str, met: Met, round_: int = 0, **blobs: bytes) -> Message:
+    def _ask_zero(self, kind: str, met: SessionInfo, round_: int = 0, **blobs: bytes) -> Message:
         number = 0 if kind == "sample" else met.number
         request = Message(kind, self.setting.run, round_, number, {"session": met.session}, blobs=blobs)
         zero = self.setting.names[0]
@@ -186,7 +188,7 @@ class SiloWeights:
 
     setting: Setting
     constants: Constants
-    member: Member
+    member: SiloKeyAgreement
     store: Store
     counts: NDArray[np.int64] = field(repr=False)
 
@@ -214,11 +216,11 @@ class SiloWeights:
         return silo.masks(request.round, _USE) if self.setting.method.draws_users else silo.shares()
 
     @cached_property
-    def _choices(self) -> Choices | None:
+    def _choices(self) -> OtClient | None:
         law = self.constants.law(self.setting)
         if law is None:
             return None
-        return Choices(self.setting, law, self.member, self.store, self._chosen)
+        return OtClient(self.setting, law, self.member, self.store, self._chosen)
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         shares = self._shares(request.run).hidden(request.round, _USE, part).finish(answer)
@@ -274,7 +276,7 @@ class SiloWeights:
         """Of one session: pads of another session's transfers, used again, would show counts."""
         return f"{request.run}/transfers/{request.fields['session']}"
 
-    def _zero(self, request: Message) -> SiloZero:
+    def _zero(self, request: Message) -> FirstSilo:
         session = self._session(request)
         if self.store.get(self._ended(request)) is not None:
             raise SilodpError(
@@ -288,7 +290,7 @@ class SiloWeights:
                 f"silo '{self.member.identity.name}' was asked for transfers it has no base for.",
                 code="session.no_transfers",
             )
-        return SiloZero(self._shares(request.run), TransferSender.unpack(packed, 0))
+        return FirstSilo(self._shares(request.run), TransferSender.unpack(packed, 0))
 
     def _session(self, request: Message) -> Session:
         return self.member.session(request.run, request.fields["session"])

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from silodp.aggregators._key_agreement import Member, current
-from silodp.aggregators.base import Aggregator, Desk, Handler, Own, Setting
+from silodp.aggregators._key_agreement import SiloKeyAgreement, current
+from silodp.aggregators.base import Aggregator, Handler, ServerContext, Setting, SiloContext
 from silodp.crypto.keys import Session
-from silodp.crypto.secure_aggregation import Attempt
+from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError, counted
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest, is_roster, is_whole
@@ -18,7 +18,7 @@ from silodp.wire.store import Store
 from silodp.wire.transport import Failure
 
 PURPOSE = "update"
-BOX = "sampled"
+SEALED_SAMPLE_BLOB = "sampled"
 """The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
 _SEAL_BYTES = 32
 
@@ -34,9 +34,11 @@ def common_digest(request: Message) -> str:
     Masks and seals are derived under it: silos that were asked different things, or one that is asked otherwise after
     its store was set back, share no masks, so nothing of theirs can be subtracted.
     """
-    if BOX not in request.blobs:
+    if SEALED_SAMPLE_BLOB not in request.blobs:
         return request.digest()
-    return replace(request, blobs={n: blob for n, blob in request.blobs.items() if n != BOX}).digest()
+    return replace(
+        request, blobs={n: blob for n, blob in request.blobs.items() if n != SEALED_SAMPLE_BLOB}
+    ).digest()
 
 
 def _fields(setting: Setting) -> dict[str, Check]:
@@ -60,23 +62,23 @@ def open_kind(setting: Setting) -> Kind:
 
 
 @dataclass(frozen=True)
-class Attempts:
+class ServerAttempts:
     """The server's side: who is still in, and what has been tried. Progress is durable before it is acted on."""
 
     setting: Setting
-    desk: Desk
+    desk: ServerContext
     fewest: int
 
     def collect(
         self,
         round_: int,
         arrays: Mapping[str, np.ndarray],
-        blobs: Callable[[Attempt], Mapping[str, bytes]] = lambda attempt: {},
+        blobs: Callable[[RoundAttempt], Mapping[str, bytes]] = lambda attempt: {},
         boxes: Mapping[str, bytes] | None = None,
-    ) -> tuple[dict[str, Message], dict[str, bytes], Attempt] | None:
+    ) -> tuple[dict[str, Message], dict[str, bytes], RoundAttempt] | None:
         """(answers, seals, attempt): of everyone on the roster of the first attempt that succeeds; None: budget spent.
 
-        `boxes`: what goes to one silo alone, in every attempt, as the blob `BOX`.
+        `boxes`: what goes to one silo alone, in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
 
         Raises:
             SilodpError: a silo refuses, or too few are left; resuming goes on with the round.
@@ -91,7 +93,9 @@ class Attempts:
             )
             requests = {name: request for name in now.roster}
             for name in requests.keys() & (boxes or {}).keys():
-                requests[name] = replace(request, blobs={**request.blobs, BOX: (boxes or {})[name]})
+                requests[name] = replace(
+                    request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: (boxes or {})[name]}
+                )
             answers, failures = self.desk.ask(requests)
             if failures:  # a release that was charged may have been opened before this process began
                 now = self._without(now, failures, now.release + self.desk.charged(round_, now.release))
@@ -106,14 +110,14 @@ class Attempts:
                 continue
             return answers, {name: answer.blobs["seal"] for name, answer in opened.items()}, now
 
-    def _progress(self, round_: int) -> Attempt:
+    def _progress(self, round_: int) -> RoundAttempt:
         stored = self.desk.store.get(_progress_key(round_))
         if stored is None:
-            return Attempt(round_, 0, 0, self.setting.names, PURPOSE)
+            return RoundAttempt(round_, 0, 0, self.setting.names, PURPOSE)
         fields = Message.decode(stored).fields
-        return Attempt(round_, fields["attempt"], fields["release"], tuple(fields["roster"]), PURPOSE)
+        return RoundAttempt(round_, fields["attempt"], fields["release"], tuple(fields["roster"]), PURPOSE)
 
-    def _without(self, last: Attempt, failures: Mapping[str, Failure], release: int) -> Attempt:
+    def _without(self, last: RoundAttempt, failures: Mapping[str, Failure], release: int) -> RoundAttempt:
         for name, failure in failures.items():
             if failure.kind == "refused":
                 raise SilodpError(
@@ -127,7 +131,7 @@ class Attempts:
                 f"from {reasons}. Mend it and resume: the round will go on where it is.",
                 code="run.too_few_silos",
             )
-        now = Attempt(last.round, last.attempt + 1, release, roster, PURPOSE)
+        now = RoundAttempt(last.round, last.attempt + 1, release, roster, PURPOSE)
         fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
         kept = Message("progress", self.setting.run, last.round, fields=fields)
         self.desk.store.put(_progress_key(last.round), kept.encode())
@@ -139,18 +143,20 @@ def _progress_key(round_: int) -> str:
 
 
 @dataclass(frozen=True)
-class Seals:
+class SiloAttempts:
     """A silo's side: what it has drawn for a release, and its seals. What it may be asked, its gate decides."""
 
-    member: Member
+    member: SiloKeyAgreement
     store: Store
     masked: Callable[[], str]
 
     @classmethod
-    def of(cls, aggregator: Aggregator, setting: Setting, own: Own) -> Seals:
+    def of(cls, aggregator: Aggregator, setting: Setting, own: SiloContext) -> SiloAttempts:
         """Of one silo in a run."""
         return cls(
-            Member(own.identity, own.pins, setting.constants(aggregator), own.store), own.store, own.masked
+            SiloKeyAgreement(own.identity, own.pins, setting.constants(aggregator), own.store),
+            own.store,
+            own.masked,
         )
 
     @property
@@ -162,12 +168,12 @@ class Seals:
         """The session a request names, if it is the silo's."""
         return self.member.session(request.run, request.fields["session"])
 
-    def attempt(self, request: Message) -> Attempt:
+    def attempt(self, request: Message) -> RoundAttempt:
         """The attempt that an update is of."""
         return self._attempt(request, common_digest(request))
 
-    def drawn(
-        self, request: Message, attempt: Attempt, draw: Callable[[], dict[str, np.ndarray]]
+    def get_or_draw(
+        self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
     ) -> dict[str, np.ndarray]:
         """What this silo drew for this release: once, and kept before it is used, for further attempts at it."""
         key, asked = f"{request.run}/noisy/{attempt.round}/{attempt.release}", model_and_sample(request)
@@ -192,6 +198,6 @@ class Seals:
         # Of everything that this silo was asked in its update, what no other silo was sent included.
         return request.reply(seal=self.session(request).seal_key(*attempt.use, self.masked()))
 
-    def _attempt(self, request: Message, digest: str) -> Attempt:
+    def _attempt(self, request: Message, digest: str) -> RoundAttempt:
         release, roster = request.fields["release"], tuple(request.fields["roster"])
-        return Attempt(request.round, request.attempt, release, roster, PURPOSE, digest)
+        return RoundAttempt(request.round, request.attempt, release, roster, PURPOSE, digest)

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.events import Event, costliest, unsampled
+from silodp.accounting.events import Event, costliest_event, without_amplification
 from silodp.accounting.guarantee import Adversary, View
 from silodp.crypto.keys import Identity
-from silodp.mechanisms.clipping import Bounds, Finished, Share, Update, release
+from silodp.mechanisms.clipping import Bounds, LocallyNoisedUpdate, Share, Update, release
 from silodp.methods.base import Method, Population
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
@@ -65,13 +65,13 @@ class Setting:
         return json.dumps([*public, repr(aggregator)])
 
 
-Work = Callable[[int], tuple[Update, Tensor, np.random.Generator]]
+LocalUpdateFn = Callable[[int], tuple[Update, Tensor, np.random.Generator]]
 """Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
 
 Handler = Callable[[Message], Message]
 
 
-class Desk(Protocol):
+class ServerContext(Protocol):
     """What the server lends an aggregator."""
 
     @property
@@ -94,28 +94,28 @@ class Desk(Protocol):
         """Charge a release durably, before anything of it can be seen; False if the budget forbids it."""
 
 
-class ServerSide(Protocol):
+class ServerAggregator(Protocol):
     """The server's part in adding up."""
 
-    def set_up(self, desk: Desk) -> None:
+    def set_up(self, desk: ServerContext) -> None:
         """Once per run, before the first round."""
 
-    def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Σ_s share_s (d,) float64 of one round, charged; None: the budget forbids it."""
 
 
-class SiloSide(Protocol):
+class SiloAggregator(Protocol):
     """A silo's part."""
 
     handlers: Mapping[str, Handler]
     """Its own kinds of request."""
 
-    def update(self, request: Message, work: Work) -> tuple[Message, int]:
+    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         """The answer to a round's request, and how many rows were not finite (for the silo alone)."""
 
 
 @dataclass(frozen=True)
-class Own:
+class SiloContext:
     """What only one silo knows; counts and keys do not show when it is printed.
 
     Attributes:
@@ -146,11 +146,11 @@ class Aggregator(Protocol):
         """Whether silos weight by counts that nobody else gets to know."""
 
     @property
-    def samples_privately(self) -> bool:
+    def samples_users_privately(self) -> bool:
         """Whether the parties draw each round's user sample between them, so that nobody knows it."""
 
     @property
-    def most_rounds(self) -> int | None:
+    def max_rounds(self) -> int | None:
         """What a run may not exceed, repeated attempts included; None: no limit."""
 
     @property
@@ -179,20 +179,20 @@ class Aggregator(Protocol):
     def script(self, setting: Setting, name: str) -> Script:
         """The messages that the silo of this name answers."""
 
-    def server(self, setting: Setting) -> ServerSide:
+    def server(self, setting: Setting) -> ServerAggregator:
         """The server's side of a run."""
 
-    def silo(self, setting: Setting, own: Own) -> SiloSide:
+    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
         """A silo's side of a run."""
 
 
-def events(
+def round_events(
     aggregator: Aggregator, setting: Setting, survivors: int | None = None, round_: int = 0
 ) -> dict[Adversary, Event]:
     """What one round (counted from 0) costs against each adversary, if so many silos answer."""
     views = aggregator.views(setting.method, setting.population.silos, survivors)
     seen = {name: replace(view, round=round_) for name, view in views.items()}
-    largest = setting.method.of_largest
+    largest = setting.method.event_for_largest_budget
     return {name: largest(aggregator.event(setting, view), view) for name, view in seen.items()}
 
 
@@ -204,10 +204,10 @@ def release_events(
     Persons are drawn once in a round, so a further release of it is of the same sample: it is charged without
     amplification. Records are drawn anew, inside a silo, for every release.
     """
-    cost = events(aggregator, setting, survivors, round_)
+    cost = round_events(aggregator, setting, survivors, round_)
     if release == 0 or setting.method.clips_records:
         return cost
-    return {adversary: unsampled(event) for adversary, event in cost.items()}
+    return {adversary: without_amplification(event) for adversary, event in cost.items()}
 
 
 def costliest_events(
@@ -227,7 +227,7 @@ def costliest_events(
         release_events(aggregator, setting, survivors, round_, release)
         for survivors in range(population.m, population.silos + 1)
     ]
-    return {name: costliest([cost[name] for cost in found]) for name in found[0]}
+    return {name: costliest_event([cost[name] for cost in found]) for name in found[0]}
 
 
 def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind, ...]:
@@ -251,13 +251,13 @@ def round_arrays(setting: Setting, shows_sample: bool = True) -> dict[str, Array
     return arrays
 
 
-def calibrated(aggregator: Aggregator, setting: Setting) -> Setting:
+def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
     """The same setting, its method knowing what persons' own budgets allow; every party makes the same.
 
     Raises:
         SilodpError: budgets cannot be met against the adversary they are for.
     """
-    if setting.method.most_rounds is None:
+    if setting.method.max_rounds is None:
         return setting
     costs: dict[Adversary, list[tuple[View, Event]]] = {}
     for survivors in range(setting.population.m, setting.population.silos + 1):
@@ -279,8 +279,8 @@ class Plain:
     name: str = field(default="plain", init=False)
     exact: bool = field(default=False, init=False)
     weights_privately: bool = field(default=False, init=False)
-    samples_privately: bool = field(default=False, init=False, repr=False)
-    most_rounds: None = field(default=None, init=False, repr=False)
+    samples_users_privately: bool = field(default=False, init=False, repr=False)
+    max_rounds: None = field(default=None, init=False, repr=False)
     delta_share: float = field(default=1.0, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=(), init=False, repr=False)
 
@@ -314,11 +314,11 @@ class Plain:
         share = Schema(arrays={"share": Array("float64", (setting.size,))})
         return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), share))
 
-    def server(self, setting: Setting) -> ServerSide:
+    def server(self, setting: Setting) -> ServerAggregator:
         """Asks, and adds."""
         return _PlainServer(setting)
 
-    def silo(self, setting: Setting, own: Own) -> SiloSide:
+    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
         """Weights, sums, adds noise, sends."""
         return _PlainSilo()
 
@@ -327,10 +327,10 @@ class Plain:
 class _PlainServer:
     setting: Setting
 
-    def set_up(self, desk: Desk) -> None:
+    def set_up(self, desk: ServerContext) -> None:
         """Nothing to set up."""
 
-    def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Charged before it is asked for."""
         if not desk.charge(round_, 0, self.setting.population.silos):
             return None
@@ -343,7 +343,7 @@ class _PlainServer:
 class _PlainSilo:
     handlers: Mapping[str, Handler] = {}
 
-    def update(self, request: Message, work: Work) -> tuple[Message, int]:
+    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         """The share as it is."""
         share = share_in_clear(*work(0))
         return request.answer(share=share.value.numpy()), share.refused
@@ -351,6 +351,6 @@ class _PlainSilo:
 
 def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
     """Σ weight·clipped row + Gaussian noise, in floating point."""
-    if isinstance(update, Finished):
+    if isinstance(update, LocallyNoisedUpdate):
         return Share(update.value, 0.0, update.refused)
     return release(update, weights, noise)

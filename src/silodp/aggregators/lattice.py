@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.events import Event, NoGuarantee, costliest, discrete, unsampled
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
 from silodp.accounting.guarantee import TECHNICAL, View
-from silodp.aggregators._key_agreement import current, meeting_kinds, set_up
+from silodp.aggregators._key_agreement import current, key_agreement_kinds, set_up
 from silodp.aggregators._private_sampling import ASSUMPTION as HIDDEN_SAMPLE
 from silodp.aggregators._private_sampling import box_blob
 from silodp.aggregators._private_weights import (
-    HiddenWeights,
+    PrivateWeighting,
     check_private_weights,
     described_sampling,
     integer_rows,
@@ -36,32 +36,32 @@ from silodp.aggregators._weight_shares import (
     sampling_kinds,
     weight_kinds,
 )
-from silodp.aggregators.attempts import Attempts, Seals, open_kind, update_kind
+from silodp.aggregators.attempts import ServerAttempts, SiloAttempts, open_kind, update_kind
 from silodp.aggregators.base import (
-    Desk,
     Handler,
-    Own,
-    ServerSide,
+    LocalUpdateFn,
+    ServerAggregator,
+    ServerContext,
     Setting,
-    SiloSide,
-    Work,
+    SiloAggregator,
+    SiloContext,
     round_arrays,
     setup_kinds,
 )
 from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.aggregators.masked import check_survivors
-from silodp.crypto.lattice._parameter_search import choose
+from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import scaled_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lattice.ring import Transform
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.crypto.lattice.torch_transform import Device, transform_on
-from silodp.crypto.secure_aggregation import Attempt, masked, opened
+from silodp.crypto.secure_aggregation import RoundAttempt, masked, opened
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError, check_whole
-from silodp.mechanisms.clipping import Bounds, ClippedStream
-from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
-from silodp.mechanisms.quantization import Grid
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream
+from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
+from silodp.mechanisms.quantization import Quantizer
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Schema, Script
 from silodp.wire.store import claim
@@ -81,7 +81,7 @@ _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, secti
 
 
 @dataclass(frozen=True)
-class Lattice(HiddenWeights):
+class Lattice(PrivateWeighting):
     """Private weighting for models of any size.
 
     `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `attempts`: most
@@ -108,10 +108,10 @@ class Lattice(HiddenWeights):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What hiding the parts of the sum rests on."""
-        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_privately else ASSUMPTIONS
+        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_users_privately else ASSUMPTIONS
 
     @property
-    def most_rounds(self) -> int:
+    def max_rounds(self) -> int:
         """Every round is an attempt."""
         return self.attempts
 
@@ -145,7 +145,7 @@ class Lattice(HiddenWeights):
         """The method's, with Skellam noise at the scale of 2^r, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
-        return discrete(setting.method.dp_event(view), int(p.sensitivity), setting.size, reach)
+        return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.size, reach)
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """What it costs, and every rule it meets."""
@@ -184,7 +184,7 @@ class Lattice(HiddenWeights):
         return Script(
             (
                 *setup_kinds(setting, weights_privately=True),
-                *meeting_kinds(setting.names, name),
+                *key_agreement_kinds(setting.names, name),
                 *weight_kinds(setting, constants, name),
             ),
             update_kind(
@@ -197,11 +197,11 @@ class Lattice(HiddenWeights):
             open_kind(setting),
         )
 
-    def server(self, setting: Setting) -> ServerSide:
+    def server(self, setting: Setting) -> ServerAggregator:
         """Holds shares and the secret key."""
         return _Server(self, setting, self.transform(setting))
 
-    def silo(self, setting: Setting, own: Own) -> SiloSide:
+    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
         """Multiplies encrypted shares."""
         return _Silo(self, setting, own)
 
@@ -214,17 +214,19 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
     views = (
         aggregator.views(setting.method, silos, n)["server"] for n in range(setting.population.m, silos + 1)
     )
-    event, spent = costliest([setting.method.dp_event(view) for view in views]), 0.0
-    if not isinstance(event, NoGuarantee):
+    event, spent = costliest_event([setting.method.dp_event(view) for view in views]), 0.0
+    if not isinstance(event, NonPrivate):
         reach = 1 + math.sqrt(setting.size) / _NOISE_STEPS
-        release = discrete(event, _FEWEST_UNITS, setting.size, reach)
+        release = to_discrete(event, _FEWEST_UNITS, setting.size, reach)
         delta = setting.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
         most_in_a_round = 1 + silos - setting.population.m
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
-        spent = epsilon([(release, rounds), *[(unsampled(release), further)] * (further > 0)], delta, "rdp")
-    return choose(
+        spent = compute_epsilon(
+            [(release, rounds), *[(without_amplification(release), further)] * (further > 0)], delta, "rdp"
+        )
+    return search_parameters(
         dimension=setting.size,
         users=setting.population.users,
         silos=silos,
@@ -250,13 +252,13 @@ class _Server:
     setting: Setting
     transform: Transform
 
-    def set_up(self, desk: Desk) -> None:
+    def set_up(self, desk: ServerContext) -> None:
         """Sessions, then shares of the weights."""
         shares = ServerShares(self.setting, self.aggregator.constants(self.setting), desk)
         run, names = self.setting.run, self.setting.names
         set_up(run, names, desk.store, desk.ask_all, shares.set_up)
 
-    def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Encrypt shares, collect, open, decrypt once."""
         p, names = self.aggregator.parameters(self.setting), self.setting.names
         constants = self.aggregator.constants(self.setting)
@@ -267,12 +269,12 @@ class _Server:
         )
         session = current(desk.store).session
 
-        def request(attempt: Attempt) -> Mapping[str, bytes]:
+        def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(desk, attempt)
             return LatticeServer(p, key, self.transform).request(shares, context(session, attempt), key)
 
         sent = {name: value for name, value in arrays.items() if name != "sample"}
-        attempts = Attempts(self.setting, desk, self.setting.population.m)
+        attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
         result = attempts.collect(round_, sent, request, boxes)
         if result is None:
             return None
@@ -284,7 +286,7 @@ class _Server:
         bounds = check_private_weights(self.setting, self.aggregator.name)
         return torch.from_numpy(total * (bounds.clip / p.clip_units / 2.0**p.weight_bits))
 
-    def _key(self, desk: Desk, attempt: Attempt) -> bytes:
+    def _key(self, desk: ServerContext, attempt: RoundAttempt) -> bytes:
         """Of one attempt: secret key and encryptions follow from it. Kept before it is used, so that a repeated
         request is the same, and forgotten with its round: whoever learns one of them reads no other attempt.
         """
@@ -296,7 +298,7 @@ class _Server:
             desk.store.put(name, key)
         return key
 
-    def _count(self, desk: Desk, name: str) -> None:
+    def _count(self, desk: ServerContext, name: str) -> None:
         """One attempt more, durably, before its key is made: keys are forgotten with their rounds, their number never.
 
         Raises:
@@ -323,35 +325,35 @@ class _Server:
             raise SilodpError(f"silo '{name}': {error}", code=error.code) from None
 
 
-def context(session: str, attempt: Attempt) -> bytes:
+def context(session: str, attempt: RoundAttempt) -> bytes:
     """What the ciphertexts of an attempt are bound to."""
     return f"{session} round {attempt.round} attempt {attempt.attempt}".encode()
 
 
 class _Silo:
-    def __init__(self, aggregator: Lattice, setting: Setting, own: Own) -> None:
+    def __init__(self, aggregator: Lattice, setting: Setting, own: SiloContext) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
         self._transform = aggregator.transform(setting)
-        self._seals = Seals.of(aggregator, setting, own)
+        self._seals = SiloAttempts.of(aggregator, setting, own)
         self._member = self._seals.member
         constants = aggregator.constants(setting)
         self._weights = SiloWeights(setting, constants, self._member, own.store, own.counts)
         self.handlers: Mapping[str, Handler] = {**self._seals.handlers, **self._weights.handlers}
 
-    def update(self, request: Message, work: Work) -> tuple[Message, int]:
+    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         """Encrypted shares times this silo's vectors, its noise, masks and seal."""
         session, attempt = self._seals.session(request), self._seals.attempt(request)
         p = self._aggregator.parameters(self._setting)
         update, _, stream = work(attempt.release)
-        if not isinstance(update, ClippedStream):
+        if not isinstance(update, ClippedRowStream):
             raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
-        drawn = self._seals.drawn(request, attempt, lambda: self._noise(update.bounds, stream))
+        drawn = self._seals.get_or_draw(request, attempt, lambda: self._noise(update.bounds, stream))
         refused = [0]
         digits = LatticeSilo(p, lambda seed: self._claim(request, seed), transform=self._transform).answer(
             {part: request.blobs[part] for part in p.request_bytes},
             context(session.transcript.hex(), attempt),
             self._weights.capped,
-            integer_rows(update, Grid(update.bounds.clip, p.clip_units), refused),
+            integer_rows(update, Quantizer(update.bounds.clip, p.clip_units), refused),
             self._weights.of_round(request),
             drawn["noise"],
         )
@@ -360,7 +362,7 @@ class _Silo:
 
     def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p = self._aggregator.parameters(self._setting)
-        share = skellam(self._setting.size, noise_std(bounds, p) ** 2, stream)
+        share = draw_skellam(self._setting.size, noise_std(bounds, p) ** 2, stream)
         return {"noise": scaled_noise(share, p.noise_shift, stream)}
 
     def _claim(self, request: Message, seed: bytes) -> bool:

@@ -18,25 +18,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.events import Event, discrete
+from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import TECHNICAL, Adversary, View
-from silodp.aggregators._key_agreement import meeting_kinds, set_up
-from silodp.aggregators.attempts import Attempts, Seals, open_kind, update_kind
+from silodp.aggregators._key_agreement import key_agreement_kinds, set_up
+from silodp.aggregators.attempts import ServerAttempts, SiloAttempts, open_kind, update_kind
 from silodp.aggregators.base import (
-    Desk,
     Handler,
-    Own,
-    ServerSide,
+    LocalUpdateFn,
+    ServerAggregator,
+    ServerContext,
     Setting,
-    SiloSide,
-    Work,
+    SiloAggregator,
+    SiloContext,
     round_arrays,
     setup_kinds,
 )
 from silodp.crypto.secure_aggregation import Words, masked, opened
 from silodp.errors import SilodpError, check_whole
-from silodp.mechanisms.clipping import Finished
-from silodp.mechanisms.quantization import FIXED_POINT_STEP, Grid, fixed_point, ring_bits
+from silodp.mechanisms.clipping import LocallyNoisedUpdate
+from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, fixed_point, ring_bits
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Schema, Script
@@ -56,7 +56,7 @@ ASSUMPTIONS = (
 )
 
 
-class FewestSilos:
+class MinSilosMixin:
     """Aggregators that some silos may drop out of; `min_silos` is a field of theirs."""
 
     min_silos: int | None
@@ -70,7 +70,7 @@ class FewestSilos:
 
 
 @dataclass(frozen=True)
-class Masked(FewestSilos):
+class Masked(MinSilosMixin):
     """Secure aggregation.
 
     `min_silos` m: the fewest whose answers are added up; noise is sized for them (None: all silos must answer).
@@ -84,8 +84,8 @@ class Masked(FewestSilos):
     name: str = field(default="masked", init=False)
     exact: bool = field(default=True, init=False)
     weights_privately: bool = field(default=False, init=False)
-    samples_privately: bool = field(default=False, init=False, repr=False)
-    most_rounds: None = field(default=None, init=False, repr=False)
+    samples_users_privately: bool = field(default=False, init=False, repr=False)
+    max_rounds: None = field(default=None, init=False, repr=False)
     delta_share: float = field(default=1.0, init=False, repr=False)
     assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
 
@@ -114,20 +114,20 @@ class Masked(FewestSilos):
         if setting.bounds is None:
             return event
         # Where silos clip differently, the smallest clip's steps: with the same noise, fewer steps cost more.
-        units = math.floor(Grid.for_(setting.bounds, self.units).units * setting.bounds.least)
+        units = math.floor(Quantizer.for_(setting.bounds, self.units).units * setting.bounds.min_clip_ratio)
         silos, spread_over = setting.population.silos, setting.bounds.spread_over
         if view.adversary == "silo" and setting.method.unit != "record":
             units //= silos
         else:
             # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
             units = units * min(view.n, spread_over) // spread_over
-        return discrete(event, max(1, units), setting.size)
+        return to_discrete(event, max(1, units), setting.size)
 
     def ring(self, setting: Setting) -> tuple[Words, float]:
         """The ring that sums live in, and the size of a grid step."""
         if setting.bounds is None:
             return Words(setting.size, 64), FIXED_POINT_STEP
-        grid = Grid.for_(setting.bounds, self.units)
+        grid = Quantizer.for_(setting.bounds, self.units)
         return Words(setting.size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
 
     def describe(self, setting: Setting) -> dict[str, Any]:
@@ -148,16 +148,16 @@ class Masked(FewestSilos):
         ring, _ = self.ring(setting)
         masked = Schema(arrays={"masked": Array(ring.dtype.name, (setting.size,))})
         return Script(
-            (*setup_kinds(setting), *meeting_kinds(setting.names, name)),
+            (*setup_kinds(setting), *key_agreement_kinds(setting.names, name)),
             update_kind(setting, round_arrays(setting), {}, masked),
             open=open_kind(setting),
         )
 
-    def server(self, setting: Setting) -> ServerSide:
+    def server(self, setting: Setting) -> ServerAggregator:
         """Relays greetings; collects, opens, adds."""
         return _Server(self, setting)
 
-    def silo(self, setting: Setting, own: Own) -> SiloSide:
+    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
         """Masks and seals."""
         return _Silo(self, setting, own)
 
@@ -179,14 +179,14 @@ class _Server:
     aggregator: Masked
     setting: Setting
 
-    def set_up(self, desk: Desk) -> None:
+    def set_up(self, desk: ServerContext) -> None:
         """Let the silos meet."""
         set_up(self.setting.run, self.setting.names, desk.store, desk.ask_all, lambda met: None)
 
-    def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """The sum over everyone who answered."""
         ring, step = self.aggregator.ring(self.setting)
-        attempts = Attempts(self.setting, desk, self.setting.population.m)
+        attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
         result = attempts.collect(round_, arrays)
         if result is None:
             return None
@@ -196,28 +196,28 @@ class _Server:
 
 
 class _Silo:
-    def __init__(self, aggregator: Masked, setting: Setting, own: Own) -> None:
+    def __init__(self, aggregator: Masked, setting: Setting, own: SiloContext) -> None:
         self._aggregator, self._setting = aggregator, setting
-        self._seals = Seals.of(aggregator, setting, own)
+        self._seals = SiloAttempts.of(aggregator, setting, own)
         self._member = self._seals.member
         self.handlers: Mapping[str, Handler] = self._seals.handlers
 
-    def update(self, request: Message, work: Work) -> tuple[Message, int]:
+    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         """The round's noisy integers, drawn once, under this attempt's masks and seal."""
         session, attempt = self._seals.session(request), self._seals.attempt(request)
-        drawn = self._seals.drawn(request, attempt, lambda: self._noisy(work, attempt.release))
+        drawn = self._seals.get_or_draw(request, attempt, lambda: self._noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._setting)
         answer = request.answer(
             masked=masked(ring.of(drawn["noisy"]), ring, session, attempt, request.digest())
         )
         return answer, int(drawn["refused"][0])
 
-    def _noisy(self, work: Work, release: int) -> dict[str, np.ndarray]:
+    def _noisy(self, work: LocalUpdateFn, release: int) -> dict[str, np.ndarray]:
         update, weights, noise = work(release)
-        if isinstance(update, Finished):
+        if isinstance(update, LocallyNoisedUpdate):
             value, refused = fixed_point(update.value, self._setting.population.silos), update.refused
         else:  # the grid of all silos, whatever this one's own share of noise
-            grid = Grid.for_(self._setting.bounds or update.bounds, self._aggregator.units)
+            grid = Quantizer.for_(self._setting.bounds or update.bounds, self._aggregator.units)
             share = grid.release(update, weights, noise)
             value, refused = share.value, share.refused
         return {"noisy": value, "refused": np.array([refused])}

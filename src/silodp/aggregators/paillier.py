@@ -16,33 +16,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.events import Event, discrete
+from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import TECHNICAL, View
-from silodp.aggregators._key_agreement import Met, meeting_kinds, set_up
+from silodp.aggregators._key_agreement import SessionInfo, key_agreement_kinds, set_up
 from silodp.aggregators._private_sampling import ASSUMPTION as HIDDEN_SAMPLE
 from silodp.aggregators._private_sampling import (
-    Choices,
-    Offers,
+    OtClient,
+    OtServer,
     box_blob,
     choice_blob,
     choice_kinds,
     chosen_kind,
 )
 from silodp.aggregators._private_weights import (
-    HiddenWeights,
+    PrivateWeighting,
     check_private_weights,
     described_sampling,
     integer_rows,
 )
-from silodp.aggregators.attempts import Attempts, Seals, open_kind, update_kind
+from silodp.aggregators.attempts import ServerAttempts, SiloAttempts, open_kind, update_kind
 from silodp.aggregators.base import (
-    Desk,
     Handler,
-    Own,
-    ServerSide,
+    LocalUpdateFn,
+    ServerAggregator,
+    ServerContext,
     Setting,
-    SiloSide,
-    Work,
+    SiloAggregator,
+    SiloContext,
     round_arrays,
     setup_kinds,
 )
@@ -54,12 +54,12 @@ from silodp.crypto.lookup import Lookup
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import SECURE_BITS, PublicKey, Residues, proof_bytes, verify_modulus
 from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, chosen_ciphertexts
-from silodp.crypto.private_sampling import OneOf, transfer_counter
-from silodp.crypto.secure_aggregation import Attempt, masked, pair_masked
+from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
+from silodp.crypto.secure_aggregation import RoundAttempt, masked, pair_masked
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import ClippedStream
-from silodp.mechanisms.noise import skellam
-from silodp.mechanisms.quantization import Grid, noise_variance
+from silodp.mechanisms.clipping import ClippedRowStream
+from silodp.mechanisms.noise import draw_skellam
+from silodp.mechanisms.quantization import Quantizer, noise_variance
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest
 
@@ -74,7 +74,7 @@ _MOST_UNITS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Paillier(HiddenWeights):
+class Paillier(PrivateWeighting):
     """Private weighting for small models.
 
     `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `min_silos` as for
@@ -93,13 +93,13 @@ class Paillier(HiddenWeights):
     name: str = field(default="paillier", init=False)
     exact: bool = field(default=True, init=False)
     weights_privately: bool = field(default=True, init=False)
-    most_rounds: None = field(default=None, init=False, repr=False)
+    max_rounds: None = field(default=None, init=False, repr=False)
     delta_share: float = field(default=1.0, init=False, repr=False)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What hiding the parts of the sum rests on."""
-        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_privately else ASSUMPTIONS
+        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_users_privately else ASSUMPTIONS
 
     def check(self, setting: Setting) -> None:
         """Weights by records, enough silos, a grid, and room in a plaintext."""
@@ -107,11 +107,11 @@ class Paillier(HiddenWeights):
         self.law(setting.method)
         self.parameters(setting)
 
-    def grid(self, setting: Setting) -> Grid:
+    def grid(self, setting: Setting) -> Quantizer:
         """Of the rows; at least 64√d steps to the clip, so that the shift of the uniform part costs little."""
         bounds = check_private_weights(setting, self.name)
-        finest = Grid.for_(bounds).units
-        grid = Grid.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
+        finest = Quantizer.for_(bounds).units
+        grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
         if grid.units < 64 * math.sqrt(setting.size):
             raise SilodpError(
                 f"{grid.units} grid steps to the clip are too few for {setting.size} parameters under 'paillier': set "
@@ -138,7 +138,7 @@ class Paillier(HiddenWeights):
     def event(self, setting: Setting, view: View) -> Event:
         """The method's, with Skellam noise at the scale C_LCM, and the shift of the uniform part charged."""
         p = self.parameters(setting)
-        return discrete(
+        return to_discrete(
             setting.method.dp_event(view), int(p.sensitivity), setting.size, p.sensitivity / p.row_bound
         )
 
@@ -177,7 +177,7 @@ class Paillier(HiddenWeights):
         return Script(
             (
                 *setup_kinds(setting, weights_privately=True),
-                *meeting_kinds(setting.names, name),
+                *key_agreement_kinds(setting.names, name),
                 Kind("blinded counts", Schema(session, blobs=key), counts),
                 *(choice_kinds() if law is not None and first else ()),
             ),
@@ -191,11 +191,11 @@ class Paillier(HiddenWeights):
             open_kind(setting),
         )
 
-    def server(self, setting: Setting) -> ServerSide:
+    def server(self, setting: Setting) -> ServerAggregator:
         """Holds the private key."""
         return _Server(self, setting)
 
-    def silo(self, setting: Setting, own: Own) -> SiloSide:
+    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
         """Raises ciphertexts to powers."""
         return _Silo(self, setting, own)
 
@@ -205,10 +205,10 @@ class _Server:
     aggregator: Paillier
     setting: Setting
 
-    def set_up(self, desk: Desk) -> None:
+    def set_up(self, desk: ServerContext) -> None:
         """Sessions, then blinded counts under a fresh key."""
 
-        def prepare(met: Met) -> None:
+        def prepare(met: SessionInfo) -> None:
             server = PaillierServer(self.aggregator.parameters(self.setting))
             # Bound to the session, so that a proof made for another one is not one here.
             blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(met.session))}
@@ -216,19 +216,19 @@ class _Server:
             request = Message("blinded counts", self.setting.run, 0, met.number, named, blobs=blobs)
             answers = desk.ask_all({name: request for name in self.setting.names})
             server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
-            if self.aggregator.samples_privately:
-                Offers(self.setting, desk).set_up(met)
+            if self.aggregator.samples_users_privately:
+                OtServer(self.setting, desk).set_up(met)
             desk.store.put("paillier", server.pack())
 
         set_up(self.setting.run, self.setting.names, desk.store, desk.ask_all, prepare)
 
-    def total(self, desk: Desk, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Encrypt inverses, collect, open, multiply, decrypt once."""
         p, law = self.aggregator.parameters(self.setting), self.aggregator.law(self.setting.method)
         server = PaillierServer.unpack(p, desk.store.get("paillier") or b"")
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
 
-        def request(attempt: Attempt) -> Mapping[str, bytes]:
+        def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
             """Fresh ciphertexts for every attempt, kept so that a repeated request is the same."""
             name = f"request/{attempt.round}/{attempt.attempt}"
             stored = desk.store.get(name)
@@ -237,7 +237,7 @@ class _Server:
                 desk.store.put(name, stored)
             return {"inverses": stored}
 
-        attempts = Attempts(self.setting, desk, self.setting.population.m)
+        attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
         sent = {name: value for name, value in arrays.items() if name != "sample"}
         if law is None:
             result = attempts.collect(round_, sent, request)
@@ -253,12 +253,14 @@ class _Server:
         scaled = server.scaled_sum([answer.blobs["answer"] for answer in answers.values()], sealed)
         return torch.from_numpy(server.rounded(scaled) * self.aggregator.grid(self.setting).step)
 
-    def _boxes(self, desk: Desk, round_: int, server: PaillierServer, law: OneOf) -> dict[str, bytes]:
+    def _boxes(
+        self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio
+    ) -> dict[str, bytes]:
         """What silo 0 chose among this round's ciphertexts, sealed for each other silo."""
         done = desk.store.get(f"hidden/{round_}")
         if done is not None:
             return Message.decode(done).blobs
-        drawn, offers = self._drawn(desk, round_, server, law), Offers(self.setting, desk)
+        drawn, offers = self._drawn(desk, round_, server, law), OtServer(self.setting, desk)
         places = drawn.arrays["places"]
         tables = server.tables(law, places, drawn.blobs["pairs"])
         boxes = offers.passed_on(
@@ -269,11 +271,11 @@ class _Server:
         desk.store.put(f"hidden/{round_}", Message("kept", self.setting.run, blobs=boxes).encode())
         return boxes
 
-    def _drawn(self, desk: Desk, round_: int, server: PaillierServer, law: OneOf) -> Message:
+    def _drawn(self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio) -> Message:
         """i_u and the ciphertexts of a round: kept before they are used, since two tables would show two entries."""
         stored = desk.store.get(f"hidden/drawn {round_}")
         if stored is None:
-            places = private_sampling.places(self.setting.population.users, law)
+            places = private_sampling.draw_server_cells(self.setting.population.users, law)
             kept = Message(
                 "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypted_pairs()}
             )
@@ -283,12 +285,12 @@ class _Server:
 
 
 class _Silo:
-    def __init__(self, aggregator: Paillier, setting: Setting, own: Own) -> None:
+    def __init__(self, aggregator: Paillier, setting: Setting, own: SiloContext) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
-        self._seals = Seals.of(aggregator, setting, own)
+        self._seals = SiloAttempts.of(aggregator, setting, own)
         self._member = self._seals.member
         law = aggregator.law(setting.method)
-        self._choices = None if law is None else Choices(setting, law, self._member, own.store, self._chosen)
+        self._choices = None if law is None else OtClient(setting, law, self._member, own.store, self._chosen)
         hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
         self.handlers: Mapping[str, Handler] = {
             **self._seals.handlers,
@@ -296,23 +298,23 @@ class _Silo:
             **hidden,
         }
 
-    def update(self, request: Message, work: Work) -> tuple[Message, int]:
+    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         """Powers of the ciphertexts, noise, masks and seal."""
         session, attempt = self._seals.session(request), self._seals.attempt(request)
         update, _, stream = work(attempt.release)
-        if not isinstance(update, ClippedStream):
+        if not isinstance(update, ClippedRowStream):
             raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
         silo, public = self._party(request.run, session)
         p, grid = silo.parameters, self._aggregator.grid(self._setting)
 
         def draw() -> dict[str, np.ndarray]:
-            noise = skellam(p.dimension, noise_variance(update.bounds, grid), stream)
+            noise = draw_skellam(p.dimension, noise_variance(update.bounds, grid), stream)
             return {
                 "noise": noise,
                 "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8),
             }
 
-        drawn = self._seals.drawn(request, attempt, draw)
+        drawn = self._seals.get_or_draw(request, attempt, draw)
         group = Residues(p.ciphertexts, int(public.n))
         masks: list[int] = masked(group.zero(), group, session, attempt, request.digest())
         refused = [0]
@@ -336,7 +338,7 @@ class _Silo:
         self._own.store.put(f"{request.run}/paillier key", key)
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))
-        attempt = Attempt(0, 0, 0, session.roster, "counts")
+        attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
         masks: list[int] = pair_masked(group.zero(), group, session, attempt)
         return request.reply(counts=silo.blinded_counts(masks))
 

@@ -8,7 +8,7 @@ from typing import Any
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.methods import Method
-from silodp.runtime.train import Row, train
+from silodp.runtime.train import MetricsRow, train
 from silodp.training.task import Task
 
 
@@ -27,7 +27,7 @@ def rehearse(
         SilodpError: what the run would refuse; the sentence begins with the method's `label`.
     """
 
-    def stop(row: Row) -> None:
+    def stop(row: MetricsRow) -> None:
         raise _Ready
 
     try:

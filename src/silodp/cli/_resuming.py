@@ -58,17 +58,17 @@ def differences(config: RunConfig, directory: Path) -> list[str]:
     return []  # a run from Python has no configuration
 
 
-def laid_out_over(config: RunConfig) -> int | None:
+def budgeted_rounds(config: RunConfig) -> int | None:
     """The rounds that budgets of one's own are laid out over; None where the method has none."""
     method = config.method()
     rounds: int | None = getattr(getattr(method, "personal", None) or method, "rounds", None)
     return rounds
 
 
-def laid_out_over_before(directory: Path) -> int | None:
+def previous_budgeted_rounds(directory: Path) -> int | None:
     """The same for the run in `directory`."""
     with suppress(SilodpError):
-        return laid_out_over(_kept(directory))
+        return budgeted_rounds(_kept(directory))
     return None
 
 

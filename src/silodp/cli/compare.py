@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import usual_accountant
-from silodp.accounting.events import NoGuarantee
+from silodp.accounting.accountant import default_accountant
+from silodp.accounting.events import NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.aggregators.base import Aggregator, Plain, events
+from silodp.aggregators.base import Aggregator, Plain, round_events
 from silodp.cli._rehearsal import rehearse
 from silodp.config.public_spec import setting_of
 from silodp.config.schema import MethodSpec, RunConfig
@@ -27,7 +27,7 @@ from silodp.errors import SilodpError, check_whole, counted
 from silodp.methods import Method
 from silodp.report import plots
 from silodp.report.compare_page import page, spread_text, table
-from silodp.report.formatting import measure_text
+from silodp.report.formatting import format_measure
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.train import train
 from silodp.training.task import Task
@@ -38,7 +38,7 @@ Progress = Callable[[str], None]
 """Called with a line of text after every run."""
 
 
-def compare(
+def compare_methods(
     config: RunConfig,
     specs: Sequence[MethodSpec],
     seeds: int,
@@ -113,13 +113,15 @@ def _planned(config: RunConfig, federation: Federation, task: Task, spec: Method
     """The keyword arguments of `train`, with seed 0."""
     aggregator = _aggregator(config, spec)
     try:
-        cost = events(aggregator, setting_of(federation, task.size, spec.method, aggregator, config.delta))
+        cost = round_events(
+            aggregator, setting_of(federation, task.size, spec.method, aggregator, config.delta)
+        )
     except SilodpError as error:
         raise SilodpError(f"method '{spec.label}': {error}", code=error.code, field=error.field) from None
     settings = {**config.settings(), "aggregator": aggregator, "seed": 0}
-    settings["accountant"] = settings["accountant"] or usual_accountant(cost.values())
+    settings["accountant"] = settings["accountant"] or default_accountant(cost.values())
     budget = settings["budget"]
-    if budget is not None and isinstance(cost[budget.adversary], NoGuarantee):
+    if budget is not None and isinstance(cost[budget.adversary], NonPrivate):
         settings["budget"] = None  # nothing is promised to the budget's adversary: it runs as a reference
     return settings
 
@@ -157,7 +159,7 @@ def _run(
 def _end_of(run: Fields) -> dict[str, str]:
     """What its last round measured."""
     names = plots.quantities(run["rows"])
-    return {name: measure_text(plots.measured(run["rows"][-1], name)) for name in names}
+    return {name: format_measure(plots.measured(run["rows"][-1], name)) for name in names}
 
 
 def _aggregator(config: RunConfig, spec: MethodSpec) -> Aggregator:
@@ -239,8 +241,8 @@ def no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:
     if loss is None:
         return f"{method['label']}, without noise, has no finite loss at the end and shows nothing; {tune}."
     return (
-        f"{method['label']}, without noise, ends at a larger loss ({measure_text(loss)}) than {label} "
-        f"({measure_text(best)}), which is private, and does not show what is possible; {tune}."
+        f"{method['label']}, without noise, ends at a larger loss ({format_measure(loss)}) than {label} "
+        f"({format_measure(best)}), which is private, and does not show what is possible; {tune}."
     )
 
 
@@ -307,4 +309,4 @@ def _spread(values: Sequence[float | None]) -> Fields:
     }
 
 
-__all__ = ["Progress", "compare", "spread_text", "table"]
+__all__ = ["Progress", "compare_methods", "spread_text", "table"]

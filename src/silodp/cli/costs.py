@@ -34,12 +34,12 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Compute what a run will cost. ε against every adversary, and the bytes; no data are read."""
-    from silodp.config.budgets import asks_budgets_of
+    from silodp.config.budgets import budget_unit
     from silodp.config.public_spec import outline, setting_of
     from silodp.config.schema import load_config
     from silodp.planning.epsilon import remarks_on_delta
-    from silodp.planning.plan import in_lines
-    from silodp.planning.plan import plan as plan_
+    from silodp.planning.plan import format_text
+    from silodp.planning.plan import plan_run as plan_
 
     settings = load_config(config, set_ or ())
     budget = settings.budget()
@@ -56,14 +56,14 @@ def plan(
         own=settings.preferences(),
         picture=plot,
     )
-    lines = in_lines(result)
+    lines = format_text(result)
     if plot is not None:
         lines.append(f"picture: {plot}")
     if assumed and settings.method().unit != "record":
         lines.append(
             f"  (U is counted in the data, which were not read: {federation.users:,} stands in; see --users)"
         )
-    if settings.preferences() is None and asks_budgets_of(settings.method()) is not None:
+    if settings.preferences() is None and budget_unit(settings.method()) is not None:
         lines.append(
             "  (budgets are in the tables, which were not read: ε is that of the largest that is allowed)"
         )
@@ -155,11 +155,11 @@ def epsilon(
     as_json: Json = False,
 ) -> None:
     """Compute ε of a method, without a configuration. Against one adversary at a time."""
-    from silodp.accounting.guarantee import about_any_dropouts, rounded_up
+    from silodp.accounting.guarantee import describe_any_dropouts, format_rounded_up
     from silodp.cli.progress import WHO
-    from silodp.config.toml_values import assigned
-    from silodp.planning.epsilon import LARGE_MODEL, about_records
-    from silodp.planning.epsilon import epsilon as epsilon_
+    from silodp.config.toml_values import apply_override
+    from silodp.planning.epsilon import LARGE_MODEL, format_records
+    from silodp.planning.epsilon import compute_epsilon as epsilon_
     from silodp.report.guarantee_text import CLAIMED
 
     given = {
@@ -185,18 +185,19 @@ def epsilon(
         adversary=adversary,
         silos=silos,
         aggregator=aggregator,
-        aggregation=reduce(assigned, aggregation or (), dict[str, Any]()),
+        aggregation=reduce(apply_override, aggregation or (), dict[str, Any]()),
         users=users,
         dimension=LARGE_MODEL if dimension is None else dimension,
         colluding=colluding,
         knows_sample=knows_sample,
     )
     after = f"after {counted(rounds, 'round')}, against {WHO[adversary]}"  # type: ignore[index]
-    line = f"ε = {rounded_up(result['epsilon'])} at δ = {delta:g}, {after}"
+    line = f"ε = {format_rounded_up(result['epsilon'])} at δ = {delta:g}, {after}"
     if result["any_dropouts"] is not None:
-        line += f", if every silo answers; {about_any_dropouts(result['any_dropouts'])}"
-    promised = [line, *about_records(result), *(f"  assuming that {text}" for text in result["assumptions"])]
+        line += f", if every silo answers; {describe_any_dropouts(result['any_dropouts'])}"
+    promised = [line, *format_records(result), *(f"  assuming that {text}" for text in result["assumptions"])]
     promised += [
-        f"  [{CLAIMED}: no guarantee] ε = {rounded_up(c['epsilon'])}: {c['why']}" for c in result["claims"]
+        f"  [{CLAIMED}: no guarantee] ε = {format_rounded_up(c['epsilon'])}: {c['why']}"
+        for c in result["claims"]
     ]
     show(result, as_json, promised if result["private"] else [f"no guarantee: {result['reason']}"])

@@ -115,9 +115,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train several methods and compare them. Utility and ε on the same data, mean ± sd over seeds."""
-    from silodp.cli.compare import compare as compare_
+    from silodp.cli.compare import compare_methods as compare_
     from silodp.cli.compare import table
-    from silodp.cli.progress import say
+    from silodp.cli.progress import log
     from silodp.config.schema import load_config
 
     settings = load_config(config, set_ or ())
@@ -125,7 +125,7 @@ def compare(
     directory = out or Path("runs") / f"{settings.name}-compare"
     try:
         with _stdout_is_for_results():
-            result = compare_(settings, specs, seeds, directory, say)
+            result = compare_(settings, specs, seeds, directory, log)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command goes on after the last finished run") from None
     show(result, as_json, [table(result), f"Report: {directory / 'compare.html'}"])
@@ -152,12 +152,12 @@ app.add_typer(table_app, name="table")
 
 
 def _train(settings: RunConfig, directory: Path, resume: bool, as_json: bool) -> None:
-    from silodp.cli.run import in_lines
-    from silodp.cli.run import run as run_
+    from silodp.cli.run import format_text
+    from silodp.cli.run import run_config as run_
 
     with _stdout_is_for_results():
         summary = run_(settings, directory, resume)
-    show(summary, as_json, in_lines(summary))
+    show(summary, as_json, format_text(summary))
 
 
 def _is_run_of(settings: RunConfig, directory: Path) -> bool:

@@ -32,7 +32,7 @@ class OnRound(Protocol):
 
 
 @contextmanager
-def shown(rounds: int) -> Iterator[OnRound]:
+def progress_bar(rounds: int) -> Iterator[OnRound]:
     """A progress bar where there is a terminal, else a line now and then."""
     if not sys.stderr.isatty():
         every = max(1, math.ceil(rounds / _MOST_LINES))
@@ -58,26 +58,29 @@ def shown(rounds: int) -> Iterator[OnRound]:
         yield drawn
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def describe(row: Mapping[str, Any]) -> str:
     """Loss, metrics and the ε spent towards whoever sees the models."""
-    from silodp.accounting.guarantee import rounded_up  # late: the program is to start quickly
+    from silodp.accounting.guarantee import format_rounded_up  # late: the program is to start quickly
 
     values = {"loss": row.get("loss"), **row.get("metrics", {})}
     parts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
     epsilon = row.get("epsilon", {}).get("released")
-    parts.append("no privacy" if epsilon is None else f"ε {rounded_up(epsilon)}")
+    parts.append("no privacy" if epsilon is None else f"ε {format_rounded_up(epsilon)}")
     return "  ".join(parts)
 
 
-def in_words(guarantee: Guarantee, attack: MembershipAttack | None = None) -> str:
+def describe_guarantee(guarantee: Guarantee, attack: MembershipAttack | None = None) -> str:
     """One guarantee as a sentence; `attack`: by the charged events, else what ε and δ alone allow is said."""
-    from silodp.accounting.guarantee import about_any_dropouts, rounded_up
-    from silodp.report.formatting import accuracy_text, attack_accuracy  # with it comes what draws pictures
+    from silodp.accounting.guarantee import describe_any_dropouts, format_rounded_up
+    from silodp.report.formatting import (  # with it comes what draws pictures
+        compute_attack_accuracy,
+        format_accuracy,
+    )
 
     who = WHO[guarantee.adversary]
     if guarantee.epsilon is None:
@@ -85,9 +88,12 @@ def in_words(guarantee: Guarantee, attack: MembershipAttack | None = None) -> st
     unit, they = ("all records of a person", "they are")
     if guarantee.unit == "record":
         unit, they = ("one record", "it is")
-    accuracy = attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
-    cap = "" if guarantee.any_dropouts is None else f" ({about_any_dropouts(guarantee.any_dropouts)})"
+    accuracy = (
+        compute_attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
+    )
+    cap = "" if guarantee.any_dropouts is None else f" ({describe_any_dropouts(guarantee.any_dropouts)})"
     return (
-        f"Against {who}: ε = {rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}; an attacker "
-        f"who gives it even odds that {they} in the data guesses right at most {accuracy_text(accuracy)} of the time."
+        f"Against {who}: ε = {format_rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}; "
+        f"an attacker who gives it even odds that {they} in the data guesses right at most "
+        f"{format_accuracy(accuracy)} of the time."
     )

@@ -11,10 +11,16 @@ import numpy as np
 
 from silodp.accounting.attack import MembershipAttack
 from silodp.accounting.guarantee import Adversary
-from silodp.aggregators.base import events
-from silodp.cli._resuming import differences, how_to_go_on, laid_out_over, laid_out_over_before, notes_of
-from silodp.cli.progress import Interrupted, in_words, say, shown
-from silodp.config.budgets import asks_budgets_of
+from silodp.aggregators.base import round_events
+from silodp.cli._resuming import (
+    budgeted_rounds,
+    differences,
+    how_to_go_on,
+    notes_of,
+    previous_budgeted_rounds,
+)
+from silodp.cli.progress import Interrupted, describe_guarantee, log, progress_bar
+from silodp.config.budgets import budget_unit
 from silodp.config.public_spec import declared_users, outline, setting_of
 from silodp.config.schema import RunConfig
 from silodp.data.federation import Federation
@@ -22,17 +28,17 @@ from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.methods.rpdp.method import TwoStageSampling
-from silodp.planning.budget_plan import out_of_reach
+from silodp.planning.budget_plan import count_infeasible
 from silodp.report import guarantee_text
-from silodp.report.divergence import doubts, left_out
+from silodp.report.divergence import divergence_warnings, left_out
 from silodp.report.page import write_report
 from silodp.report.plots import number
 from silodp.report.run_record import read_run, versions
-from silodp.runtime.train import Result, Row, train
+from silodp.runtime.train import MetricsRow, Result, train
 from silodp.wire.store import write_durably
 
 
-def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, Any]:
+def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, Any]:
     """Train as configured, write everything to `directory`; the JSON-ready summary.
 
     Nothing is written, and no remark made, before data, task, method and directory have been accepted.
@@ -58,22 +64,22 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
         text = "\n".join([*header, config.to_toml()])
         write_durably(directory / "config.toml", text.encode())
         for remark in remarks:
-            say(remark)
+            log(remark)
 
-    def on_round(row: Row) -> None:
+    def on_round(row: MetricsRow) -> None:
         if not begun:  # `train` has taken possession of the directory by the first row
             begin(max(row["round"] - 1, 0))
         show(row)
 
     try:
-        with shown(config.rounds) as show:
+        with progress_bar(config.rounds) as show:
             result = train(
                 federation, task, method, **config.settings(), out=directory, resume=resume, on_round=on_round
             )
         if not begun and not (directory / "config.toml").exists():  # a program in Python did all rounds
             begin(result.guarantees["released"].rounds)
         elif not begun:  # nothing was done as this configuration says
-            say(f"note: no round was left to do, and {directory / 'config.toml'} stays as it was")
+            log(f"note: no round was left to do, and {directory / 'config.toml'} stays as it was")
         if config.source == "tables":
             page = write_report(directory)
         else:  # who has how many records is private in real tables, and no secret of a published data set
@@ -96,7 +102,7 @@ def run(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, A
         summary["warnings"] += find_linkage_doubts(federation)
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     for warning in summary["warnings"]:
-        say(f"warning: {warning}")
+        log(f"warning: {warning}")
     return summary
 
 
@@ -109,7 +115,7 @@ def _check_before_reading(config: RunConfig, method: Method) -> None:
     size = config.task(federation).size
     setting = setting_of(federation, size, method, aggregator, config.delta)
     aggregator.check(setting)
-    events(aggregator, setting)
+    round_events(aggregator, setting)
 
 
 def _remarks(federation: Federation, directory: Path, changed: list[str]) -> list[str]:
@@ -128,13 +134,13 @@ def _remarks(federation: Federation, directory: Path, changed: list[str]) -> lis
 def _left_out(config: RunConfig, federation: Federation, size: int) -> list[str]:
     """How many units never took part because their budgets are too small; whose they are only the silo's log says."""
     method = config.method()
-    unit = asks_budgets_of(method)
+    unit = budget_unit(method)
     if unit is None:
         return []
     method = setting_of(federation, size, method, config.aggregator(), config.delta).method
     own = [federation.user_budgets] if unit == "user" else [silo.budget for silo in federation.silos]
     budgets = np.concatenate([budget for budget in own if budget is not None])
-    left_out = out_of_reach(method, budgets) or 0
+    left_out = count_infeasible(method, budgets) or 0
     if not left_out:
         return []
     # A plan reads no tables: of budgets in a column only the report knows.
@@ -159,7 +165,7 @@ def _retired(method: Method, played: int) -> list[str]:
 
 def _laid_out_anew(config: RunConfig, directory: Path) -> str:
     """A sentence for who resumes with other rounds a run whose budgets were laid out over their number."""
-    now, before = laid_out_over(config), laid_out_over_before(directory)
+    now, before = budgeted_rounds(config), previous_budgeted_rounds(directory)
     if before is None or now == before:
         return ""
     personal = getattr(config.method(), "personal", None) is not None
@@ -176,7 +182,7 @@ def _summary(
     page: Path,
     attacks: Mapping[Adversary, MembershipAttack],
 ) -> dict[str, Any]:
-    last: Row = next((row for row in reversed(result.metrics) if "metrics" in row), {})
+    last: MetricsRow = next((row for row in reversed(result.metrics) if "metrics" in row), {})
     released = result.guarantees["released"]
     return {
         "name": config.name,
@@ -188,19 +194,19 @@ def _summary(
         "stopped": result.stopped,
         "loss": number(last.get("loss")),
         "metrics": {name: number(value) for name, value in last.get("metrics", {}).items()},
-        "warnings": [*doubts(result.metrics), *left_out(result.metrics)],
+        "warnings": [*divergence_warnings(result.metrics), *left_out(result.metrics)],
         "epsilon": released.epsilon,
         "delta": released.delta,
         "private": released.private,
         "releasable": released.releasable,
         "guarantees": {name: guarantee.to_dict() for name, guarantee in result.guarantees.items()},
         "attacks": {adversary: asdict(attack) for adversary, attack in attacks.items()},
-        "in_words": [in_words(said, attacks.get(name)) for name, said in result.guarantees.items()],
-        "beyond": guarantee_text.in_lines(list(result.guarantees.values())),
+        "in_words": [describe_guarantee(said, attacks.get(name)) for name, said in result.guarantees.items()],
+        "beyond": guarantee_text.format_text(list(result.guarantees.values())),
     }
 
 
-def in_lines(summary: dict[str, Any]) -> list[str]:
+def format_text(summary: dict[str, Any]) -> list[str]:
     """A summary for reading."""
     utility = {"loss": summary["loss"], **summary["metrics"]}
     head = f"{summary['method']}, {counted(summary['rounds'], 'round')}"

@@ -11,7 +11,7 @@ import typer
 from silodp.cli._options import Json, show
 
 if TYPE_CHECKING:
-    from silodp.accounting.averaged_models import Row
+    from silodp.accounting.averaged_models import BoundRow
 
 table_app = typer.Typer(help="Tables of the papers, computed anew.", no_args_is_help=True)
 
@@ -27,17 +27,17 @@ def _tables() -> None:
 @table_app.command("averaged-models")
 def averaged_models(as_json: Json = False) -> None:
     """Compute ε of averaged models (DDP, Table 1), each cell proven or only claimed."""
-    from silodp.accounting.averaged_models import table
+    from silodp.accounting.averaged_models import compute_table
 
-    rows = table()
+    rows = compute_table()
     show(
         {"delta": 1e-5, "record_sampling": 0.1, "rows": [asdict(row) for row in rows]},
         as_json,
-        in_lines(rows),
+        format_text(rows),
     )
 
 
-def in_lines(rows: Sequence[Row]) -> list[str]:
+def format_text(rows: Sequence[BoundRow]) -> list[str]:
     """The same for reading: a block for each number of steps, a line for each trajectory and conversion."""
     lines = [
         "ε of one record at δ = 1e-05, q = 0.1, when only the average of the parties' models is released.",
@@ -71,5 +71,5 @@ def _line(name: str, cells: Sequence[str]) -> str:
     return f"{name:20}" + "".join(f"{cell:>16}" for cell in cells)
 
 
-def _cell(row: Row) -> str:
+def _cell(row: BoundRow) -> str:
     return f"{row.epsilon:.3f} {_CLAIMED if row.status == 'claimed' else '':{len(_CLAIMED)}}"

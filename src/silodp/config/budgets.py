@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from silodp.accounting.budget_curve import told_apart
+from silodp.accounting.budget_curve import group_budgets
 from silodp.accounting.guarantee import Unit
-from silodp.config.construct import checked, choose, fields_of, make, unknown
+from silodp.config.construct import build, describe_unknown, fields_of, lookup, validate_arguments
 from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
@@ -19,14 +19,14 @@ from silodp.errors import SilodpError
 if TYPE_CHECKING:
     from silodp.methods import Method
 
-STANDING_IN = 1000
+REPRESENTATIVE_RECORDS = 1000
 """Units that stand for all of them where no data are read."""
 
 _UNITS: dict[str, Unit] = {"records": "record", "users": "user"}
 
 
 @dataclass(frozen=True)
-class Level:
+class BudgetLevel:
     """A budget ε, and the share of the units, in (0, 1], that ask for it or for something between the last and it."""
 
     budget: float
@@ -34,7 +34,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Preferences:
+class BudgetDistribution:
     """A distribution of budgets by its name in `PREFERENCES`, the seed of the draw, and whose budgets they are.
 
     options: further arguments of the distribution, such as `levels`.
@@ -52,7 +52,7 @@ class Preferences:
 
     def drawn(self, count: int) -> Budgets:
         """(count,) budgets, the same whenever they are drawn."""
-        draw = choose(self.distribution, PREFERENCES, "budgets.distribution")
+        draw = lookup(self.distribution, PREFERENCES, "budgets.distribution")
         return draw(count, np.random.default_rng(self.seed), **self.options)
 
     def on(self, federation: Federation) -> Federation:
@@ -67,22 +67,24 @@ class Preferences:
                 code="argument.conflict",
                 field="budgets",
             )
-        draw = partial(choose(self.distribution, PREFERENCES, "budgets.distribution"), **self.options)
+        draw = partial(lookup(self.distribution, PREFERENCES, "budgets.distribution"), **self.options)
         return federation.with_budgets(draw, self.seed, self.unit)
 
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[BudgetLevel, ...]:
         """The budgets that are asked for, ascending, and by what share of the units; no data are needed."""
-        return levels(self.drawn(STANDING_IN))
+        return levels(self.drawn(REPRESENTATIVE_RECORDS))
 
 
-def levels(budgets: Budgets) -> tuple[Level, ...]:
+def levels(budgets: Budgets) -> tuple[BudgetLevel, ...]:
     """The distinct budgets and the shares that ask for them; of many, twentieths of the units and their largest."""
-    distinct = told_apart(budgets)
+    distinct = group_budgets(budgets)
     counts = np.bincount(np.searchsorted(distinct, budgets), minlength=len(distinct))
-    return tuple(Level(float(b), float(n / len(budgets))) for b, n in zip(distinct, counts, strict=True))
+    return tuple(
+        BudgetLevel(float(b), float(n / len(budgets))) for b, n in zip(distinct, counts, strict=True)
+    )
 
 
-def asks_budgets_of(method: Method) -> Unit | None:
+def budget_unit(method: Method) -> Unit | None:
     """Whose own budgets a method reads; None: nobody's."""
     from silodp.methods import RpdpFilter, UldpAvg
     from silodp.methods.rpdp.method import TwoStageSampling
@@ -92,7 +94,7 @@ def asks_budgets_of(method: Method) -> Unit | None:
     return "record" if isinstance(method, TwoStageSampling | RpdpFilter) else None
 
 
-def draws_by_budget(name: str) -> bool:
+def samples_by_budget(name: str) -> bool:
     """Whether the method of this name finds how often a record is drawn from the record's own budget."""
     from silodp.methods import METHODS
     from silodp.methods.rpdp.method import TwoStageSampling
@@ -101,7 +103,7 @@ def draws_by_budget(name: str) -> bool:
     return isinstance(maker, type) and issubclass(maker, TwoStageSampling)
 
 
-def keepers_of(unit: Unit) -> str:
+def methods_for(unit: Unit) -> str:
     """The methods that keep budgets of every such unit, for messages."""
     from silodp.methods import METHODS, RpdpFilter, UldpAvg
     from silodp.methods.rpdp.method import TwoStageSampling
@@ -112,24 +114,24 @@ def keepers_of(unit: Unit) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names) + with_table
 
 
-def preferences(section: Mapping[str, Any]) -> Preferences:
+def build_budget_distribution(section: Mapping[str, Any]) -> BudgetDistribution:
     """The preferences of a [budgets] table, checked: a few budgets are drawn.
 
     Raises:
         SilodpError: an unknown field or name, or a value that the distribution refuses.
     """
-    own = [name for name in fields_of(Preferences) if name != "options"]
+    own = [name for name in fields_of(BudgetDistribution) if name != "options"]
     named = {name: value for name, value in section.items() if name in own}
-    found = make(Preferences, named, "the budgets", "budgets")
+    found = build(BudgetDistribution, named, "the budgets", "budgets")
     # Count and generator are ours to give.
     draw = partial(
-        choose(found.distribution, PREFERENCES, "budgets.distribution"), 0, np.random.default_rng(0)
+        lookup(found.distribution, PREFERENCES, "budgets.distribution"), 0, np.random.default_rng(0)
     )
     options = {name: value for name, value in section.items() if name not in own}
     for name in options:
         if name not in fields_of(draw):
             raise SilodpError(
-                unknown(name, [*own, *fields_of(draw)], "the budgets", "budgets"),
+                describe_unknown(name, [*own, *fields_of(draw)], "the budgets", "budgets"),
                 code="config.unknown_field",
                 field=f"budgets.{name}",
             )
@@ -139,8 +141,8 @@ def preferences(section: Mapping[str, Any]) -> Preferences:
             code="argument.value",
             field="budgets.seed",
         )
-    made = Preferences(
-        found.distribution, found.seed, found.of, checked(draw, options, "the budgets", "budgets")
+    made = BudgetDistribution(
+        found.distribution, found.seed, found.of, validate_arguments(draw, options, "the budgets", "budgets")
     )
-    made.drawn(STANDING_IN)
+    made.drawn(REPRESENTATIVE_RECORDS)
     return made

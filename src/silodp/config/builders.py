@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from silodp.config.construct import choose, fields_of, make, table_of
+from silodp.config.construct import build, fields_of, lookup, table_of
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -18,23 +18,23 @@ def build_method(name: str, fields: Mapping[str, Any], where: str) -> Method:
     """The method of this name with these fields, checked against its dataclass."""
     from silodp.methods import METHODS
 
-    maker = choose(name, METHODS, f"{where}.name" if where == "method" else "method")
-    method: Method = make(maker, fields, name, where)
+    maker = lookup(name, METHODS, f"{where}.name" if where == "method" else "method")
+    method: Method = build(maker, fields, name, where)
     return method
 
 
-def filled(name: str, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(name: str, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, and those of `own` that the method of this name has, itself or in a table, and that are not given."""
     from silodp.methods import METHODS
 
     maker = METHODS.get(name.replace("_", "-"))
-    return dict(fields) if maker is None else _filled(maker, fields, own)
+    return dict(fields) if maker is None else _with_defaults(maker, fields, own)
 
 
-def _filled(maker: Any, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(maker: Any, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     below = {key: table_of(maker, key) for key in fields}
     given = {
-        key: _filled(below[key], value, own) if below[key] and isinstance(value, Mapping) else value
+        key: _with_defaults(below[key], value, own) if below[key] and isinstance(value, Mapping) else value
         for key, value in fields.items()
     }
     return {**{key: value for key, value in own.items() if key in fields_of(maker)}, **given}
@@ -51,7 +51,7 @@ def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:
     """
     from silodp.aggregators import AGGREGATORS
 
-    maker = choose(name, AGGREGATORS, "aggregator")
+    maker = lookup(name, AGGREGATORS, "aggregator")
     own = {field: value for field, value in fields.items() if field in fields_of(maker)}
     for field in (field for field in fields if field not in own):
         others = [other for other, its in AGGREGATORS.items() if field in fields_of(its)]
@@ -63,5 +63,5 @@ def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:
                 code="config.unknown_field",
                 field=f"aggregation.{field}",
             )
-    aggregator: Aggregator = make(maker, fields, name, "aggregation")
+    aggregator: Aggregator = build(maker, fields, name, "aggregation")
     return aggregator

@@ -23,7 +23,7 @@ from silodp.errors import SilodpError, shorten
 T = TypeVar("T")
 
 
-def make(maker: Callable[..., T], values: Mapping[str, Any], what: str, where: str = "") -> T:
+def build(maker: Callable[..., T], values: Mapping[str, Any], what: str, where: str = "") -> T:
     """`maker(**values)`, every value checked against the maker's signature first.
 
     Args:
@@ -36,19 +36,21 @@ def make(maker: Callable[..., T], values: Mapping[str, Any], what: str, where: s
         SilodpError: an unknown field (with the closest one), a missing one, a wrong type, or what the maker
             refuses.
     """
-    return maker(**checked(maker, values, what, where))
+    return maker(**validate_arguments(maker, values, what, where))
 
 
-def checked(
+def validate_arguments(
     maker: Callable[..., Any], values: Mapping[str, Any], what: str, where: str = ""
 ) -> dict[str, Any]:
-    """The arguments `make` would pass, without making anything."""
+    """The arguments `build` would pass, without making anything."""
     fields = fields_of(maker)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in _parameters(maker).values())
     for name in values:
         if name not in fields and not takes_any:
             raise SilodpError(
-                unknown(name, fields, what, where), code="config.unknown_field", field=_at(where, name)
+                describe_unknown(name, fields, what, where),
+                code="config.unknown_field",
+                field=_at(where, name),
             )
     for name, parameter in fields.items():
         if name not in values and parameter.default is parameter.empty:
@@ -80,17 +82,17 @@ def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 def table_of(maker: Callable[..., Any], field: str) -> type | None:
     """The dataclass that a field is a table of; None where it is none, or no field."""
-    return _table_in(_hints(maker).get(field))
+    return _dataclass_in(_hints(maker).get(field))
 
 
-def unknown(name: str, known: Iterable[str], what: str, where: str = "") -> str:
+def describe_unknown(name: str, known: Iterable[str], what: str, where: str = "") -> str:
     """The sentence about a field that is not there."""
     known = list(known)
     remedy = _closest(name, known) or f"use {', '.join(known) or 'none'}."
     return f"{_at(where, _readable(name))} is not a field of {what}: {remedy}"
 
 
-def choose(name: str, registry: Mapping[str, T], where: str) -> T:
+def lookup(name: str, registry: Mapping[str, T], where: str) -> T:
     """The entry of a registry; '-' and '_' are one character here."""
     for known, entry in registry.items():
         if known.replace("_", "-") == name.replace("_", "-"):
@@ -111,7 +113,7 @@ def _closest(name: str, known: Sequence[str]) -> str | None:
     return f"did you mean '{close[0]}'?" if close else None
 
 
-def sentence(error: ValidationError, where: str = "") -> SilodpError:
+def format_validation_error(error: ValidationError, where: str = "") -> SilodpError:
     """The first complaint of pydantic as one sentence."""
     first = error.errors()[0]
     field = _at(where, ".".join(str(part) for part in first["loc"]))
@@ -148,7 +150,7 @@ def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    table = _table_in(hint)
+    table = _dataclass_in(hint)
     if table is not None and not (value is None and table is not hint):
         if isinstance(value, table):
             return value
@@ -158,7 +160,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 code="config.value",
                 field=where,
             )
-        return make(table, value, where, where)
+        return build(table, value, where, where)
     if hint is Any:
         return value
     try:
@@ -172,11 +174,11 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return value
 
 
-def _table_in(hint: Any) -> type | None:
+def _dataclass_in(hint: Any) -> type | None:
     """The dataclass that a table makes, also where the hint allows None instead."""
     choices = [choice for choice in get_args(hint) if choice is not type(None)]
     if isinstance(hint, UnionType) and len(choices) == 1:
-        return _table_in(choices[0])
+        return _dataclass_in(choices[0])
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
 

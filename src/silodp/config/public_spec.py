@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from silodp.aggregators.base import Aggregator, Setting, calibrated
+from silodp.aggregators.base import Aggregator, Setting, calibrate_setting
 from silodp.config.construct import fields_of
 from silodp.config.schema import RunConfig
 from silodp.data.federation import Federation, SiloData
@@ -25,14 +25,14 @@ SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
 }
 """Of the papers' data sets: shape of a record, number of classes (None: survival)."""
 
-USUAL_USERS = 1000
+ASSUMED_USERS = 1000
 """U where neither the configuration nor the question says it: ε does not depend on it, room for sums does."""
 
 
 def outline(config: RunConfig, users: int | None = None) -> tuple[Federation, bool]:
     """The federation without a single record, and whether its U had to be assumed.
 
-    U is `users`, else what the configuration or its public list of persons says, else `USUAL_USERS`.
+    U is `users`, else what the configuration or its public list of persons says, else `ASSUMED_USERS`.
 
     Raises:
         SilodpError: the public list of persons cannot be read.
@@ -51,7 +51,7 @@ def outline(config: RunConfig, users: int | None = None) -> tuple[Federation, bo
     y = np.empty(0, np.int64) if classes else np.empty((0, 2) if survival else 0, np.float32)
     nobody = np.empty(0, np.int64)
     silos = tuple(SiloData(f"silo-{s + 1}", x, y, nobody) for s in range(config.silos))
-    number = USUAL_USERS if known is None else known
+    number = ASSUMED_USERS if known is None else known
     federation = Federation(silos, number, None, name=config.name, classes=classes)
     own = config.preferences()
     return federation if own is None else own.on(federation), known is None
@@ -90,4 +90,4 @@ def setting_of(
     names = tuple(silo.name for silo in federation.silos)
     own = None if federation.user_budgets is None else tuple(federation.user_budgets.tolist())
     population = Population(len(names), federation.users, aggregator.shares_for(len(names)), own)
-    return calibrated(aggregator, Setting("", names, method, population, size, delta=delta))
+    return calibrate_setting(aggregator, Setting("", names, method, population, size, delta=delta))

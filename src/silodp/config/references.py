@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from silodp.config.construct import checked, choose, fields_of
+from silodp.config.construct import fields_of, lookup, validate_arguments
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, describe_exception, first_line
 from silodp.training.losses import LOSSES, Loss
@@ -79,7 +79,7 @@ def _model(name: str, options: Mapping[str, Any], federation: Federation, seed: 
         )
     public = {"features": int(np.prod(federation.silos[0].x.shape[1:])), "classes": federation.classes}
     taken = {key: value for key, value in public.items() if key in fields_of(builder) and value is not None}
-    arguments = checked(builder, {**taken, **options}, f"the model '{name}'", "task.options")
+    arguments = validate_arguments(builder, {**taken, **options}, f"the model '{name}'", "task.options")
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
@@ -133,7 +133,7 @@ def _label(name: str) -> str:
 
 
 def _lookup(name: str, registry: Mapping[str, Callable[..., Any]], where: str) -> Any:
-    return refer(name, where) if ":" in name else choose(name, registry, where)
+    return refer(name, where) if ":" in name else lookup(name, registry, where)
 
 
 def refer(reference: str, where: str) -> Any:

@@ -14,17 +14,30 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Budget
-from silodp.config.budgets import Preferences, asks_budgets_of, draws_by_budget, keepers_of, preferences
-from silodp.config.builders import build_aggregator, build_method, filled
-from silodp.config.construct import checked, choose, fields_of, make, sentence, unknown
+from silodp.config.budgets import (
+    BudgetDistribution,
+    budget_unit,
+    build_budget_distribution,
+    methods_for,
+    samples_by_budget,
+)
+from silodp.config.builders import build_aggregator, build_method, with_defaults
+from silodp.config.construct import (
+    build,
+    describe_unknown,
+    fields_of,
+    format_validation_error,
+    lookup,
+    validate_arguments,
+)
 from silodp.config.toml_values import (
     MOST_SILOS,
-    Plain,
-    absolute,
-    assigned,
+    TomlTable,
+    apply_override,
     check_plain,
-    merged,
+    merge,
     read_toml,
+    resolve_paths,
     without_empty,
 )
 from silodp.data import benchmarks
@@ -69,7 +82,7 @@ class TaskSection(_Section):
     """[task]: names or references (see `references.task_for`); what is missing follows from the data."""
 
     model: str | None = None
-    options: Plain = Field(default_factory=dict)
+    options: TomlTable = Field(default_factory=dict)
     loss: str | None = None
     metrics: tuple[str, ...] | None = None
 
@@ -78,9 +91,9 @@ class RunConfig(_Section):
     """All that a run depends on, public every bit of it.
 
     [data], [method], [methods.NAME], [aggregation], [budget] and [budgets] hold exactly the arguments of the loader,
-    the method, the aggregator, `Budget` and `Preferences`; they are checked against those when the configuration is
-    made. [silo_limits] holds ε by adversary. A method that has `rounds` and `delta` gets the run's unless it names its
-    own.
+    the method, the aggregator, `Budget` and `BudgetDistribution`; they are checked against those when the configuration
+    is made. [silo_limits] holds ε by adversary. A method that has `rounds` and `delta` gets the run's unless it
+    names its own.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
@@ -89,17 +102,17 @@ class RunConfig(_Section):
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     accountant: Literal["pld", "rdp"] | None = None
     aggregator_name: str = Field(default="plain", alias="aggregator")
-    aggregation: Plain = Field(default_factory=dict)
+    aggregation: TomlTable = Field(default_factory=dict)
     evaluate_every: Annotated[int, Field(ge=1, le=MOST_WHOLE)] = 1
-    data: Plain
+    data: TomlTable
     task_section: TaskSection = Field(default_factory=TaskSection, alias="task")
-    method_section: Plain = Field(alias="method")
-    methods: dict[str, Plain] = Field(default_factory=dict)
-    budget_section: Plain | None = Field(default=None, alias="budget")
+    method_section: TomlTable = Field(alias="method")
+    methods: dict[str, TomlTable] = Field(default_factory=dict)
+    budget_section: TomlTable | None = Field(default=None, alias="budget")
     silo_limits: dict[Adversary, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict
     )
-    budgets_section: Plain | None = Field(default=None, alias="budgets")
+    budgets_section: TomlTable | None = Field(default=None, alias="budgets")
 
     @model_validator(mode="after")
     def _checked(self) -> RunConfig:
@@ -110,10 +123,10 @@ class RunConfig(_Section):
         self.method()
         for name, fields in self.methods.items():
             for field in fields:
-                maker = choose(name, METHODS, "methods")
+                maker = lookup(name, METHODS, "methods")
                 if field not in fields_of(maker):
                     raise SilodpError(
-                        unknown(field, fields_of(maker), name, f"methods.{name}"),
+                        describe_unknown(field, fields_of(maker), name, f"methods.{name}"),
                         code="config.unknown_field",
                         field=f"methods.{name}.{field}",
                     )
@@ -162,7 +175,7 @@ class RunConfig(_Section):
         """The budget, if any, at the run's δ: a plan refuses another one as a run does."""
         if self.budget_section is None:
             return None
-        budget = make(Budget, {"delta": self.delta, **self.budget_section}, "a budget", "budget")
+        budget = build(Budget, {"delta": self.delta, **self.budget_section}, "a budget", "budget")
         if budget.delta != self.delta:
             raise SilodpError(
                 f"budget.delta = {budget.delta} differs from delta = {self.delta}: set both to the same value.",
@@ -171,13 +184,13 @@ class RunConfig(_Section):
             )
         return budget
 
-    def preferences(self) -> Preferences | None:
+    def preferences(self) -> BudgetDistribution | None:
         """The personal budgets that [budgets] describes, if any."""
-        return None if self.budgets_section is None else preferences(self.budgets_section)
+        return None if self.budgets_section is None else build_budget_distribution(self.budgets_section)
 
     def check_budgets(self, method: Method) -> None:
         """Refuse a method that asks for budgets of one's own where there are none; no data are needed."""
-        unit = asks_budgets_of(method)
+        unit = budget_unit(method)
         own = self.preferences()
         given = {own.unit} if own is not None else set()
         if self.source == "tables" and dict(self.data["schema"]).get("budget") is not None:
@@ -202,15 +215,15 @@ class RunConfig(_Section):
         given += [("data.schema.budget", "record")] if column else []
         method = self.method()
         for where, unit in given:
-            if unit != asks_budgets_of(method):
+            if unit != budget_unit(method):
                 raise SilodpError(
                     f"{where} gives every {unit} a budget of its own, and method {method.name} reads none of them: "
-                    f"choose a method that keeps them ({keepers_of(unit)}), or take {where} out.",
+                    f"choose a method that keeps them ({methods_for(unit)}), or take {where} out.",
                     code="argument.conflict",
                     field=where.strip("[]"),
                 )
 
-    def settings(self) -> Plain:
+    def settings(self) -> TomlTable:
         """The keyword arguments of `silodp.train` besides federation, task and method."""
         names = ("rounds", "aggregator", "seed", "delta", "accountant", "evaluate_every", "silo_limits")
         made = {"aggregator": self.aggregator(), "budget": self.budget()}
@@ -253,37 +266,37 @@ class RunConfig(_Section):
         from silodp.methods import METHODS, Population
 
         name, *settings = text.split(":")
-        maker = choose(name, METHODS, "methods")
+        maker = lookup(name, METHODS, "methods")
         own_name, own = _named(self.method_section)
-        inherited: Plain = {field: value for field, value in own.items() if field in fields_of(maker)}
-        given: Plain = dict(self.methods.get(name, {}))
+        inherited: TomlTable = {field: value for field, value in own.items() if field in fields_of(maker)}
+        given: TomlTable = dict(self.methods.get(name, {}))
         for setting in settings:
             key, equals, value = setting.partition("=")
-            given = assigned(given, f"{ALIASES.get(key, key)}{equals}{value}")
-        method = self._built(name, merged(inherited, given), f"methods.{name}")
+            given = apply_override(given, f"{ALIASES.get(key, key)}{equals}{value}")
+        method = self._built(name, merge(inherited, given), f"methods.{name}")
         people = Population(self.silos, users=3)
         if "server_learning_rate" not in given and method.server_scale(people) != self.method().server_scale(
             people
         ):
             # A rate means something only with its scale: 20 on 1/(U·S) is not 20 on 1/S.
             inherited.pop("server_learning_rate", None)
-            method = self._built(name, merged(inherited, given), f"methods.{name}")
+            method = self._built(name, merge(inherited, given), f"methods.{name}")
         self.check_budgets(method)
         return MethodSpec(text, method, has_own_settings=bool(given) or name == own_name)
 
-    def _built(self, name: str, fields: Plain, where: str) -> Method:
+    def _built(self, name: str, fields: TomlTable, where: str) -> Method:
         """The method; rounds and δ that its budgets are for are the run's unless it says others."""
         own = {"rounds": self.rounds, "delta": self.delta}
-        if "record_sampling" in fields and draws_by_budget(name):
+        if "record_sampling" in fields and samples_by_budget(name):
             raise SilodpError(
                 f"{where}.record_sampling is not a field of {name}: how often a record is drawn follows from its own "
                 f"budget; take it out ('silodp plan' shows every q).",
                 code="config.unknown_field",
                 field=f"{where}.record_sampling",
             )
-        return build_method(name, filled(name, fields, own), where)
+        return build_method(name, with_defaults(name, fields, own), where)
 
-    def loader(self) -> tuple[Callable[..., Federation], Plain]:
+    def loader(self) -> tuple[Callable[..., Federation], TomlTable]:
         """What reads the data, and its arguments."""
         source = self.data.get("source")
         if not isinstance(source, str):
@@ -292,11 +305,11 @@ class RunConfig(_Section):
                 code="config.value",
                 field="data.source",
             )
-        loader = choose(source, SOURCES, "data.source")
+        loader = lookup(source, SOURCES, "data.source")
         values = {key: value for key, value in self.data.items() if key != "source"}
         if "name" in fields_of(loader):
             values = {"name": self.name, **values}
-        arguments = checked(loader, values, f"the data source '{source}'", "data")
+        arguments = validate_arguments(loader, values, f"the data source '{source}'", "data")
         for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
             if isinstance(arguments.get(name), int):
                 check_whole(f"data.{name}", arguments[name], least, most)
@@ -318,7 +331,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     path = Path(path)
     values = read_toml(path)
     for override in overrides:
-        values = assigned(values, override)
+        values = apply_override(values, override)
     return parse_config({"name": re.sub(r"[^\w.-]", "-", path.stem), **values}, path.parent)
 
 
@@ -326,7 +339,7 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
     """The configuration of plain values; relative paths are taken from `folder`."""
     check_plain(values)
     try:
-        plain = json.dumps(absolute(values, (folder or Path.cwd()).resolve()))
+        plain = json.dumps(resolve_paths(values, (folder or Path.cwd()).resolve()))
         return RunConfig.model_validate_json(plain)
     except ValidationError as error:
         first = error.errors()[0]
@@ -336,14 +349,14 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
             known = [field.alias or key for key, field in fields.items()]
             what = f"[{'.'.join(section)}]" if section else "the configuration"
             raise SilodpError(
-                unknown(name, known, what, ".".join(section)),
+                describe_unknown(name, known, what, ".".join(section)),
                 code="config.unknown_field",
                 field=".".join([*section, name]),
             ) from None
-        raise sentence(error) from None
+        raise format_validation_error(error) from None
 
 
-def _named(section: Mapping[str, Any]) -> tuple[str, Plain]:
+def _named(section: Mapping[str, Any]) -> tuple[str, TomlTable]:
     name = section.get("name")
     if not isinstance(name, str):
         raise SilodpError(

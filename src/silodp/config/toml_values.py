@@ -12,7 +12,7 @@ from typing import Any
 
 from silodp.errors import SilodpError, shorten
 
-Plain = dict[str, Any]
+TomlTable = dict[str, Any]
 
 MOST_SILOS = 100_000
 """Each has an object of its own, in plans too."""
@@ -25,7 +25,7 @@ MOST_DEPTH = 32
 """Of tables and arrays in one another; deeper ones end in a RecursionError somewhere."""
 
 
-def read_toml(path: Path) -> Plain:
+def read_toml(path: Path) -> TomlTable:
     """Return what a configuration file holds.
 
     Raises:
@@ -62,7 +62,7 @@ def read_toml(path: Path) -> Plain:
     return _parse(content, path)
 
 
-def _parse(content: bytes, path: Path) -> Plain:
+def _parse(content: bytes, path: Path) -> TomlTable:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise SilodpError(f"configuration {path} is UTF-16: save it as UTF-8.", code="config.not_toml")
     try:
@@ -146,7 +146,7 @@ def _too_deep() -> SilodpError:
     )
 
 
-def assigned(values: Mapping[str, Any], text: str) -> Plain:
+def apply_override(values: Mapping[str, Any], text: str) -> TomlTable:
     """The values with "a.b=1" carried out; a value that is no TOML is text."""
     key, equals, value = text.partition("=")
     for candidate in (value, json.dumps(value.strip())) if equals else ():
@@ -173,16 +173,16 @@ def _put(values: Mapping[str, Any], path: Any, value: Any) -> Any:
     return {**values, key: _put(below if isinstance(below, dict) else {}, rest, value)}
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Plain:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> TomlTable:
     """`base` with the values of `over`, tables merged."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        result[key] = merged(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
+        result[key] = merge(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
     return result
 
 
-def without_empty(values: Plain) -> Plain:
+def without_empty(values: TomlTable) -> TomlTable:
     """Without empty tables: a header with nothing below it only puzzles."""
     tables = {
         key: without_empty(value) if isinstance(value, dict) else value for key, value in values.items()
@@ -190,7 +190,7 @@ def without_empty(values: Plain) -> Plain:
     return {key: value for key, value in tables.items() if value != {}}
 
 
-def absolute(values: Mapping[str, Any], folder: Path) -> Plain:
+def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
     """The values with every path absolute, so that a run's config.toml means the same anywhere."""
 
     def at(path: Any) -> Any:

@@ -55,7 +55,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Hello:
+class ClientHello:
     """A silo's contribution to a session, signed: all public."""
 
     name: str
@@ -77,7 +77,7 @@ class Hello:
         return self.identity, self.ephemeral, self.nonce, self.signature
 
     @classmethod
-    def from_bytes(cls, data: bytes, sender: str) -> Hello:
+    def from_bytes(cls, data: bytes, sender: str) -> ClientHello:
         """Inverse of `to_bytes`; `sender` is named when it fails."""
         try:
             name, *parts = json.loads(data)
@@ -96,7 +96,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Opening:
+class HandshakeState:
     """A silo's own secrets of a session, before it knows the others. Keep them durably, and to yourself."""
 
     identity: Identity
@@ -107,19 +107,19 @@ class Opening:
     contribution: bytes = field(repr=False)
 
     @classmethod
-    def fresh(cls, identity: Identity, run: str) -> Opening:
+    def fresh(cls, identity: Identity, run: str) -> HandshakeState:
         """New secrets from the operating system."""
         return cls(identity, run, *(secrets.token_bytes(KEY_BYTES) for _ in range(4)))
 
     @property
-    def hello(self) -> Hello:
+    def hello(self) -> ClientHello:
         """What the others get to see."""
         public = self._key.public_key().public_bytes_raw()
-        unsigned = Hello(self.identity.name, self.identity.public, public, self.nonce, b"")
+        unsigned = ClientHello(self.identity.name, self.identity.public, public, self.nonce, b"")
         signature = self.identity.sign(unsigned.signed(self.run))
-        return Hello(unsigned.name, unsigned.identity, public, self.nonce, signature)
+        return ClientHello(unsigned.name, unsigned.identity, public, self.nonce, signature)
 
-    def _exchange(self, hello: Hello) -> bytes:
+    def _exchange(self, hello: ClientHello) -> bytes:
         try:
             return self._key.exchange(X25519PublicKey.from_public_bytes(hello.ephemeral))
         except ValueError:  # a point of small order, of which everyone knows the result
@@ -132,7 +132,7 @@ class Opening:
     def _key(self) -> X25519PrivateKey:
         return X25519PrivateKey.from_private_bytes(self.ephemeral)
 
-    def meet(self, hellos: Sequence[Hello], pins: Mapping[str, bytes], constants: str) -> Session:
+    def meet(self, hellos: Sequence[ClientHello], pins: Mapping[str, bytes], constants: str) -> Session:
         """The session with these silos, in this order.
 
         Args:
@@ -184,7 +184,7 @@ class Opening:
 class Session:
     """What one silo knows of a session. `pairs` are secrets shared with one other silo each."""
 
-    opening: Opening
+    opening: HandshakeState
     roster: tuple[str, ...]
     transcript: bytes
     pairs: Mapping[str, bytes] = field(repr=False)

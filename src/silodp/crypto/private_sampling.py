@@ -23,8 +23,8 @@ MOST_PLACES = 1 << 16
 
 
 @dataclass(frozen=True)
-class OneOf:
-    """A user is drawn when a number uniform below `places` P is below `drawn` k."""
+class SamplingRatio:
+    """A user is drawn when a number uniform below `draw_server_cells` P is below `drawn` k."""
 
     drawn: int
     places: int
@@ -54,23 +54,25 @@ def transfer_counter(round: int) -> int:
     return round + 1
 
 
-def places(users: int, law: OneOf) -> NDArray[np.int64]:
+def draw_server_cells(users: int, law: SamplingRatio) -> NDArray[np.int64]:
     """i (U,), exactly uniform below P, from the operating system: drawn once a round, and kept by the server alone."""
     return np.array([secrets.randbelow(law.places) for _ in range(users)], np.int64)
 
 
-def shifts(secret: bytes, session: bytes, users: int, law: OneOf, round: int) -> NDArray[np.int64]:
+def derive_silo_cells(
+    secret: bytes, session: bytes, users: int, law: SamplingRatio, round: int
+) -> NDArray[np.int64]:
     """κ (U,) of this round, the same for all silos: within P·2⁻⁶⁴ of uniform below P (total variation, each user)."""
     key = subkey(secret, "hidden sample", session.hex(), transfer_counter(round))
     return (words(key, users, np.uint64) % np.uint64(law.places)).astype(np.int64)
 
 
 def ask(
-    receiver: TransferReceiver, secret: bytes, session: bytes, users: int, law: OneOf, round: int
+    receiver: TransferReceiver, secret: bytes, session: bytes, users: int, law: SamplingRatio, round: int
 ) -> Lookup:
     """Silo 0's request for entry κ_u of the table that the server makes from i_u.
 
     Keep it durably before it is sent: two requests for one round would show combinations of the choices.
     """
-    chosen = shifts(secret, session, users, law, round)
+    chosen = derive_silo_cells(secret, session, users, law, round)
     return Lookup.ask(receiver, transfer_counter(round), chosen, law.places)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.lookup import Lookup, Words
 from silodp.crypto.oblivious_transfer import TransferReceiver, TransferSender
-from silodp.crypto.private_sampling import OneOf, transfer_counter
+from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
 from silodp.crypto.streams import KEY_BYTES, subkey, words
 from silodp.errors import SilodpError
 
@@ -49,7 +49,7 @@ def reciprocals(weight_bits: int, modulus: int, cap: int) -> Words:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReciprocalParameters:
     """What is public: session id, number of users U, cap on N[u] (silos · n_max), k and T (in bits, k < T ≤ 64)."""
 
     session: bytes
@@ -101,7 +101,7 @@ class Plan:
 class SiloShares:
     """What every silo derives from R: shapes (U,). Each stream has its own key, which names session, use and round."""
 
-    def __init__(self, plan: Plan, secret: bytes) -> None:
+    def __init__(self, plan: ReciprocalParameters, secret: bytes) -> None:
         self.plan = plan
         if len(secret) != KEY_BYTES:
             _refuse(
@@ -118,16 +118,18 @@ class SiloShares:
         return self.plan.reduced(self._words("shares"))
 
     def masks(self, round: int, use: str) -> Words:
-        """x_u of this round: the silos' shares of β_u·v_u after `SiloZero.sample`."""
+        """x_u of this round: the silos' shares of β_u·v_u after `FirstSilo.sample`."""
         return self.plan.reduced(self._words("masks", transfer_counter(round), use))
 
-    def shifts(self, round: int, law: OneOf) -> NDArray[np.int64]:
+    def shifts(self, round: int, law: SamplingRatio) -> NDArray[np.int64]:
         """κ_u of this round."""
-        return private_sampling.shifts(self._secret, self.plan.session, self.plan.users, law, round)
+        return private_sampling.derive_silo_cells(
+            self._secret, self.plan.session, self.plan.users, law, round
+        )
 
-    def hidden(self, round: int, use: str, part: Lookup) -> Awaited:
+    def hidden(self, round: int, use: str, part: Lookup) -> PendingLookup:
         """What silo 0 awaits of its choices `part`: c'_u. No other silo can derive it; silo 0 passes it on, sealed."""
-        return Awaited(self.plan, part, self.masks(round, use))
+        return PendingLookup(self.plan, part, self.masks(round, use))
 
     def _words(self, *purpose: str | int) -> Words:
         key = subkey(self._secret, "reciprocals", self.plan.session.hex(), *purpose)
@@ -135,10 +137,10 @@ class SiloShares:
 
 
 @dataclass(frozen=True)
-class Awaited:
+class PendingLookup:
     """Shares that wait for the other party's answer to `message`: `own` plus the entries it will bring."""
 
-    plan: Plan
+    plan: ReciprocalParameters
     part: Lookup
     own: Words = field(repr=False)
 
@@ -152,7 +154,7 @@ class Awaited:
         return self.plan.reduced(self.own + self.part.open(answer))
 
 
-class SiloZero:
+class FirstSilo:
     """The silo that offers the tables."""
 
     def __init__(self, silo: SiloShares, sender: TransferSender) -> None:
@@ -170,7 +172,7 @@ class SiloZero:
         both = np.arange(2, dtype=np.uint64)
         return self._offer(transfer_counter(round), request, self._sampled(round, use, both))
 
-    def sample_unknown(self, round: int, use: str, law: OneOf, request: bytes) -> bytes:
+    def sample_unknown(self, round: int, use: str, law: SamplingRatio, request: bytes) -> bytes:
         """Offers i ↦ β(i, κ_u)·c_u − x_u; the silos' shares of β_u·v_u come from silo 0's own choices."""
         sampled = law.sampled(np.arange(law.places), self.silo.shifts(round, law)[:, None])
         return self._offer(transfer_counter(round), request, self._sampled(round, use, sampled))
@@ -185,30 +187,32 @@ class SiloZero:
 class Server:
     """The party that chooses."""
 
-    def __init__(self, plan: Plan, receiver: TransferReceiver) -> None:
+    def __init__(self, plan: ReciprocalParameters, receiver: TransferReceiver) -> None:
         self.plan, self.receiver = plan, receiver
 
-    def set_up(self, masked_counts: NDArray[np.integer]) -> Awaited:
+    def set_up(self, masked_counts: NDArray[np.integer]) -> PendingLookup:
         """Asks at m_u = N[u] + ρ_u mod M; what is awaited is a_u."""
         counts = self.plan.checked(masked_counts, self.plan.modulus, "masked counts")
         part = Lookup.ask(self.receiver, _SET_UP, counts, self.plan.modulus)
-        return Awaited(self.plan, part, np.zeros(self.plan.users, np.uint64))
+        return PendingLookup(self.plan, part, np.zeros(self.plan.users, np.uint64))
 
-    def sample(self, round: int, shares: Words, sampled: NDArray[np.integer]) -> Awaited:
+    def sample(self, round: int, shares: Words, sampled: NDArray[np.integer]) -> PendingLookup:
         """Asks at β_u, which is 0 or 1; what is awaited is a'_u, a share of β_u·v_u."""
         chosen = self.plan.checked(sampled, 2, "sampled bits")
         part = Lookup.ask(self.receiver, transfer_counter(round), chosen, 2)
-        return Awaited(self.plan, part, chosen * shares)
+        return PendingLookup(self.plan, part, chosen * shares)
 
-    def sample_unknown(self, round: int, law: OneOf) -> Awaited:
+    def sample_unknown(self, round: int, law: SamplingRatio) -> PendingLookup:
         """Asks at a uniform i_u; what is awaited is a'_u, masked by a fresh y_u that no one else knows."""
-        places = private_sampling.places(self.plan.users, law)
+        places = private_sampling.draw_server_cells(self.plan.users, law)
         part = Lookup.ask(self.receiver, transfer_counter(round), places, law.places)
-        return Awaited(self.plan, part, words(secrets.token_bytes(KEY_BYTES), self.plan.users, np.uint64))
+        return PendingLookup(
+            self.plan, part, words(secrets.token_bytes(KEY_BYTES), self.plan.users, np.uint64)
+        )
 
 
 def answer_unknown(
-    sender: TransferSender, awaited: Awaited, law: OneOf, shares: Words, request: bytes
+    sender: TransferSender, awaited: PendingLookup, law: SamplingRatio, shares: Words, request: bytes
 ) -> bytes:
     """The server's offer to silo 0's choices: κ ↦ β(i_u, κ)·a_u − y_u in the round of `awaited`."""
     sampled = law.sampled(awaited.part.indices[:, None], np.arange(law.places))

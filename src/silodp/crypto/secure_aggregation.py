@@ -102,7 +102,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RoundAttempt:
     """One try to add up the values of `roster`, all of whom must then open it.
 
     `release` counts the noisy values of a round: it grows when someone may have opened the one before. `request` is the
@@ -123,7 +123,7 @@ class Attempt:
         return self.round, self.attempt, self.release, roster, self.purpose, self.request
 
 
-def pair_masked(value: V, group: Group[V], session: Session, attempt: Attempt) -> V:
+def pair_masked(value: V, group: Group[V], session: Session, attempt: RoundAttempt) -> V:
     """The value under pair masks alone, for what is sent once in a session by all of its silos."""
     for peer in attempt.roster:
         if peer != session.name:
@@ -132,7 +132,7 @@ def pair_masked(value: V, group: Group[V], session: Session, attempt: Attempt) -
     return value
 
 
-def masked(value: V, group: Group[V], session: Session, attempt: Attempt, *seal: str | int) -> V:
+def masked(value: V, group: Group[V], session: Session, attempt: RoundAttempt, *seal: str | int) -> V:
     """The value under pair masks and this silo's seal: uniform to whoever lacks a silo's keys.
 
     `seal`: what the seal is derived for beside the attempt, and must be opened for.

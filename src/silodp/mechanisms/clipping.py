@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError, check_real
-from silodp.mechanisms.noise import gaussian
+from silodp.mechanisms.noise import draw_gaussian
 
 _SLICE = 1 << 18  # numbers turned into double precision at once: what a processor's cache holds
 _SLICE_OF_A_GPU = 1 << 26
@@ -65,12 +65,12 @@ class Bounds:
     sensitivity: float
     noise_multiplier: float
     total: float
-    least: float = 1.0
+    min_clip_ratio: float = 1.0
     spread_over: int = 1
 
 
 @dataclass(frozen=True)
-class ClippedStream:
+class ClippedRowStream:
     """What a silo is about to add up: clipped rows, chunk by chunk, neither weighted nor noised yet.
 
     How they are added (in clear, masked, weighted privately) is the aggregator's choice, not the method's.
@@ -89,7 +89,7 @@ class ClippedStream:
 
 
 @dataclass(frozen=True)
-class Finished:
+class LocallyNoisedUpdate:
     """An update (d,) float64 to which nothing is added: its noise is inside already, or there is no privacy.
 
     memory: what the silo keeps for its next round (`SiloWork.memory`), durably, before its answer is stored.
@@ -101,7 +101,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Stepwise:
+class MultiStepUpdate:
     """Sums that a silo takes one after another, each where the noisy sums before have led it.
 
     Attributes:
@@ -112,11 +112,11 @@ class Stepwise:
         bounds: what holds for the sum over all steps; its noise multiplier is that of all steps together.
     """
 
-    steps: Generator[ClippedStream, Tensor, None]
+    steps: Generator[ClippedRowStream, Tensor, None]
     size: int
     bounds: Bounds
 
-    def play(self, release: Callable[[ClippedStream], Tensor]) -> None:
+    def play(self, release: Callable[[ClippedRowStream], Tensor]) -> None:
         """Run all steps; `release` adds one up, with its noise, and says what became of it."""
         try:
             stream = next(self.steps)
@@ -126,7 +126,7 @@ class Stepwise:
             return
 
 
-Update = ClippedStream | Stepwise | Finished
+Update = ClippedRowStream | MultiStepUpdate | LocallyNoisedUpdate
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class ClippedSum:
     def release(self, noise_multiplier: float, stream: np.random.Generator) -> Share:
         """Add N(0, (noise_multiplier·sensitivity)²) to every coordinate, once."""
         std = noise_multiplier * self.sensitivity
-        return Share(self.value + gaussian(self.value.numel(), std, stream), std, self.refused)
+        return Share(self.value + draw_gaussian(self.value.numel(), std, stream), std, self.refused)
 
 
 def check_clip(clip: float) -> None:
@@ -180,7 +180,7 @@ def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = No
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
 
 
-def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
+def weighted_sum(stream: ClippedRowStream, weights: Tensor | None = None) -> ClippedSum:
     """Σ over all rows of weight·factor·row, in double precision.
 
     Single precision would round a sum of 10⁵ rows by more than one row is worth, and small factors to nothing.
@@ -203,12 +203,12 @@ def fold(stream: ClippedStream, weights: Tensor | None = None) -> ClippedSum:
         coefficients = chunk.factors
         if stream.weighted and weights is not None:
             coefficients = coefficients * weights[chunk.owners.to(weights.device)].to(coefficients.device)
-        value += added(chunk, coefficients)
+        value += sum_rows(chunk, coefficients)
         refused += chunk.refused
     return ClippedSum(value, stream.bounds.sensitivity, refused)
 
 
-def added(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
+def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
     """Σ coefficient·row (d,) in double precision, on the CPU; rows that are not finite are left out."""
     finite = chunk.factors > 0
     rows = chunk.rows
@@ -226,15 +226,15 @@ def rows_at_once(rows: Tensor) -> int:
     return max(1, (_SLICE if rows.device.type == "cpu" else _SLICE_OF_A_GPU) // max(1, rows.shape[1]))
 
 
-def release(update: ClippedStream | Stepwise, weights: Tensor, noise: np.random.Generator) -> Share:
+def release(update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator) -> Share:
     """Add up, in floating point, and add this silo's share of Gaussian noise, once; step by step if need be."""
-    if isinstance(update, ClippedStream):
-        return fold(update, weights).release(update.bounds.noise_multiplier, noise)
+    if isinstance(update, ClippedRowStream):
+        return weighted_sum(update, weights).release(update.bounds.noise_multiplier, noise)
     shares: list[Share] = []
     whole = torch.zeros(update.size, dtype=torch.float64)
 
-    def step(stream: ClippedStream) -> Tensor:
-        share = fold(stream, weights).release(stream.bounds.noise_multiplier, noise)
+    def step(stream: ClippedRowStream) -> Tensor:
+        share = weighted_sum(stream, weights).release(stream.bounds.noise_multiplier, noise)
         whole.add_(share.value)
         shares.append(Share(whole, share.noise_std, share.refused))
         return share.value

@@ -71,7 +71,7 @@ class Randomness:
         ).digest()
 
 
-def gaussian(size: int, std: float, stream: np.random.Generator) -> torch.Tensor:
+def draw_gaussian(size: int, std: float, stream: np.random.Generator) -> torch.Tensor:
     """`size` independent draws of N(0, std²) in float64; `std` in the units of what it will be added to."""
     return torch.from_numpy(stream.standard_normal(size) * std)
 
@@ -80,7 +80,7 @@ MOST_SKELLAM_VARIANCE = 1e12
 """Above it the sampler of Poisson variables is no longer exact."""
 
 
-def skellam(size: int, variance: float, stream: np.random.Generator) -> NDArray[np.int64]:
+def draw_skellam(size: int, variance: float, stream: np.random.Generator) -> NDArray[np.int64]:
     """`size` independent draws of Poisson(V/2) - Poisson(V/2): integers of mean 0 and this variance V.
 
     A sum of such draws of variances V_s is one draw of variance Σ V_s, which is why silos can each add a share.

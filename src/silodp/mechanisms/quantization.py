@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedStream, Stepwise, rows_at_once
-from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, skellam
+from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, MultiStepUpdate, rows_at_once
+from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
 
 Integers = NDArray[np.int64]
 
@@ -27,14 +27,14 @@ _TAIL = 12.0  # standard deviations of noise the ring has room for: beyond with 
 
 
 @dataclass(frozen=True)
-class Grid:
+class Quantizer:
     """`units` grid steps to the clip; both public."""
 
     clip: float
     units: int
 
     @classmethod
-    def for_(cls, bounds: Bounds, units: int | None = None) -> Grid:
+    def for_(cls, bounds: Bounds, units: int | None = None) -> Quantizer:
         """The finest grid, a power of two, whose noise the sampler can draw; or the given one, if it can be drawn.
 
         Raises:
@@ -91,7 +91,7 @@ class Grid:
         most = share * (self.units * chunk.clip / self.clip * (1 - 1e-13))
         return whole, torch.linalg.vecdot(whole, whole).sqrt() <= most
 
-    def fold(self, stream: ClippedStream, weights: Tensor) -> IntegerSum:
+    def fold(self, stream: ClippedRowStream, weights: Tensor) -> IntegerSum:
         """Σ of the truncated, weighted rows (d,), exactly."""
         value = np.zeros(stream.size, np.int64)
         refused = 0
@@ -112,15 +112,15 @@ class Grid:
         return IntegerSum(value, self, stream.bounds, refused)
 
     def release(
-        self, update: ClippedStream | Stepwise, weights: Tensor, noise: np.random.Generator
+        self, update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator
     ) -> IntegerShare:
         """Add up, in integers, and add this silo's share of Skellam noise, once; step by step if need be."""
-        if isinstance(update, ClippedStream):
+        if isinstance(update, ClippedRowStream):
             return self.fold(update, weights).release(noise)
         shares: list[IntegerShare] = []
         whole = np.zeros(update.size, np.int64)
 
-        def step(stream: ClippedStream) -> Tensor:
+        def step(stream: ClippedRowStream) -> Tensor:
             share = self.fold(stream, weights).release(noise)
             np.add(whole, share.value, out=whole)
             shares.append(IntegerShare(whole, share.noise_std, share.refused))
@@ -135,7 +135,7 @@ class IntegerSum:
     """Σ of truncated rows (d,) in grid steps."""
 
     value: Integers = field(repr=False)
-    grid: Grid
+    grid: Quantizer
     bounds: Bounds
     refused: int = 0
 
@@ -143,7 +143,7 @@ class IntegerSum:
         """Add this silo's share of Skellam noise to every coordinate, once."""
         variance = noise_variance(self.bounds, self.grid)
         return IntegerShare(
-            self.value + skellam(self.value.size, variance, stream), math.sqrt(variance), self.refused
+            self.value + draw_skellam(self.value.size, variance, stream), math.sqrt(variance), self.refused
         )
 
 
@@ -156,12 +156,12 @@ class IntegerShare:
     refused: int = 0
 
 
-def noise_variance(bounds: Bounds, grid: Grid) -> float:
+def noise_variance(bounds: Bounds, grid: Quantizer) -> float:
     """Of one silo's share of noise, in squared grid steps."""
     return (bounds.noise_multiplier * bounds.sensitivity / bounds.clip * grid.units) ** 2
 
 
-def ring_bits(bounds: Bounds, grid: Grid, silos: int) -> int:
+def ring_bits(bounds: Bounds, grid: Quantizer, silos: int) -> int:
     """32 or 64: the modulus 2^b beyond twice the largest sum over silos, noise included.
 
     Raises:

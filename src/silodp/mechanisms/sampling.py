@@ -18,7 +18,7 @@ def check_probability(name: str, q: float) -> None:
         )
 
 
-def poisson(count: int, q: float | np.ndarray, stream: np.random.Generator) -> np.ndarray:
+def draw_poisson_sample(count: int, q: float | np.ndarray, stream: np.random.Generator) -> np.ndarray:
     """Who is in the sample: (count,) bool, each True with probability q (to within 2⁻⁵³) independently.
 
     q: one probability for all, or (count,) everyone's own.

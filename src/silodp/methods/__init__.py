@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from silodp.methods.base import Method, Population, SiloWork
+from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.ddp.method import Ddp
 from silodp.methods.fedavg import Default
 from silodp.methods.group import UldpGroup
@@ -12,7 +12,7 @@ from silodp.methods.rpdp.baselines import RpdpDropout, RpdpMinimum
 from silodp.methods.rpdp.method import Rpdp
 from silodp.methods.rpdp.renyi_filter import RpdpFilter
 from silodp.methods.uldp import UldpAvg, UldpSgd
-from silodp.methods.user_budgets import Personal
+from silodp.methods.user_budgets import UserBudgets
 
 METHODS: dict[str, Callable[..., Any]] = {
     "default": Default,
@@ -31,16 +31,16 @@ __all__ = [
     "METHODS",
     "Ddp",
     "Default",
+    "LocalContext",
     "Method",
-    "Personal",
     "Population",
     "Rpdp",
     "RpdpDropout",
     "RpdpFilter",
     "RpdpMinimum",
-    "SiloWork",
     "UldpAvg",
     "UldpGroup",
     "UldpNaive",
     "UldpSgd",
+    "UserBudgets",
 ]

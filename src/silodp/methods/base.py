@@ -43,7 +43,7 @@ class Population:
 
 
 @dataclass(frozen=True)
-class SiloWork:
+class LocalContext:
     """All that a silo's part of one round depends on.
 
     params (d,): the global model. x (n, ...), y (n, ...), user (n,): the records admitted to training.
@@ -67,7 +67,7 @@ class SiloWork:
     round: int = 0
 
 
-Costs = Mapping[Adversary, Sequence[tuple[View, Event]]]
+EventsBySurvivors = Mapping[Adversary, Sequence[tuple[View, Event]]]
 """For every number of silos that may answer a round: its view, and what it costs with the noise that is drawn."""
 
 
@@ -107,7 +107,7 @@ class Method(Protocol):
     ) -> np.ndarray | None:
         """(S, U): the weight of each person in each silo, or how many of her records it may use; None: everything."""
 
-    def admit(
+    def select_records(
         self,
         user: np.ndarray,
         allotment: np.ndarray | None,
@@ -150,7 +150,7 @@ class Method(Protocol):
             silo sees its own part only: that parts add to at most 1 over all silos it cannot check.
         """
 
-    def silo_update(self, work: SiloWork) -> Update:
+    def silo_update(self, work: LocalContext) -> Update:
         """Train and clip; the aggregator weights with the allotments, sums, and adds this silo's share of noise."""
 
     def bounds(self, population: Population) -> Bounds | None:
@@ -163,13 +163,13 @@ class Method(Protocol):
         """What one round costs against one adversary; where units have budgets of their own, any of them at most."""
 
     @property
-    def most_rounds(self) -> int | None:
+    def max_rounds(self) -> int | None:
         """The rounds that units' own budgets are for, each released once; None: no limit."""
 
-    def calibrated(self, costs: Costs, population: Population, delta: float) -> Self:
+    def calibrated(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
         """With what units' own budgets allow, found from what a round costs; the same method where they have none."""
 
-    def of_largest(self, event: Event, view: View) -> Event:
+    def event_for_largest_budget(self, event: Event, view: View) -> Event:
         """What a round that costs any unit `event` at most costs the unit with the largest budget."""
 
     def groups(
@@ -199,11 +199,11 @@ class Method(Protocol):
         """Refuse, before anything runs, a federation that the method cannot train on, and rounds and δ not its own."""
 
     @property
-    def claimed(self) -> Method | None:
+    def paper_claim(self) -> Method | None:
         """The same method with the `dp_event` that its paper claims and nobody has proven; None: no such claim."""
 
 
-class Common:
+class BaseMethod:
     """What holds for most methods."""
 
     def allotments(
@@ -212,7 +212,7 @@ class Common:
         """Everything counts as it is."""
         return None
 
-    def admit(
+    def select_records(
         self,
         user: np.ndarray,
         allotment: np.ndarray | None,
@@ -248,15 +248,15 @@ class Common:
         return "this method does not have"
 
     @property
-    def most_rounds(self) -> int | None:
+    def max_rounds(self) -> int | None:
         """No limit."""
         return None
 
-    def calibrated(self, costs: Costs, population: Population, delta: float) -> Self:
+    def calibrated(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
         """Nobody has a budget of her own."""
         return self
 
-    def of_largest(self, event: Event, view: View) -> Event:
+    def event_for_largest_budget(self, event: Event, view: View) -> Event:
         """The same for every unit."""
         return event
 
@@ -286,7 +286,7 @@ class Common:
         """Any will do."""
 
     @property
-    def claimed(self) -> Method | None:
+    def paper_claim(self) -> Method | None:
         """Nothing is claimed that is not proven."""
         return None
 

@@ -15,14 +15,14 @@ from silodp.errors import SilodpError, check_real, check_whole
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
-    ClippedStream,
-    Finished,
+    ClippedRowStream,
+    LocallyNoisedUpdate,
     check_clip,
     clip_rows,
-    fold,
+    weighted_sum,
 )
-from silodp.mechanisms.sampling import poisson
-from silodp.methods.base import SiloWork, check_noise_multiplier
+from silodp.mechanisms.sampling import draw_poisson_sample
+from silodp.methods.base import LocalContext, check_noise_multiplier
 from silodp.training.sgd.records import RecordGradients
 
 Optimizer = Literal["sgd", "adam"]
@@ -75,7 +75,9 @@ class DpSgd:
         """Of one step. As many records as there are may be drawn: no public constant bounds what it adds up to."""
         return Bounds(self.clip, self.clip, self.noise_multiplier, total=math.inf)
 
-    def train(self, work: SiloWork, rates: float | np.ndarray, keep: Keep | None = None) -> Finished:
+    def train(
+        self, work: LocalContext, rates: float | np.ndarray, keep: Keep | None = None
+    ) -> LocallyNoisedUpdate:
         """`local_steps` steps from the global model; the update is local minus start, and its noise is inside.
 
         rates: the probability with which each record is drawn into each step's batch, one or (n,). keep: see `Keep`.
@@ -89,13 +91,13 @@ class DpSgd:
         step_of = _STEPS[self.optimizer](self.local_learning_rate)
         refused = 0
         for _ in range(self.local_steps):
-            batch = torch.from_numpy(np.flatnonzero(poisson(len(work.user), rates, batches)))
+            batch = torch.from_numpy(np.flatnonzero(draw_poisson_sample(len(work.user), rates, batches)))
             clipped = self._clipped(gradients, params, batch, keep)
-            step = ClippedStream(clipped, work.task.size, self.bounds, weighted=False)
-            noisy = fold(step).release(self.noise_multiplier, noise)
+            step = ClippedRowStream(clipped, work.task.size, self.bounds, weighted=False)
+            noisy = weighted_sum(step).release(self.noise_multiplier, noise)
             params -= step_of(noisy.value, self.expected_batch_size).to(params)
             refused += noisy.refused
-        return Finished((params - work.params).double().cpu(), refused)
+        return LocallyNoisedUpdate((params - work.params).double().cpu(), refused)
 
     def _clipped(
         self, gradients: RecordGradients, params: Tensor, batch: Tensor, keep: Keep | None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from silodp.accounting.events import Event, NoGuarantee
+from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Unit, View
-from silodp.mechanisms.clipping import Finished
-from silodp.methods.base import Common, Population, SiloWork, check_local, check_server
+from silodp.mechanisms.clipping import LocallyNoisedUpdate
+from silodp.methods.base import BaseMethod, LocalContext, Population, check_local, check_server
 from silodp.training.sgd.local import LocalTraining, silo_update
 
 
 @dataclass(frozen=True)
-class Default(Common):
+class Default(BaseMethod):
     """FedAvg with two-sided learning rates: each silo trains on all its records (ULDP-FL, DEFAULT)."""
 
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
@@ -29,12 +29,12 @@ class Default(Common):
         check_local(self.local)
         check_server(self.server_learning_rate, self.server_momentum)
 
-    def silo_update(self, work: SiloWork) -> Finished:
+    def silo_update(self, work: LocalContext) -> LocallyNoisedUpdate:
         """The silo's own SGD, as it is."""
         delta = silo_update(
             work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches")
         ).double()
-        return Finished(delta.cpu())
+        return LocallyNoisedUpdate(delta.cpu())
 
     def bounds(self, population: Population) -> None:
         """The update is finished in the silo."""
@@ -45,4 +45,4 @@ class Default(Common):
 
     def dp_event(self, view: View) -> Event:
         """No privacy."""
-        return NoGuarantee("the method 'default' adds no noise")
+        return NonPrivate("the method 'default' adds no noise")

@@ -7,19 +7,19 @@ from numbers import Integral
 
 import numpy as np
 
-from silodp.accounting.events import Event, Gaussian, Group, NoGuarantee, PoissonSampled, Repeated
+from silodp.accounting.events import Event, Gaussian, Group, NonPrivate, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import Unit, View
 from silodp.errors import SilodpError, check_real
-from silodp.mechanisms.clipping import Finished
+from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.sampling import check_probability
-from silodp.methods.base import Common, Population, SiloWork, check_server
+from silodp.methods.base import BaseMethod, LocalContext, Population, check_server
 from silodp.methods.dp_sgd import DpSgd
 
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
 
 
 @dataclass(frozen=True)
-class UldpGroup(Common):
+class UldpGroup(BaseMethod):
     """Each silo runs `local_steps` of DP-SGD (Poisson rate γ, per-record clip C, noise σC) on ≤ k records per person.
 
     ULDP-FL, Algorithm 2, corrected as in docs/privacy.md, section 4, G. `expected_batch_size` is a public constant that
@@ -95,7 +95,7 @@ class UldpGroup(Common):
         within = (allotment >= 0) & (allotment <= np.minimum(counts, self.group_size))
         return None if within.all() else f"is not 0 to {self.group_size} of each person's records here"
 
-    def admit(
+    def select_records(
         self,
         user: np.ndarray,
         allotment: np.ndarray | None,
@@ -119,7 +119,7 @@ class UldpGroup(Common):
     def sample(self, population: Population, stream: np.random.Generator) -> None:
         """Records are sampled inside DP-SGD, persons are not."""
 
-    def silo_update(self, work: SiloWork) -> Finished:
+    def silo_update(self, work: LocalContext) -> LocallyNoisedUpdate:
         """DP-SGD (Abadi et al. 2016, Algorithm 1); the noise is inside, and local states are not released."""
         return self._dp_sgd.train(work, self.record_sampling)
 
@@ -133,6 +133,6 @@ class UldpGroup(Common):
     def dp_event(self, view: View) -> Event:
         """Only local noise counts, whoever looks: released = server = silo."""
         if self.noise_multiplier == 0:
-            return NoGuarantee("noise_multiplier is 0")
+            return NonPrivate("noise_multiplier is 0")
         step = PoissonSampled(self.record_sampling, Gaussian(self.noise_multiplier))
-        return Repeated(Group(self.group_size, step), self.local_steps)
+        return SelfComposed(Group(self.group_size, step), self.local_steps)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from silodp.accounting.accountant import Accountant, epsilon
-from silodp.accounting.events import Gaussian, PoissonSampled, Repeated
+from silodp.accounting.accountant import Accountant, compute_epsilon
+from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import NOT_COVERED, Guarantee
 from silodp.errors import SilodpError, check_whole, counted
 from silodp.mechanisms.sampling import check_probability
@@ -133,7 +133,7 @@ def _together(noise: Sequence[float], unknown: int) -> float:
 def _spent(sigma: float, steps: int, q: float, delta: float, accountant: Accountant) -> float | None:
     if sigma == 0:
         return None
-    found = epsilon([(Repeated(PoissonSampled(q, Gaussian(sigma)), steps), 1)], delta, accountant)
+    found = compute_epsilon([(SelfComposed(PoissonSampled(q, Gaussian(sigma)), steps), 1)], delta, accountant)
     return found if math.isfinite(found) else None
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from silodp.accounting.events import Event, Gaussian, NoGuarantee
+from silodp.accounting.events import Event, Gaussian, NonPrivate
 from silodp.accounting.guarantee import Unit, View
-from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream, check_clip, clip_rows
 from silodp.methods.base import (
-    Common,
+    BaseMethod,
+    LocalContext,
     Population,
-    SiloWork,
     check_local,
     check_noise_multiplier,
     check_server,
@@ -22,7 +22,7 @@ from silodp.training.sgd.local import LocalTraining, silo_update
 
 
 @dataclass(frozen=True)
-class UldpNaive(Common):
+class UldpNaive(BaseMethod):
     """Each silo trains on all its records and clips its update to C (ULDP-FL, Algorithm 1, corrected).
 
     Emptying one person moves a silo's clipped update to another point of the same ball: by up to 2C, not C as in the
@@ -48,13 +48,13 @@ class UldpNaive(Common):
         check_local(self.local)
         check_server(self.server_learning_rate, self.server_momentum)
 
-    def silo_update(self, work: SiloWork) -> ClippedStream:
+    def silo_update(self, work: LocalContext) -> ClippedRowStream:
         """clip_C(Q epochs of SGD on all records), which one person can move by 2C."""
         delta = silo_update(
             work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches")
         )
         row = clip_rows(torch.zeros(1, dtype=torch.int64), delta[None], self.clip)
-        return ClippedStream([row], work.task.size, self.bounds(work.population), weighted=False)
+        return ClippedRowStream([row], work.task.size, self.bounds(work.population), weighted=False)
 
     def bounds(self, population: Population) -> Bounds:
         """One person moves every silo's update by up to 2C."""
@@ -81,7 +81,7 @@ class UldpNaive(Common):
         # Colluding silos may have dropped out of the sum, and still see the models.
         seen = min(view.n, view.silos - view.colluding) if view.adversary == "silo" else view.n
         if self.noise_multiplier == 0:
-            return NoGuarantee("noise_multiplier is 0")
+            return NonPrivate("noise_multiplier is 0")
         if seen < 1:
-            return NoGuarantee("no silo is left whose noise the colluding silos do not know")
+            return NonPrivate("no silo is left whose noise the colluding silos do not know")
         return Gaussian(self.share_multiplier(view.silos) / math.sqrt(seen))

@@ -8,10 +8,10 @@ import numpy as np
 
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_real, counted
-from silodp.methods.base import SiloWork
+from silodp.methods.base import LocalContext
 
 
-def own_budgets(name: str, work: SiloWork) -> np.ndarray:
+def require_record_budgets(name: str, work: LocalContext) -> np.ndarray:
     """(n,) the budgets of a silo's records; refused where there are none."""
     if work.budget is None:
         raise without_budgets(name)

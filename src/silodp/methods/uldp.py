@@ -15,32 +15,32 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.events import (
     Event,
     Gaussian,
-    KnownSample,
-    NoGuarantee,
+    NonPrivate,
     PoissonSampled,
+    RevealedSample,
     SampledReplacement,
 )
 from silodp.accounting.guarantee import Unit, View
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedStream, check_clip, clip_rows
-from silodp.mechanisms.sampling import check_probability, poisson
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream, check_clip, clip_rows
+from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
 from silodp.methods import weighting
 from silodp.methods.base import (
-    Common,
-    Costs,
+    BaseMethod,
+    EventsBySurvivors,
+    LocalContext,
     Population,
-    SiloWork,
     check_local,
     check_noise_multiplier,
     check_server,
 )
-from silodp.methods.user_budgets import Allowances, Personal
+from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.training.sgd.local import LocalTraining, user_updates
 
 
 @dataclass(frozen=True)
-class UldpAvg(Common):
+class UldpAvg(BaseMethod):
     """Δ_s = Σ_u w[s,u]·clip_C(local training on u's records in s) + N(0, (σC/√S)²) (ULDP-FL, Algorithms 3 and 4).
 
     The sum over silos has sensitivity C, because Σ_s w[s,u] ≤ 1, and noise σC; `noise_multiplier` is σ.
@@ -55,13 +55,13 @@ class UldpAvg(Common):
     user_sampling: float = 1.0
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
-    personal: Personal | None = None
+    personal: UserBudgets | None = None
 
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
     clips_records: bool = field(default=False, init=False, repr=False)
     # Found from the constants above and the run's (`calibrated`); what is replaced begins without.
-    allowances: Allowances | None = field(default=None, init=False, repr=False, compare=False)
+    allowances: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -75,9 +75,9 @@ class UldpAvg(Common):
                 code="argument.value",
                 field="weighting",
             )
-        if self.personal is not None and not isinstance(self.personal, Personal):
+        if self.personal is not None and not isinstance(self.personal, UserBudgets):
             raise SilodpError(
-                f"personal is a {type(self.personal).__name__}: set a Personal(by=..., rounds=...), or None.",
+                f"personal is a {type(self.personal).__name__}: set a UserBudgets(by=..., rounds=...), or None.",
                 code="argument.type",
                 field="personal",
             )
@@ -99,7 +99,7 @@ class UldpAvg(Common):
         return () if self.personal is None else self.personal.assumptions
 
     @property
-    def most_rounds(self) -> int | None:
+    def max_rounds(self) -> int | None:
         """The rounds that persons' budgets are for."""
         return None if self.personal is None else self.personal.rounds
 
@@ -122,7 +122,7 @@ class UldpAvg(Common):
                 field="rounds",
             )
 
-    def calibrated(self, costs: Costs, population: Population, delta: float) -> Self:
+    def calibrated(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
         """Knowing everyone's q_u or C_u."""
         if self.personal is None:
             return self
@@ -132,14 +132,14 @@ class UldpAvg(Common):
         }
         method = replace(self)
         own = None if population.budgets is None else np.array(population.budgets)
-        object.__setattr__(method, "allowances", Allowances.of(self.personal, cases, own, delta))
+        object.__setattr__(method, "allowances", BudgetCalibration.of(self.personal, cases, own, delta))
         return method
 
-    def of_largest(self, event: Event, view: View) -> Event:
+    def event_for_largest_budget(self, event: Event, view: View) -> Event:
         """With the q_u or C_u of a person with the largest budget."""
         if self.allowances is None:
             return event
-        return self.allowances.of_largest(event, self.dp_event(view), view)
+        return self.allowances.event_for_largest_budget(event, self.dp_event(view), view)
 
     def _own(self, population: Population) -> np.ndarray:
         if self.allowances is None or population.budgets is None:
@@ -160,13 +160,13 @@ class UldpAvg(Common):
     ) -> np.ndarray:
         """w[s,u]."""
         if self.weighting == "uniform":
-            return weighting.uniform(population.silos, population.users)
+            return weighting.weigh_uniformly(population.silos, population.users)
         if counts is None:
             raise SilodpError(
                 "weighting = 'records' needs the record counts of every silo: none were given.",
                 code="method.not_set_up",
             )
-        return weighting.records(counts)
+        return weighting.weigh_by_records(counts)
 
     @property
     def draws_users(self) -> bool:
@@ -183,7 +183,7 @@ class UldpAvg(Common):
     ) -> str | None:
         """Uniform weights are 1/S, and weights by records at most 1 where there are records, 0 elsewhere."""
         if self.weighting == "uniform":
-            due = weighting.uniform(population.silos, population.users)[silo]
+            due = weighting.weigh_uniformly(population.silos, population.users)[silo]
             return None if np.array_equal(allotment, due) else f"is not 1/{population.silos} for every person"
         if not ((allotment >= 0) & (allotment <= 1)).all():
             return "is not between 0 and 1 for every person"
@@ -192,10 +192,14 @@ class UldpAvg(Common):
     def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
         """One coin per person and round."""
         if self._own_rates:
-            return poisson(population.users, self._own(population), stream)
-        return None if self.user_sampling == 1 else poisson(population.users, self.user_sampling, stream)
+            return draw_poisson_sample(population.users, self._own(population), stream)
+        return (
+            None
+            if self.user_sampling == 1
+            else draw_poisson_sample(population.users, self.user_sampling, stream)
+        )
 
-    def silo_update(self, work: SiloWork) -> ClippedStream:
+    def silo_update(self, work: LocalContext) -> ClippedRowStream:
         """clip_C(Δ[s,u]) for every u, or to her own clip; people of weight or clip 0 this round are not trained."""
         present = work.allotment[work.user] > 0
         own: Tensor | None = None
@@ -215,7 +219,7 @@ class UldpAvg(Common):
             clip_rows(users, delta, self.clip, None if own is None else own[users.to(own.device)])
             for users, delta in deltas
         )
-        return ClippedStream(rows, work.task.size, self.bounds(work.population), weighted=True)
+        return ClippedRowStream(rows, work.task.size, self.bounds(work.population), weighted=True)
 
     def bounds(self, population: Population) -> Bounds:
         """A person's rows, weighted, add to at most C over all silos."""
@@ -239,9 +243,9 @@ class UldpAvg(Common):
         With per-user budgets it is the event of a person who is always in, with the whole clip.
         """
         if self.noise_multiplier == 0:
-            return NoGuarantee("noise_multiplier is 0")
+            return NonPrivate("noise_multiplier is 0")
         if view.counts_disclosed and self.needs_counts:
-            return NoGuarantee(
+            return NonPrivate(
                 "counts disclosed: weighting by records in clear shows it each person's record counts"
             )
         share = self.share_multiplier(view.m)
@@ -249,7 +253,7 @@ class UldpAvg(Common):
         if view.adversary == "silo":
             others = view.n - view.colluding
             if others < 1:
-                return NoGuarantee("no silo is left whose noise the colluding silos do not know")
+                return NonPrivate("no silo is left whose noise the colluding silos do not know")
             if uniform:
                 # What they do not know moves by others/S at most; costliest if they are not in the sum themselves.
                 others = min(view.n, view.silos - view.colluding)
@@ -271,7 +275,7 @@ class UldpAvg(Common):
             seen = Gaussian(share * math.sqrt(view.n) / reach)
         if self.user_sampling == 1:
             return seen
-        sampled = KnownSample if view.knows_sample else PoissonSampled
+        sampled = RevealedSample if view.knows_sample else PoissonSampled
         return sampled(self.user_sampling, seen)
 
     def groups(
@@ -283,7 +287,7 @@ class UldpAvg(Common):
         delta: float,
         accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
-        """One entry for each budget that persons have (see `Allowances.groups`)."""
+        """One entry for each budget that persons have (see `BudgetCalibration.groups`)."""
         if self.allowances is None:
             return ()
         return self.allowances.groups(view.adversary, np.concatenate(budgets), rounds, delta, accountant)

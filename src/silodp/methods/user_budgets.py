@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, check_accountant, epsilon, usual_accountant
-from silodp.accounting.budget_curve import Curve, told_apart
+from silodp.accounting.accountant import Accountant, check_accountant, compute_epsilon, default_accountant
+from silodp.accounting.budget_curve import EpsilonCurve, group_budgets
 from silodp.accounting.events import (
     Event,
     Gaussian,
-    KnownSample,
-    NoGuarantee,
+    NonPrivate,
     PoissonSampled,
+    RevealedSample,
     SampledReplacement,
     Skellam,
-    costliest,
-    nested,
+    costliest_event,
+    list_nested,
 )
 from silodp.accounting.guarantee import TECHNICAL, Adversary, View
 from silodp.errors import SilodpError, check_real, check_whole, counted
@@ -33,7 +33,7 @@ _STEP = 0.01  # of ln(rate or clip), between points of the curve
 
 
 @dataclass(frozen=True)
-class Personal:
+class UserBudgets:
     """How persons' budgets are met: public constants.
 
     Attributes:
@@ -54,6 +54,11 @@ class Personal:
     adversary: Adversary = "server"
     mean_sampling: float | None = None
     accountant: Accountant | None = None
+
+    def __repr__(self) -> str:
+        # Ledgers and guarantees store this text: it never changes, whatever the class is called.
+        given = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
+        return f"Personal({given})"
 
     def __post_init__(self) -> None:
         for name, kind in (("by", By), ("adversary", Adversary)):
@@ -100,7 +105,7 @@ class Personal:
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullParticipationCost:
     """What a round costs, against one adversary, a person who is always in it with the whole clip.
 
     event: with the noise that is drawn. extra: how much further than in real numbers she moves the integers, in clips;
@@ -112,16 +117,20 @@ class Whole:
     knows_sample: bool
 
     @classmethod
-    def of(cls, event: Event, exact: Event, view: View) -> Whole:
+    def of(cls, event: Event, exact: Event, view: View) -> FullParticipationCost:
         """`exact`: the same release in real numbers, as the method has it."""
-        extra = 0.0 if isinstance(event, NoGuarantee) else max(0.0, _noise(exact) / _noise(event) - 1)
+        extra = 0.0 if isinstance(event, NonPrivate) else max(0.0, _noise(exact) / _noise(event) - 1)
         return cls(event, extra, view.knows_sample)
 
     def at(self, by: By, parameter: float) -> Event:
         """What it costs one with q_u, or c_u, in [0, 1]."""
-        if isinstance(self.event, NoGuarantee):
+        if isinstance(self.event, NonPrivate):
             return self.event
-        return self._sampled(parameter) if by == "sampling" else _shrunk(self.event, self.extra, parameter)
+        return (
+            self._sampled(parameter)
+            if by == "sampling"
+            else _with_smaller_clip(self.event, self.extra, parameter)
+        )
 
     def _sampled(self, q: float) -> Event:
         if isinstance(self.event, SampledReplacement) and self.event.sampling_probability == 1:
@@ -132,33 +141,33 @@ class Whole:
                 code="argument.conflict",
                 field="user_sampling",
             )
-        return (KnownSample if self.knows_sample else PoissonSampled)(q, self.event)
+        return (RevealedSample if self.knows_sample else PoissonSampled)(q, self.event)
 
 
 def _noise(event: Event) -> float:
     """The multiplier of the one release that is in an event of this method."""
-    noise = [inner.noise_multiplier for inner in nested(event) if isinstance(inner, Gaussian | Skellam)]
+    noise = [inner.noise_multiplier for inner in list_nested(event) if isinstance(inner, Gaussian | Skellam)]
     return noise[-1]
 
 
-def _shrunk(event: Event, extra: float, part: float) -> Event:
+def _with_smaller_clip(event: Event, extra: float, part: float) -> Event:
     """The same release, of one whose rows have `part` of the clip.
 
     A release of integers costs more where she moves it by fewer steps at the same multiplier, so steps shrink as well.
     """
     match event:
-        case PoissonSampled(_, inner) | SampledReplacement(_, inner) | KnownSample(_, inner) if isinstance(
+        case PoissonSampled(_, inner) | SampledReplacement(_, inner) | RevealedSample(_, inner) if isinstance(
             inner, Gaussian | Skellam
         ):
-            return replace(event, event=_shrunk_release(inner, extra, part))
+            return replace(event, event=_release_with_smaller_clip(inner, extra, part))
         case Gaussian() | Skellam():
-            return _shrunk_release(event, extra, part)
+            return _release_with_smaller_clip(event, extra, part)
     raise SilodpError(
         f"no clip of one's own is known to the accountant in {event!r}.", code="accounting.unsupported"
     )
 
 
-def _shrunk_release(event: Gaussian | Skellam, extra: float, part: float) -> Gaussian | Skellam:
+def _release_with_smaller_clip(event: Gaussian | Skellam, extra: float, part: float) -> Gaussian | Skellam:
     if part == 0:
         return Gaussian(math.inf)
     moved = (part + extra) / (1 + extra)
@@ -168,25 +177,25 @@ def _shrunk_release(event: Gaussian | Skellam, extra: float, part: float) -> Gau
 
 
 @dataclass(frozen=True, eq=False)
-class Allowances:
+class BudgetCalibration:
     """Budgets to rates, or to clips: never more than the budget, met up to the curve's grid.
 
     Made of public constants alone, so that every party makes the same.
     """
 
-    personal: Personal
-    curve: Curve
+    personal: UserBudgets
+    curve: EpsilonCurve
     largest: float
-    wholes: Mapping[Adversary, Whole]
+    wholes: Mapping[Adversary, FullParticipationCost]
 
     @classmethod
     def of(
         cls,
-        personal: Personal,
+        personal: UserBudgets,
         costs: Mapping[Adversary, Sequence[tuple[View, Event, Event]]],
         budgets: np.ndarray | None,
         delta: float,
-    ) -> Allowances:
+    ) -> BudgetCalibration:
         """From what a round costs for every number of silos that may answer: (view, with the noise drawn, exact).
 
         `budgets` (U,), where they are known already, say where the curve needs points.
@@ -203,19 +212,19 @@ class Allowances:
             )
         wholes = {adversary: _costliest(cases) for adversary, cases in costs.items()}
         whole = wholes[personal.adversary]
-        if isinstance(whole.event, NoGuarantee):
+        if isinstance(whole.event, NonPrivate):
             raise SilodpError(
                 f"personal.adversary = '{personal.adversary}': no budget can be met against it "
                 f"({whole.event.reason}); name another adversary, or change that.",
                 code="accounting.no_guarantee",
                 field="personal.adversary",
             )
-        accountant = personal.accountant or usual_accountant([whole.event])
+        accountant = personal.accountant or default_accountant([whole.event])
         wanted = np.array([personal.largest_budget])
         if budgets is not None:
             wanted = np.unique(np.append(np.minimum(budgets, personal.largest_budget), wanted))
         curve = _curve(partial(whole.at, personal.by), personal.rounds, delta, accountant, wanted)
-        largest = float(curve.met_by(wanted[-1:])[0])
+        largest = float(curve.parameter_for(wanted[-1:])[0])
         if largest == 0:
             raise SilodpError(
                 f"personal.largest_budget = {personal.largest_budget:g} is met by no {_WHAT[personal.by]} in "
@@ -227,11 +236,11 @@ class Allowances:
 
     def parameters(self, budgets: np.ndarray) -> np.ndarray:
         """q_u, or c_u, (U,) float64 in [0, 1] for the budgets (U,); 0 where even the smallest costs more."""
-        return np.minimum(self.curve.met_by(budgets), self.largest)
+        return np.minimum(self.curve.parameter_for(budgets), self.largest)
 
-    def of_largest(self, event: Event, exact: Event, view: View) -> Event:
+    def event_for_largest_budget(self, event: Event, exact: Event, view: View) -> Event:
         """What a round costs a person with the largest budget, if it costs one who is wholly in it `event`."""
-        return Whole.of(event, exact, view).at(self.personal.by, self.largest)
+        return FullParticipationCost.of(event, exact, view).at(self.personal.by, self.largest)
 
     def groups(
         self, adversary: Adversary, budgets: np.ndarray, rounds: int, delta: float, accountant: Accountant
@@ -240,7 +249,7 @@ class Allowances:
 
         "planned" is ε after all rounds the budgets are for, "realized" after those that were played.
         """
-        distinct = told_apart(budgets)
+        distinct = group_budgets(budgets)
         place = np.searchsorted(distinct, budgets)
         entries = []
         for i, budget in enumerate(distinct.tolist()):
@@ -248,7 +257,7 @@ class Allowances:
             event = self.wholes[adversary].at(self.personal.by, own)
 
             def spent(count: int, event: Event = event) -> float | None:
-                found = epsilon([(event, count)], delta, accountant)
+                found = compute_epsilon([(event, count)], delta, accountant)
                 return found if math.isfinite(found) else None
 
             planned = spent(self.personal.rounds)
@@ -291,16 +300,16 @@ _ALL = {"sampling": "being in every round", "clip": "the whole clip"}
 
 def _curve(
     cost: Callable[[float], Event], rounds: int, delta: float, accountant: Accountant, budgets: np.ndarray
-) -> Curve:
+) -> EpsilonCurve:
     """From what meets the smallest of the budgets (ascending) to 1: few of them to 1e-3, many on steps of 1 %."""
-    first = Curve.of(cost, rounds, delta, accountant, least=_LEAST, budgets=budgets[:1])
-    start = max(_LEAST, float(first.met_by(budgets[:1])[0]))
+    first = EpsilonCurve.of(cost, rounds, delta, accountant, least=_LEAST, budgets=budgets[:1])
+    start = max(_LEAST, float(first.parameter_for(budgets[:1])[0]))
     points = 2 + math.ceil(math.log(1 / start) / _STEP)
-    return Curve.of(cost, rounds, delta, accountant, points, min(start, 0.5), budgets)
+    return EpsilonCurve.of(cost, rounds, delta, accountant, points, min(start, 0.5), budgets)
 
 
-def _costliest(cases: Sequence[tuple[View, Event, Event]]) -> Whole:
+def _costliest(cases: Sequence[tuple[View, Event, Event]]) -> FullParticipationCost:
     """Return what covers a round however many silos answer it."""
-    wholes = [Whole.of(event, exact, view) for view, event, exact in cases]
-    event = costliest([whole.event for whole in wholes])
-    return Whole(event, max(whole.extra for whole in wholes), wholes[0].knows_sample)
+    wholes = [FullParticipationCost.of(event, exact, view) for view, event, exact in cases]
+    event = costliest_event([whole.event for whole in wholes])
+    return FullParticipationCost(event, max(whole.extra for whole in wholes), wholes[0].knows_sample)

@@ -14,12 +14,12 @@ from silodp.errors import SilodpError
 Weighting = Literal["uniform", "records"]
 
 
-def uniform(silos: int, users: int) -> np.ndarray:
+def weigh_uniformly(silos: int, users: int) -> np.ndarray:
     """w[s,u] = 1/S, (S, U): needs to know nothing about anyone (ULDP-FL, Algorithm 3)."""
     return checked(np.full((silos, users), 1.0 / silos))
 
 
-def records(counts: np.ndarray) -> np.ndarray:
+def weigh_by_records(counts: np.ndarray) -> np.ndarray:
     """w[s,u] = n[s,u]/N[u], (S, U), 0 for a person without records (ULDP-FL, Eq. 3: "ULDP-AVG-w")."""
     totals = counts.sum(axis=0)
     return checked(counts / np.maximum(totals, 1))

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.budget_curve import Curve, two_stage_curve
-from silodp.accounting.events import Event, reason
-from silodp.accounting.guarantee import View, rounded_up
-from silodp.config.budgets import STANDING_IN, Preferences
+from silodp.accounting.budget_curve import EpsilonCurve, two_stage_curve
+from silodp.accounting.events import Event, reason_not_private
+from silodp.accounting.guarantee import View, format_rounded_up
+from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
 from silodp.config.construct import fields_of
 from silodp.data.budget_distributions import Budgets
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method, RpdpFilter, UldpAvg
 from silodp.methods.rpdp.method import TwoStageSampling
 from silodp.report.budget_plots import SamplingCurve, against_sampling, check_picture, save
-from silodp.report.guarantee_text import asked_in_brief
+from silodp.report.guarantee_text import format_requested
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the configured noise multiplier, for the picture."""
@@ -33,7 +33,7 @@ _MOST_LINES = 6
 
 def budgets_plan(
     method: Method,
-    own: Preferences | None,
+    own: BudgetDistribution | None,
     view: View,
     rounds: int,
     delta: float,
@@ -47,8 +47,8 @@ def budgets_plan(
     """
     if own is None or not (isinstance(method, TwoStageSampling | RpdpFilter | UldpAvg)):
         return None
-    budgets = own.drawn(users if own.unit == "user" else STANDING_IN)
-    unreachable = out_of_reach(method, budgets)
+    budgets = own.drawn(users if own.unit == "user" else REPRESENTATIVE_RECORDS)
+    unreachable = count_infeasible(method, budgets)
     if unreachable is None:
         return None
     entries = method.groups(view, [budgets], np.array([rounds]), rounds, delta, accountant)
@@ -70,12 +70,14 @@ def _level(entry: Mapping[str, Any], units: int) -> dict[str, Any]:
     return {**kept, "share": entry["units"] / units, "epsilon": finite}
 
 
-def out_of_reach(method: Method, budgets: Budgets) -> int | None:
+def count_infeasible(method: Method, budgets: Budgets) -> int | None:
     """How many of these budgets (n,) no sampling probability or clip is small enough for; None if none is looked at."""
     match method:
         case TwoStageSampling():
             asked = method.asked(budgets)
-            return int((method.accounts.terms(asked[asked > 0])[0] == 0).sum())  # 0: left out on purpose
+            return int(
+                (method.accounts.rates_and_retirement(asked[asked > 0])[0] == 0).sum()
+            )  # 0: left out on purpose
         case RpdpFilter():
             return int((method.limits(budgets) == 0).sum())
         case UldpAvg():
@@ -84,16 +86,18 @@ def out_of_reach(method: Method, budgets: Budgets) -> int | None:
     return None
 
 
-def in_lines(found: Mapping[str, Any]) -> list[str]:
+def format_text(found: Mapping[str, Any]) -> list[str]:
     """The same for reading."""
     lines = [f"budgets of {found['unit']}s ({found['distribution']}), ε towards {found['adversary']}:"]
     for level in found["levels"]:
         given = ", ".join(f"{key} = {level[key]:.4g}" for key in ("q", "clip") if key in level)
         note = f"  ({level['note']})" if level.get("note") else ""
         share = f"{100 * level['share']:.3g} %"
-        spent = "0" if level["epsilon"] == 0 else rounded_up(level["epsilon"])
+        spent = "0" if level["epsilon"] == 0 else format_rounded_up(level["epsilon"])
         over = "  MORE THAN ASKED" if (level["epsilon"] or 0) > level["budget"] else ""
-        lines.append(f"  asked {asked_in_brief(level)} by {share:>6}: {given}, costs ε = {spent}{over}{note}")
+        lines.append(
+            f"  asked {format_requested(level)} by {share:>6}: {given}, costs ε = {spent}{over}{note}"
+        )
     if found["unreachable"]:
         share = found["unreachable"] / found["units"]
         lines.append(
@@ -109,7 +113,7 @@ def draw(
     path: Path,
     method: Method,
     event_of: Callable[[Method], Event],
-    own: Preferences | None,
+    own: BudgetDistribution | None,
     rounds: int,
     delta: float,
     accountant: Accountant,
@@ -136,7 +140,7 @@ def draw(
     save(figure, path)
 
 
-def with_noise(method: Method, noise_multiplier: float) -> Method:
+def with_noise_multiplier(method: Method, noise_multiplier: float) -> Method:
     """The method with this noise; where clients differ, the noisiest has this, and the others theirs in proportion."""
     present = getattr(method, "noise_multiplier")  # noqa: B009  not every method has it
     value: Any = noise_multiplier
@@ -158,7 +162,7 @@ def _noisier(method: Method) -> Sequence[Method]:
             code="argument.value",
             field="method",
         )
-    return [with_noise(method, noise_of(method) * factor) for factor in _FACTORS]
+    return [with_noise_multiplier(method, noise_of(method) * factor) for factor in _FACTORS]
 
 
 def _sampled(method: Method) -> str:
@@ -190,7 +194,7 @@ def _curve(
 
         def at(q: float) -> Event:
             event = event_of(replace(plain, **{field: q}))
-            nothing = reason(event)
+            nothing = reason_not_private(event)
             if nothing is not None:
                 raise SilodpError(
                     f"there is no ε to draw against this adversary, because {nothing}.",
@@ -198,5 +202,5 @@ def _curve(
                 )
             return event
 
-        curve = Curve.of(at, rounds, delta, accountant, _POINTS, _LEAST)
+        curve = EpsilonCurve.of(at, rounds, delta, accountant, _POINTS, _LEAST)
     return SamplingCurve(label, curve.parameters.tolist(), curve.epsilons.tolist())

@@ -8,31 +8,31 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from silodp.accounting import accountant as accounting
-from silodp.accounting.accountant import Accountant, Charge, usual_accountant
-from silodp.accounting.events import Event, costliest
-from silodp.accounting.events import reason as reason_of
-from silodp.accounting.group_privacy import PERSONS_RECORDS, for_person
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, assumptions_of, rounded_up
-from silodp.aggregators.base import Setting, calibrated
+from silodp.accounting.accountant import Accountant, EventCount, default_accountant
+from silodp.accounting.events import Event, costliest_event
+from silodp.accounting.events import reason_not_private as reason_of
+from silodp.accounting.group_privacy import PERSONS_RECORDS, event_for_person
+from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
+from silodp.aggregators.base import Setting, calibrate_setting
 from silodp.config.builders import build_aggregator
-from silodp.config.construct import checked, choose, fields_of
-from silodp.config.public_spec import USUAL_USERS
+from silodp.config.construct import fields_of, lookup, validate_arguments
+from silodp.config.public_spec import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
 from silodp.errors import SilodpError, check_whole
 from silodp.mechanisms.sampling import check_probability
 from silodp.methods import METHODS, Method, Population
 from silodp.methods.rpdp.method import TwoStageSampling
 from silodp.report.guarantee_text import is_only_claimed
-from silodp.runtime.guarantees import about_delta
+from silodp.runtime.guarantees import delta_warning
 
-IRRELEVANT = {
+ACCOUNTING_DEFAULTS = {
     "clip": 1.0,
     "expected_batch_size": 1.0,
     "local_learning_rate": 1.0,
 }
-"""Required fields of methods that do not enter ε; `epsilon` need not ask for them."""
+"""Required fields of methods that do not enter ε; `compute_epsilon` need not ask for them."""
 
-OF_BUDGETS = {"largest_budget": 1.0, "budget": 1.0, "threshold": 1.0}
+BUDGET_DEFAULTS = {"largest_budget": 1.0, "budget": 1.0, "threshold": 1.0}
 """Required fields that only say how often records are drawn: not asked for either where a question says just that."""
 
 LARGE_DELTA = 0.01
@@ -54,24 +54,24 @@ class Cost:
         return {"epsilon": self.epsilon, "private": self.epsilon is not None, "reason": self.reason}
 
 
-def cost(spent: Sequence[Charge], delta: float, accountant: Accountant) -> Cost:
+def compute_cost(spent: Sequence[EventCount], delta: float, accountant: Accountant) -> Cost:
     """What all charges (event, count) cost together."""
     accounting.check_delta(delta)
     nothing = next((why for event, _ in spent if (why := reason_of(event)) is not None), None)
     if nothing is not None:
         return Cost(None, nothing)
-    value = accounting.epsilon(spent, delta, accountant)
+    value = accounting.compute_epsilon(spent, delta, accountant)
     if math.isinf(value):
         return Cost(None, f"the loss is not bounded at delta = {delta}")
     return Cost(value)
 
 
-def charges(event_in: Callable[[int], Event], rounds: int) -> list[Charge]:
+def count_events(event_in: Callable[[int], Event], rounds: int) -> list[EventCount]:
     """What rounds 0 to `rounds` - 1 cost, equal rounds together.
 
     Where units with budgets of their own retire, rounds cost less from some round on, and never again what they did.
     """
-    found: list[Charge] = []
+    found: list[EventCount] = []
     begin = 0
     while begin < rounds:
         event = event_in(begin)
@@ -84,7 +84,7 @@ def charges(event_in: Callable[[int], Event], rounds: int) -> list[Charge]:
     return found
 
 
-def epsilon(
+def compute_epsilon(
     method: str,
     fields: Mapping[str, Any],
     *,
@@ -102,9 +102,9 @@ def epsilon(
 ) -> dict[str, Any]:
     """ε of a method against one adversary, by the same method, aggregator, view and event that a run would use.
 
-    `fields` are the method's own, of which those in `IRRELEVANT` may be missing (and where `record_sampling` stands for
-    a record's own probability, those in `OF_BUDGETS`); `aggregation` the aggregator's. `users` U (None: as many as
-    usual) and `dimension` d enter ε with integer noise only; where U is given, or δ at least `LARGE_DELTA`, the
+    `fields` are the method's own, of which those in `ACCOUNTING_DEFAULTS` may be missing (and where `record_sampling`
+    stands for a record's own probability, those in `BUDGET_DEFAULTS`); `aggregation` the aggregator's. `users` U (None:
+    as many as usual) and `dimension` d enter ε with integer noise only; where U is given, or δ at least `LARGE_DELTA`, the
     assumptions say of a δ that it promises too little. All silos are taken to answer; where fewer may,
     "any_dropouts" is ε at most if silos drop out depending on the models. Source: docs/privacy.md, section 3.
 
@@ -122,37 +122,39 @@ def epsilon(
     if accountant is not None:
         accounting.check_accountant(accountant)
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
-    population = Population(len(names), USUAL_USERS if users is None else users, adder.shares_for(len(names)))
+    population = Population(
+        len(names), ASSUMED_USERS if users is None else users, adder.shares_for(len(names))
+    )
     setting = Setting("", names, made, population, dimension, delta=delta)
     adder.check(setting)
-    setting = calibrated(adder, setting)
+    setting = calibrate_setting(adder, setting)
     view = adder.views(made, len(names))[cast(Adversary, adversary)]
     view = replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
 
     def event_in(round_: int, method: Method = setting.method, survivors: int | None = None) -> Event:
         if isinstance(method, TwoStageSampling) and sampling is not None:
-            return at_sampling(method, sampling)
+            return event_at_sampling(method, sampling)
         seen = replace(view, round=round_, survivors=survivors)
-        return method.of_largest(adder.event(replace(setting, method=method), seen), seen)
+        return method.event_for_largest_budget(adder.event(replace(setting, method=method), seen), seen)
 
     def costliest_in(round_: int) -> Event:
         answering = range(population.m, population.silos + 1)
-        return costliest([event_in(round_, survivors=survivors) for survivors in answering])
+        return costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
 
-    charged = charges(event_in, rounds) or [(event_in(0), 0)]
-    chosen = cast(Accountant, accountant) if accountant else usual_accountant(event for event, _ in charged)
+    charged = count_events(event_in, rounds) or [(event_in(0), 0)]
+    chosen = cast(Accountant, accountant) if accountant else default_accountant(event for event, _ in charged)
     delta_of_noise = delta * adder.delta_share
-    found = cost(charged, delta_of_noise, chosen)
+    found = compute_cost(charged, delta_of_noise, chosen)
     any_dropouts = None
     if population.m < population.silos:
-        any_dropouts = cost(charges(costliest_in, rounds), delta_of_noise, chosen).epsilon
+        any_dropouts = compute_cost(count_events(costliest_in, rounds), delta_of_noise, chosen).epsilon
 
     def for_(records: int) -> Cost:
-        own = [(for_person(event, records), count) for event, count in charged]
-        return cost(own, delta_of_noise, chosen)
+        own = [(event_for_person(event, records), count) for event, count in charged]
+        return compute_cost(own, delta_of_noise, chosen)
 
     def claimed_by(method: Method) -> Cost:
-        return cost([(event_in(0, method), rounds)], delta_of_noise, chosen)
+        return compute_cost([(event_in(0, method), rounds)], delta_of_noise, chosen)
 
     return {
         "method": made.name,
@@ -165,7 +167,7 @@ def epsilon(
         ],
         "claims": [
             {"epsilon": claim.epsilon, "why": claimed.assumptions[-1]}
-            for claimed in ([made.claimed] if made.claimed else [])
+            for claimed in ([made.paper_claim] if made.paper_claim else [])
             if (claim := claimed_by(claimed)).epsilon is not None
             and is_only_claimed(claim.epsilon, found.epsilon)
         ],
@@ -176,7 +178,7 @@ def epsilon(
         "rounds": rounds,
         "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
         "assumptions": [
-            *assumptions_of(view, adder.exact and setting.bounds is not None),
+            *list_assumptions(view, adder.exact and setting.bounds is not None),
             *(adder.assumptions if adversary != "released" else ()),
             *(_without_fillers(text, fields) for text in made.assumptions),
             *remarks_on_delta(delta, users),
@@ -187,7 +189,7 @@ def epsilon(
 def remarks_on_delta(delta: float, users: int | None) -> tuple[str, ...]:
     """What a run says of a δ not below 1/U; where U is not known, only of one too large for a hundred persons."""
     if users is not None:
-        return about_delta(delta, users)
+        return delta_warning(delta, users)
     if delta < LARGE_DELTA:
         return ()
     return (
@@ -198,22 +200,22 @@ def remarks_on_delta(delta: float, users: int | None) -> tuple[str, ...]:
 
 def _without_fillers(text: str, given: Mapping[str, Any]) -> str:
     """An assumption about a constant that nobody has named has no value to tell."""
-    for name, value in {**IRRELEVANT, **OF_BUDGETS}.items():
+    for name, value in {**ACCOUNTING_DEFAULTS, **BUDGET_DEFAULTS}.items():
         if name not in given:
             text = text.replace(f"{name} = {value:g} ", f"{name} ")
     return text
 
 
-def about_records(result: Mapping[str, Any]) -> list[str]:
+def format_records(result: Mapping[str, Any]) -> list[str]:
     """Whom an ε is about, where the unit is a record, and what persons with several records get; for reading."""
     if not result["persons"]:
         return []
     numbers = "/".join(str(person["records"]) for person in result["persons"])
-    epsilons = "/".join(rounded_up(person["epsilon"]) for person in result["persons"])
+    epsilons = "/".join(format_rounded_up(person["epsilon"]) for person in result["persons"])
     return ["  for one record", f"  for a person with {numbers} records: ε = {epsilons}"]
 
 
-def at_sampling(method: TwoStageSampling, sampling: float) -> Event:
+def event_at_sampling(method: TwoStageSampling, sampling: float) -> Event:
     """What a round costs a record that is drawn with this probability, in a method that finds each record's own.
 
     Everyone sees which silos join a round, so the coin λ is one whose fall is known, towards whomever; by the book
@@ -225,7 +227,7 @@ def at_sampling(method: TwoStageSampling, sampling: float) -> Event:
 
 def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tuple[Method, float | None]:
     """The method, and the sampling probability that a question about one of its records names."""
-    maker = choose(name, METHODS, "method")
+    maker = lookup(name, METHODS, "method")
     given = {key: value for key, value in fields.items() if key != "record_sampling"}
     personal = isinstance(maker, type) and issubclass(maker, TwoStageSampling)
     if not personal:
@@ -236,10 +238,10 @@ def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tu
             code="argument.missing",
             field="record_sampling",
         )
-    of_budgets = OF_BUDGETS if personal else {}
-    run = {**IRRELEVANT, **of_budgets, "rounds": max(rounds, 1), "delta": delta}
+    of_budgets = BUDGET_DEFAULTS if personal else {}
+    run = {**ACCOUNTING_DEFAULTS, **of_budgets, "rounds": max(rounds, 1), "delta": delta}
     defaults = {key: value for key, value in run.items() if key in fields_of(maker)}
-    made: Method = maker(**checked(maker, {**defaults, **given}, name))
+    made: Method = maker(**validate_arguments(maker, {**defaults, **given}, name))
     return made, fields["record_sampling"] if personal else None
 
 

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from silodp.accounting import calibration
-from silodp.accounting.accountant import Accountant, Charge, usual_accountant
-from silodp.accounting.events import Event, NoGuarantee
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, about_any_dropouts, rounded_up
+from silodp.accounting.accountant import Accountant, EventCount, default_accountant
+from silodp.accounting.events import Event, NonPrivate
+from silodp.accounting.guarantee import ADVERSARIES, Adversary, describe_any_dropouts, format_rounded_up
 from silodp.aggregators.base import Aggregator, Setting, costliest_events
-from silodp.aggregators.base import events as events_of
-from silodp.config.budgets import Preferences
+from silodp.aggregators.base import round_events as events_of
+from silodp.config.budgets import BudgetDistribution
 from silodp.config.construct import fields_of
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.methods.rpdp.method import TwoStageSampling
 from silodp.planning import budget_plan
-from silodp.planning.budget_plan import noise_of, with_noise
-from silodp.planning.epsilon import at_sampling, charges, cost
+from silodp.planning.budget_plan import noise_of, with_noise_multiplier
+from silodp.planning.epsilon import compute_cost, count_events, event_at_sampling
 from silodp.report.guarantee_text import CLAIMED, is_only_claimed
 
 MOST_ROUNDS = 10**7
@@ -34,7 +34,7 @@ LEAST_NOISE = 0.01
 _ABOUT_TARGETS = ("epsilon", "adversary", "of", "unlimited", "reasons")
 
 
-def plan(
+def plan_run(
     aggregator: Aggregator,
     setting: Setting,
     *,
@@ -42,7 +42,7 @@ def plan(
     accountant: Accountant | None = None,
     budget: tuple[float, Adversary] | None = None,
     target: float | None = None,
-    own: Preferences | None = None,
+    own: BudgetDistribution | None = None,
     picture: Path | None = None,
 ) -> dict[str, Any]:
     """ε of every adversary after `rounds`, the most rounds within a budget, what meets a target, and what travels.
@@ -57,7 +57,7 @@ def plan(
         SilodpError: what a run would refuse, no value of anything meets the target, or persons' own budgets say what
             the run costs.
     """
-    if target is not None and setting.method.most_rounds is not None:
+    if target is not None and setting.method.max_rounds is not None:
         raise SilodpError(
             f"target epsilon = {target:g}: everybody's rate or clip follows from her own budget, and with it the run's "
             "ε; set method.personal.largest_budget to the target, and method.personal.adversary to whom it is meant "
@@ -67,10 +67,10 @@ def plan(
     aggregator.check(setting)
     events = events_of(aggregator, setting)
     spent = {
-        a: charges(lambda r, a=a: events_of(aggregator, setting, round_=r)[a], rounds)  # type: ignore[misc]
+        a: count_events(lambda r, a=a: events_of(aggregator, setting, round_=r)[a], rounds)  # type: ignore[misc]
         for a in ADVERSARIES
     }
-    accountant = accountant or usual_accountant(events.values())
+    accountant = accountant or default_accountant(events.values())
     delta = setting.delta * aggregator.delta_share
     result: dict[str, Any] = {
         "method": setting.method.name,
@@ -101,7 +101,9 @@ def plan(
         limit, adversary = budget
         event = events[adversary]
         most = (
-            0 if isinstance(event, NoGuarantee) else calibration.rounds_for(event, limit, delta, accountant)
+            0
+            if isinstance(event, NonPrivate)
+            else calibration.calibrate_rounds(event, limit, delta, accountant)
         )
         whole = result["adversaries"][adversary][
             "epsilon"
@@ -143,12 +145,16 @@ def _solutions(
     def with_field(name: str) -> Callable[[float], Event]:
         def made(value: float) -> Event:
             if name == "noise_multiplier":
-                changed = with_noise(method, value)
+                changed = with_noise_multiplier(method, value)
             elif name == "record_sampling" and isinstance(method, TwoStageSampling):
-                return at_sampling(method, value)
+                return event_at_sampling(method, value)
             else:
                 changed = replace(method, **{name: value})  # type: ignore[type-var]
-            return at_sampling(changed, 1.0) if isinstance(changed, TwoStageSampling) else event_of(changed)
+            return (
+                event_at_sampling(changed, 1.0)
+                if isinstance(changed, TwoStageSampling)
+                else event_of(changed)
+            )
 
         return made
 
@@ -156,7 +162,7 @@ def _solutions(
     fields = fields_of(type(method))
     if "noise_multiplier" in fields:
         solvers["noise_multiplier"] = partial(
-            calibration.noise_multiplier_for,
+            calibration.calibrate_noise_multiplier,
             with_field("noise_multiplier"),
             rounds,
             target,
@@ -164,12 +170,17 @@ def _solutions(
             accountant,
         )
     own_rates = isinstance(method, TwoStageSampling)
-    event = at_sampling(method, 1.0) if isinstance(method, TwoStageSampling) else event_of(method)
-    solvers["rounds"] = partial(calibration.rounds_for, event, target, delta, accountant, MOST_ROUNDS)
+    event = event_at_sampling(method, 1.0) if isinstance(method, TwoStageSampling) else event_of(method)
+    solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MOST_ROUNDS)
     for name in [*fields, *(["record_sampling"] if own_rates else [])]:
         if name.endswith("_sampling"):
             solvers[name] = partial(
-                calibration.sampling_probability_for, with_field(name), rounds, target, delta, accountant
+                calibration.calibrate_sampling_probability,
+                with_field(name),
+                rounds,
+                target,
+                delta,
+                accountant,
             )
     found: dict[str, Any] = {}
     reasons: dict[str, str] = {}
@@ -192,9 +203,9 @@ def _solutions(
     }
 
 
-def _cost(event: Event, spent: list[Charge], delta: float, accountant: Accountant) -> dict[str, Any]:
+def _cost(event: Event, spent: list[EventCount], delta: float, accountant: Accountant) -> dict[str, Any]:
     """Of all rounds; where there are none, still whether anything is promised."""
-    return cost(spent or [(event, 0)], delta, accountant).to_dict()
+    return compute_cost(spent or [(event, 0)], delta, accountant).to_dict()
 
 
 def _of_fewest(
@@ -204,8 +215,8 @@ def _of_fewest(
     fewest = setting.population.m
     if fewest == setting.population.silos:
         return None
-    spent = charges(lambda r: events_of(aggregator, setting, fewest, r)["released"], rounds)
-    return {"silos": fewest, "epsilon": cost(spent, delta, accountant).epsilon if spent else None}
+    spent = count_events(lambda r: events_of(aggregator, setting, fewest, r)["released"], rounds)
+    return {"silos": fewest, "epsilon": compute_cost(spent, delta, accountant).epsilon if spent else None}
 
 
 def _of_any_dropouts(
@@ -215,21 +226,21 @@ def _of_any_dropouts(
     if setting.population.m == setting.population.silos:
         return None
     at_most = {
-        a: charges(lambda r, a=a: costliest_events(aggregator, setting, r)[a], rounds)  # type: ignore[misc]
+        a: count_events(lambda r, a=a: costliest_events(aggregator, setting, r)[a], rounds)  # type: ignore[misc]
         for a in ADVERSARIES
     }
-    return {a: cost(spent, delta, accountant).epsilon for a, spent in at_most.items()}
+    return {a: compute_cost(spent, delta, accountant).epsilon for a, spent in at_most.items()}
 
 
 def _claims(
     aggregator: Aggregator, setting: Setting, rounds: int, delta: float, accountant: Accountant
 ) -> list[dict[str, Any]]:
     """What is promised by a paper and proven by nobody; never a part of the plan's ε."""
-    claimed = setting.method.claimed
+    claimed = setting.method.paper_claim
     if claimed is None:
         return []
     promised = events_of(aggregator, replace(setting, method=claimed))
-    found = {a: cost([(promised[a], rounds)], delta, accountant).epsilon for a in ADVERSARIES}
+    found = {a: compute_cost([(promised[a], rounds)], delta, accountant).epsilon for a in ADVERSARIES}
     return [
         {"adversary": adversary, "epsilon": value, "why": claimed.assumptions[-1]}
         for adversary, value in found.items()
@@ -244,20 +255,22 @@ def _met_against(method: Method, adversary: Adversary) -> Adversary:
     return met
 
 
-def in_lines(result: Mapping[str, Any]) -> list[str]:
+def format_text(result: Mapping[str, Any]) -> list[str]:
     """A plan for reading; rounded so that no printed value overshoots."""
     head = f"{result['method']}, {counted(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
     whom = "one record" if result["unit"] == "record" else "all records of one person"
     lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
     for adversary, found in result["adversaries"].items():
         promise = (
-            f"ε = {rounded_up(found['epsilon'])}" if found["private"] else f"no guarantee: {found['reason']}"
+            f"ε = {format_rounded_up(found['epsilon'])}"
+            if found["private"]
+            else f"no guarantee: {found['reason']}"
         )
         lines.append(f"  {adversary:9} {promise}")
     if (fewest := result["fewest"]) is not None and fewest["epsilon"] is not None:
         lines.append(
-            f"  if all {result['silos']} silos answer; released ε = {rounded_up(fewest['epsilon'])} if only "
-            f"{fewest['silos']} ever do, {about_any_dropouts(result['any_dropouts']['released'])}"
+            f"  if all {result['silos']} silos answer; released ε = {format_rounded_up(fewest['epsilon'])} if only "
+            f"{fewest['silos']} ever do, {describe_any_dropouts(result['any_dropouts']['released'])}"
         )
     if (budget := result["budget"]) is not None:
         lines.append(
@@ -265,7 +278,7 @@ def in_lines(result: Mapping[str, Any]) -> list[str]:
             + (counted(budget["rounds"], "round") + (" or more" if budget["rounds"] == MOST_ROUNDS else ""))
         )
     if (budgets := result["budgets"]) is not None:
-        lines += budget_plan.in_lines(budgets)
+        lines += budget_plan.format_text(budgets)
     if (target := result["target"]) is not None:
         whose = f" for {target['of']}" if target["of"] else ""
         lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}){whose}, changing one of:")
@@ -277,7 +290,7 @@ def in_lines(result: Mapping[str, Any]) -> list[str]:
     lines += _described(result["aggregation"], "  ")
     for claim in result["claims"]:
         lines.append(
-            f"[{CLAIMED}: no guarantee] {claim['adversary']} ε = {rounded_up(claim['epsilon'])}: {claim['why']}"
+            f"[{CLAIMED}: no guarantee] {claim['adversary']} ε = {format_rounded_up(claim['epsilon'])}: {claim['why']}"
         )
     return lines
 

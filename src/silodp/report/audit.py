@@ -3,8 +3,8 @@
 Compared are ε, δ, accountant and rounds, method, its settings, the aggregator, the unit, what persons with several
 records get, whether the model may be released, why nothing is promised, and what is not covered; and the ε of every
 row of metrics.jsonl with what the rounds before it cost. Assumptions, claims, and what units with budgets of their own
-were charged are told again from config.toml (`retold`); what cannot be is listed as not checked. The ledger's lines are
-hashed, not signed: whoever rewrites all of it can write another.
+were charged are derived again from config.toml (`rederive_guarantees`); what cannot be is listed as not checked. The
+ledger's lines are hashed, not signed: whoever rewrites all of it can write another.
 
 A guarantee that states a claimed ε as its own is refused like any that says less than was charged.
 """
@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.attack import MembershipAttack, membership_attack
+from silodp.accounting.attack import MembershipAttack, compute_membership_attack
 from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
 from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee
-from silodp.accounting.ledger import Budget, Ledger, Subject
+from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.aggregators.base import Aggregator
 from silodp.errors import SilodpError, counted
-from silodp.report.rederive import retold
-from silodp.runtime.train import Row
+from silodp.report.rederive import rederive_guarantees
+from silodp.runtime.train import MetricsRow
 
 LEDGER = Path("checkpoint") / "ledger.jsonl"
 """Where a run directory holds its ledger."""
@@ -39,7 +39,7 @@ _MOST_EXACT = 200
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditResult:
     """A ledger that bears the guarantees out.
 
     Attributes:
@@ -55,13 +55,13 @@ class Audit:
     attacks: Mapping[Adversary, MembershipAttack] = field(default_factory=dict)
 
 
-def audited(
+def audit_run(
     directory: Path,
     guarantees: Iterable[Guarantee],
     summary: Mapping[str, Any],
     aggregator: Aggregator | None,
-    rows: Sequence[Row] | None = None,
-) -> Audit | None:
+    rows: Sequence[MetricsRow] | None = None,
+) -> AuditResult | None:
     """The guarantees of a run directory, each compared with the ledger there; None when there is no ledger.
 
     `summary` is all that guarantee.json says; `aggregator` the one it names, None where it names none. `rows`: of
@@ -103,13 +103,13 @@ def audited(
                 "or delete it and resume the run, which then knows of the earlier rounds only what they cost.",
                 code="report.contradicted",
             )
-        again = retold(directory, told, aggregator, ledger)
+        again = rederive_guarantees(directory, told, aggregator, ledger)
         for said in told:
             wrong = again.contradiction(said)
             if wrong is not None:
                 wrong = f"against '{said.adversary}' it says {wrong}"
                 raise _contradicted(directory, "ledger and config.toml", wrong)
-        return Audit(ledger.rounds, ledger.budget, again.unchecked, _attacks(told, ledger))
+        return AuditResult(ledger.rounds, ledger.budget, again.unchecked, _attacks(told, ledger))
 
 
 def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
@@ -123,7 +123,7 @@ def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
 def _attacks(told: Iterable[Guarantee], ledger: Ledger) -> dict[Adversary, MembershipAttack]:
     """By the ledger's own events; what of δ is not for noise is added, as what ciphertexts disclose."""
     return {
-        said.adversary: membership_attack(
+        said.adversary: compute_membership_attack(
             [(charge.events[said.adversary], 1) for charge in ledger.history],
             said.epsilon,
             max(0.0, said.delta - ledger.delta),
@@ -133,7 +133,7 @@ def _attacks(told: Iterable[Guarantee], ledger: Ledger) -> dict[Adversary, Membe
     }
 
 
-def _about_rows(rows: Sequence[Row], ledger: Ledger) -> str | None:
+def _about_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
     """A round without its row, a row without its round, or one with less ε than the rounds up to it cost.
 
     Of very many rounds so many are computed exactly; ε never falls, so each other row has at least that of the last
@@ -168,7 +168,7 @@ def _about_rows(rows: Sequence[Row], ledger: Ledger) -> str | None:
 
 
 def _about_run(
-    summary: Mapping[str, Any], aggregator: Aggregator | None, kept: Subject, rounds: int
+    summary: Mapping[str, Any], aggregator: Aggregator | None, kept: LedgerHeader, rounds: int
 ) -> str | None:
     named = None if aggregator is None else aggregator.name
     for name, claimed, known in (
@@ -182,7 +182,7 @@ def _about_run(
     return None
 
 
-def _about_whom(said: Guarantee, kept: Subject) -> str | None:
+def _about_whom(said: Guarantee, kept: LedgerHeader) -> str | None:
     for name in ("method", "unit"):
         if getattr(said, name) != getattr(kept, name):
             return f"{name} = {getattr(said, name)}, and the ledger says {getattr(kept, name)}"

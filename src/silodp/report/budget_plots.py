@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from silodp.errors import SilodpError, name_file
-from silodp.report.formatting import epsilon_text
+from silodp.report.formatting import format_epsilon
 from silodp.report.plots import (
     INK,
     MUTED,
@@ -80,7 +80,7 @@ def spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | None:
     below.set_xlabel("ε asked for")
     below.set_xticks(
         list(places),
-        [epsilon_text(group["budget"]) for group in groups],
+        [format_epsilon(group["budget"]) for group in groups],
         rotation=60 if len(groups) > MOST_LABELS else 0,
     )
     add_legend(figure, below, columns=1)
@@ -111,7 +111,7 @@ def against_sampling(
         label = {} if turn else {"label": "budgets"}
         axes.axhline(budget, color=INK, linewidth=1.1, linestyle=(0, (4, 2)), **label)  # type: ignore[arg-type]
         axes.annotate(
-            epsilon_text(budget),
+            format_epsilon(budget),
             (1.0, budget),
             xycoords=("axes fraction", "data"),
             xytext=(3, 0),

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from silodp.accounting.guarantee import ADVERSARIES
 from silodp.errors import counted, name_file
 from silodp.report import plots
-from silodp.report.formatting import epsilon_text, measure_text
-from silodp.report.guarantee_text import CLAIMED, asked_and_spent
+from silodp.report.formatting import format_epsilon, format_measure
+from silodp.report.guarantee_text import CLAIMED, format_requested_and_spent
 from silodp.report.page import Picture, render
 
 Fields = dict[str, Any]
@@ -25,18 +25,18 @@ def table(result: Mapping[str, Any]) -> str:
     spent_on = [f"ε {adversary}" for adversary in ADVERSARIES]
     head = ["method", *result["quantities"], *spent_on, *asked, "seconds"]
     lines = [f"| {' | '.join(_cell(text) for text in head)} |", "|" + "---|" * len(head)]
-    untrained = [measure_text(result["untrained"].get(name)) for name in result["quantities"]]
+    untrained = [format_measure(result["untrained"].get(name)) for name in result["quantities"]]
     for method in result["methods"]:
         ends = [spread_text(method["final"].get(name)) for name in result["quantities"]]
-        spent = [epsilon_text(method["epsilon"][adversary]) for adversary in ADVERSARIES]
-        budgets = [asked_and_spent(method["groups"])] if asked else []
+        spent = [format_epsilon(method["epsilon"][adversary]) for adversary in ADVERSARIES]
+        budgets = [format_requested_and_spent(method["groups"])] if asked else []
         cells = [shown_name(method), *ends, *spent, *budgets, f"{method['seconds']:.1f}"]
         lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
     lines.append(
         f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', *('–' for _ in asked), '–'])} |"
     )
     claims = [
-        f"[{CLAIMED}: no guarantee] {method['label']}, ε released = {epsilon_text(claim['epsilon'])}: {claim['why']}"
+        f"[{CLAIMED}: no guarantee] {method['label']}, ε released = {format_epsilon(claim['epsilon'])}: {claim['why']}"
         for method in result["methods"]
         for claim in method["claims"]
     ]
@@ -98,12 +98,12 @@ def page(result: Fields, out: Path) -> str:
         {
             **m,
             "name": shown_name(m),
-            "asked": asked_and_spent(m["groups"]),
+            "asked": format_requested_and_spent(m["groups"]),
             "ends": [spread_text(m["final"][name]) for name in result["quantities"]],
         }
         for m in result["methods"]
     ]
-    untrained_texts = [measure_text(result["untrained"][name]) for name in result["quantities"]]
+    untrained_texts = [format_measure(result["untrained"][name]) for name in result["quantities"]]
     return render(
         "compare.html",
         result=result,

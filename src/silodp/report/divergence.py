@@ -13,7 +13,7 @@ _DIVERGED = 10.0
 """A final loss this many times the untrained model's is no result."""
 
 
-def doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def divergence_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why the rows of metrics.jsonl are no result, one sentence each; empty if they may be one."""
     charged, refused = _refused_sums(rows)
     if charged and refused == charged:

@@ -13,7 +13,7 @@ from silodp.report import plots
 _NEARLY_SURE = 0.999  # a guess this good: little is excluded
 
 
-def epsilon_text(epsilon: float | None) -> str:
+def format_epsilon(epsilon: float | None) -> str:
     """ε rounded up, never down: three figures, at least two decimals below 100; "none" for no guarantee."""
     value = plots.number(epsilon)
     if value is None:
@@ -26,7 +26,7 @@ def epsilon_text(epsilon: float | None) -> str:
     return f"{rounded:,.{digits}f}"
 
 
-def times_text(epsilon: float) -> str:
+def format_times(epsilon: float) -> str:
     """e^ε in words, rounded up."""
     if epsilon > math.log(1e6):
         return "more than a million"
@@ -34,7 +34,7 @@ def times_text(epsilon: float) -> str:
     return f"{math.ceil(factor * 100) / 100:.2f}" if factor < 10 else f"{math.ceil(factor):,}"
 
 
-def attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
+def compute_attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
     """How often an attacker who gives membership even odds is right at most, by ε and δ alone: (e^ε + δ)/(1 + e^ε).
 
     What is known besides ε and δ makes it smaller: see `silodp.accounting.attack`.
@@ -42,7 +42,7 @@ def attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
     return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
 
 
-def accuracy_text(accuracy: float) -> str:
+def format_accuracy(accuracy: float) -> str:
     """A probability in percent, rounded up."""
     percent = 100 * accuracy
     if percent > 99.99:
@@ -51,24 +51,24 @@ def accuracy_text(accuracy: float) -> str:
     return f"{math.ceil(percent * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
 
 
-def delta_text(delta: float) -> str:
+def format_delta(delta: float) -> str:
     """δ with all its zeros as long as they can be counted."""
     return f"{delta:.9f}".rstrip("0") if delta >= 1e-6 else f"{delta:g}"
 
 
-def odds_text(probability: float) -> str:
+def format_odds(probability: float) -> str:
     """A small probability as "1 in N", N rounded down; in percent from a tenth on."""
     if probability >= 0.1:
-        return accuracy_text(probability)
+        return format_accuracy(probability)
     return f"1 in {math.floor(1 / probability + 1e-6):,}" if probability > 0 else "0"
 
 
-def measure_text(value: float | None) -> str:
+def format_measure(value: float | None) -> str:
     """A loss or a metric, four figures."""
     return "–" if value is None else f"{value:.4g}"
 
 
-def bytes_text(size: int | None) -> str:
+def format_bytes(size: int | None) -> str:
     """Bytes as one would say them; "–" where nobody counted."""
     if size is None:
         return "–"
@@ -80,14 +80,14 @@ def bytes_text(size: int | None) -> str:
     return f"{value:.3g} TB"
 
 
-def duration_text(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds as one would say them."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def is_vague(accuracy: float) -> bool:
+def is_uninformative(accuracy: float) -> bool:
     """Whether a guess may be nearly certain, so that little is excluded."""
     return accuracy > _NEARLY_SURE
 
@@ -103,24 +103,24 @@ _QUOTED_PATH = re.compile(rf"""(["']){_START}[^"'\n]*?([^"'\\/\n]+)\1""")  # may
 _PATH = re.compile(r"(?<![\w.…/<:~-])(?:~|[A-Za-z]:)?(?:[\\/][\w.@ +-]*[\w.@+-])+[\\/](?=[\w.])")
 
 
-def clause_text(sentence: str) -> str:
+def as_clause(sentence: str) -> str:
     """A sentence as the end of another one: "… assumes that", then this."""
     begins = sentence[:2].istitle()  # "SGD …" does not
     return (sentence[:1].lower() + sentence[1:] if begins else sentence).removesuffix(".")
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "epsilon": epsilon_text,
-    "measure": measure_text,
-    "bytes": bytes_text,
-    "duration": duration_text,
-    "odds": odds_text,
-    "accuracy": accuracy_text,
+    "epsilon": format_epsilon,
+    "measure": format_measure,
+    "bytes": format_bytes,
+    "duration": format_duration,
+    "odds": format_odds,
+    "accuracy": format_accuracy,
     "without_folders": without_folders,
-    "times": times_text,
-    "vague": is_vague,
-    "delta": delta_text,
-    "clause": clause_text,
+    "times": format_times,
+    "vague": is_uninformative,
+    "delta": format_delta,
+    "clause": as_clause,
     "counted": counted,
 }
 """By their names in templates."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silodp.accounting.guarantee import Adversary, Guarantee, rounded_up
-from silodp.report.formatting import epsilon_text
+from silodp.accounting.guarantee import Adversary, Guarantee, format_rounded_up
+from silodp.report.formatting import format_epsilon
 from silodp.report.plots import number
 
 CLAIMED = "claimed, not proven"
@@ -18,7 +18,7 @@ _EXCESS = 1e-6
 
 
 @dataclass(frozen=True)
-class Persons:
+class PersonTable:
     """Rows (k, ε towards each of `against`); an ε is None where nothing is promised to somebody with k records."""
 
     against: tuple[Adversary, ...]
@@ -26,7 +26,7 @@ class Persons:
 
 
 @dataclass(frozen=True)
-class Spending:
+class BudgetSpending:
     """What units with budgets of their own asked for and were charged, towards each of `against` alike."""
 
     against: tuple[Adversary, ...]
@@ -57,7 +57,7 @@ def charge(group: Mapping[str, Any]) -> float | None:
     return number(group.get(other)) if charged is None else charged
 
 
-def persons(guarantees: Iterable[Guarantee]) -> Persons | None:
+def persons(guarantees: Iterable[Guarantee]) -> PersonTable | None:
     """The table for persons with several records, one record first; None where no guarantee is about records."""
     told = [said for said in guarantees if said.private and said.persons]
     if not told:
@@ -65,16 +65,16 @@ def persons(guarantees: Iterable[Guarantee]) -> Persons | None:
     numbers = sorted({records for said in told for records, _ in said.persons})
     rows = [(1, tuple(said.epsilon for said in told))]
     rows += [(k, tuple(dict(said.persons).get(k) for said in told)) for k in numbers if k > 1]
-    return Persons(tuple(said.adversary for said in told), tuple(rows))
+    return PersonTable(tuple(said.adversary for said in told), tuple(rows))
 
 
-def spending(guarantees: Iterable[Guarantee]) -> tuple[Spending, ...]:
+def spending(guarantees: Iterable[Guarantee]) -> tuple[BudgetSpending, ...]:
     """Budgets asked for and spent; adversaries towards whom it is the same stand together."""
     found: dict[str, tuple[list[Adversary], tuple[dict[str, Any], ...]]] = {}
     for said in guarantees:
         if said.groups:
             found.setdefault(repr(said.groups), ([], said.groups))[0].append(said.adversary)
-    return tuple(Spending(tuple(against), groups) for against, groups in found.values())
+    return tuple(BudgetSpending(tuple(against), groups) for against, groups in found.values())
 
 
 def claims(guarantees: Iterable[Guarantee]) -> tuple[tuple[Adversary, float, str], ...]:
@@ -92,7 +92,7 @@ def is_only_claimed(claimed: float, proven: float | None) -> bool:
     return proven is None or claimed < proven * (1 - _EXCESS)
 
 
-def in_lines(guarantees: Sequence[Guarantee]) -> list[str]:
+def format_text(guarantees: Sequence[Guarantee]) -> list[str]:
     """All of it for reading in a terminal; claims last, each labelled."""
     lines: list[str] = []
     table = persons(guarantees)
@@ -102,10 +102,10 @@ def in_lines(guarantees: Sequence[Guarantee]) -> list[str]:
         towards.setdefault(promised, []).append(adversary)
     for promised, against in towards.items():
         numbers = "/".join(str(records) for records, _ in table.rows[1:])  # type: ignore[union-attr]
-        epsilons = "/".join(rounded_up(value) for value in promised)
+        epsilons = "/".join(format_rounded_up(value) for value in promised)
         lines.append(f"A person with {numbers} records gets ε = {epsilons} ({', '.join(against)}).")
     for spent in spending(guarantees):
-        asked = "; ".join(in_brief(group) for group in spent.groups)
+        asked = "; ".join(format_group(group) for group in spent.groups)
         lines.append(f"Asked for → charged ({', '.join(spent.against)}): {asked}.")
         if spent.exceeded:
             lines.append(f"More than asked for was charged to {spent.exceeded:,} of them.")
@@ -113,26 +113,30 @@ def in_lines(guarantees: Sequence[Guarantee]) -> list[str]:
     for adversary, value, why in claims(guarantees):
         claimed.setdefault((value, why), []).append(adversary)
     for (value, why), against in claimed.items():
-        lines.append(f"[{CLAIMED}: no guarantee] ε = {rounded_up(value)} ({', '.join(against)}): {why}.")
+        lines.append(
+            f"[{CLAIMED}: no guarantee] ε = {format_rounded_up(value)} ({', '.join(against)}): {why}."
+        )
     return lines
 
 
-def in_brief(group: Mapping[str, Any]) -> str:
+def format_group(group: Mapping[str, Any]) -> str:
     """ "0.1 → 0.099 (700)": asked for, charged, by how many; where several budgets stand together from which to which.
 
     Both are rounded up to the same decimals: what was kept never looks exceeded.
     """
-    return f"{asked_in_brief(group)} → {rounded_up(charge(group))} ({group['units']:,})"
+    return f"{format_requested(group)} → {format_rounded_up(charge(group))} ({group['units']:,})"
 
 
-def asked_in_brief(group: Mapping[str, Any]) -> str:
+def format_requested(group: Mapping[str, Any]) -> str:
     """The budget of a group, or from which to which, rounded up as what is charged is."""
     least = number(group.get("from", group.get("least")))  # of records, of persons
-    asked = rounded_up(group["budget"])
-    return asked if least is None or rounded_up(least) == asked else f"{rounded_up(least)}–{asked}"
+    asked = format_rounded_up(group["budget"])
+    return (
+        asked if least is None or format_rounded_up(least) == asked else f"{format_rounded_up(least)}–{asked}"
+    )
 
 
-def asked_and_spent(groups: Sequence[Mapping[str, Any]]) -> str:
+def format_requested_and_spent(groups: Sequence[Mapping[str, Any]]) -> str:
     """A cell: "0.100 → 0.0991, 1.00 → 0.99"; of many the range of the parts spent; "–" where nobody asked.
 
     Of what was asked for and what was charged both are rounded up alike: what was kept never looks exceeded.
@@ -144,7 +148,8 @@ def asked_and_spent(groups: Sequence[Mapping[str, Any]]) -> str:
     if len(groups) <= _MOST_LISTED:
         # Unbroken pairs: a page may break the list only between them.
         pairs = (
-            f"{epsilon_text(group['budget'])}\u00a0→\u00a0{epsilon_text(charge(group))}" for group in groups
+            f"{format_epsilon(group['budget'])}\u00a0→\u00a0{format_epsilon(charge(group))}"
+            for group in groups
         )
         return ", ".join(pairs) + alarm
     parts = [100 * (charge(group) or 0.0) / group["budget"] for group in groups]
@@ -152,7 +157,7 @@ def asked_and_spent(groups: Sequence[Mapping[str, Any]]) -> str:
     return f"{min(asked):.3g} to {max(asked):.3g} → {min(parts):.0f} to {max(parts):.0f} %{alarm}"
 
 
-def well_formed(said: Guarantee) -> bool:
+def is_valid_guarantee(said: Guarantee) -> bool:
     """Whether what was read from a file can be shown."""
 
     def costs(value: Any) -> bool:

@@ -19,11 +19,11 @@ from silodp.accounting.attack import MembershipAttack
 from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, TECHNICAL, Adversary, Guarantee
 from silodp.errors import counted, name_file
 from silodp.report import budget_plots, formatting, guarantee_text, plots
-from silodp.report.divergence import doubts, left_out
-from silodp.report.formatting import attack_accuracy, epsilon_text, measure_text
+from silodp.report.divergence import divergence_warnings, left_out
+from silodp.report.formatting import compute_attack_accuracy, format_epsilon, format_measure
 from silodp.report.run_record import RunRecord, keep_allocation, read_run, versions
-from silodp.report.visibility import sights
-from silodp.runtime.train import Row
+from silodp.report.visibility import list_visibility
+from silodp.runtime.train import MetricsRow
 
 MOST_ROWS = 26  # of the table of rounds; metrics.jsonl has them all
 _OURS = ("utility", "epsilon", "allocation", "budgets")  # how the names of a report's pictures begin
@@ -54,7 +54,7 @@ class Against:
         """Of guessing membership from even odds, at most."""
         if self.attack is not None:
             return self.attack.accuracy
-        return attack_accuracy(self.guarantee.epsilon or 0.0, self.guarantee.delta)
+        return compute_attack_accuracy(self.guarantee.epsilon or 0.0, self.guarantee.delta)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def write_report(
         to_sign=_assumptions(run.guarantees, technical=False),
         technical=_assumptions(run.guarantees, technical=True),
         not_covered=_not_covered(released, run.rows),
-        doubts=doubts(run.rows),
+        doubts=divergence_warnings(run.rows),
         left_out=left_out(run.rows),
         versions=versions(),
         who=plots.WHO,
@@ -117,7 +117,7 @@ def write_report(
         and pictures.add("allocation", plots.allocation(run.allocation), _allocation_caption(run.allocation)),
         table=_table(run.rows),
         sent=any(row.get("bytes") for row in run.rows),
-        sights=sights(run.aggregator) if run.aggregator else (),
+        sights=list_visibility(run.aggregator) if run.aggregator else (),
         persons=guarantee_text.persons(run.guarantees.values()),
         budgets=[
             (spent, pictures.add(f"budgets-{i}", figure, _budgets_caption(spent, _unit(released))))
@@ -199,13 +199,13 @@ def _all_of(adversaries: Sequence[Adversary]) -> str:
     return " and ".join(name[0].lower() + name[1:] for name in names)
 
 
-def _not_covered(released: Guarantee, rows: Sequence[Row]) -> list[str]:
+def _not_covered(released: Guarantee, rows: Sequence[MetricsRow]) -> list[str]:
     """What no ε covers; held-out records only where there were some."""
     measured = any(row.get("loss") is not None for row in rows)
     return [text for text in released.not_covered if measured or text not in _HELD_OUT]
 
 
-def _ends(rows: Sequence[Row]) -> list[tuple[str, float | None, float, int]]:
+def _ends(rows: Sequence[MetricsRow]) -> list[tuple[str, float | None, float, int]]:
     """Of each quantity: name, value of the untrained model, last value and its round."""
     ends = []
     for name in plots.quantities(rows):
@@ -215,17 +215,19 @@ def _ends(rows: Sequence[Row]) -> list[tuple[str, float | None, float, int]]:
     return ends
 
 
-def _utility_caption(rows: Sequence[Row], name: str) -> str:
+def _utility_caption(rows: Sequence[MetricsRow], name: str) -> str:
     _, untrained, last, round_ = next(end for end in _ends(rows) if end[0] == name)
     start = (
-        f"; untrained (hollow mark, dotted level): {measure_text(untrained)}" if untrained is not None else ""
+        f"; untrained (hollow mark, dotted level): {format_measure(untrained)}"
+        if untrained is not None
+        else ""
     )
-    return f"{name} on held-out records: {measure_text(last)} after round {round_}{start}."
+    return f"{name} on held-out records: {format_measure(last)} after round {round_}{start}."
 
 
 def _epsilon_caption(run: RunRecord) -> str:
     parts = [
-        f"against {plots.WHO[a]} {epsilon_text(g.epsilon)}"
+        f"against {plots.WHO[a]} {format_epsilon(g.epsilon)}"
         if g.private
         else f"against {plots.WHO[a]} no guarantee"
         for a, g in run.guarantees.items()
@@ -251,13 +253,13 @@ def _unit(said: Guarantee) -> str:
     return "record" if said.unit == "record" else "person"
 
 
-def _budgets_caption(spent: guarantee_text.Spending, unit: str) -> str:
+def _budgets_caption(spent: guarantee_text.BudgetSpending, unit: str) -> str:
     units = counted(sum(group["units"] for group in spent.groups), unit)
     kept = f"{spent.exceeded:,} were charged more" if spent.exceeded else "nobody was charged more"
     return f"ε asked for by {units}, and what each was charged: {kept} than asked for."
 
 
-def _table(rows: Sequence[Row]) -> list[Row]:
+def _table(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
     """First, last and evenly spread rows between."""
     if len(rows) <= MOST_ROWS:
         return list(rows)

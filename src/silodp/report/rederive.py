@@ -20,15 +20,15 @@ from safetensors.numpy import load
 from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
-from silodp.aggregators.base import Aggregator, Setting, events
-from silodp.config.budgets import asks_budgets_of
-from silodp.config.public_spec import USUAL_USERS, declared_users, outline, setting_of
+from silodp.aggregators.base import Aggregator, Setting, round_events
+from silodp.config.budgets import budget_unit
+from silodp.config.public_spec import ASSUMED_USERS, declared_users, outline, setting_of
 from silodp.config.schema import RunConfig, load_config
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
-from silodp.runtime.guarantees import about_delta, guarantees_of
-from silodp.runtime.server import ROUNDS_OVER, Server
+from silodp.runtime.guarantees import build_guarantees, delta_warning
+from silodp.runtime.server import COMPLETED_ROUNDS_KEY, Server
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, unseal
 from silodp.wire.transport import Channel
@@ -52,7 +52,7 @@ _OF_ALL_UNITS = ("units", "from", "least", "overspent")
 
 
 @dataclass(frozen=True)
-class Retold:
+class Rederived:
     """The guarantees as configuration and ledger make them, and what of them nothing here can make again."""
 
     guarantees: Mapping[Adversary, Guarantee]
@@ -97,9 +97,9 @@ class Retold:
         return None
 
 
-def retold(
+def rederive_guarantees(
     directory: Path, said: Sequence[Guarantee], aggregator: Aggregator | None, ledger: Ledger
-) -> Retold:
+) -> Rederived:
     """What a run's directory makes known once more; `aggregator` as guarantee.json names it.
 
     Whether an earlier version began the run, which worded and charged otherwise, the ledger says.
@@ -110,14 +110,14 @@ def retold(
     _check_age(directory, ledger)
     path = directory / CONFIG
     if not path.exists():
-        return Retold({}, (f"{_ALL} (there is no config.toml)",))
+        return Rederived({}, (f"{_ALL} (there is no config.toml)",))
     try:
         config = load_config(path)
     except SilodpError as error:
-        return Retold({}, (f"{_ALL} (config.toml cannot be read: {str(error).rstrip('.')})",))
-    wrong = _unlike(config, aggregator, ledger)
+        return Rederived({}, (f"{_ALL} (config.toml cannot be read: {str(error).rstrip('.')})",))
+    wrong = _config_mismatch(config, aggregator, ledger)
     if wrong is None:
-        known = _Known(directory, config, said, ledger)
+        known = _RunFiles(directory, config, said, ledger)
         try:
             setting = known.setting()
             wrong = known.other_costs(setting)
@@ -127,7 +127,7 @@ def retold(
             ):  # by its own rules the run may be right; ε is compared with the ledger all the same
                 wrong, again = None, replace(again, unchecked=(EARLIER, *again.unchecked))
         except SilodpError as error:
-            return Retold({}, (f"{_ALL} (they cannot be told again: {str(error).rstrip('.')})",))
+            return Rederived({}, (f"{_ALL} (they cannot be told again: {str(error).rstrip('.')})",))
     if wrong is not None:
         raise SilodpError(
             f"{path} is not the configuration of this run: {wrong}; restore it.", code="report.contradicted"
@@ -138,7 +138,7 @@ def retold(
 def _check_age(directory: Path, ledger: Ledger) -> None:
     """Rounds that are over were charged: a ledger without them was set back."""
     folder = directory / "checkpoint" / "server"
-    mark = DirectoryStore(folder, private=False).get(ROUNDS_OVER) if folder.exists() else None
+    mark = DirectoryStore(folder, private=False).get(COMPLETED_ROUNDS_KEY) if folder.exists() else None
     over = 0 if mark is None else Message.decode(mark).round
     if over > ledger.rounds:
         raise SilodpError(
@@ -159,7 +159,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _unlike(config: RunConfig, named: Aggregator | None, ledger: Ledger) -> str | None:
+def _config_mismatch(config: RunConfig, named: Aggregator | None, ledger: Ledger) -> str | None:
     """How a configuration contradicts the ledger, or the aggregator that guarantee.json names."""
     kept, aggregator = ledger.subject, config.aggregator()
     for name, claimed, known in (
@@ -175,7 +175,7 @@ def _unlike(config: RunConfig, named: Aggregator | None, ledger: Ledger) -> str 
     return None
 
 
-class _Known:
+class _RunFiles:
     """A run as its directory shows it: settings, how many records each silo has, who joined which rounds."""
 
     def __init__(self, directory: Path, config: RunConfig, said: Sequence[Guarantee], ledger: Ledger) -> None:
@@ -207,14 +207,14 @@ class _Known:
                 continue  # of the same round, with the same settings
             kept = {name: event_to_dict(event) for name, event in charge.events.items()}
             for survivors in range(setting.population.silos, setting.population.m - 1, -1):
-                cost = events(self._aggregator, setting, survivors, charge.round)
+                cost = round_events(self._aggregator, setting, survivors, charge.round)
                 if same({name: event_to_dict(event) for name, event in cost.items()}, kept):
                     break
             else:
                 return f"by the ledger round {charge.round + 1} cost something else than by its settings"
         return None
 
-    def retold(self, setting: Setting) -> Retold:
+    def retold(self, setting: Setting) -> Rederived:
         """The guarantees, made once more."""
         secret, delta = self._config.seed is None, self._config.delta
         server = Server(
@@ -225,13 +225,13 @@ class _Known:
             self._joined(setting),
             Randomness.from_seed(self._config.seed or 0),
         )
-        found = guarantees_of(self._federation, setting.method, server, self._ledger, delta, secret)
-        unsure = about_delta(delta, self._federation.users) if USERS in self._unchecked else ()
+        found = build_guarantees(self._federation, setting.method, server, self._ledger, delta, secret)
+        unsure = delta_warning(delta, self._federation.users) if USERS in self._unchecked else ()
         for name, guarantee in found.items():
             sure = tuple(text for text in guarantee.assumptions if text not in unsure)
             found[name] = replace(guarantee, assumptions=sure)
         kept = self._ledger.subject
-        return Retold(found, tuple(self._unchecked), kept is not None and kept.accounting < ACCOUNTING)
+        return Rederived(found, tuple(self._unchecked), kept is not None and kept.accounting < ACCOUNTING)
 
     @cached_property
     def _federation(self) -> Federation:
@@ -241,8 +241,8 @@ class _Known:
         users = self._users(sizes, kept[0] or {})
         if users is None:
             self._unchecked.append(USERS)
-        federation, _ = outline(self._config, users or USUAL_USERS)
-        if asks_budgets_of(self._method) != "record":
+        federation, _ = outline(self._config, users or ASSUMED_USERS)
+        if budget_unit(self._method) != "record":
             return federation
         own = self._config.preferences()
         if own is not None and sizes is not None:
@@ -286,12 +286,12 @@ class _Known:
         """The server's memory of which silos were drawn for each round: a copy, so that nothing new is drawn there."""
         store, folder = MemoryStore(), self._checkpoint / "server"
         rounds = [f"clients/{round_}" for round_ in range(self._ledger.rounds)]
-        for key in (ROUNDS_OVER, *rounds) if folder.exists() else ():
+        for key in (COMPLETED_ROUNDS_KEY, *rounds) if folder.exists() else ():
             drawn = DirectoryStore(folder, private=False).get(key)
             if drawn is not None:
                 store.put(key, drawn)
         drawn_at_all = self._method.clients(setting.population, np.random.default_rng(0)) is not None
-        kept = store.get(ROUNDS_OVER)
+        kept = store.get(COMPLETED_ROUNDS_KEY)
         asked = rounds[0 if kept is None else Message.decode(kept).round :]
         forgotten = self._config.seed is None and not set(asked) <= set(store.names())
         if self._groups and drawn_at_all and (COLUMN in self._unchecked or forgotten):

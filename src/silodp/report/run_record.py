@@ -20,9 +20,9 @@ from silodp.aggregators.base import Aggregator
 from silodp.config.builders import build_aggregator
 from silodp.errors import SilodpError, name_file
 from silodp.report import plots
-from silodp.report.audit import Audit, audited
-from silodp.report.guarantee_text import well_formed
-from silodp.runtime.run_directory import Row, read_metrics
+from silodp.report.audit import AuditResult, audit_run
+from silodp.report.guarantee_text import is_valid_guarantee
+from silodp.runtime.run_directory import MetricsRow, read_metrics
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class RunRecord:
     was used. `written` is the file time of guarantee.json, which a copy may have changed.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[MetricsRow, ...]
     summary: dict[str, Any]
     guarantees: dict[Adversary, Guarantee]
     config: str | None
     aggregator: Aggregator | None
     model_digest: str | None
     allocation: plots.Allocation | None
-    audit: Audit | None
+    audit: AuditResult | None
     budget: Budget | None
     written: datetime
 
@@ -63,7 +63,7 @@ def read_run(directory: Path) -> RunRecord:
     config, model = directory / "config.toml", directory / "model.safetensors"
     settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
     aggregator = _aggregator(summary, settings)
-    audit = audited(directory, guarantees.values(), summary, aggregator, rows)
+    audit = audit_run(directory, guarantees.values(), summary, aggregator, rows)
     kept = directory / "plots" / "allocation.json"
     delta = guarantees["released"].delta  # the ledger's may be less: it accounts for the noise alone
     return RunRecord(
@@ -96,7 +96,7 @@ def _guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarante
                 raise ValueError
             if said.epsilon is not None and (plots.number(said.epsilon) is None or said.epsilon < 0):
                 raise ValueError
-            if not well_formed(said):
+            if not is_valid_guarantee(said):
                 raise ValueError
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise SilodpError(
@@ -178,7 +178,7 @@ def _read_allocation(path: Path) -> plots.Allocation:
     return records
 
 
-def _read_rows(path: Path) -> tuple[Row, ...]:
+def _read_rows(path: Path) -> tuple[MetricsRow, ...]:
     _read_bytes(path)
     rows = read_metrics(path)
     if not rows:

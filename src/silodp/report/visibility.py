@@ -8,7 +8,7 @@ from silodp.aggregators.base import Aggregator
 
 
 @dataclass(frozen=True)
-class Sight:
+class Visibility:
     """One party, what it saw beyond what is public, and what it did not see."""
 
     party: str
@@ -17,20 +17,20 @@ class Sight:
 
 
 _COUNTS = 'where the method needs them (weighting = "records", uldp-group), each person\'s record counts'
-_RECIPIENT = Sight(
+_RECIPIENT = Visibility(
     "Whoever gets the models",
     "the global models, as many as were handed on",
     "any silo's part in them; who was sampled in a round; record counts",
 )
 
-SIGHTS: dict[str, tuple[Sight, ...]] = {
+SIGHTS: dict[str, tuple[Visibility, ...]] = {
     "plain": (
-        Sight(
+        Visibility(
             "The server",
             f"every silo's noisy sum, on its own; whom it sampled; {_COUNTS}, silo by silo",
             "records; a single person's update; sums without noise",
         ),
-        Sight(
+        Visibility(
             "Each silo",
             "the global models; who was sampled; where weights go by records, for its own persons also their totals "
             "over all silos",
@@ -39,13 +39,13 @@ SIGHTS: dict[str, tuple[Sight, ...]] = {
         _RECIPIENT,
     ),
     "masked": (
-        Sight(
+        Visibility(
             "The server",
             f"the noisy sum over the silos that answered, and which silos these were; whom it sampled; {_COUNTS}, silo "
             "by silo",
             "any single silo's sum, with noise or without; records; a single person's update",
         ),
-        Sight(
+        Visibility(
             "Each silo",
             "the global models; which silos answered; who was sampled; where weights go by records, for its own "
             "persons also their totals over all silos",
@@ -54,17 +54,17 @@ SIGHTS: dict[str, tuple[Sight, ...]] = {
         _RECIPIENT,
     ),
     "lattice": (
-        Sight(
+        Visibility(
             "The server",
             "only the noisy weighted sum, and whom it sampled",
             "record counts, not even whether a person has any; weights; any single silo's sum; records",
         ),
-        Sight(
+        Visibility(
             "Each silo",
             "the global models",
             "other silos' record counts, sums and records; the weights; who was sampled",
         ),
-        Sight(
+        Visibility(
             "Silo 0 (the first)",
             "the same; it also prepares the encrypted tables that weights are looked up in",
             "the same: it does not learn which entries were looked up",
@@ -77,12 +77,12 @@ SIGHTS["paillier"] = tuple(sight for sight in SIGHTS["lattice"] if not sight.par
 
 
 HIDDEN_SAMPLE = (
-    Sight(
+    Visibility(
         "The server",
         "only the noisy weighted sum, and which silos answered",
         "who was sampled; record counts, not even whether a person has any; weights; any single silo's sum; records",
     ),
-    Sight(
+    Visibility(
         "Silo 0 (the first)",
         "the same; it also takes from the server, and passes to the other silos, what they multiply with",
         "the same: whether that counts a person in or out is encrypted, or shared with the server",
@@ -91,10 +91,10 @@ HIDDEN_SAMPLE = (
 """Instead of the rows for these parties, where nobody is to know the sample."""
 
 
-def sights(aggregator: Aggregator) -> tuple[Sight, ...]:
+def list_visibility(aggregator: Aggregator) -> tuple[Visibility, ...]:
     """The table's rows; none for an aggregator that is not described here."""
     rows = SIGHTS.get(aggregator.name, ())
-    if not (rows and aggregator.samples_privately):
+    if not (rows and aggregator.samples_users_privately):
         return rows
     others = [row for row in rows if row.party not in {hidden.party for hidden in HIDDEN_SAMPLE}]
     server, zero = HIDDEN_SAMPLE

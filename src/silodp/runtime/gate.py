@@ -295,7 +295,7 @@ class Gate:
                 "gate.model",
                 f"was asked for round {request.round + 1} again with another model or sample: within a round both stay",
             )
-        most = self._aggregator.most_rounds
+        most = self._aggregator.max_rounds
         if most is not None and state.attempts >= most:
             self._refuse(
                 "gate.attempts",
@@ -373,7 +373,7 @@ class Gate:
         if request.kind != self.script.update.name:
             return
         release = 0 if self.script.open is None else request.fields["release"]
-        most = self._setting.method.most_rounds
+        most = self._setting.method.max_rounds
         if most is not None and (release > 0 or request.round >= most):
             self._refuse(
                 "gate.rounds", "was asked for a release that budgets laid out beforehand do not cover"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from silodp.accounting.accountant import epsilon
-from silodp.accounting.events import Event, NoGuarantee
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
 from silodp.accounting.guarantee import (
     ADVERSARIES,
@@ -18,16 +18,16 @@ from silodp.accounting.guarantee import (
     Adversary,
     Guarantee,
     View,
-    assumptions_of,
+    list_assumptions,
 )
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import costliest_events, events
+from silodp.aggregators.base import costliest_events, round_events
 from silodp.data.federation import Federation
 from silodp.methods.base import Method
 from silodp.runtime.server import Server
 
 
-def guarantees_of(
+def build_guarantees(
     federation: Federation, method: Method, server: Server, ledger: Ledger, delta: float, secret: bool
 ) -> dict[Adversary, Guarantee]:
     """Against every adversary, for the rounds that the ledger has; `secret`: all randomness was the system's."""
@@ -51,11 +51,11 @@ def guarantees_of(
             reason=server.reason(adversary),
             assumptions=()
             if spent is None
-            else assumptions_of(views[adversary], integers)
+            else list_assumptions(views[adversary], integers)
             + (server.aggregator.assumptions if adversary != "released" else ())
             + method.assumptions
             + federation.assumptions
-            + about_delta(delta, federation.users),
+            + delta_warning(delta, federation.users),
             not_covered=tuple(what for what in NOT_COVERED if tested or what != HELD_OUT),
             persons=() if spent is None or method.unit != "record" else _persons(ledger, adversary),
             groups=() if spent is None else _groups(federation, server, ledger, views[adversary]),
@@ -65,7 +65,7 @@ def guarantees_of(
     return result
 
 
-def about_delta(delta: float, users: int) -> tuple[str, ...]:
+def delta_warning(delta: float, users: int) -> tuple[str, ...]:
     """The remark on a δ that is not below 1/U; nothing on others."""
     if delta * users < 1:
         return ()
@@ -89,7 +89,9 @@ def _of_any_dropouts(
     """Return ε of all releases together; None where all silos must answer, or nothing was released."""
     if not at_most:
         return None
-    spent = epsilon(Counter(events[adversary] for events in at_most).items(), ledger.delta, ledger.accountant)
+    spent = compute_epsilon(
+        Counter(events[adversary] for events in at_most).items(), ledger.delta, ledger.accountant
+    )
     return spent if math.isfinite(spent) else None
 
 
@@ -110,17 +112,17 @@ def _groups(federation: Federation, server: Server, ledger: Ledger, view: View) 
     budgets = [budget for budget in personal if budget is not None]
     if not budgets:
         return ()
-    joined = server.joined(ledger.rounds)[: len(budgets)]
+    joined = server.participation_counts(ledger.rounds)[: len(budgets)]
     return server.setting.method.groups(view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant)
 
 
 def _claims(server: Server, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
     """What a paper promises for this run without a proof that holds."""
-    claimed = server.setting.method.claimed
+    claimed = server.setting.method.paper_claim
     if claimed is None:
         return ()
-    event = events(server.aggregator, replace(server.setting, method=claimed))[adversary]
-    if isinstance(event, NoGuarantee):
+    event = round_events(server.aggregator, replace(server.setting, method=claimed))[adversary]
+    if isinstance(event, NonPrivate):
         return ()
-    spent = epsilon([(event, len(ledger.history))], ledger.delta, ledger.accountant)
+    spent = compute_epsilon([(event, len(ledger.history))], ledger.delta, ledger.accountant)
     return ({"epsilon": spent, "why": claimed.assumptions[-1]},) if math.isfinite(spent) else ()

@@ -21,7 +21,7 @@ from silodp.errors import SilodpError, counted, name_file
 from silodp.runtime.checkpoint import Checkpoint, empty_velocity, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.run_spec import Terms
-from silodp.runtime.silo import own_ledger
+from silodp.runtime.silo import make_ledger
 from silodp.training.task import serialize
 from silodp.wire.store import (
     PRIVATE_FILE,
@@ -36,7 +36,7 @@ LOCK = "lock"
 STARTS = "starts.json"
 """In checkpoint/: held by the process that runs, and a random id for every time that one began to."""
 
-Row = dict[str, Any]
+MetricsRow = dict[str, Any]
 """What is said of one round; of the untrained model as round 0."""
 
 
@@ -169,7 +169,7 @@ class RunDirectory:
             folder = self.path / "checkpoint" / "silo_ledgers"
             make_private_folder(folder)
             path = folder / f"{place:03}.jsonl"
-        return own_ledger(terms.aggregator, setting, path)
+        return make_ledger(terms.aggregator, setting, path)
 
     def store(self, *place: str) -> Store:
         """Of one party."""
@@ -242,7 +242,7 @@ class Metrics:
         spent: Callable[[], Sequence[Mapping[Adversary, float | None]]],
     ) -> None:
         self._path = path
-        self.rows: list[Row] = []
+        self.rows: list[MetricsRow] = []
         if self._path is None or resumed_round is None:
             return
         if self._path.exists():
@@ -257,7 +257,7 @@ class Metrics:
             self.rows = [{"round": i, "epsilon": dict(epsilon)} for i, epsilon in enumerate(known)]
         write_durably(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 
-    def add(self, row: Row, on_round: Callable[[Row], None] | None) -> None:
+    def add(self, row: MetricsRow, on_round: Callable[[MetricsRow], None] | None) -> None:
         """Append a row, on disk when this returns, and show it to whoever wants to see it."""
         self.rows.append(row)
         if self._path is not None:
@@ -271,7 +271,7 @@ class Metrics:
             on_round(row)
 
 
-def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[Row]:
+def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow]:
     """Read metrics.jsonl: the rows of rounds 0, 1, 2, …, each once and in this order.
 
     Args:
@@ -283,7 +283,7 @@ def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[Row]:
         SilodpError: a line is not the row of its round.
     """
     *lines, last = path.read_bytes().split(b"\n")
-    rows: list[Row] = []
+    rows: list[MetricsRow] = []
     for number, line in enumerate([*lines, last] if last else lines, start=1):
         row = _row_of(line, len(rows))
         if row is None:
@@ -295,7 +295,7 @@ def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[Row]:
     return rows
 
 
-def _row_of(line: bytes, round_: int) -> Row | None:
+def _row_of(line: bytes, round_: int) -> MetricsRow | None:
     """The row of a round, or None if the line is anything else."""
     try:
         row = json.loads(line)

@@ -13,12 +13,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.accounting.accountant import Accountant, epsilon, usual_accountant
+from silodp.accounting.accountant import Accountant, compute_epsilon, default_accountant
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
-from silodp.accounting.ledger import ACCOUNTING, Budget, Ledger, Subject
+from silodp.accounting.ledger import ACCOUNTING, Budget, Ledger, LedgerHeader
 from silodp.aggregators import AGGREGATORS
-from silodp.aggregators.base import Aggregator, Setting, calibrated, events
+from silodp.aggregators.base import Aggregator, Setting, calibrate_setting, round_events
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_real, counted, shorten
 from silodp.methods.base import Method, Population
@@ -65,11 +65,11 @@ class Terms:
         return self.seed is None
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> LedgerHeader:
         """What the ledger's events are about."""
         method = self.method
         name, aggregator = method.name, self.aggregator.name
-        return Subject(name, repr(method), method.unit, aggregator, self.secret, ACCOUNTING)
+        return LedgerHeader(name, repr(method), method.unit, aggregator, self.secret, ACCOUNTING)
 
     @property
     def fingerprint(self) -> str:
@@ -122,17 +122,17 @@ def agreed(
     )
     method.check(federation, rounds, delta)
     aggregator.check(setting)
-    setting = calibrated(aggregator, setting)
-    cost = events(aggregator, setting)
-    if aggregator.most_rounds is not None and rounds > aggregator.most_rounds:
+    setting = calibrate_setting(aggregator, setting)
+    cost = round_events(aggregator, setting)
+    if aggregator.max_rounds is not None and rounds > aggregator.max_rounds:
         raise SilodpError(
             f"rounds = {rounds}: aggregator '{aggregator.name}' is set for "
-            f"{counted(aggregator.most_rounds, 'attempt')}; raise attempts (in a config: "
+            f"{counted(aggregator.max_rounds, 'attempt')}; raise attempts (in a config: "
             "aggregation.attempts), leaving room for rounds that must be repeated.",
             code="argument.conflict",
             field="rounds",
         )
-    usual = usual_accountant(cost.values())
+    usual = default_accountant(cost.values())
     if accountant == "pld" and usual != "pld":
         raise SilodpError(
             f"accountant = 'pld' knows no integer noise, which '{aggregator.name}' adds: choose 'rdp', or leave "
@@ -303,7 +303,7 @@ def _check_affordable(terms: Terms, cost: dict[Adversary, Event]) -> None:
     budget, accountant = terms.budget, terms.accountant
     if budget is None or Ledger(None, budget.delta, accountant, budget, run="").affords(cost):
         return
-    spent = epsilon([(cost[budget.adversary], 1)], budget.delta, accountant)
+    spent = compute_epsilon([(cost[budget.adversary], 1)], budget.delta, accountant)
     raise SilodpError(
         f"budget.epsilon = {budget.epsilon} is less than one round costs against '{budget.adversary}' "
         f"(ε = {spent:.4g}): raise it, or raise noise_multiplier ('silodp plan' finds one).",

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.events import Event, NoGuarantee
+from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Aggregator, ServerSide, Setting, events, release_events
+from silodp.aggregators.base import Aggregator, ServerAggregator, Setting, release_events, round_events
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.wire.messages import Message
@@ -22,7 +22,7 @@ from silodp.wire.schemas import Script
 from silodp.wire.store import Store
 from silodp.wire.transport import Channel, Failure
 
-ROUNDS_OVER = "rounds over"
+COMPLETED_ROUNDS_KEY = "rounds over"
 """Where the server keeps how many rounds are over, and how many of them each silo took part in (S,)."""
 _OF_A_ROUND = re.compile(
     r"(?:sample|clients|progress|request|weights|hidden)/(?:asked |drawn |choice )?(\d+)(?:/\d+)?"
@@ -50,22 +50,22 @@ class Server:
         return self._events(None)
 
     @property
-    def side(self) -> ServerSide:
+    def side(self) -> ServerAggregator:
         """The aggregator's part in the server."""
         return self.aggregator.server(self.setting)
 
     def _events(self, survivors: int | None, round_: int = 0) -> dict[Adversary, Event]:
-        return events(self.aggregator, self.setting, survivors, round_)
+        return round_events(self.aggregator, self.setting, survivors, round_)
 
     def reason(self, adversary: Adversary) -> str | None:
         """Why nothing is promised against an adversary; None where something is."""
         event = self.events[adversary]
-        return event.reason if isinstance(event, NoGuarantee) else self.ledger.reason(adversary)
+        return event.reason if isinstance(event, NonPrivate) else self.ledger.reason(adversary)
 
     def spent(self) -> dict[Adversary, float | None]:
         """ε so far against each adversary; None, from the first round on, where nothing is promised."""
         return {
-            adversary: None if isinstance(event, NoGuarantee) else self.ledger.epsilon(adversary)
+            adversary: None if isinstance(event, NonPrivate) else self.ledger.epsilon(adversary)
             for adversary, event in self.events.items()
         }
 
@@ -74,7 +74,7 @@ class Server:
         rounds = range(self.ledger.rounds + 1)
         spent: dict[Adversary, dict[int, float | None]] = {
             adversary: dict.fromkeys(rounds)
-            if isinstance(event, NoGuarantee)
+            if isinstance(event, NonPrivate)
             else self.ledger.epsilon_by_round(adversary)
             for adversary, event in self.events.items()
         }
@@ -92,7 +92,7 @@ class Server:
         )
         self.side.set_up(self)
 
-    def play(self, round_: int, params: Tensor) -> Tensor | None:
+    def run_round(self, round_: int, params: Tensor) -> Tensor | None:
         """The sum of the silos' noisy shares for one round, charged before anything of it is seen; None: budget spent.
 
         Whoever asks for a round has durably kept the model that the rounds before it led to: they are forgotten.
@@ -110,7 +110,7 @@ class Server:
         arrays = {"params": params.cpu().numpy(), **{name: draw for name, draw in drawn.items() if draw.size}}
         return self.side.total(self, round_, arrays)
 
-    def joined(self, rounds: int) -> np.ndarray:
+    def participation_counts(self, rounds: int) -> np.ndarray:
         """(S,) how many of the first rounds each silo took part in."""
         over, joined = self._over()
         for round_ in range(over, rounds):
@@ -127,7 +127,7 @@ class Server:
 
         Budgets that units have of their own were met for so many rounds, each released once.
         """
-        most = self.setting.method.most_rounds
+        most = self.setting.method.max_rounds
         if most is not None and (release > 0 or round_ >= most):
             return False
         cost = release_events(self.aggregator, self.setting, survivors, round_, release)
@@ -182,7 +182,7 @@ class Server:
             )
         return answers
 
-    def check_age(self, round_: int) -> None:
+    def check_store_version(self, round_: int) -> None:
         """Refuse to go on before this round where the store is not of the same moment as the checkpoint.
 
         Raises:
@@ -204,7 +204,7 @@ class Server:
 
     def _over(self) -> tuple[int, np.ndarray]:
         """How many rounds are over, and how many of them each silo took part in (S,)."""
-        stored = self.store.get(ROUNDS_OVER)
+        stored = self.store.get(COMPLETED_ROUNDS_KEY)
         if stored is None:
             return 0, np.zeros(self.setting.population.silos, np.int64)
         kept = Message.decode(stored)
@@ -218,11 +218,13 @@ class Server:
         Raises:
             SilodpError: this round is over itself, or the store is older than the rounds before it.
         """
-        self.check_age(round_)
+        self.check_store_version(round_)
         over, _ = self._over()
         if round_ > over:
-            arrays = {"joined": self.joined(round_)}
-            self.store.put(ROUNDS_OVER, Message("over", self.setting.run, round_, arrays=arrays).encode())
+            arrays = {"joined": self.participation_counts(round_)}
+            self.store.put(
+                COMPLETED_ROUNDS_KEY, Message("over", self.setting.run, round_, arrays=arrays).encode()
+            )
         for name in self.store.names():
             kept = _OF_A_ROUND.fullmatch(name)
             if kept is not None and int(kept[1]) < round_:
@@ -241,7 +243,7 @@ class Server:
         return np.empty(0) if allotments is None else allotments
 
     def _sample(self, round_: int) -> np.ndarray:
-        if self.aggregator.samples_privately:  # drawn between the parties: the server is not to know it
+        if self.aggregator.samples_users_privately:  # drawn between the parties: the server is not to know it
             return np.empty(0, dtype=bool)
         sample = self.setting.method.sample(self.setting.population, self.randomness.stream("sample", round_))
         return np.empty(0, dtype=bool) if sample is None else sample

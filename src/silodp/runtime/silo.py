@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.accountant import usual_accountant
+from silodp.accounting.accountant import default_accountant
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Aggregator, Own, Setting, events
+from silodp.aggregators.base import Aggregator, Setting, SiloContext, round_events
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES, subkey
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Finished, Update
+from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.noise import Randomness
-from silodp.methods.base import SiloWork
+from silodp.methods.base import LocalContext
 from silodp.runtime.gate import Gate
 from silodp.training.task import Task
 from silodp.wire.messages import Message
@@ -35,8 +35,8 @@ _FORGOTTEN = re.compile(rf"(?:{'|'.join(_KEPT_FOR_A_ROUND)})/(\d+)(?:/[^/]+)?")
 class Silo:
     """One organization's side of a run. Records never leave it; what leaves is decided by its gate and charged there.
 
-    `journal` keeps, per round, what concerns this silo alone (how many updates were not finite): it depends on private
-    records, is not covered by any ε, and is never part of an answer.
+    `nonfinite_counts` keeps, per round, what concerns this silo alone (how many updates were not finite): it depends on
+    private records, is not covered by any ε, and is never part of an answer.
 
     Args:
         data: the silo's name and records.
@@ -64,7 +64,7 @@ class Silo:
         limits: Mapping[Adversary, float] | None = None,
     ) -> None:
         self.name = data.name
-        self.journal: dict[int, int] = {}
+        self.nonfinite_counts: dict[int, int] = {}
         self._task, self._method, self._population = task, setting.method, setting.population
         self._randomness = randomness.child("silo", data.name)
         self._store = store
@@ -75,9 +75,9 @@ class Silo:
         self._user = torch.from_numpy(data.user)
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
         self._counts_here = counts
-        ledger = own_ledger(aggregator, setting) if ledger is None else ledger
+        ledger = make_ledger(aggregator, setting) if ledger is None else ledger
         self.gate = Gate(data.name, setting, aggregator, store, counts, ledger, limits)
-        own = Own(
+        own = SiloContext(
             identity or Identity.fresh(data.name), pins or {}, store, counts, lambda: self.gate.state.update
         )
         self._side = aggregator.silo(setting, own)
@@ -162,7 +162,7 @@ class Silo:
     def _setup(self, request: Message) -> Message:
         """Keep the allotment, and draw once which records take part in the run."""
         allotment = request.arrays.get("allotment")
-        admitted = self._method.admit(
+        admitted = self._method.select_records(
             self._user_index, allotment, self._run_randomness(request.run).stream("admit"), self._budget
         )
         kept = {"admitted": admitted, **request.arrays}
@@ -191,13 +191,13 @@ class Silo:
     def _update(self, request: Message) -> Message:
         """This silo's part of the round, as the aggregator has it sent."""
         answer, refused = self._side.update(request, lambda release: self._work(request, release))
-        self.journal[request.round] = refused
+        self.nonfinite_counts[request.round] = refused
         return answer
 
     def _work(self, request: Message, release: int) -> tuple[Update, Tensor, np.random.Generator]:
         """Train and clip for one release of a round: the update, weights, and the stream of the noise share."""
         weights, update, randomness = self._trained(request, release)
-        if isinstance(update, Finished) and update.memory is not None:
+        if isinstance(update, LocallyNoisedUpdate) and update.memory is not None:
             self._remember(request, release, update.memory)
         return update, weights, randomness.stream("share noise")
 
@@ -209,9 +209,9 @@ class Silo:
         clients = request.arrays.get("clients")
         place = self._names.index(self.name)
         if clients is not None and not clients[place]:
-            return weights, Finished(torch.zeros(self._task.size, dtype=torch.float64)), randomness
+            return weights, LocallyNoisedUpdate(torch.zeros(self._task.size, dtype=torch.float64)), randomness
         update = self._method.silo_update(
-            SiloWork(
+            LocalContext(
                 task=self._task,
                 params=torch.from_numpy(request.arrays["params"]).to(self._task.device),
                 x=self._x[records],
@@ -299,7 +299,7 @@ def _round_key_place(run: str) -> str:
     return f"{run}/round key"
 
 
-def own_ledger(aggregator: Aggregator, setting: Setting, path: Path | None = None) -> Ledger:
+def make_ledger(aggregator: Aggregator, setting: Setting, path: Path | None = None) -> Ledger:
     """A silo's own ledger of a run, at the part of δ that noise is accounted at; in memory without a path."""
-    accountant = usual_accountant(events(aggregator, setting).values())
+    accountant = default_accountant(round_events(aggregator, setting).values())
     return Ledger(path, setting.delta * aggregator.delta_share, accountant, run=setting.run)

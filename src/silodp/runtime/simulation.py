@@ -16,7 +16,9 @@ from silodp.wire.store import Store
 from silodp.wire.transport import InProcess
 
 
-def parties_of(terms: Terms, run: str, ledger: Ledger, directory: RunDirectory) -> tuple[list[Silo], Server]:
+def build_parties(
+    terms: Terms, run: str, ledger: Ledger, directory: RunDirectory
+) -> tuple[list[Silo], Server]:
     """As they are when a run of this id begins, or goes on from what their stores hold."""
     setting = replace(terms.setting, run=run)
     randomness = Randomness.secret() if terms.seed is None else Randomness.from_seed(terms.seed)

@@ -21,11 +21,11 @@ from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.runtime.checkpoint import Checkpoint
-from silodp.runtime.guarantees import guarantees_of
-from silodp.runtime.run_directory import Row, RunDirectory
+from silodp.runtime.guarantees import build_guarantees
+from silodp.runtime.run_directory import MetricsRow, RunDirectory
 from silodp.runtime.run_spec import agreed
 from silodp.runtime.server import Server, is_finite
-from silodp.runtime.simulation import parties_of
+from silodp.runtime.simulation import build_parties
 from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Result:
 
     params: Tensor
     model: nn.Module
-    metrics: tuple[Row, ...]
+    metrics: tuple[MetricsRow, ...]
     guarantees: dict[Adversary, Guarantee]
     stopped: Literal["rounds", "budget"]
 
@@ -69,7 +69,7 @@ def train(
     resume: bool = False,
     evaluate_every: int = 1,
     silo_limits: Mapping[Adversary, float] | None = None,
-    on_round: Callable[[Row], None] | None = None,
+    on_round: Callable[[MetricsRow], None] | None = None,
 ) -> Result:
     """Train one model over all silos.
 
@@ -124,10 +124,10 @@ def train(
     state = directory.state(terms, resume, rounds)  # refuses before anything is written
     untrained = _evaluate(task, state.params, federation) if state.round == 0 else None
     with directory.opened(terms, state, resume, rounds) as (state, ledger), ExitStack() as silo_ledgers:
-        silos, server = parties_of(terms, state.run, ledger, directory)
+        silos, server = build_parties(terms, state.run, ledger, directory)
         for silo in silos:
             silo_ledgers.enter_context(silo.gate.ledger)
-        server.check_age(state.round)
+        server.check_store_version(state.round)
         metrics = directory.metrics(state.round if resume else None, server.spent_by_round)
         if not metrics.rows and untrained is not None:
             # Private, as all metrics are: how many persons were found in 0, 1, 2… silos.
@@ -139,7 +139,7 @@ def train(
         stopped: Literal["rounds", "budget"] = "rounds"
         while state.round < rounds:
             started, sent = time.perf_counter(), server.transport.traffic
-            total = server.play(state.round, state.params)
+            total = server.run_round(state.round, state.params)
             if total is None:
                 stopped = "budget"
                 break
@@ -150,10 +150,12 @@ def train(
             row["epsilon"] = server.spent()
             row["seconds"] = round(time.perf_counter() - started, 4)
             row["bytes"] = asdict(server.transport.traffic.since(sent))
-            row["refused"] = {s.name: n for s in silos if (n := s.journal.get(state.round - 1, 0))} | refusal
+            row["refused"] = {
+                s.name: n for s in silos if (n := s.nonfinite_counts.get(state.round - 1, 0))
+            } | refusal
             metrics.add(row, on_round)
             directory.keep(state)
-        guarantees = guarantees_of(federation, terms.method, server, ledger, delta, seed is None)
+        guarantees = build_guarantees(federation, terms.method, server, ledger, delta, seed is None)
         model = task.load(state.params)
         directory.write(terms, state.run, model, guarantees, stopped)
     return Result(state.params, model, tuple(metrics.rows), guarantees, stopped)
@@ -167,11 +169,11 @@ def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoi
     return replace(state, round=state.round + 1, params=params, velocity=velocity), {}
 
 
-def _evaluate(task: Task, params: Tensor, federation: Federation) -> Row:
+def _evaluate(task: Task, params: Tensor, federation: Federation) -> MetricsRow:
     if federation.test is None or len(federation.test.x) == 0:
         return {"loss": None, "metrics": {}}
     values = task.evaluate(params, federation.test.x, federation.test.y)
     return {"loss": values.pop("loss", None), "metrics": values}
 
 
-__all__ = ["Result", "Row", "train"]
+__all__ = ["MetricsRow", "Result", "train"]

@@ -17,7 +17,7 @@ from silodp.errors import SilodpError, describe_exception, first_line
 from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import inspect_loss, inspect_model, inspect_on, inspect_vectorized
-from silodp.training.sgd._cost import Recent
+from silodp.training.sgd._cost import LruCache
 
 _EVALUATION_BATCH = 4096
 _REMEMBERED = 512  # shapes of steps: 50 silos in one process have hundreds, each up to a second to trace
@@ -77,7 +77,7 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
-        self.engine = Recent(_REMEMBERED)  # what `local` has measured and traced for this model
+        self.engine = LruCache(_REMEMBERED)  # what `local` has measured and traced for this model
 
     @property
     def size(self) -> int:

@@ -1,6 +1,6 @@
 """Vectors of integers modulo 2^bits for any number of bits, as planes of 64-bit words.
 
-What the lattice round sends and secure aggregation masks: `Digits` is one of its groups. A number below 2^bits is
+What the lattice round sends and secure aggregation masks: `LimbGroup` is one of its groups. A number below 2^bits is
 Σ_i word_i·2^(64·i), a vector has shape (words, count), least word first, and takes count·bits/8 bytes on the wire.
 """
 
@@ -19,7 +19,7 @@ Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Digits:
+class LimbGroup:
     """The group of vectors of `count` integers modulo 2^`bits`; `count` is a multiple of 64."""
 
     bits: int

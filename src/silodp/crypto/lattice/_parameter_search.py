@@ -12,7 +12,7 @@ from silodp.errors import SilodpError, counted
 MOST_BYTES_UP = 25.0
 
 
-def choose(
+def search_parameters(
     *,
     dimension: int,
     users: int,

@@ -20,7 +20,7 @@ Chunk = tuple[NDArray[np.int64], NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Multipliers:
+class Plaintexts:
     """Of one silo, in one round.
 
     Raises:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from silodp.crypto.lattice._digits import Digits
+from silodp.crypto.lattice._digits import LimbGroup
 from silodp.crypto.lattice.ring import Ring
 from silodp.errors import SilodpError
 
@@ -92,9 +92,9 @@ class LatticeParameters:
         return Ring(self.ring_size, self.limb_bits, self.limbs - self.dropped)
 
     @property
-    def digits(self) -> Digits:
+    def digits(self) -> LimbGroup:
         """The group of what silos send: (block, c0 or c1, coefficient) in this order, modulo 2^sent_bits."""
-        return Digits(self.sent_bits, 2 * self.blocks * self.ring_size)
+        return LimbGroup(self.sent_bits, 2 * self.blocks * self.ring_size)
 
     @property
     def bytes_up(self) -> float:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lattice._digits import Digits, Words
-from silodp.crypto.lattice._plaintexts import Chunk, Multipliers, add_own_part
+from silodp.crypto.lattice._digits import LimbGroup, Words
+from silodp.crypto.lattice._plaintexts import Chunk, Plaintexts, add_own_part
 from silodp.crypto.lattice._verification import VerifiedProducts
 from silodp.crypto.lattice.noise import add_flooding, centered_binomial, ternary
 from silodp.crypto.lattice.parameters import LatticeParameters
@@ -98,7 +98,7 @@ class LatticeServer:
         # To the nearest multiple of the step: add half of it, then floor.
         half = np.ones((parameters.blocks, parameters.ring_size), np.int64)
         parameters.kept.canonical(parameters.kept.add_shifted(phase, half, step_bits - 1))
-        digits = Digits(parameters.sent_bits, half.size)
+        digits = LimbGroup(parameters.sent_bits, half.size)
         numbers = digits.from_limbs(phase, parameters.limb_bits)
         errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64) - 128
         step = 2.0 ** (parameters.modulus_bits - parameters.plaintext_bits)
@@ -183,7 +183,7 @@ class LatticeSilo:
             )
         shares = _checked(shares, "shares", parameters.users)
         noise = _checked(noise, "noise", parameters.dimension)
-        batches = Multipliers(parameters, counts).batches(chunks)
+        batches = Plaintexts(parameters, counts).batches(chunks)
         seed = seed_of(request, context)
         if not self.claim(seed):
             raise SilodpError(

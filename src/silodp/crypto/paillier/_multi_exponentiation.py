@@ -7,7 +7,7 @@ from gmpy2 import invert, mpz, powmod
 from numpy.typing import NDArray
 
 
-class PowerProducts:
+class MultiExponentiation:
     """∏_u base_u^(x[u,j]) mod m for d columns j, `slots` of them to a residue: ∏_k (column k)^(2^(slot_bits·k)).
 
     Users come one after the other. |x| ≤ bound and 2·bound < 2^slot_bits. A user's columns share one table of powers

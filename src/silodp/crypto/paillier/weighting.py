@@ -23,7 +23,7 @@ from gmpy2 import invert, mpz, powmod
 from numpy.typing import NDArray
 
 from silodp.crypto.lookup import Words
-from silodp.crypto.paillier._multi_exponentiation import PowerProducts
+from silodp.crypto.paillier._multi_exponentiation import MultiExponentiation
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import (
     PrivateKey,
@@ -33,7 +33,7 @@ from silodp.crypto.paillier.scheme import (
     residues_to_bytes,
     uniform_residues,
 )
-from silodp.crypto.private_sampling import OneOf
+from silodp.crypto.private_sampling import SamplingRatio
 from silodp.crypto.streams import subkey
 from silodp.errors import SilodpError
 
@@ -112,7 +112,7 @@ class PaillierServer:
         everyone = np.ones(self.parameters.users, bool)
         return self.encrypted_inverses(~everyone) + self.encrypted_inverses(everyone)
 
-    def tables(self, law: OneOf, places: NDArray[np.int64], pairs: bytes) -> Words:
+    def tables(self, law: SamplingRatio, places: NDArray[np.int64], pairs: bytes) -> Words:
         """κ ↦ a ciphertext of (r_u·N[u])⁻¹ where β(i_u, κ), else of zero: shape (U, P, `entry_words`).
 
         One pair serves all P entries of a user, because only one of them can be opened: what opens it sees one fresh
@@ -238,7 +238,9 @@ class PaillierSilo:
         requests = public.ciphertexts_from_bytes(inverses, p.users, "the server (inverses)")
         bases = [self._weighted(*of_user) for of_user in zip(requests, self._r, self._counts, strict=True)]
         shape = p.users, p.dimension
-        products = PowerProducts(public.n_squared, self._blank(), shape, p.row_bound, p.slots, p.slot_bits)
+        products = MultiExponentiation(
+            public.n_squared, self._blank(), shape, p.row_bound, p.slots, p.slot_bits
+        )
         absent = set(range(p.users))
         for owners, rows in chunks:
             self._check_rows(rows)

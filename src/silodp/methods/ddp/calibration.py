@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.calibration import noise_multiplier_for
+from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import View
 from silodp.errors import SilodpError
@@ -14,7 +14,7 @@ from silodp.methods.ddp.clients import check_positive
 from silodp.methods.ddp.method import Ddp
 
 
-def calibrated(
+def calibrate_ddp(
     method: Ddp,
     target_epsilon: float,
     rounds: int,
@@ -58,4 +58,4 @@ def calibrated(
     def cost(sigma: float) -> Event:
         return made(sigma).dp_event(View("released", clients)) if event is None else event(made(sigma))
 
-    return made(noise_multiplier_for(cost, rounds, target_epsilon, delta, accountant))
+    return made(calibrate_noise_multiplier(cost, rounds, target_epsilon, delta, accountant))

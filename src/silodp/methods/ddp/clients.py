@@ -52,7 +52,7 @@ PER_CLIENT: dict[str, Callable[[Any], None]] = {
 """The settings, in the order of `Client`'s, and what refuses a value."""
 
 
-def checked(method: object) -> dict[str, Any]:
+def validate_per_client(method: object) -> dict[str, Any]:
     """Those settings that are given one by one, as tuples.
 
     Raises:
@@ -73,7 +73,7 @@ def checked(method: object) -> dict[str, Any]:
     return found
 
 
-def everyone(settings: Mapping[str, Any], silos: int) -> tuple[Client, ...]:
+def expand_per_client(settings: Mapping[str, Any], silos: int) -> tuple[Client, ...]:
     """All clients' settings, in the public order.
 
     Raises:

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from silodp.accounting.events import (
     Composed,
-    Each,
+    CorrelatedReleases,
     Event,
     Gaussian,
-    NoGuarantee,
+    NonPrivate,
     PoissonSampled,
-    Repeated,
-    TwoLooks,
+    SelfComposed,
+    WorstOf,
 )
 from silodp.accounting.guarantee import Unit, View
 from silodp.data.federation import Federation
@@ -32,20 +32,20 @@ from silodp.errors import SilodpError, check_real, check_whole
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
-    ClippedStream,
-    Stepwise,
-    added,
+    ClippedRowStream,
+    MultiStepUpdate,
     clip_rows,
+    sum_rows,
 )
-from silodp.mechanisms.noise import gaussian
-from silodp.mechanisms.sampling import check_probability, poisson
-from silodp.methods.base import Common, Population, SiloWork, check_server
+from silodp.mechanisms.noise import draw_gaussian
+from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
+from silodp.methods.base import BaseMethod, LocalContext, Population, check_server
 from silodp.methods.ddp.clients import (
     PER_CLIENT,
     Client,
     check_positive,
-    checked,
-    everyone,
+    expand_per_client,
+    validate_per_client,
 )
 from silodp.methods.record_budgets import check_batch
 from silodp.training.sgd.records import RecordGradients
@@ -56,7 +56,7 @@ CLAIM = "claimed by Theorem 4.6, not proven; a counterexample is in the tests"
 
 
 @dataclass(frozen=True)
-class Ddp(Common):
+class Ddp(BaseMethod):
     """J local steps of DP-SGD per round in each of N clients: Δ = −Σ_j g_j, and noise of variance J(σC)² from each.
 
     `noise_multiplier` is σ_i, of one client and one step, in units of `clip` (C); the sum over clients has
@@ -92,7 +92,7 @@ class Ddp(Common):
     clips_records: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, value in checked(self).items():
+        for name, value in validate_per_client(self).items():
             object.__setattr__(self, name, value)
         check_probability("record_sampling", self.record_sampling)
         check_server(self.server_learning_rate, self.server_momentum)
@@ -140,7 +140,7 @@ class Ddp(Common):
         check_batch(federation, self.expected_batch_size)
         self.clients_of(len(federation.silos))
 
-    def silo_update(self, work: SiloWork) -> ClippedStream | Stepwise:
+    def silo_update(self, work: LocalContext) -> ClippedRowStream | MultiStepUpdate:
         """−γ_i/γ_ref·Σ_j g_j of this client, as rows; nothing of it is computed before it is asked for."""
         clients = self.clients_of(work.population.silos)
         own, bounds = clients[work.silo], self.bounds(work.population)
@@ -149,28 +149,30 @@ class Ddp(Common):
         if self.trajectory == "decoupled":
             std = self.trajectory_noise(own, clients) * own.clip
             rows = self._decoupled(work, own, std)
-            return ClippedStream(rows, work.task.size, whole, weighted=False)
+            return ClippedRowStream(rows, work.task.size, whole, weighted=False)
         one = replace(bounds, noise_multiplier=share / math.sqrt(own.steps))
-        return Stepwise(self._coupled(work, own, one), work.task.size, whole)
+        return MultiStepUpdate(self._coupled(work, own, one), work.task.size, whole)
 
-    def _decoupled(self, work: SiloWork, own: Client, std: float) -> Iterator[ClippedRows]:
+    def _decoupled(self, work: LocalContext, own: Client, std: float) -> Iterator[ClippedRows]:
         """The rows of all steps; the local model is a function of g_j + ζ_j, its start and public constants only."""
-        local = _Local(self, work, own)
+        local = _LocalSgd(self, work, own)
         noise = work.randomness.stream("trajectory")
         for step in range(own.steps):
             total = torch.zeros(work.task.size, dtype=torch.float64)
             for rows in local.clipped():
-                total += added(rows, rows.factors)
+                total += sum_rows(rows, rows.factors)
                 yield local.scaled(rows)
             if step + 1 < own.steps:  # where the last step leads, no gradient is taken
-                local.move(total + gaussian(work.task.size, std, noise))
+                local.move(total + draw_gaussian(work.task.size, std, noise))
 
-    def _coupled(self, work: SiloWork, own: Client, bounds: Bounds) -> Generator[ClippedStream, Tensor, None]:
+    def _coupled(
+        self, work: LocalContext, own: Client, bounds: Bounds
+    ) -> Generator[ClippedRowStream, Tensor, None]:
         """The stream of each step; the local model moves with what is released of it."""
-        local = _Local(self, work, own)
+        local = _LocalSgd(self, work, own)
         for _ in range(own.steps):
             rows = (local.scaled(rows) for rows in local.clipped())
-            released = yield ClippedStream(rows, work.task.size, bounds, weighted=False)
+            released = yield ClippedRowStream(rows, work.task.size, bounds, weighted=False)
             local.move(released / own.rate)
 
     def bounds(self, population: Population) -> Bounds:
@@ -195,8 +197,8 @@ class Ddp(Common):
         clients = self.clients_of(view.silos)
         kinds = clients[:1] if len(set(clients)) == 1 else clients
         events = tuple(self._event(number, clients, view) for number in range(len(kinds)))
-        nothing = next((event for event in events if isinstance(event, NoGuarantee)), None)
-        return nothing or (events[0] if len(events) == 1 else Each(events))
+        nothing = next((event for event in events if isinstance(event, NonPrivate)), None)
+        return nothing or (events[0] if len(events) == 1 else WorstOf(events))
 
     def _event(self, number: int, clients: tuple[Client, ...], view: View) -> Event:
         own = clients[number]
@@ -206,25 +208,29 @@ class Ddp(Common):
             # Who else is in the sum is not known beforehand: those who add the least.
             unknown = view.n - (view.colluding if view.adversary == "silo" else 0)
             if unknown < 1:
-                return NoGuarantee("no silo is left whose noise the colluding silos do not know")
+                return NonPrivate("no silo is left whose noise the colluding silos do not know")
             others = sorted(client.variance for at, client in enumerate(clients) if at != number)
             variance = own.variance + sum(others[: unknown - 1])
         released = math.sqrt(variance / own.steps) / own.reach
         looks = self._looks(own, clients, released)
         if released == 0 or looks == Gaussian(0.0):
-            return NoGuarantee("noise_multiplier is 0")
+            return NonPrivate("noise_multiplier is 0")
         last = self._sampled(Gaussian(released))
-        return Composed((Repeated(self._sampled(looks), own.steps - 1), last)) if looks else last
+        return Composed((SelfComposed(self._sampled(looks), own.steps - 1), last)) if looks else last
 
-    def _looks(self, own: Client, clients: tuple[Client, ...], released: float) -> Gaussian | TwoLooks | None:
+    def _looks(
+        self, own: Client, clients: tuple[Client, ...], released: float
+    ) -> Gaussian | CorrelatedReleases | None:
         """What each step but the last costs: the adversary may be given all that moves the local model."""
         if own.steps == 1:
             return None
         if self.trajectory == "decoupled":
-            return TwoLooks(Gaussian(self.trajectory_noise(own, clients)), Gaussian(released))
+            return CorrelatedReleases(Gaussian(self.trajectory_noise(own, clients)), Gaussian(released))
         return Gaussian(own.noise_multiplier)
 
-    def _sampled(self, event: Gaussian | TwoLooks) -> Gaussian | TwoLooks | PoissonSampled:
+    def _sampled(
+        self, event: Gaussian | CorrelatedReleases
+    ) -> Gaussian | CorrelatedReleases | PoissonSampled:
         return event if self.record_sampling == 1 else PoissonSampled(self.record_sampling, event)
 
     def trajectory_noise(self, own: Client, clients: tuple[Client, ...]) -> float:
@@ -233,7 +239,7 @@ class Ddp(Common):
         return self.trajectory_ratio * total
 
     @property
-    def claimed(self) -> Ddp | None:
+    def paper_claim(self) -> Ddp | None:
         """For `paper`, with several steps: what Theorem 4.6 says."""
         if self.trajectory != "paper" or self._most_steps == 1:
             return None
@@ -241,7 +247,7 @@ class Ddp(Common):
 
     def clients_of(self, silos: int) -> tuple[Client, ...]:
         """Everyone's settings, in the public order."""
-        return everyone({name: getattr(self, name) for name in PER_CLIENT}, silos)
+        return expand_per_client({name: getattr(self, name) for name in PER_CLIENT}, silos)
 
     @property
     def _most_steps(self) -> int:
@@ -252,7 +258,9 @@ class Ddp(Common):
 class _Claimed(Ddp):
     """The same run, charged J steps at σ_total."""
 
-    def _looks(self, own: Client, clients: tuple[Client, ...], released: float) -> Gaussian | TwoLooks | None:
+    def _looks(
+        self, own: Client, clients: tuple[Client, ...], released: float
+    ) -> Gaussian | CorrelatedReleases | None:
         return Gaussian(released) if own.steps > 1 else None
 
     @property
@@ -261,15 +269,15 @@ class _Claimed(Ddp):
         return (*super().assumptions, CLAIM)
 
     @property
-    def claimed(self) -> None:
+    def paper_claim(self) -> None:
         """It is the claim."""
         return None
 
 
-class _Local:
+class _LocalSgd:
     """A client's local model y, plain SGD with momentum; batches and dropout are its own."""
 
-    def __init__(self, method: Ddp, work: SiloWork, own: Client) -> None:
+    def __init__(self, method: Ddp, work: LocalContext, own: Client) -> None:
         self._method, self._own, self._records = method, own, len(work.user)
         self._model = work.params.detach().double().cpu()
         self._velocity = torch.zeros_like(self._model)
@@ -280,7 +288,7 @@ class _Local:
 
     def clipped(self) -> Iterator[ClippedRows]:
         """−clip_C of the gradients of a fresh batch's records, at y."""
-        drawn = poisson(self._records, self._method.record_sampling, self._batches)
+        drawn = draw_poisson_sample(self._records, self._method.record_sampling, self._batches)
         batch = torch.from_numpy(np.flatnonzero(drawn))
         for records, gradients in self._gradients.of(self._model, batch):
             yield clip_rows(records, gradients.neg_(), self._own.clip)

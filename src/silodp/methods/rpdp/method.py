@@ -10,21 +10,21 @@ import numpy as np
 import torch
 
 from silodp.accounting.accountant import Accountant, check_accountant, check_delta
-from silodp.accounting.budget_curve import Book
+from silodp.accounting.budget_curve import ChargingMode
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_real, check_whole
-from silodp.mechanisms.clipping import Finished
-from silodp.mechanisms.sampling import check_probability, poisson
-from silodp.methods.base import Common, Population, SiloWork, check_server
+from silodp.mechanisms.clipping import LocallyNoisedUpdate
+from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
+from silodp.methods.base import BaseMethod, LocalContext, Population, check_server
 from silodp.methods.dp_sgd import DpSgd, Optimizer
-from silodp.methods.record_budgets import check_budget, check_records, own_budgets, without_budgets
-from silodp.methods.rpdp.sampling_rates import NOTHING, Accounts, Calibration
+from silodp.methods.record_budgets import check_budget, check_records, require_record_budgets, without_budgets
+from silodp.methods.rpdp.sampling_rates import ZERO_COST, Calibration, SamplingRates
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoStageSampling(Common):
+class TwoStageSampling(BaseMethod):
     """What rPDP-FL and its baselines share: a silo joins a round with probability λ, then runs τ steps of DP-SGD.
 
     In every step each record is drawn with the probability q_j that its ε_j allows (rPDP-FL, Algorithm 3, corrected
@@ -59,7 +59,7 @@ class TwoStageSampling(Common):
     optimizer: Optimizer = "sgd"
     calibration: Calibration = "exact"
     accountant: Accountant = "rdp"
-    ledger: Book = "planned"
+    ledger: ChargingMode = "planned"
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
 
@@ -84,7 +84,7 @@ class TwoStageSampling(Common):
         check_accountant(self.accountant)
         for name, value, known in (
             ("calibration", self.calibration, get_args(Calibration)),
-            ("ledger", self.ledger, get_args(Book)),
+            ("ledger", self.ledger, get_args(ChargingMode)),
         ):
             if value not in known:
                 raise SilodpError(
@@ -103,9 +103,9 @@ class TwoStageSampling(Common):
         raise NotImplementedError
 
     @property
-    def accounts(self) -> Accounts:
+    def accounts(self) -> SamplingRates:
         """How budgets become sampling probabilities and rounds."""
-        return Accounts(
+        return SamplingRates(
             self.noise_multiplier,
             self.local_steps,
             self.client_sampling,
@@ -150,7 +150,7 @@ class TwoStageSampling(Common):
                 field="noise_multiplier",
             )
 
-    def admit(
+    def select_records(
         self,
         user: np.ndarray,
         allotment: np.ndarray | None,
@@ -171,9 +171,9 @@ class TwoStageSampling(Common):
         """One coin per silo."""
         if self.client_sampling == 1:
             return None
-        return poisson(population.silos, self.client_sampling, stream)
+        return draw_poisson_sample(population.silos, self.client_sampling, stream)
 
-    def silo_update(self, work: SiloWork) -> Finished:
+    def silo_update(self, work: LocalContext) -> LocallyNoisedUpdate:
         """DP-SGD, each record drawn with its own probability until it retires; the noise is inside.
 
         Asked again for the same round (under secure aggregation, when others failed to answer), the silo hands out the
@@ -181,9 +181,9 @@ class TwoStageSampling(Common):
         """
         kept = None if work.memory is None else _Kept.of(work.memory)
         if kept is not None and kept.round == work.round:
-            return Finished(torch.from_numpy(kept.update), 0, work.memory)
+            return LocallyNoisedUpdate(torch.from_numpy(kept.update), 0, work.memory)
         joined = 0 if kept is None else kept.joined
-        q, last = self.accounts.terms(self.asked(own_budgets(self.name, work)))
+        q, last = self.accounts.rates_and_retirement(self.asked(require_record_budgets(self.name, work)))
         used = work.round if self.ledger == "planned" else joined
         finished = self._dp_sgd.train(work, np.where(used < last, q, 0.0))
         return replace(finished, memory=_Kept(work.round, joined + 1, finished.value.numpy()).array())
@@ -202,7 +202,7 @@ class TwoStageSampling(Common):
         """
         accounts = self.accounts
         if view.round >= accounts.last:
-            return NOTHING
+            return ZERO_COST
         return accounts.event(accounts.most, realized=self.ledger == "realized")
 
     def groups(
@@ -226,7 +226,7 @@ class TwoStageSampling(Common):
         joined = 0 if memory is None else _Kept.of(memory).joined
         protected = self.asked(budget)
         spent = self.accounts.spent(protected, rounds if self.ledger == "planned" else joined)
-        sampling = self.accounts.terms(protected)[0]
+        sampling = self.accounts.rates_and_retirement(protected)[0]
         return {"asked": budget, "protected": protected, "spent": spent, "sampling": sampling}
 
 

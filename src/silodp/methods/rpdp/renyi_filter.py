@@ -28,21 +28,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.accountant import Accountant, check_delta, epsilon
+from silodp.accounting.accountant import Accountant, check_delta, compute_epsilon
 from silodp.accounting.budget_curve import filter_budget
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_real
-from silodp.mechanisms.clipping import ClippedRows, Finished
-from silodp.methods.base import Common, Population, SiloWork, check_server
+from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
+from silodp.methods.base import BaseMethod, LocalContext, Population, check_server
 from silodp.methods.dp_sgd import DpSgd, Optimizer
-from silodp.methods.record_budgets import check_budget, check_records, own_budgets, without_budgets
-from silodp.methods.rpdp.sampling_rates import NOTHING, bins
+from silodp.methods.record_budgets import check_budget, check_records, require_record_budgets, without_budgets
+from silodp.methods.rpdp.sampling_rates import ZERO_COST, bins
 
 
 @dataclass(frozen=True, kw_only=True)
-class RpdpFilter(Common):
+class RpdpFilter(BaseMethod):
     """Individual Gaussian filter on `local_steps` full-batch steps per round; see the module for why it is private.
 
     noise_multiplier: σ; every step's noise is N(0, (σC)²), C being `clip`. expected_batch_size: a public constant that
@@ -112,7 +112,7 @@ class RpdpFilter(Common):
                 field="largest_budget",
             )
 
-    def admit(
+    def select_records(
         self,
         user: np.ndarray,
         allotment: np.ndarray | None,
@@ -124,14 +124,14 @@ class RpdpFilter(Common):
             raise without_budgets(self.name)
         return self.limits(budget) > 0
 
-    def silo_update(self, work: SiloWork) -> Finished:
+    def silo_update(self, work: LocalContext) -> LocallyNoisedUpdate:
         """Gradient descent on the records that are still in; what each has spent is kept for the next round.
 
         Asked again for the same round, the silo hands out the same noisy update: nobody spends twice.
         """
-        account = _Filter.of(work.memory, self.limits(own_budgets(self.name, work)))
+        account = _Filter.of(work.memory, self.limits(require_record_budgets(self.name, work)))
         if work.memory is not None and account.round == work.round:
-            return Finished(torch.from_numpy(account.update), 0, work.memory)
+            return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, work.memory)
         cost = 1 / (2 * (self.noise_multiplier * self.clip) ** 2)
         rates = account.active.astype(np.float64)
         finished = self._dp_sgd.train(work, rates, lambda rows: account.afforded(rows, cost))
@@ -151,7 +151,7 @@ class RpdpFilter(Common):
         """
         most = float(self.limits(np.array([self.largest_budget]))[0])
         cost = min(self._round, most - view.round * self._round)
-        return Gaussian(1 / math.sqrt(2 * cost)) if cost > 0 else NOTHING
+        return Gaussian(1 / math.sqrt(2 * cost)) if cost > 0 else ZERO_COST
 
     @property
     def _round(self) -> float:
@@ -175,7 +175,7 @@ class RpdpFilter(Common):
         for least, budget in bins(budgets):
             limit = float(self.limits(np.array([budget]))[0])
             most = min(limit, rounds * self._round)
-            planned = epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
+            planned = compute_epsilon([(Gaussian(1 / math.sqrt(2 * most)), 1)], delta) if most > 0 else 0.0
             entries.append(
                 {
                     "budget": budget,

@@ -10,21 +10,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, epsilon
+from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import (
-    MOST_TOLD,
-    Book,
+    MAX_GROUPS,
+    ChargingMode,
     binary_search,
     rounds_within,
     scf,
     two_stage_curve,
 )
-from silodp.accounting.events import Event, Gaussian, KnownSample, PoissonSampled, Repeated
+from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.two_stage import TwoStage
 
 Calibration = Literal["exact", "scf", "binary-search"]
 
-NOTHING = Gaussian(math.inf)
+ZERO_COST = Gaussian(math.inf)
 """What a round costs when every record has retired."""
 
 _FEW = 64  # distinct budgets that the accountant 'pld' meets one by one
@@ -34,7 +34,7 @@ _AT_ONCE = 4096  # budgets
 
 
 @dataclass(frozen=True)
-class Accounts:
+class SamplingRates:
     """The public constants that decide how often a record is drawn, and when it retires (docs/privacy.md, section 9).
 
     `largest`: the largest budget that anybody is protected at. `rounds`: T, what sampling probabilities are chosen
@@ -49,19 +49,19 @@ class Accounts:
     largest: float
     calibration: Calibration
     accountant: Accountant
-    book: Book
+    book: ChargingMode
 
     @property
     def most(self) -> float:
         """The largest sampling probability: that of the largest budget."""
-        return float(self.terms(np.array([self.largest]))[0][0])
+        return float(self.rates_and_retirement(np.array([self.largest]))[0][0])
 
     @property
     def last(self) -> int:
         """After so many rounds, at the latest, every record has retired: when those of the largest budget have."""
-        return int(self.terms(np.array([self.largest]))[1][0])
+        return int(self.rates_and_retirement(np.array([self.largest]))[1][0])
 
-    def terms(self, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rates_and_retirement(self, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(n,) sampling probability and (n,) rounds until retirement, of records protected at these ε (n,)."""
         # In double precision whatever was given: what follows is found by its bytes.
         capped = np.minimum(np.asarray(asked, np.float64), self.largest)
@@ -76,8 +76,8 @@ class Accounts:
 
     def event(self, q: float, realized: bool) -> Event:
         """What a round costs a record: one that the silo joined, or any, with the coin that everyone sees fall."""
-        steps = Repeated(PoissonSampled(q, Gaussian(self.noise_multiplier)), self.local_steps)
-        return steps if realized else KnownSample(self.client_sampling, steps)
+        steps = SelfComposed(PoissonSampled(q, Gaussian(self.noise_multiplier)), self.local_steps)
+        return steps if realized else RevealedSample(self.client_sampling, steps)
 
     def spent(self, asked: np.ndarray, used: int) -> np.ndarray:
         """(n,) ε of records protected at `asked` (n,) after so many rounds of the book, by Rényi orders.
@@ -89,7 +89,7 @@ class Accounts:
         found_of_all = np.zeros(len(asked))
         protected = np.asarray(asked) > 0
         distinct, which = np.unique(asked[protected], return_inverse=True)
-        q, rounds = self.terms(distinct)
+        q, rounds = self.rates_and_retirement(distinct)
         found = np.zeros(len(distinct))
         for first in range(0, len(distinct), _AT_ONCE):
             part = slice(first, first + _AT_ONCE)
@@ -120,14 +120,18 @@ class Accounts:
             asked = float(asked_of(np.array([budget]))[0])
             inside = [own[(own >= least) & (own <= budget)] for own in budgets]
             units = [len(own) for own in inside]
-            q, last = self.terms(np.array([asked])) if asked > 0 else (np.zeros(1), np.zeros(1, np.int64))
+            q, last = (
+                self.rates_and_retirement(np.array([asked]))
+                if asked > 0
+                else (np.zeros(1), np.zeros(1, np.int64))
+            )
             most_joined = max((int(n) for n, here in zip(joined, units, strict=True) if here), default=0)
             planned, realized = 0.0, 0.0
             if q[0] > 0:
 
                 def cost(joined: bool, count: int, rate: float = float(q[0])) -> float:
                     charge = (self.event(rate, joined), count)
-                    return min(epsilon([charge], self.delta, by) for by in known)
+                    return min(compute_epsilon([charge], self.delta, by) for by in known)
 
                 realized = cost(True, min(most_joined, int(last[0])))
                 planned = cost(False, min(rounds, int(last[0])))
@@ -154,12 +158,12 @@ class Accounts:
 def bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     """(least, largest) of the distinct budgets: one by one where they are few, else in bins of equally many."""
     distinct = np.unique(np.concatenate(list(budgets)))
-    parts = np.array_split(distinct, len(distinct) if len(distinct) <= MOST_TOLD else _BINS)
+    parts = np.array_split(distinct, len(distinct) if len(distinct) <= MAX_GROUPS else _BINS)
     return [(float(part[0]), float(part[-1])) for part in parts if len(part)]
 
 
 @lru_cache(maxsize=256)
-def _terms(accounts: Accounts, distinct: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _terms(accounts: SamplingRates, distinct: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Of distinct budgets as bytes: the same in every round."""
     a, budgets = accounts, np.frombuffer(distinct)
     q = _probabilities(a, budgets)
@@ -182,7 +186,7 @@ def _terms(accounts: Accounts, distinct: bytes) -> tuple[np.ndarray, np.ndarray]
     return q, np.where(q > 0, rounds, 0)
 
 
-def _probabilities(a: Accounts, budgets: np.ndarray) -> np.ndarray:
+def _probabilities(a: SamplingRates, budgets: np.ndarray) -> np.ndarray:
     """(n,) q for distinct budgets (n,)."""
     run = (a.noise_multiplier, a.local_steps, a.client_sampling, a.rounds, a.delta)
     if a.calibration == "scf":
@@ -190,4 +194,4 @@ def _probabilities(a: Accounts, budgets: np.ndarray) -> np.ndarray:
     if a.calibration == "binary-search":
         return binary_search(budgets, *run, a.accountant)
     few = budgets if a.accountant == "pld" and len(budgets) <= _FEW else None
-    return two_stage_curve(*run, a.accountant, budgets=few).met_by(budgets)
+    return two_stage_curve(*run, a.accountant, budgets=few).parameter_for(budgets)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """What some computation used.
 
     Attributes:
@@ -29,12 +29,12 @@ class Cost:
     operations: int
 
 
-def measure(computation: Callable[[], Any]) -> Cost:
+def measure(computation: Callable[[], Any]) -> StepCost:
     """Run a computation and meter its new tensors; scratch space inside kernels is not seen."""
     meter = _Meter()
     with meter:
         computation()
-    return Cost(meter.peak, meter.produced, meter.operations)
+    return StepCost(meter.peak, meter.produced, meter.operations)
 
 
 class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.alive -= size
 
 
-class Recent:
+class LruCache:
     """The last things built, by key: what a task has measured and traced, bounded so that it cannot grow."""
 
     def __init__(self, limit: int) -> None:
@@ -88,8 +88,8 @@ class Recent:
         self._built.move_to_end(key)
         return self._built[key]
 
-    def __deepcopy__(self, memo: object) -> Recent:
-        return Recent(self._limit)  # a copy measures and traces its own
+    def __deepcopy__(self, memo: object) -> LruCache:
+        return LruCache(self._limit)  # a copy measures and traces its own
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Recent, (self._limit,)
+        return LruCache, (self._limit,)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from silodp.errors import SilodpError, counted
-from silodp.training.sgd._cost import Cost
-from silodp.training.sgd._schedule import LocalTraining, UserRecords
+from silodp.training.sgd._cost import StepCost
+from silodp.training.sgd._schedule import LocalTraining, UserBatches
 
 # Working set of a chunk, bytes. Measured on a 32 MB L3: the 5,012-parameter MLP is fastest at 500-1,000 users
 # × 5 records (33-66 MB), the 21,840-parameter CNN at 50-200 × 4 images (29-116 MB); a tenth or ten times cost
@@ -33,7 +33,7 @@ _BLOCK_SHARE = 8  # the records of coming steps take up to 1/8 of the budget
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChunkPlan:
     """The chunks of a silo's users, as slices, and the bytes the records of coming steps may take in each."""
 
     chunks: tuple[slice, ...]
@@ -48,14 +48,14 @@ def default_budget(device: torch.device) -> int:
     return 1 << 30
 
 
-def plan(
-    users: UserRecords,
+def plan_chunks(
+    users: UserBatches,
     local: LocalTraining,
-    cost_of: Callable[[int], Cost],
+    cost_of: Callable[[int], StepCost],
     parameter_bytes: int,
     memory_budget: int | None,
     device: torch.device,
-) -> Plan:
+) -> ChunkPlan:
     """Cut users (sorted by work) into chunks.
 
     `cost_of(width)` is one user's cost of a step with `width` records. `memory_budget` bytes bound the
@@ -113,10 +113,10 @@ def plan(
                 at += left
     if start < len(users):
         chunks.append(slice(start, len(users)))
-    return Plan(tuple(chunks), max(1, budget // _BLOCK_SHARE))
+    return ChunkPlan(tuple(chunks), max(1, budget // _BLOCK_SHARE))
 
 
-def rows_at_once(cost: Cost, row_bytes: int, memory_budget: int | None, device: torch.device) -> int:
+def rows_at_once(cost: StepCost, row_bytes: int, memory_budget: int | None, device: torch.device) -> int:
     """How many records' gradients (rows of `row_bytes`) to compute at once, one costing `cost`."""
     budget = default_budget(device) if memory_budget is None else memory_budget
     # The rows once more as one matrix, and the matrix before it that the caller still holds.
@@ -130,7 +130,7 @@ def rows_at_once(cost: Cost, row_bytes: int, memory_budget: int | None, device: 
     return int(max(1, min(budget // per_row, _WORKING_SET.get(device.type, 48 << 20) // max(1, cost.peak))))
 
 
-def overhead_until(cost: Cost) -> int:
+def overhead_until(cost: StepCost) -> int:
     """Up to how many records, one costing `cost`, interpreting an operation takes longer than carrying it out."""
     return int(cost.operations * _INTERPRETED * _THROUGHPUT / max(1, cost.produced))
 

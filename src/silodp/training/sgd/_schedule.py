@@ -63,7 +63,7 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
-class UserRecords:
+class UserBatches:
     """The records of a silo grouped by user, longest work first, so that users of like work are neighbors.
 
     Attributes:
@@ -79,7 +79,7 @@ class UserRecords:
     order: Tensor
 
     @classmethod
-    def of(cls, user: Tensor, local: LocalTraining) -> UserRecords:
+    def of(cls, user: Tensor, local: LocalTraining) -> UserBatches:
         """Group by `user` (n,) int64; sorted by steps, then records, both falling, then id."""
         order = user.argsort(stable=True)
         ids, counts = user.unique(return_counts=True)  # type: ignore[no-untyped-call]
@@ -91,9 +91,9 @@ class UserRecords:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def rows(self, chunk: slice) -> UserRecords:
+    def rows(self, chunk: slice) -> UserBatches:
         """The same records, seen by the users of a slice only."""
-        return UserRecords(self.ids[chunk], self.counts[chunk], self.starts[chunk], self.order)
+        return UserBatches(self.ids[chunk], self.counts[chunk], self.starts[chunk], self.order)
 
 
 def batch_order(counts: Tensor, local: LocalTraining, generator: torch.Generator) -> Tensor:
@@ -117,7 +117,7 @@ def batch_order(counts: Tensor, local: LocalTraining, generator: torch.Generator
 
 
 def step_records(
-    users: UserRecords, order: Tensor, local: LocalTraining, steps: range, width: int
+    users: UserBatches, order: Tensor, local: LocalTraining, steps: range, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The batches of some steps, padded to `width` records (at least the batch size, or all records if
     smaller).

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError, first_line
-from silodp.training.sgd._cost import Cost, measure
+from silodp.training.sgd._cost import StepCost, measure
 from silodp.training.sgd._planning import bucket
-from silodp.training.sgd._schedule import LocalTraining, UserRecords, batch_order, step_records
+from silodp.training.sgd._schedule import LocalTraining, UserBatches, batch_order, step_records
 from silodp.training.sgd._tracing import Gradient, TracedGradient, gradient_of, gradient_of_one
 from silodp.training.task import Task
 
@@ -39,7 +39,7 @@ class Trainer:
         self.alone = differentiate is gradient_of_one
         self.data = (differentiate, x.shape[1:], x.dtype, y.shape[1:], y.dtype)
 
-    def cost(self, width: int) -> Cost:
+    def cost(self, width: int) -> StepCost:
         """What one user's step on `width` records costs, measured on copies of the silo's first record."""
         measured = min(
             1 << (width - 1).bit_length(), _MEASURED_WIDTH
@@ -54,16 +54,16 @@ class Trainer:
             gradients = self._directions(rows, velocity, self.gradient(*rows, x, y, mask))
             return rows, gradients
 
-        cost: Cost = self.task.engine.get(key, lambda: cost_of(self.task, two_users))
-        return Cost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
+        cost: StepCost = self.task.engine.get(key, lambda: cost_of(self.task, two_users))
+        return StepCost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
 
-    def shape(self, users: UserRecords) -> tuple[int, int]:
+    def shape(self, users: UserBatches) -> tuple[int, int]:
         """(users, records) of a traced step, rounded up so that few shapes occur."""
         longest = int(users.counts.max())
         size = self.local.batch_size
         return bucket(len(users)), bucket(longest) if size is None or longest < size else size
 
-    def train(self, users: UserRecords, generator: torch.Generator, trace: bool, block_bytes: int) -> Tensor:
+    def train(self, users: UserBatches, generator: torch.Generator, trace: bool, block_bytes: int) -> Tensor:
         """Deltas (r, d) of these users."""
         local, people = self.local, len(users)
         order = batch_order(users.counts, local, generator)
@@ -72,7 +72,7 @@ class Trainer:
         )
         if count > people:  # repeat the last user; what becomes of the copies is dropped
             repeated = torch.arange(count).clamp(max=people - 1)
-            users = UserRecords(
+            users = UserBatches(
                 users.ids[repeated], users.counts[repeated], users.starts[repeated], users.order
             )
             order = order[repeated]
@@ -105,7 +105,7 @@ class Trainer:
 
     def _run_block(
         self,
-        users: UserRecords,
+        users: UserBatches,
         order: Tensor,
         steps: range,
         rows: tuple[Tensor, ...],
@@ -193,7 +193,7 @@ def start_of(task: Task, params: Tensor) -> Tensor:
     return params.detach().to(task.device, task.dtype)
 
 
-def cost_of(task: Task, computation: Callable[[], Any]) -> Cost:
+def cost_of(task: Task, computation: Callable[[], Any]) -> StepCost:
     """What a computation costs; one that cannot run for many at once is refused in a sentence."""
     with seeded(task, 0):
         try:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.training.sgd._planning import WORTH_TRACING, plan
-from silodp.training.sgd._schedule import LocalTraining, UserRecords
+from silodp.training.sgd._planning import WORTH_TRACING, plan_chunks
+from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._tracing import gradient_of_one
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, seed_from, seeded, start_of
 from silodp.training.task import Task
@@ -65,10 +65,10 @@ def user_updates(
     start = start_of(task, params)
     if len(owner) == 0:
         return
-    users = UserRecords.of(owner, local)
+    users = UserBatches.of(owner, local)
     trainer = Trainer(task, start, inputs, targets, local)
     row_bytes = task.size * start.element_size()
-    chunks = plan(users, local, trainer.cost, row_bytes, memory_budget, task.device)
+    chunks = plan_chunks(users, local, trainer.cost, row_bytes, memory_budget, task.device)
     steps: dict[tuple[int, int], int] = {}  # how often each shape of step will run
     for chunk in chunks.chunks:
         shape = trainer.shape(users.rows(chunk))
@@ -94,7 +94,7 @@ def silo_update(
     start = start_of(task, params)
     if len(inputs) == 0:
         return torch.zeros_like(start)
-    everyone = UserRecords.of(torch.zeros(len(inputs), dtype=torch.int64), local)
+    everyone = UserBatches.of(torch.zeros(len(inputs), dtype=torch.int64), local)
     trainer = Trainer(task, start, inputs, targets, local, gradient_of_one)
     worth = int(local.epochs * local.batches(everyone.counts).max()) >= WORTH_TRACING
     with seeded(task, seed_from(generator)):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from silodp.training.sgd._cost import Cost
+from silodp.training.sgd._cost import StepCost
 from silodp.training.sgd._planning import WORTH_TRACING, overhead_until, rows_at_once
 from silodp.training.sgd._tracing import Gradient, TracedGradient
 from silodp.training.sgd._trainer import cost_of, seed_from, seeded, start_of
@@ -69,7 +69,7 @@ def gradient_of_records(task: Task) -> Gradient:
     return gradient
 
 
-def cost_of_record(task: Task, x: Tensor, y: Tensor) -> Cost:
+def cost_of_record(task: Task, x: Tensor, y: Tensor) -> StepCost:
     """What the gradient of one of these records costs, measured on the first; there must be one.
 
     Raises:
@@ -78,11 +78,11 @@ def cost_of_record(task: Task, x: Tensor, y: Tensor) -> Cost:
     start = task.unflatten(torch.zeros(task.size, dtype=task.dtype, device=task.device))
     gradient = gradient_of_records(task)
 
-    def cost() -> Cost:
+    def cost() -> StepCost:
         cost = cost_of(task, lambda: gradient(*start, _twice(x), _twice(y)))
-        return Cost(cost.peak // 2, cost.produced // 2, cost.operations)
+        return StepCost(cost.peak // 2, cost.produced // 2, cost.operations)
 
-    one_record: Cost = task.engine.get(("record", x.shape[1:], y.shape[1:]), cost)
+    one_record: StepCost = task.engine.get(("record", x.shape[1:], y.shape[1:]), cost)
     return one_record
 
 
