@@ -104,8 +104,8 @@ def compute_epsilon(
 
     `fields` are the method's own, of which those in `ACCOUNTING_DEFAULTS` may be missing (and where `record_sampling`
     stands for a record's own probability, those in `BUDGET_DEFAULTS`); `aggregation` the aggregator's. `users` U (None:
-    as many as usual) and `dimension` d enter ε with integer noise only; where U is given, or δ at least `LARGE_DELTA`, the
-    assumptions say of a δ that it promises too little. All silos are taken to answer; where fewer may,
+    as many as usual) and `dimension` d enter ε with integer noise only; where U is given, or δ at least `LARGE_DELTA`,
+    the assumptions say of a δ that it promises too little. All silos are taken to answer; where fewer may,
     "any_dropouts" is ε at most if silos drop out depending on the models. Source: docs/privacy.md, section 3.
 
     Raises:
