@@ -15,7 +15,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population
 from silodp.runtime.server import Server
 from silodp.wire.signatures import SignedChannel
-from silodp.wire.store import MemoryStore
+from silodp.wire.store import MemoryStore, RoundStore
 
 AGGREGATORS = [(Plain(), AVG), (Masked(), AVG), (LATTICE, SAMPLED), (PAILLIER, RECORDS)]
 
@@ -33,7 +33,7 @@ def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, meth
         SignedChannel(processes, identity, processes.pins),
         aggregator,
         Ledger(None, 1e-5, accountant, run="run"),
-        MemoryStore(),
+        RoundStore(MemoryStore()),
         Randomness.from_seed(1),
     )
     server.set_up()

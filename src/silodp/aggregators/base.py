@@ -22,7 +22,7 @@ from silodp.mechanisms.clipping import Bounds, LocallyNoisedUpdate, Share, Updat
 from silodp.methods.base import Method, Population
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
 
 
@@ -75,8 +75,8 @@ class ServerContext(Protocol):
     """What the server lends an aggregator."""
 
     @property
-    def store(self) -> Store:
-        """The server's durable memory."""
+    def store(self) -> RoundStore:
+        """The server's durable memory: what is put in a round's namespace is dropped with the round."""
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
         """One blocking call; failures are data."""
@@ -119,13 +119,14 @@ class SiloContext:
     """What only one silo knows; counts and keys do not show when it is printed.
 
     Attributes:
-        identity: its long-term key. pins: the silos' pinned public keys. store: its own. counts: n[s,u] (U,) int64.
+        identity: its long-term key. pins: the silos' pinned public keys. store: its memory of the run.
+        counts: n[s,u] (U,) int64.
         masked: gives the digest of the update that it masked last.
     """
 
     identity: Identity
     pins: Mapping[str, bytes]
-    store: Store = field(repr=False)
+    store: RoundStore = field(repr=False)
     counts: np.ndarray = field(repr=False)
     masked: Callable[[], str] = field(repr=False)
 

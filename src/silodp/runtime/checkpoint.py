@@ -14,7 +14,8 @@ from torch import Tensor
 from silodp.errors import SilodpError
 from silodp.wire.store import PRIVATE_FILE, seal, unseal, write_durably
 
-FORMAT = 3  # 3: silos have a gate with a state and a ledger of their own; 2: the server forgets rounds that are over
+FORMAT = 4
+"""4: stores have a namespace for each round; 3: silos have a gate and a ledger; 2: the server forgets past rounds."""
 
 
 @dataclass(frozen=True)
