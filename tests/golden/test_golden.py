@@ -14,7 +14,7 @@ import freeze
 import pytest
 
 ENTRIES = [
-    pytest.param(part, name, id=f"{part}-{name}", marks=pytest.mark.slow if name in cases.SLOW_RUNS else ())
+    pytest.param(part, name, id=f"{part}-{name}", marks=pytest.mark.slow if name in cases.SLOW else ())
     for part, (names, _) in freeze.PARTS.items()
     for name in names
 ]
