@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from federation.private import Parties
 from silodp.aggregators.base import Plain
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
+from support.private import Parties
 
 
 @pytest.fixture(params=["memory", "directory"])
