@@ -16,7 +16,7 @@ import numpy as np
 from federation.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
 from federation.test_hidden_sample import HALF, HIDDEN
 from oracles import small_federation
-from silodp.aggregators.base import Plain
+from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError

@@ -16,7 +16,7 @@ import torch
 
 from federation.private import LATTICE, PAILLIER
 from oracles import logistic_task, small_federation
-from silodp.aggregators.base import Plain
+from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
 from silodp.methods import UldpAvg
 from silodp.runtime.train import train

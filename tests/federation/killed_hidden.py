@@ -22,7 +22,7 @@ sys.argv[1:] = ["plain", STRIDE]  # `killed` reads them as it is imported
 from federation import killed  # noqa: E402
 from federation.private import LATTICE, PAILLIER, Hidden, in_clear  # noqa: E402
 from oracles import logistic_task, small_federation  # noqa: E402
-from silodp.aggregators.base import Plain  # noqa: E402
+from silodp.aggregators import Plain  # noqa: E402
 from silodp.aggregators.masked import Masked  # noqa: E402
 from silodp.crypto import private_sampling  # noqa: E402
 from silodp.crypto.private_sampling import SamplingRatio  # noqa: E402

@@ -19,7 +19,7 @@ from federation.test_masked import charges
 from federation.wires import wire  # noqa: F401
 from oracles import small_federation
 from refusals import refused
-from silodp.aggregators.base import Plain
+from silodp.aggregators import Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError

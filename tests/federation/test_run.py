@@ -19,7 +19,8 @@ from oracles import judges_std, logistic_task, small_federation
 from refusals import refused
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
-from silodp.aggregators.base import Plain, Setting
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Setting
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles import judges_std, logistic_task, small_federation, std_is, without_user
-from silodp.aggregators.base import share_in_clear
+from silodp.aggregators.plain import share_in_clear
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share
