@@ -271,7 +271,7 @@ def test_how_often_a_silo_took_part_is_known_when_the_draws_are_forgotten(death,
                     parties.run_round(round_)
         parties.run_round(round_)
         told += parties.last("update").arrays["clients"]
-        np.testing.assert_array_equal(parties.server.joined(round_ + 1), told)
+        np.testing.assert_array_equal(parties.server.participation_counts(round_ + 1), told)
     assert 0 < told.sum() < 24
     assert sum(key.startswith("clients/") for key in parties.server.store.names()) == 1
 

@@ -383,7 +383,7 @@ def parties() -> Parties:
     if not PARTIES:
         made = Parties(HIDDEN["lattice"], HALF)
         made.server = replace(made.server, randomness=Randomness(KEY))
-        made.play(0)
+        made.run_round(0)
         PARTIES.append(made)
     return PARTIES[0]
 
