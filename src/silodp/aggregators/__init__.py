@@ -1,4 +1,4 @@
-"""The aggregators, and the one registry of their names; `Aggregator` is the base class of another one."""
+"""How silos' shares become their sum; `Aggregator` is the base class of another way of it."""
 
 from __future__ import annotations
 
@@ -15,34 +15,12 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.plain import Plain
-from silodp.errors import SilodpError
-
-AGGREGATORS: dict[str, type[Aggregator]] = {
-    "plain": Plain,
-    "masked": Masked,
-    "paillier": Paillier,
-    "lattice": Lattice,
-}
-
-
-def find_aggregator(name: str) -> type[Aggregator]:
-    """Return the class that is registered under a name.
-
-    Raises:
-        SilodpError: there is none.
-    """
-    if name not in AGGREGATORS:
-        raise SilodpError(
-            f"aggregator = '{name}' is not known: use one of {', '.join(AGGREGATORS)}.",
-            code="argument.value",
-            field="aggregator",
-        )
-    return AGGREGATORS[name]
-
+from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord, find_aggregator
 
 __all__ = [
     "AGGREGATORS",
     "Aggregator",
+    "AggregatorRecord",
     "Lattice",
     "Masked",
     "Paillier",
