@@ -138,7 +138,7 @@ def contents(held: Any, seen: set[int]) -> Iterator[str]:
         yield str(held)
     elif hasattr(held, "__self__"):
         yield from contents(held.__self__, seen)
-    elif type(held).__module__.startswith("silodp") or type(held).__module__.startswith("federation"):
+    elif type(held).__module__.startswith("silodp") or type(held).__module__.startswith("support"):
         for value in vars(held).values():
             yield from contents(value, seen)
 
@@ -560,7 +560,7 @@ def test_bytes_and_arrays_of_every_dataclass_are_public_or_not_printed():
     """So that the next class with a secret is not forgotten in the list above."""
     data = re.compile(r"\b(bytes|NDArray|ndarray|Tensor|mpz|Integers|Words|Bytes|Shares|Unsigned|Strings)\b")
     printed = set()
-    for folder in ("crypto", "mechanisms", "federation", "data"):
+    for folder in ("crypto", "mechanisms", "wire", "aggregators", "runtime", "data"):
         package = importlib.import_module(f"silodp.{folder}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             for kind in vars(importlib.import_module(module.name)).values():

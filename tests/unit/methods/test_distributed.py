@@ -207,7 +207,7 @@ def test_no_trajectory_noise_is_drawn_where_no_gradient_follows(monkeypatch):
         drawn.append(std)
         return draw_gaussian(size, std, stream)
 
-    monkeypatch.setattr(ddp_method, "gaussian", watched)
+    monkeypatch.setattr(ddp_method, "draw_gaussian", watched)
     sent(DDP, small_federation(), logistic_task())
     assert drawn == pytest.approx([2 * 0.8 * math.sqrt(3) * 0.5] * 3)
     sent(replace(DDP, local_steps=1), small_federation(), logistic_task())
