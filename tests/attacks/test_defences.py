@@ -11,7 +11,8 @@ import torch
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.guarantee import View
-from silodp.aggregators.base import Plain, Setting
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Setting
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_gaussian
 from silodp.methods import Population, UldpAvg, UldpGroup

@@ -14,7 +14,7 @@ import torch
 
 from end_to_end.test_masked import charges
 from end_to_end.test_private_sampling import HALF, HIDDEN, LAW
-from silodp.aggregators.base import Plain
+from silodp.aggregators import Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError

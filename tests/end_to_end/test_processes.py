@@ -5,7 +5,8 @@ import torch
 
 from end_to_end.test_masked import AVG, run
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Plain, Setting
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Setting
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.mechanisms.noise import Randomness
@@ -24,10 +25,10 @@ AGGREGATORS = [(Plain(), AVG), (Masked(), AVG), (LATTICE, SAMPLED), (PAILLIER, R
 def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, method):
     federation, task = small_federation(), logistic_task()
     names = tuple(silo.name for silo in federation.silos)
-    setting = Setting("run", names, method, Population(3, 12, aggregator.shares_for(3)), task.size)
+    setting = Setting("run", names, method, Population(3, 12, aggregator.min_silos_for(3)), task.size)
     identity = Identity.fresh("server")
     processes = Processes(aggregator, setting, identity.public, seed=1)
-    accountant = "rdp" if aggregator.exact else "pld"
+    accountant = "rdp" if aggregator.adds_integers else "pld"
     server = Server(
         setting,
         SignedChannel(processes, identity, processes.pins),

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
-from silodp.aggregators.base import Plain, Setting
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Setting
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness

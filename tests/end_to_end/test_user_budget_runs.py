@@ -9,7 +9,8 @@ from scipy import stats
 
 from end_to_end.test_masked import AVG, TRAIN
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Plain, Setting, calibrate_setting
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Setting, calibrate_setting
 from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
@@ -48,7 +49,7 @@ def known(method, path="plain", whole=None) -> Setting:
     aggregator = {"plain": Plain(), "masked": Masked()}.get(path, path) if isinstance(path, str) else path
     names = tuple(silo.name for silo in whole.silos)
     population = Population(
-        len(names), whole.users, aggregator.shares_for(len(names)), tuple(whole.user_budgets.tolist())
+        len(names), whole.users, aggregator.min_silos_for(len(names)), tuple(whole.user_budgets.tolist())
     )
     size = logistic_task(whole.silos[0].x.shape[1]).size
     return calibrate_setting(aggregator, Setting("", names, method, population, size, index_of(whole)))

@@ -19,7 +19,7 @@ from unit.methods.test_distributed import DDP
 NAME, STRIDE = sys.argv[1:]
 sys.argv[1:] = ["plain", STRIDE]  # `killed` reads them as it is imported
 
-from silodp.aggregators.base import Plain  # noqa: E402
+from silodp.aggregators import Plain  # noqa: E402
 from silodp.aggregators.masked import Masked  # noqa: E402
 from silodp.crypto import private_sampling  # noqa: E402
 from silodp.crypto.private_sampling import SamplingRatio  # noqa: E402

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silodp.aggregators.base import share_in_clear
+from silodp.aggregators.plain import share_in_clear
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share

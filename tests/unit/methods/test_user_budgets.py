@@ -16,7 +16,8 @@ from scipy.special import logsumexp
 from silodp.accounting.budget_curve import MAX_GROUPS
 from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled, RevealedSample, Skellam
 from silodp.accounting.guarantee import View
-from silodp.aggregators.base import Plain, Setting, calibrate_setting, round_events
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Setting, calibrate_setting, round_events
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
@@ -34,7 +35,7 @@ def own(by="sampling", rounds=20, largest=20.0, **more) -> UserBudgets:
 
 def setting(method, budgets=(1.0,), aggregator=None, silos=3, size=100) -> Setting:
     aggregator = aggregator or Plain()
-    population = Population(silos, len(budgets), aggregator.shares_for(silos), tuple(budgets))
+    population = Population(silos, len(budgets), aggregator.min_silos_for(silos), tuple(budgets))
     names = tuple(f"silo{s}" for s in range(silos))
     return calibrate_setting(aggregator, Setting("", names, method, population, size, delta=DELTA))
 
