@@ -547,7 +547,7 @@ PUBLIC = {
     "TransferReceiver.domain", "TransferSender.domain", "Lookup.domain", "Lookup.message",
     "Own.pins", "Member.pins", "SignedParty.server", "SignedChannel.silos",
     "PublicKey.n",
-    "Checkpoint.params", "Checkpoint.velocity", "Result.params",
+    "Checkpoint.params", "Result.params",
     "Stepwise.steps",
 }  # fmt: skip
 """Bytes and arrays that others may see: public keys, what was sent, hashes of these, the model; and a generator, of

@@ -113,7 +113,7 @@ def test_noise_is_drawn_in_double_precision():
 
 def test_persons_and_records_are_sampled_at_their_rates(monkeypatch):
     method = replace(AVG, user_sampling=0.3)
-    draws = [method.sample(Population(3, 5000), Randomness.secret().stream()) for _ in range(2)]
+    draws = [method.sample_users(Population(3, 5000), Randomness.secret().stream()) for _ in range(2)]
     assert not np.array_equal(*draws)
     assert abs(np.mean(draws) - 0.3) < 5 * np.sqrt(0.21 / 10_000)
 
