@@ -170,8 +170,8 @@ def dies_once(monkeypatch) -> list[np.ndarray]:
     seen: list[np.ndarray] = []
     play = Server.run_round
 
-    def dying(self, round_, params):
-        total = play(self, round_, params)
+    def dying(self, round_, params, *state):
+        total = play(self, round_, params, *state)
         if total is not None:
             seen.append(total.numpy())
         if len(seen) == 1:
@@ -209,8 +209,8 @@ def test_the_server_step_is_heavy_ball_momentum(monkeypatch):
 
     play = Server.run_round
 
-    def watched(self, round_, params):
-        seen.append(play(self, round_, params).numpy())
+    def watched(self, round_, params, *state):
+        seen.append(play(self, round_, params, *state).numpy())
         return torch.from_numpy(seen[-1])
 
     monkeypatch.setattr(Server, "run_round", watched)

@@ -306,7 +306,7 @@ def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
         "of anyone, at most"
     )
     with pytest.raises(SilodpError, match="not turned into rates or clips"):
-        replace(method, personal=own("sampling")).sample(
+        replace(method, personal=own("sampling")).sample_users(
             Population(3, 1, budgets=(1.0,)), np.random.default_rng(0)
         )
 
