@@ -117,6 +117,7 @@ CODES: dict[str, str] = {
     "gate.rounds": "a silo was asked for more rounds or releases than were agreed",
     "gate.run": "a silo was asked in another run than its own",
     "gate.set_back": "a silo's store or its ledger is an old copy, or was lost",
+    "gate.state": "a silo was sent a state that its method cannot have",
     "invalid": "an error from outside silodp (a method or transport of somebody's own) that names no code",
     "ledger.charge": "a charge lacks an adversary, or is not what the ledger was charged before",
     "ledger.closed": "a ledger is closed already",

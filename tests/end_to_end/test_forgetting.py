@@ -251,9 +251,9 @@ def test_a_run_that_dies_while_it_forgets_goes_on_as_if_it_had_not(name, death, 
 class Drawn(UldpAvg):
     """Silos are drawn for every round."""
 
-    draws_clients = True
+    samples_silos = True
 
-    def clients(self, population, stream):
+    def sample_silos(self, population, stream):
         return stream.random(population.silos) < 0.5
 
 

@@ -66,9 +66,9 @@ class Watched(UldpAvg):
     weights: list = field(default_factory=list, repr=False, compare=False)
     lengths: list = field(default_factory=list, repr=False, compare=False)
 
-    def silo_update(self, work):
-        self.weights.append((work.silo, (work.allotment > 0).numpy()))
-        stream = super().silo_update(work)
+    def local_update(self, context):
+        self.weights.append((context.silo, (context.weights > 0).numpy()))
+        stream = super().local_update(context)
 
         def watched(chunks):
             for chunk in chunks:
@@ -77,7 +77,7 @@ class Watched(UldpAvg):
                 for u, after, before in zip(
                     chunk.owners.tolist(), rows.norm(dim=1).tolist(), long.tolist(), strict=True
                 ):
-                    self.lengths.append((work.silo, u, after, before))
+                    self.lengths.append((context.silo, u, after, before))
                 yield chunk
 
         return replace(stream, chunks=watched(stream.chunks))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from refusals import refused
+
 from silodp import errors
 from silodp.errors import (
     SilodpError,

@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,7 @@ from silodp.accounting.events import Event, costliest_event, without_amplificati
 from silodp.accounting.guarantee import Adversary, View
 from silodp.crypto.keys import Identity
 from silodp.mechanisms.clipping import Bounds, Update
-from silodp.methods.base import Method, Population
+from silodp.methods.base import Method, MethodState, Population
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
 from silodp.wire.store import Store
@@ -49,6 +49,11 @@ class Setting:
     rounds: int = 10**6
 
     @property
+    def sum_size(self) -> int:
+        """Numbers in what silos add up: d, and the method's extra coordinates."""
+        return self.size + self.method.extra_coordinates
+
+    @property
     def bounds(self) -> Bounds | None:
         """What holds for the sums; None where silos finish their updates themselves."""
         return self.method.bounds(self.population)
@@ -66,6 +71,8 @@ class Setting:
         ]
         return json.dumps([*public, repr(aggregator)])
 
+
+T = TypeVar("T")
 
 LocalUpdateFn = Callable[[int], tuple[Update, Tensor, np.random.Generator]]
 """Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
@@ -382,13 +389,32 @@ def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind
 
 
 def round_arrays(setting: Setting, shows_sample: bool = True) -> dict[str, Array]:
-    """The arrays of an update: the model, and who and which silos take part where the method draws them."""
+    """The arrays of an update: the model, who and which silos take part where the method draws them, and its state."""
     arrays = {"params": Array(setting.dtype, (setting.size,), finite=True)}
-    if shows_sample and setting.method.draws_users:
+    if shows_sample and setting.method.samples_users:
         arrays["sample"] = Array("bool", (setting.population.users,))
-    if setting.method.draws_clients:
+    if setting.method.samples_silos:
         arrays["clients"] = Array("bool", (setting.population.silos,))
-    return arrays
+    initial = setting.method.initial_state(setting.population)
+    state = {name: Array(str(value.dtype), value.shape, finite=True) for name, value in initial.items()}
+    return {**arrays, **_of_state(state)}
+
+
+_STATE = "state."
+
+
+def _of_state(values: Mapping[str, T]) -> dict[str, T]:
+    return {_STATE + name: value for name, value in values.items()}
+
+
+def request_state(state: MethodState) -> dict[str, np.ndarray]:
+    """Return the method's state as entries of an update's request."""
+    return _of_state(state)
+
+
+def state_of(request: Message) -> dict[str, np.ndarray]:
+    """Return the method's state that an update's request carries."""
+    return {name[len(_STATE) :]: value for name, value in request.arrays.items() if name.startswith(_STATE)}
 
 
 def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
@@ -405,4 +431,4 @@ def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
         for name, view in views.items():
             costs.setdefault(name, []).append((view, aggregator.event(setting, view)))
     delta = setting.delta * aggregator.delta_share
-    return replace(setting, method=setting.method.calibrated(costs, setting.population, delta))
+    return replace(setting, method=setting.method.calibrate(costs, setting.population, delta))

@@ -146,7 +146,7 @@ class Lattice(PrivateWeighting):
         """The method's, with Skellam noise at the scale of 2^r, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
-        return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.size, reach)
+        return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, reach)
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """What it costs, and every rule it meets."""
@@ -157,7 +157,7 @@ class Lattice(PrivateWeighting):
             "grid steps to the clip": p.clip_units,
             "weights are multiples of": f"2^-{p.weight_bits}",
             "ring": f"N = {p.ring_size}, Q = 2^{p.modulus_bits} in limbs of {p.limb_bits} bits, T = {p.plaintext_bits}",
-            "bytes up, per silo and round": round(p.bytes_up * setting.size),
+            "bytes up, per silo and round": round(p.bytes_up * setting.sum_size),
             "bytes down, per silo and round": p.bytes_down,
             **described_sampling(
                 self.law(setting.method), setting.population.silos, setting.population.users, 8, 2
@@ -217,8 +217,8 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
     )
     event, spent = costliest_event([setting.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, NonPrivate):
-        reach = 1 + math.sqrt(setting.size) / _NOISE_STEPS
-        release = to_discrete(event, _FEWEST_UNITS, setting.size, reach)
+        reach = 1 + math.sqrt(setting.sum_size) / _NOISE_STEPS
+        release = to_discrete(event, _FEWEST_UNITS, setting.sum_size, reach)
         delta = setting.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
         most_in_a_round = 1 + silos - setting.population.m
@@ -228,7 +228,7 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
             [(release, rounds), *[(without_amplification(release), further)] * (further > 0)], delta, "rdp"
         )
     return search_parameters(
-        dimension=setting.size,
+        dimension=setting.sum_size,
         users=setting.population.users,
         silos=silos,
         count_cap=aggregator.count_cap,
@@ -363,7 +363,7 @@ class _Silo:
 
     def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p = self._aggregator.parameters(self._setting)
-        share = draw_skellam(self._setting.size, noise_std(bounds, p) ** 2, stream)
+        share = draw_skellam(self._setting.sum_size, noise_std(bounds, p) ** 2, stream)
         return {"noise": scaled_noise(share, p.noise_shift, stream)}
 
     def _claim(self, request: Message, seed: bytes) -> bool:

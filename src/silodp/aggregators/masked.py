@@ -136,19 +136,19 @@ class Masked(MinSilosMixin, Aggregator):
         else:
             # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
             units = units * min(view.n, spread_over) // spread_over
-        return to_discrete(event, max(1, units), setting.size)
+        return to_discrete(event, max(1, units), setting.sum_size)
 
     def ring(self, setting: Setting) -> tuple[Words, float]:
         """The ring that sums live in, and the size of a grid step."""
         if setting.bounds is None:
-            return Words(setting.size, 64), FIXED_POINT_STEP
+            return Words(setting.sum_size, 64), FIXED_POINT_STEP
         grid = Quantizer.for_(setting.bounds, self.units)
-        return Words(setting.size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
+        return Words(setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """Grid, ring, and what travels."""
         ring, step = self.ring(setting)
-        words = setting.size * ring.dtype.itemsize
+        words = setting.sum_size * ring.dtype.itemsize
         return {
             "silos needed in a sum": setting.population.m,
             "grid steps to the clip": None if setting.bounds is None else round(setting.bounds.clip / step),
@@ -161,7 +161,7 @@ class Masked(MinSilosMixin, Aggregator):
     def script(self, setting: Setting, name: str) -> Script:
         """Set-up, the silos' meeting, then attempts."""
         ring, _ = self.ring(setting)
-        masked = Schema(arrays={"masked": Array(ring.dtype.name, (setting.size,))})
+        masked = Schema(arrays={"masked": Array(ring.dtype.name, (setting.sum_size,))})
         return Script(
             (*setup_kinds(setting), *key_agreement_kinds(setting.names, name)),
             update_kind(setting, round_arrays(setting), {}, masked),

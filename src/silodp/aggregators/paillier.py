@@ -103,10 +103,11 @@ class Paillier(PrivateWeighting):
         bounds = check_private_weights(setting, self.name)
         finest = Quantizer.for_(bounds).units
         grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
-        if grid.units < 64 * math.sqrt(setting.size):
+        if grid.units < 64 * math.sqrt(setting.sum_size):
             raise SilodpError(
-                f"{grid.units} grid steps to the clip are too few for {setting.size} parameters under 'paillier': set "
-                f"units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.size)))}, or aggregator = 'lattice'.",
+                f"{grid.units} grid steps to the clip are too few for {setting.sum_size} parameters under "
+                f"'paillier': set units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.sum_size)))}, or "
+                f"aggregator = 'lattice'.",
                 code="argument.grid",
                 field="units",
             )
@@ -118,7 +119,7 @@ class Paillier(PrivateWeighting):
         return PaillierParameters(
             silos=setting.population.silos,
             users=setting.population.users,
-            dimension=setting.size,
+            dimension=setting.sum_size,
             count_cap=self.count_cap,
             row_bound=grid.units,
             noise_std=math.sqrt(noise_variance(bounds, grid)),
@@ -130,7 +131,7 @@ class Paillier(PrivateWeighting):
         """The method's, with Skellam noise at the scale C_LCM, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         return to_discrete(
-            setting.method.dp_event(view), int(p.sensitivity), setting.size, p.sensitivity / p.row_bound
+            setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, p.sensitivity / p.row_bound
         )
 
     def describe(self, setting: Setting) -> dict[str, Any]:

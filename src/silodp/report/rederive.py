@@ -292,7 +292,7 @@ class _RunFiles:
             drawn = DirectoryStore(folder, private=False).get(key)
             if drawn is not None:
                 store.put(key, drawn)
-        drawn_at_all = self._method.clients(setting.population, np.random.default_rng(0)) is not None
+        drawn_at_all = self._method.sample_silos(setting.population, np.random.default_rng(0)) is not None
         kept = store.get(COMPLETED_ROUNDS_KEY)
         asked = rounds[0 if kept is None else Message.decode(kept).round :]
         forgotten = self._config.seed is None and not set(asked) <= set(store.names())
