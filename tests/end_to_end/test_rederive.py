@@ -19,6 +19,7 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED, format_rounded_up
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.cli.main import main
+from silodp.config.schema import load_config
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.report import rederive
@@ -100,6 +101,17 @@ def refused(directory: Path, says: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_an_untouched_run_is_borne_out_but_what_only_tables_say(runs: Ran, kind: str) -> None:
     assert audit(runs(kind)).unchecked == (rederive.DATA,)
+
+
+def test_a_run_of_an_earlier_version_that_names_a_device_is_checked_in_full(copy: Ran) -> None:
+    directory = copy("masked")
+    path = directory / "config.toml"
+    path.write_text(path.read_text().replace("[aggregation]\n", '[aggregation]\ndevice = "cpu"\n', 1))
+    assert 'device = "cpu"' in path.read_text()
+    assert audit(directory).unchecked == (rederive.DATA,)
+    with pytest.raises(SilodpError) as error:
+        load_config(path)
+    assert (error.value.code, error.value.field) == ("config.unknown_field", "aggregation.device")
 
 
 @pytest.mark.parametrize("kind", KINDS)

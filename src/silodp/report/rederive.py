@@ -24,7 +24,8 @@ from silodp.aggregators import AggregatorRecord
 from silodp.aggregators.base import Setting, round_events
 from silodp.config.budgets import budget_unit
 from silodp.config.public_spec import ASSUMED_USERS, declared_users, outline, setting_of
-from silodp.config.schema import RunConfig, load_config
+from silodp.config.schema import RunConfig, parse_config
+from silodp.config.toml_values import read_toml
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
@@ -113,7 +114,7 @@ def rederive_guarantees(
     if not path.exists():
         return Rederived({}, (f"{_ALL} (there is no config.toml)",))
     try:
-        config = load_config(path)
+        config = _load_config(path)
     except SilodpError as error:
         return Rederived({}, (f"{_ALL} (config.toml cannot be read: {str(error).rstrip('.')})",))
     wrong = _config_mismatch(config, aggregator, ledger)
@@ -134,6 +135,14 @@ def rederive_guarantees(
             f"{path} is not the configuration of this run: {wrong}; restore it.", code="report.contradicted"
         )
     return again
+
+
+def _load_config(path: Path) -> RunConfig:
+    """Load a run's config.toml without `aggregation.device`, which earlier versions had and no result depends on."""
+    values = read_toml(path)
+    if isinstance(values.get("aggregation"), dict):
+        values["aggregation"].pop("device", None)
+    return parse_config({"name": path.stem, **values}, path.parent)
 
 
 def _check_age(directory: Path, ledger: Ledger) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.fft
@@ -22,25 +22,13 @@ Bytes = NDArray[np.uint8]
 _ROWS_AT_A_TIME = 16  # polynomials transformed together: a megabyte, which stays in the cache
 
 
-class Transform(Protocol):
-    """Matrices of polynomials to their values at half of the roots of X^N+1 (the other half are the conjugates).
-
-    Spectra are arrays of shape (N/2, r, c) that know `@`, `+=`, `.conj()` and `.swapaxes`: one product `A @ B` of
-    spectra is the product of matrices of polynomials. numpy here; torch, on a GPU too, does the same in as few lines.
-    """
-
-    def forward(self, polynomials: NDArray[Any]) -> Any:
-        """Integers (r, c, N) to a spectrum (N/2, r, c)."""
-        ...
-
-    def inverse(self, spectrum: Any) -> Integers:
-        """A spectrum (N/2, r, c) to integers (r, c, N), each rounded to the nearest."""
-        ...
-
-
 @dataclass(frozen=True)
 class FourierTransform:
-    """The negacyclic transform by one complex FFT of length N/2: x_j + i·x_(j+N/2), twisted by e^(iπj/N)."""
+    """Matrices of polynomials to their values at half of the roots of X^N+1 (the other half are the conjugates).
+
+    One complex FFT of length N/2: x_j + i·x_(j+N/2), twisted by e^(iπj/N). One product `A @ B` of spectra is the
+    product of matrices of polynomials; the adjoint of a polynomial has the conjugate spectrum.
+    """
 
     size: int
 

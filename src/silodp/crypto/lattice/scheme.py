@@ -24,7 +24,7 @@ from silodp.crypto.lattice._plaintexts import Chunk, Plaintexts, add_own_part
 from silodp.crypto.lattice._verification import VerifiedProducts
 from silodp.crypto.lattice.noise import add_flooding, centered_binomial, ternary
 from silodp.crypto.lattice.parameters import LatticeParameters
-from silodp.crypto.lattice.ring import FourierTransform, Integers, Ring, Transform
+from silodp.crypto.lattice.ring import FourierTransform, Integers, Ring
 from silodp.crypto.streams import KEY_BYTES, secret_of, subkey
 from silodp.errors import SilodpError
 
@@ -46,9 +46,7 @@ class LatticeServer:
     (error < 2^−4 for every ring and limb that `LatticeParameters` allows).
     """
 
-    def __init__(
-        self, parameters: LatticeParameters, key: bytes | None = None, transform: Transform | None = None
-    ):
+    def __init__(self, parameters: LatticeParameters, key: bytes | None = None):
         """`key`: 32 secret bytes that the secret follows from, to be kept by who must decrypt after a restart.
 
         Make a fresh one for every attempt: a malicious silo can make the server's next model carry its secret (it adds
@@ -57,7 +55,7 @@ class LatticeServer:
         parameters.check()
         self.parameters = parameters
         self._ring = parameters.ring
-        self._transform = transform or FourierTransform(parameters.ring_size)
+        self._transform = FourierTransform(parameters.ring_size)
         key = secrets.token_bytes(KEY_BYTES) if key is None else key
         secret = ternary(subkey(key, "lattice secret"), 1, 1, parameters.ring_size)
         self._secret = self._transform.forward(secret)
@@ -149,7 +147,6 @@ class LatticeSilo:
     parameters: LatticeParameters
     claim: Callable[[bytes], bool] = field(repr=False)  # a method would print what it belongs to
     workers: int = 1
-    transform: Transform | None = None
 
     def __post_init__(self) -> None:
         self.parameters.check()
@@ -199,8 +196,7 @@ class LatticeSilo:
             return np.concatenate([ring.from_bytes(sent), ring.uniform(subkey(seed, "public key"))])[None]
 
         with ThreadPoolExecutor(self.workers) if self.workers > 1 else nullcontext() as executor:
-            transform = self.transform or FourierTransform(parameters.ring_size)
-            products = VerifiedProducts(parameters, subkey(key, "tests"), transform, executor)
+            products = VerifiedProducts(parameters, subkey(key, "tests"), executor)
             for owners, multipliers in batches:
                 ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], owners)
                 products.add_to(total, multipliers, ciphertexts)
