@@ -29,9 +29,8 @@ from silodp.runtime.server import COMPLETED_ROUNDS_KEY
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
-from silodp.wire.signatures import _OVERHEAD
 from silodp.wire.store import DirectoryStore
-from silodp.wire.transport import Failure, InProcess
+from silodp.wire.transport import _OVERHEAD, Failure, InProcess
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation
 

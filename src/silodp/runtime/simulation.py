@@ -11,9 +11,8 @@ from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.run_spec import Terms
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
-from silodp.wire.signatures import SignedChannel, SignedParty
 from silodp.wire.store import RoundStore, Store
-from silodp.wire.transport import InProcess
+from silodp.wire.transport import InProcess, SignedChannel, SignedParty
 
 
 def build_parties(
