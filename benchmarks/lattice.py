@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.lattice._parameter_search import search_parameters
-from silodp.crypto.lattice.noise import scaled_noise
+from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 
@@ -108,7 +108,7 @@ def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[st
         seen.clear()
         reals = rng.normal(size=dimension)
         base = np.trunc(reals * (parameters.clip_units / np.linalg.norm(reals))).astype(np.int32)
-        noise = scaled_noise(
+        noise = scale_noise(
             np.rint(rng.normal(0, 5 * 2**17 / silos**0.5, dimension)).astype(np.int64),
             parameters.noise_shift,
             rng,

@@ -51,10 +51,10 @@ from silodp.aggregators.base import (
 from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.aggregators.masked import check_survivors
 from silodp.crypto.lattice._parameter_search import search_parameters
-from silodp.crypto.lattice.noise import scaled_noise
+from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
-from silodp.crypto.secure_aggregation import RoundAttempt, masked, opened
+from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError, check_whole
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream
@@ -272,7 +272,7 @@ class _Server:
             return None
         answers, seals, attempt = result
         values = [self._digits(name, answers[name]) for name in names if name in answers]
-        total = LatticeServer(p, self._key(desk, attempt)).decrypt(opened(values, seals, p.digits))
+        total = LatticeServer(p, self._key(desk, attempt)).decrypt(open_sum(values, seals, p.digits))
         bounds = check_private_weights(self.setting, self.aggregator.name)
         return torch.from_numpy(total * (bounds.clip / p.clip_units / 2.0**p.weight_bits))
 
@@ -347,13 +347,13 @@ class _Silo:
             self._weights.of_round(request),
             drawn["noise"],
         )
-        hidden = masked(digits, p.digits, session, attempt, request.digest())
+        hidden = apply_masks(digits, p.digits, session, attempt, request.digest())
         return request.reply(masked=p.digits.to_bytes(hidden)), refused[0]
 
     def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p = self._aggregator.parameters(self._setting)
         share = draw_skellam(self._setting.sum_size, noise_std(bounds, p) ** 2, stream)
-        return {"noise": scaled_noise(share, p.noise_shift, stream)}
+        return {"noise": scale_noise(share, p.noise_shift, stream)}
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.lattice.parameters import CHECK_PIECE_BITS, PIECE_BITS, LatticeParameters
-from silodp.crypto.lattice.ring import FourierTransform, Integers
-from silodp.crypto.streams import keystream
+from silodp.crypto.lattice.ring import FourierTransform
+from silodp.crypto.streams import Integers, keystream
 from silodp.errors import SilodpError
 
 Elements = Callable[[slice], NDArray[np.int32]]

@@ -15,10 +15,8 @@ import numpy as np
 import scipy.fft
 from numpy.typing import NDArray
 
-from silodp.crypto.streams import words
+from silodp.crypto.streams import Bytes, Integers, Words, draw_words
 
-Integers = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 _ROWS_AT_A_TIME = 16  # polynomials transformed together: a megabyte, which stays in the cache
 
 
@@ -118,7 +116,7 @@ class Ring:
     def uniform(self, key: bytes, *shape: int) -> NDArray[np.int32]:
         """Uniform elements (*shape, K, N) in balanced limbs, the stream of `key`."""
         count = int(np.prod(shape, dtype=np.int64)) * self.limbs * self.size
-        digits = (words(key, count, np.uint32) & np.uint32(self.mask)).astype(np.int32)
+        digits = (draw_words(key, count, np.uint32) & np.uint32(self.mask)).astype(np.int32)
         return (digits - np.int32(self.half)).reshape(*shape, self.limbs, self.size)
 
     def to_bytes(self, element: NDArray[Any]) -> Bytes:
@@ -133,7 +131,7 @@ class Ring:
         return digits.reshape(*packed.shape[:-1], self.limbs, self.size)
 
 
-def pack(values: NDArray[np.uint64], bits: int) -> Bytes:
+def pack(values: Words, bits: int) -> Bytes:
     """Values (..., count) below 2^bits, bits ≤ 64, count a multiple of 64, as (..., count·bits/8) bytes.
 
     Value j·G+i (G = count/64) lies in bits [j·bits, (j+1)·bits) of column i of `bits` rows of G little-endian words:
@@ -149,7 +147,7 @@ def pack(values: NDArray[np.uint64], bits: int) -> Bytes:
     return packed.reshape(*values.shape[:-1], -1).view(np.uint8)
 
 
-def unpack(packed: Bytes, bits: int) -> NDArray[np.uint64]:
+def unpack(packed: Bytes, bits: int) -> Words:
     """The values (..., count) of `pack`; ValueError when these are no whole rows of words."""
     columns = np.ascontiguousarray(packed).view("<u8").reshape(*packed.shape[:-1], bits, -1)
     rows = np.empty((*packed.shape[:-1], 64, columns.shape[-1]), np.uint64)
