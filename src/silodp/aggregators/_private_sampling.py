@@ -30,7 +30,7 @@ from silodp.crypto.oblivious_transfer import (
     TransferReceiver,
     TransferSender,
 )
-from silodp.crypto.private_sampling import MOST_PLACES, SILO_CHOOSES, SamplingRatio
+from silodp.crypto.private_sampling import MOST_CELLS, SILO_CHOOSES, SamplingRatio
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
@@ -60,15 +60,15 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
             code="argument.conflict",
             field="hidden_sample",
         )
-    if not 2 <= places <= MOST_PLACES:
+    if not 2 <= places <= MOST_CELLS:
         raise SilodpError(
-            f"hidden_sample = {places}: set a number of cells from 2 to {MOST_PLACES:,}.",
+            f"hidden_sample = {places}: set a number of cells from 2 to {MOST_CELLS:,}.",
             code="argument.value",
             field="hidden_sample",
         )
     drawn = round(rate * places)
     if drawn < 1 or drawn / places != rate:
-        nearest = Fraction(rate).limit_denominator(MOST_PLACES)
+        nearest = Fraction(rate).limit_denominator(MOST_CELLS)
         does = float(nearest) == rate
         remedy = (
             f"hidden_sample = {nearest.denominator}" if does else f"user_sampling = {max(drawn, 1)}/{places}"
@@ -106,7 +106,8 @@ def chosen_kind(setting: Setting, law: SamplingRatio, width: int, entry: int) ->
     return Kind(
         "chosen",
         Schema(
-            {"session": is_digest}, blobs={"answer": Blob.of(lookup.answer_bytes(users, law.places, width))}
+            {"session": is_digest},
+            blobs={"answer": Blob.of(lookup.answer_bytes(users, law.denominator, width))},
         ),
         Schema(blobs={f"to/{name}": box for name in setting.names[1:]}),
     )
@@ -114,7 +115,7 @@ def chosen_kind(setting: Setting, law: SamplingRatio, width: int, entry: int) ->
 
 def choice_blob(setting: Setting, law: SamplingRatio) -> Blob:
     """Silo 0's request for its entries."""
-    return Blob.of(lookup.request_bytes(setting.population.users, law.places))
+    return Blob.of(lookup.request_bytes(setting.population.users, law.denominator))
 
 
 def box_blob(setting: Setting, name: str, entry: int) -> dict[str, Blob]:

@@ -113,9 +113,11 @@ def described_sampling(
     """What it costs that nobody knows the sample, for people; `entry`: bytes that silo 0 chooses for one person."""
     if law is None:
         return {}
-    table = law.places * entry + 16 * (law.places - 1).bit_length()  # entries, and transfers to choose one
+    table = (
+        law.denominator * entry + 16 * (law.denominator - 1).bit_length()
+    )  # entries, and transfers to choose one
     return {
-        "sampling": f"{law.drawn} of {law.places} cells for every person; nobody knows who is sampled",
+        "sampling": f"{law.numerator} of {law.denominator} cells for every person; nobody knows who is sampled",
         "bytes between server and silo 0 for it, per round": users * (lookups * table + (silos - 1) * entry),
     }
 

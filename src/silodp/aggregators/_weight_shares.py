@@ -232,7 +232,7 @@ class SiloWeights:
         return OtClient(self.setting, law, self.member, self.store, self._chosen)
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        shares = self._shares(request.run).hidden(request.round, _USE, part).finish(answer)
+        shares = self._shares(request.run).await_choices(request.round, _USE, part).finish(answer)
         return shares.astype("<u8").tobytes()
 
     def _shares(self, run: str) -> SiloShares:
@@ -243,7 +243,7 @@ class SiloWeights:
 
     def _counts(self, request: Message) -> Message:
         session, silo = self._session(request), self._shares(request.run)
-        group, attempt = _counted(silo.plan, session.roster)
+        group, attempt = _counted(silo.parameters, session.roster)
         value = group.from_integers(self.capped)
         if session.name == session.roster[0]:
             value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
@@ -332,7 +332,7 @@ def sampling_kinds(setting: Setting, constants: Constants, name: str) -> tuple[K
     if law is None:
         return (_lookup_kind("sample", users, 2),)
     choice = {"choice": choice_blob(setting, law)}
-    return _lookup_kind("sample", users, law.places, choice), chosen_kind(setting, law, 1, 8)
+    return _lookup_kind("sample", users, law.denominator, choice), chosen_kind(setting, law, 1, 8)
 
 
 def _lookup_kind(name: str, users: int, size: int, more: Mapping[str, Blob] | None = None) -> Kind:
