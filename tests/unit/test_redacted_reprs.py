@@ -269,7 +269,10 @@ def paillier_server():
 @case
 def paillier_silo():
     key = PaillierServer(PAILLIER).public_key()
-    return (held := PaillierSilo(PAILLIER, 0, COUNTS, key, KEY, SESSION)), [held._r[3], Numbers(COUNTS)]
+    return (held := PaillierSilo(PAILLIER, 0, COUNTS, key, KEY, SESSION)), [
+        held._blinding[3],
+        Numbers(COUNTS),
+    ]
 
 
 LATTICE = search_parameters(

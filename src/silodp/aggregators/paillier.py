@@ -243,7 +243,7 @@ class _Server:
         for key in seals.values():
             sealed = group.mask(sealed, key, 1)
         scaled = server.compute_scaled_sum([answer.blobs["answer"] for answer in answers.values()], sealed)
-        return torch.from_numpy(server.rounded(scaled) * self.aggregator.grid(self.setting).step)
+        return torch.from_numpy(server.round_sum(scaled) * self.aggregator.grid(self.setting).step)
 
     def _boxes(
         self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio
