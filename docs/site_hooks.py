@@ -80,7 +80,7 @@ def format_index(packages: list[ModuleType]) -> str:
         names = ", ".join(f"`{name}`" for name in sorted(package.__all__, key=str.lower))
         lines.append(f"| [`{package.__name__}`]({package.__name__}.md) | {names} |")
     return "\n".join(
-        [*lines, "", "The commands of the `silodp` program are on [a page of their own](commands.md)."]
+        [*lines, "", "The commands of the `silodp` program have [a separate page](commands.md)."]
     )
 
 
