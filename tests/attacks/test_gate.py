@@ -16,8 +16,9 @@ from end_to_end.test_masked import AVG
 from end_to_end.test_private_sampling import HALF, HIDDEN
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.ledger import Ledger
+from silodp.aggregators import Plain
 from silodp.aggregators._key_agreement import run_key_agreement
-from silodp.aggregators.base import Plain, costliest_events
+from silodp.aggregators.base import costliest_events
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers

@@ -14,7 +14,7 @@ import torch
 
 from end_to_end.test_masked import charges
 from end_to_end.test_private_sampling import HALF, HIDDEN, LAW
-from silodp.aggregators.base import Plain
+from silodp.aggregators import Plain
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
@@ -251,9 +251,9 @@ def test_a_run_that_dies_while_it_forgets_goes_on_as_if_it_had_not(name, death, 
 class Drawn(UldpAvg):
     """Silos are drawn for every round."""
 
-    draws_clients = True
+    samples_silos = True
 
-    def clients(self, population, stream):
+    def sample_silos(self, population, stream):
         return stream.random(population.silos) < 0.5
 
 
@@ -271,7 +271,7 @@ def test_how_often_a_silo_took_part_is_known_when_the_draws_are_forgotten(death,
                     parties.run_round(round_)
         parties.run_round(round_)
         told += parties.last("update").arrays["clients"]
-        np.testing.assert_array_equal(parties.server.joined(round_ + 1), told)
+        np.testing.assert_array_equal(parties.server.participation_counts(round_ + 1), told)
     assert 0 < told.sum() < 24
     assert sum(key.startswith("clients/") for key in parties.server.store.names()) == 1
 

@@ -18,6 +18,7 @@ from silodp.errors import SilodpError
 from silodp.methods import Method, Population, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import DpSgd
+from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import Result, train
@@ -154,9 +155,9 @@ def test_a_silo_that_is_not_drawn_sends_zeros_and_nobody_else_is_scaled_up(monke
     totals = []
     plain = Server.step
 
-    def spied(self: Server, params: object, velocity: object, total: torch.Tensor) -> object:
+    def spied(self: Server, before: Checkpoint, total: torch.Tensor) -> Checkpoint:
         totals.append(total)
-        return plain(self, params, velocity, total)  # type: ignore[arg-type]
+        return plain(self, before, total)
 
     monkeypatch.setattr(Server, "step", spied)
     method = replace(RPDP, client_sampling=0.2, rounds=12)

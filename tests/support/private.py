@@ -145,7 +145,7 @@ class Parties:
         federation = federation or small_federation(silos=silos)
         task = logistic_task(federation.silos[0].x.shape[1])
         self.names = tuple(silo.name for silo in federation.silos)
-        population = Population(len(self.names), federation.users, aggregator.shares_for(len(self.names)))
+        population = Population(len(self.names), federation.users, aggregator.min_silos_for(len(self.names)))
         self.setting = Setting("run", self.names, method, population, task.size, rounds=rounds)
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}

@@ -213,7 +213,7 @@ class SiloWeights:
         if self._choices is not None:
             return np.frombuffer(self._choices.of_round(request), "<u8").astype(np.uint64)
         silo = self._shares(request.run)
-        return silo.masks(request.round, _USE) if self.setting.method.draws_users else silo.shares()
+        return silo.masks(request.round, _USE) if self.setting.method.samples_users else silo.shares()
 
     @cached_property
     def _choices(self) -> OtClient | None:
@@ -318,7 +318,7 @@ def weight_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kin
 def sampling_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kind, ...]:
     """What the silo of this name is asked in a round before its update."""
     law, users = constants.law(setting), setting.population.users
-    if name != setting.names[0] or not setting.method.draws_users:
+    if name != setting.names[0] or not setting.method.samples_users:
         return ()
     if law is None:
         return (_lookup_kind("sample", users, 2),)

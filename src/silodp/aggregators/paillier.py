@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from torch import Tensor
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import SessionInfo, key_agreement_kinds, set_up
-from silodp.aggregators._private_sampling import ASSUMPTION as HIDDEN_SAMPLE
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
@@ -73,7 +72,7 @@ ASSUMPTIONS = (
 _MOST_UNITS = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Paillier(PrivateWeighting):
     """Private weighting for small models.
 
@@ -90,16 +89,8 @@ class Paillier(PrivateWeighting):
     insecure_for_tests: bool = False
     hidden_sample: int | None = None
 
-    name: str = field(default="paillier", init=False)
-    exact: bool = field(default=True, init=False)
-    weights_privately: bool = field(default=True, init=False)
-    max_rounds: None = field(default=None, init=False, repr=False)
-    delta_share: float = field(default=1.0, init=False, repr=False)
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What hiding the parts of the sum rests on."""
-        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_users_privately else ASSUMPTIONS
+    name = "paillier"
+    protocol_assumptions = ASSUMPTIONS
 
     def check(self, setting: Setting) -> None:
         """Weights by records, enough silos, a grid, and room in a plaintext."""
@@ -112,10 +103,11 @@ class Paillier(PrivateWeighting):
         bounds = check_private_weights(setting, self.name)
         finest = Quantizer.for_(bounds).units
         grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
-        if grid.units < 64 * math.sqrt(setting.size):
+        if grid.units < 64 * math.sqrt(setting.sum_size):
             raise SilodpError(
-                f"{grid.units} grid steps to the clip are too few for {setting.size} parameters under 'paillier': set "
-                f"units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.size)))}, or aggregator = 'lattice'.",
+                f"{grid.units} grid steps to the clip are too few for {setting.sum_size} parameters under "
+                f"'paillier': set units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.sum_size)))}, or "
+                f"aggregator = 'lattice'.",
                 code="argument.grid",
                 field="units",
             )
@@ -127,7 +119,7 @@ class Paillier(PrivateWeighting):
         return PaillierParameters(
             silos=setting.population.silos,
             users=setting.population.users,
-            dimension=setting.size,
+            dimension=setting.sum_size,
             count_cap=self.count_cap,
             row_bound=grid.units,
             noise_std=math.sqrt(noise_variance(bounds, grid)),
@@ -139,7 +131,7 @@ class Paillier(PrivateWeighting):
         """The method's, with Skellam noise at the scale C_LCM, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         return to_discrete(
-            setting.method.dp_event(view), int(p.sensitivity), setting.size, p.sensitivity / p.row_bound
+            setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, p.sensitivity / p.row_bound
         )
 
     def describe(self, setting: Setting) -> dict[str, Any]:

@@ -32,7 +32,7 @@ import numpy as np
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.attempts import common_digest, model_and_sample
-from silodp.aggregators.base import Aggregator, Setting, costliest_events
+from silodp.aggregators.base import Aggregator, Setting, costliest_events, state_of
 from silodp.errors import SilodpError, counted
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
@@ -190,6 +190,10 @@ class Gate:
                 "does not ask of it",
             )
         kind.request.check(request, f"the server of silo '{self._name}'")
+        if kind is self.script.update:
+            problem = self._setting.method.state_problem(state_of(request), self._setting.population)
+            if problem is not None:
+                self._refuse("gate.state", f"was sent a state of the method that {problem}")
 
     def _check_age(self, state: State) -> None:
         """Refuse where the silo's store and its ledger are copies of different moments."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -14,14 +14,24 @@ from torch import Tensor
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Aggregator, ServerAggregator, Setting, release_events, round_events
+from silodp.aggregators.base import (
+    Aggregator,
+    ServerAggregator,
+    Setting,
+    release_events,
+    request_state,
+    round_events,
+)
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
+from silodp.methods.base import MethodState
+from silodp.runtime.checkpoint import Checkpoint
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
 from silodp.wire.store import Store
 from silodp.wire.transport import Channel, Failure
 
+EMPTY_STATE: MethodState = {}
 COMPLETED_ROUNDS_KEY = "rounds over"
 """Where the server keeps how many rounds are over, and how many of them each silo took part in (S,)."""
 _OF_A_ROUND = re.compile(
@@ -92,7 +102,7 @@ class Server:
         )
         self.side.set_up(self)
 
-    def run_round(self, round_: int, params: Tensor) -> Tensor | None:
+    def run_round(self, round_: int, params: Tensor, state: MethodState = EMPTY_STATE) -> Tensor | None:
         """The sum of the silos' noisy shares for one round, charged before anything of it is seen; None: budget spent.
 
         Whoever asks for a round has durably kept the model that the rounds before it led to: they are forgotten.
@@ -107,7 +117,8 @@ class Server:
         sample = self._once(f"sample/{round_}", lambda: self._sample(round_))
         clients = self._once(f"clients/{round_}", partial(self._clients, round_))
         drawn = {"sample": sample, "clients": clients}
-        arrays = {"params": params.cpu().numpy(), **{name: draw for name, draw in drawn.items() if draw.size}}
+        drawn = {name: draw for name, draw in drawn.items() if draw.size}
+        arrays = {"params": params.cpu().numpy(), **drawn, **request_state(state)}
         return self.side.total(self, round_, arrays)
 
     def participation_counts(self, rounds: int) -> np.ndarray:
@@ -141,12 +152,19 @@ class Server:
         self.ledger.charge(round_, release, cost)
         return True
 
-    def step(self, params: Tensor, velocity: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-        """x ← x + η_g · scale · v with v ← momentum·v + Σ_s Δ_s; params (d,), velocity (d,) float64."""
-        method = self.setting.method
-        velocity = method.server_momentum * velocity + total
-        rate = method.server_learning_rate * method.server_scale(self.setting.population)
-        return params + (rate * velocity).to(params), velocity
+    def step(self, before: Checkpoint, total: Tensor) -> Checkpoint:
+        """Return the state after a round: the next model, and what the optimizer and the method keep.
+
+        Args:
+            before: the state in which the round was asked for.
+            total: (d + extra coordinates,) float64, the noisy sum.
+        """
+        method, population = self.setting.method, self.setting.population
+        update, state = method.read_sum(total, before.method, population)
+        rate, scale = method.server_learning_rate, method.server_scale(population)
+        optimizer = method.make_server_optimizer()
+        params, kept = optimizer.step(before.params, update, before.optimizer, rate, scale)
+        return replace(before, round=before.round + 1, params=params, optimizer=kept, method=state)
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
         """One blocking call; an answer must be to what was asked, and of its kind.
@@ -245,11 +263,13 @@ class Server:
     def _sample(self, round_: int) -> np.ndarray:
         if self.aggregator.samples_users_privately:  # drawn between the parties: the server is not to know it
             return np.empty(0, dtype=bool)
-        sample = self.setting.method.sample(self.setting.population, self.randomness.stream("sample", round_))
+        sample = self.setting.method.sample_users(
+            self.setting.population, self.randomness.stream("sample", round_)
+        )
         return np.empty(0, dtype=bool) if sample is None else sample
 
     def _clients(self, round_: int) -> np.ndarray:
-        clients = self.setting.method.clients(
+        clients = self.setting.method.sample_silos(
             self.setting.population, self.randomness.stream("clients", round_)
         )
         return np.empty(0, dtype=bool) if clients is None else clients

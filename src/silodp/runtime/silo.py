@@ -14,7 +14,7 @@ from torch import Tensor
 from silodp.accounting.accountant import default_accountant
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Aggregator, Setting, SiloContext, round_events
+from silodp.aggregators.base import Aggregator, Setting, SiloContext, round_events, state_of
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES, subkey
 from silodp.data.silo_data import SiloData
@@ -68,7 +68,7 @@ class Silo:
         self._task, self._method, self._population = task, setting.method, setting.population
         self._randomness = randomness.child("silo", data.name)
         self._store = store
-        self._names = setting.names
+        self._names, self._sum_size = setting.names, setting.sum_size
         self._user_index, self._budget = data.user, data.budget
         self._records = data.digest()  # of private rows: it stays in this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
@@ -150,7 +150,7 @@ class Silo:
         memory = None if stored is None else Message.decode(stored).arrays["memory"]
         own = None if self._budget is None else self._budget[admitted]
         accounts = {}
-        for name, values in self._method.book(own, self.gate.state.round + 1, memory).items():
+        for name, values in self._method.record_accounts(own, self.gate.state.round + 1, memory).items():
             accounts[name] = np.zeros(len(admitted), values.dtype)
             accounts[name][admitted] = values
         return accounts
@@ -209,21 +209,22 @@ class Silo:
         clients = request.arrays.get("clients")
         place = self._names.index(self.name)
         if clients is not None and not clients[place]:
-            return weights, LocallyNoisedUpdate(torch.zeros(self._task.size, dtype=torch.float64)), randomness
-        update = self._method.silo_update(
+            return weights, LocallyNoisedUpdate(torch.zeros(self._sum_size, dtype=torch.float64)), randomness
+        update = self._method.local_update(
             LocalContext(
                 task=self._task,
                 params=torch.from_numpy(request.arrays["params"]).to(self._task.device),
                 x=self._x[records],
                 y=self._y[records],
                 user=self._user[records],
-                allotment=weights,
+                weights=weights,
                 population=self._population,
                 randomness=randomness,
                 silo=place,
                 budget=None if self._budget is None else torch.from_numpy(self._budget)[records],
                 memory=self._memory(request, release),
                 round=request.round,
+                state=state_of(request),
             )
         )
         return weights, update, randomness
