@@ -25,7 +25,8 @@ from silodp.aggregators.base import Setting, round_events
 from silodp.config.budgets import budget_unit
 from silodp.config.public_spec import ASSUMED_USERS, declared_users, outline, setting_of
 from silodp.config.schema import RunConfig, load_config
-from silodp.data.federation import Federation, SiloData
+from silodp.data.federation import Federation
+from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.guarantees import build_guarantees, delta_warning
@@ -268,7 +269,7 @@ class _RunFiles:
             declared = declared_users(self._config)
             if declared is not None:
                 return declared
-        if self._config.source != "tables":
+        if self._config.dataset.is_published:
             return None if sizes is None else sum(sizes)  # every record is a person of its own
         if self._method.unit == "user" and self._groups:
             return sum(int(group["units"]) for group in self._groups)  # each is in one of them

@@ -16,7 +16,7 @@ from silodp.accounting.ledger import Ledger
 from silodp.aggregators.base import Aggregator, Setting, SiloContext, round_events, state_of
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES, subkey
-from silodp.data.federation import SiloData
+from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.noise import Randomness
