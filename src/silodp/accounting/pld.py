@@ -282,7 +282,7 @@ def probability_above(losses: Losses, epsilon: float) -> float:
     """P(L > ε), infinite losses included, with the probability of each grid point spread evenly over one interval.
 
     Rounding to the grid keeps the mean of every step's loss, so the error is of second order in the grid: below a
-    part in 10³ (`tests/privacy/test_attack.py`), where counting whole grid points would be off by up to 3 %.
+    part in 10³ (`tests/unit/accounting/test_attack.py`), where counting whole grid points would be off by up to 3 %.
     """
     position = epsilon / losses.grid - losses.lowest + 0.5
     place = math.floor(position)

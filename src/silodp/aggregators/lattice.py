@@ -21,7 +21,6 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import current, key_agreement_kinds, set_up
-from silodp.aggregators._private_sampling import ASSUMPTION as HIDDEN_SAMPLE
 from silodp.aggregators._private_sampling import box_blob
 from silodp.aggregators._private_weights import (
     PrivateWeighting,
@@ -45,6 +44,7 @@ from silodp.aggregators.base import (
     Setting,
     SiloAggregator,
     SiloContext,
+    Visibility,
     round_arrays,
     setup_kinds,
 )
@@ -80,7 +80,7 @@ _FEWEST_UNITS = 1 << 12
 _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, section 3)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lattice(PrivateWeighting):
     """Private weighting for models of any size.
 
@@ -100,15 +100,16 @@ class Lattice(PrivateWeighting):
     hidden_sample: int | None = None
     device: Device = field(default="cpu", compare=False, repr=False)  # a party's own affair
 
-    name: str = field(default="lattice", init=False)
-    exact: bool = field(default=True, init=False)
-    weights_privately: bool = field(default=True, init=False)
-    delta_share: float = field(default=0.99, init=False, repr=False)
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What hiding the parts of the sum rests on."""
-        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_users_privately else ASSUMPTIONS
+    name = "lattice"
+    protocol_assumptions = ASSUMPTIONS
+    first_silo = (
+        Visibility(
+            "Silo 0 (the first)",
+            "the same; it also prepares the encrypted tables that weights are looked up in",
+            "the same: it does not learn which entries were looked up",
+        ),
+    )
+    delta_share = 0.99
 
     @property
     def max_rounds(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from torch import Tensor
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import SessionInfo, key_agreement_kinds, set_up
-from silodp.aggregators._private_sampling import ASSUMPTION as HIDDEN_SAMPLE
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
@@ -73,7 +72,7 @@ ASSUMPTIONS = (
 _MOST_UNITS = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Paillier(PrivateWeighting):
     """Private weighting for small models.
 
@@ -90,16 +89,8 @@ class Paillier(PrivateWeighting):
     insecure_for_tests: bool = False
     hidden_sample: int | None = None
 
-    name: str = field(default="paillier", init=False)
-    exact: bool = field(default=True, init=False)
-    weights_privately: bool = field(default=True, init=False)
-    max_rounds: None = field(default=None, init=False, repr=False)
-    delta_share: float = field(default=1.0, init=False, repr=False)
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What hiding the parts of the sum rests on."""
-        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_users_privately else ASSUMPTIONS
+    name = "paillier"
+    protocol_assumptions = ASSUMPTIONS
 
     def check(self, setting: Setting) -> None:
         """Weights by records, enough silos, a grid, and room in a plaintext."""

@@ -18,7 +18,8 @@ import numpy as np
 from silodp.accounting.accountant import default_accountant
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.aggregators.base import Aggregator, Plain, round_events
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Aggregator, round_events
 from silodp.cli._rehearsal import rehearse
 from silodp.config.public_spec import setting_of
 from silodp.config.schema import MethodSpec, RunConfig

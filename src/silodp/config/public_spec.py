@@ -89,5 +89,5 @@ def setting_of(
     """
     names = tuple(silo.name for silo in federation.silos)
     own = None if federation.user_budgets is None else tuple(federation.user_budgets.tolist())
-    population = Population(len(names), federation.users, aggregator.shares_for(len(names)), own)
+    population = Population(len(names), federation.users, aggregator.min_silos_for(len(names)), own)
     return calibrate_setting(aggregator, Setting("", names, method, population, size, delta=delta))

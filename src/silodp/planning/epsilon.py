@@ -121,7 +121,7 @@ def compute_epsilon(
         accounting.check_accountant(accountant)
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
     population = Population(
-        len(names), ASSUMED_USERS if users is None else users, adder.shares_for(len(names))
+        len(names), ASSUMED_USERS if users is None else users, adder.min_silos_for(len(names))
     )
     setting = Setting("", names, made, population, dimension, delta=delta)
     adder.check(setting)
@@ -176,7 +176,7 @@ def compute_epsilon(
         "rounds": rounds,
         "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
         "assumptions": [
-            *list_assumptions(view, adder.exact and setting.bounds is not None),
+            *list_assumptions(view, adder.adds_integers and setting.bounds is not None),
             *(adder.assumptions if adversary != "released" else ()),
             *(_without_fillers(text, fields) for text in made.assumptions),
             *remarks_on_delta(delta, users),

@@ -20,7 +20,8 @@ from safetensors.numpy import load
 from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
-from silodp.aggregators.base import Aggregator, Setting, round_events
+from silodp.aggregators import AggregatorRecord
+from silodp.aggregators.base import Setting, round_events
 from silodp.config.budgets import budget_unit
 from silodp.config.public_spec import ASSUMED_USERS, declared_users, outline, setting_of
 from silodp.config.schema import RunConfig, load_config
@@ -98,7 +99,7 @@ class Rederived:
 
 
 def rederive_guarantees(
-    directory: Path, said: Sequence[Guarantee], aggregator: Aggregator | None, ledger: Ledger
+    directory: Path, said: Sequence[Guarantee], aggregator: AggregatorRecord | None, ledger: Ledger
 ) -> Rederived:
     """What a run's directory makes known once more; `aggregator` as guarantee.json names it.
 
@@ -159,7 +160,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _config_mismatch(config: RunConfig, named: Aggregator | None, ledger: Ledger) -> str | None:
+def _config_mismatch(config: RunConfig, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
     """How a configuration contradicts the ledger, or the aggregator that guarantee.json names."""
     kept, aggregator = ledger.subject, config.aggregator()
     for name, claimed, known in (
@@ -170,8 +171,9 @@ def _config_mismatch(config: RunConfig, named: Aggregator | None, ledger: Ledger
     ):
         if claimed != known:
             return f"by it {name} = {claimed}, and by the ledger {known}"
-    if repr(aggregator) != repr(named):
-        return f"by it aggregator = {aggregator}, and by guarantee.json {named}"
+    if AggregatorRecord.from_aggregator(aggregator) != named:
+        stored = None if named is None else named.to_dict()
+        return f"by it aggregator = {aggregator}, and by guarantee.json {stored}"
     return None
 
 

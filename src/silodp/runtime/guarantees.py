@@ -32,7 +32,7 @@ def build_guarantees(
 ) -> dict[Adversary, Guarantee]:
     """Against every adversary, for the rounds that the ledger has; `secret`: all randomness was the system's."""
     views = server.aggregator.views(method, server.setting.population.silos)
-    integers = server.aggregator.exact and method.bounds(server.setting.population) is not None
+    integers = server.aggregator.adds_integers and method.bounds(server.setting.population) is not None
     tested = federation.test is not None and len(federation.test.x) > 0
     at_most = _at_most(server, ledger)
     result: dict[Adversary, Guarantee] = {}

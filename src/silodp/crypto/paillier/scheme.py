@@ -157,7 +157,7 @@ def prove_modulus(key: PrivateKey, context: bytes) -> bytes:
     The proof is the nth root mod n of values hashed from n and `context` (Goldberg, Reyzin, Sagga and Baldimtsi,
     "Efficient Noninteractive Certification of RSA Moduli and Beyond", ASIACRYPT 2019, section 3.2): where a prime p of
     n divides q − 1, only every p-th value has one. With such an n the owner could read a chosen person's row in a
-    silo's answer almost free of noise (`tests/crypto/test_paillier_modulus.py`).
+    silo's answer almost free of noise (`tests/attacks/test_paillier_modulus.py`).
 
     Args:
         key: the private key.

@@ -1,0 +1,223 @@
+"""Each test here was written for a defense whose removal no other test noticed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.guarantee import View
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Setting
+from silodp.errors import SilodpError
+from silodp.mechanisms.noise import Randomness, draw_gaussian
+from silodp.methods import Population, UldpAvg, UldpGroup
+from silodp.methods import weighting as weightings
+from silodp.runtime.server import Server
+from silodp.runtime.silo import Silo
+from silodp.runtime.train import train
+from silodp.training.sgd.local import LocalTraining
+from silodp.training.sgd.records import RecordGradients
+from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
+from support.oracles import logistic_task, small_federation
+
+TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
+AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)
+GROUP = UldpGroup(2.0, 0.5, 4, 0.2, local_steps=3, expected_batch_size=4, local_learning_rate=0.5)
+
+
+def quiet_party(method, store=None) -> Silo:
+    federation = small_federation()
+    quiet = replace(method, noise_multiplier=0.0)
+    return Silo(
+        federation.silos[0],
+        logistic_task(),
+        Plain(),
+        Setting("run", tuple(silo.name for silo in federation.silos), quiet, Population(3, 12), 5),
+        Randomness.secret(),
+        store or MemoryStore(),
+    )
+
+
+def answer(silo: Silo, allotment: np.ndarray, **arrays: np.ndarray) -> np.ndarray:
+    if silo._method.needs_counts:
+        silo.answer(Message("counts", "run"))
+    silo.answer(Message("setup", "run", arrays={"allotment": allotment}))
+    request = Message("update", "run", 0, arrays={"params": np.zeros(5, np.float32), **arrays})
+    return silo.answer(request).arrays["share"]
+
+
+def test_a_silo_heeds_sample_allotment_and_quota():
+    third, nobody = np.full(12, 1 / 3), np.zeros(12, dtype=bool)
+    sampled = replace(AVG, user_sampling=0.5)
+    assert np.abs(answer(quiet_party(AVG), third)).max() > 0
+    assert (answer(quiet_party(sampled), third, sample=nobody) == 0).all()
+    # Full batches: the same people move the same way, however much they count.
+    records = replace(AVG, weighting="records", local=LocalTraining(0.1))
+    weights = (small_federation().counts()[0] > 0) / 4
+    np.testing.assert_allclose(
+        answer(quiet_party(records), weights), answer(quiet_party(records), weights / 2) * 2
+    )
+    assert (answer(quiet_party(records), np.zeros(12)) == 0).all()
+    everyone = replace(GROUP, record_sampling=1.0)
+    most = np.minimum(small_federation().counts()[0], GROUP.group_size)
+    assert np.abs(answer(quiet_party(everyone), most)).max() > 0
+    assert (answer(quiet_party(everyone), np.zeros(12, dtype=np.int64)) == 0).all()
+
+
+def test_who_is_admitted_is_drawn_once_and_survives_a_restart():
+    quota = np.minimum(small_federation().counts()[0], 1)
+    store = MemoryStore()
+    silo = quiet_party(GROUP, store)
+    answer(silo, quota)
+    again = quiet_party(GROUP, store)
+    again.answer(Message("setup", "run", arrays={"allotment": quota}))
+    np.testing.assert_array_equal(silo._admitted("run")[0], again._admitted("run")[0])
+    other = quiet_party(GROUP)
+    answer(other, quota)
+    assert not np.array_equal(other._admitted("run")[0], silo._admitted("run")[0]), "it is drawn"
+
+
+@pytest.mark.parametrize("method", [AVG, replace(AVG, user_sampling=0.5), GROUP], ids=lambda m: m.name)
+def test_no_stream_of_random_numbers_is_used_for_two_things(method, monkeypatch):
+    """Noise that shares its stream with batches, another silo, step or round is not independent of them."""
+    used: Counter[tuple[object, ...]] = Counter()
+    subkey = Randomness._subkey
+
+    def counted(self: Randomness, purpose: tuple[str | int, ...]) -> bytes:
+        used[self.prefix + purpose] += 1
+        return subkey(self, purpose)
+
+    monkeypatch.setattr(Randomness, "_subkey", counted)
+    train(small_federation(), logistic_task(), method, rounds=3, seed=0)
+    assert len([purpose for purpose in used if purpose[-1] in ("noise", "share noise")]) >= 3 * 3
+    assert set(used.values()) == {1}
+
+
+def test_seeds_and_secret_keys_give_streams_of_their_own():
+    assert Randomness.from_seed(1).stream("a").random() != Randomness.from_seed(2).stream("a").random()
+    keys = {Randomness.secret()._subkey(("noise",)) for _ in range(2000)}
+    assert len(keys) == 2000
+    assert all(len(key) == 32 for key in keys)
+
+
+def test_noise_is_drawn_in_double_precision():
+    draws = draw_gaussian(100, 1.0, Randomness.from_seed(0).stream())
+    assert draws.dtype == torch.float64
+    assert (draws.float().double() != draws).sum() > 90
+
+
+def test_persons_and_records_are_sampled_at_their_rates(monkeypatch):
+    method = replace(AVG, user_sampling=0.3)
+    draws = [method.sample_users(Population(3, 5000), Randomness.secret().stream()) for _ in range(2)]
+    assert not np.array_equal(*draws)
+    assert abs(np.mean(draws) - 0.3) < 5 * np.sqrt(0.21 / 10_000)
+
+    batches: list[torch.Tensor] = []
+    gradients = RecordGradients.of
+
+    def recorded(self, params, batch):
+        batches.append(batch)
+        return gradients(self, params, batch)
+
+    monkeypatch.setattr(RecordGradients, "of", recorded)
+    federation = small_federation(records=3000)
+    train(
+        federation, logistic_task(), replace(GROUP, group_size=400, noise_multiplier=50.0), rounds=2, seed=0
+    )
+    sizes = np.array([len(batch) for batch in batches])
+    assert len(sizes) == 2 * 3 * 3, "rounds, silos, steps"
+    assert abs(sizes.sum() - 0.2 * 3000 * 6) < 5 * np.sqrt(0.16 * 3000 * 6)
+    assert len({batch.numpy().tobytes() for batch in batches}) == len(batches), (
+        "every step draws its own batch"
+    )
+
+
+def test_weights_below_zero_or_not_numbers_are_refused_and_rounding_is_scaled_away():
+    for bad in (np.array([[-0.1], [0.5]]), np.array([[np.nan], [0.5]])):
+        with pytest.raises(SilodpError, match="weights of user"):
+            weightings.checked(bad)
+    assert weightings.checked(np.array([[0.5], [0.5 + 1e-10]])).sum() <= 1 + 1e-15
+
+
+def test_plain_says_who_sees_what():
+    views = Plain().views(replace(AVG, weighting="records"), 4)
+    assert views["released"] == View("released", 4)
+    assert views["server"] == View("server", 4, sees_shares=True, knows_sample=True, counts_disclosed=True)
+    assert views["silo"] == View("silo", 4, knows_sample=True, counts_disclosed=True)
+    assert not Plain().views(AVG, 4)["server"].counts_disclosed
+
+
+def test_a_round_is_on_disk_before_a_silo_is_asked_for_it(tmp_path, monkeypatch):
+    lines: list[int] = []
+    update = Silo._update
+
+    def watched(self: Silo, request: Message) -> Message:
+        lines.append(len((tmp_path / "checkpoint" / "ledger.jsonl").read_text().splitlines()) - 1)
+        return update(self, request)
+
+    monkeypatch.setattr(Silo, "_update", watched)
+    train(small_federation(), logistic_task(), AVG, rounds=2, out=tmp_path)
+    assert lines == [1, 1, 1, 2, 2, 2]
+
+
+def dies_once(monkeypatch) -> list[np.ndarray]:
+    """Lets the process die once, between the silos' answers and the server's step; gives what rounds released."""
+    seen: list[np.ndarray] = []
+    play = Server.run_round
+
+    def dying(self, round_, params, *state):
+        total = play(self, round_, params, *state)
+        if total is not None:
+            seen.append(total.numpy())
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        return total
+
+    monkeypatch.setattr(Server, "run_round", dying)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "method", [replace(AVG, user_sampling=0.5), replace(AVG, weighting="records"), GROUP]
+)
+def test_the_round_in_flight_is_repeated_as_it_was_even_when_it_used_up_the_budget(
+    method, tmp_path, monkeypatch
+):
+    """Same sample, same selection, same noise, though all of them are secret; and no second charge to afford."""
+    federation, task = small_federation(), logistic_task()
+    seen = dies_once(monkeypatch)
+    one = Plain().views(method, 3)["released"]
+    budget = {"epsilon": compute_epsilon([(method.dp_event(one), 1)], 1e-5) * 1.01, "delta": 1e-5}
+    with pytest.raises(KeyboardInterrupt):
+        train(federation, task, method, rounds=5, out=tmp_path, budget=budget)
+    result = train(federation, task, method, rounds=5, out=tmp_path, budget=budget, resume=True)
+    assert result.stopped == "budget"
+    assert [row["round"] for row in result.metrics] == [0, 1]
+    assert result.guarantees["released"].rounds == 1
+    np.testing.assert_array_equal(*seen)
+
+
+def test_the_server_step_is_heavy_ball_momentum(monkeypatch):
+    federation, task = small_federation(), logistic_task()
+    method = replace(AVG, server_momentum=0.5, server_learning_rate=2.0)
+    seen: list[np.ndarray] = []
+
+    play = Server.run_round
+
+    def watched(self, round_, params, *state):
+        seen.append(play(self, round_, params, *state).numpy())
+        return torch.from_numpy(seen[-1])
+
+    monkeypatch.setattr(Server, "run_round", watched)
+    end = train(federation, task, method, rounds=3, seed=0).params.numpy()
+    scale, velocity, params = 2.0 / (3 * 12), np.zeros(5), task.initial(0).numpy().astype(np.float64)
+    for total in seen:
+        velocity = 0.5 * velocity + total
+        params = params + scale * velocity
+    np.testing.assert_allclose(end, params, rtol=1e-5, atol=1e-6)

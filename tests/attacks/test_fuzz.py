@@ -1,0 +1,40 @@
+"""Parsing: whatever a party is sent, it answers or refuses with a code; 1,000 mutants for each party."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from support.fuzz import RUNS, Target, attack_server, codes
+from support.private import Parties
+
+MUTANTS = int(os.environ.get("SILODP_MUTANTS", "1000"))
+"""For each party of each run; `make test-fuzz` sets more."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("silo", ["silo0", "silo1"])
+@pytest.mark.parametrize("run", RUNS)
+def test_a_silo_refuses_mutants_with_a_code(run, silo):
+    target, generator = Target.silo(run, silo), random.Random(f"{run} {silo} {MUTANTS}")
+    outcomes = codes(target.attack(generator) for _ in range(MUTANTS))
+    assert outcomes["message.malformed"] > MUTANTS / 10
+    assert outcomes["message.signature"] > MUTANTS / 50
+    assert "invalid" not in outcomes, outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("run", RUNS)
+def test_the_server_refuses_mutants_with_a_code(run):
+    parties, generator = Parties(*RUNS[run]), random.Random(f"{run} server {MUTANTS}")
+    for round_ in range(2):
+        parties.run_round(round_)
+    answers = {m.key: m for name, m in parties.transport.answered if name == "silo0"}
+    pairs = [(m, answers[m.key]) for name, m in parties.transport.asked if name == "silo0"]
+    outcomes = codes(attack_server(pairs, parties, generator) for _ in range(MUTANTS))
+    assert outcomes["message.malformed"] > MUTANTS / 3
+    assert "invalid" not in outcomes, outcomes

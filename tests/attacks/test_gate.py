@@ -1,0 +1,612 @@
+"""What a server that signs whatever it likes gets out of a silo: nothing beyond what the run's constants allow.
+
+Each attack here read record counts, took noise away, or drew releases that nobody charged, before silos had a gate
+(S1 to S6, S11 and S13 of the review of version 0.1). They are run against real silos.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from end_to_end.test_masked import AVG
+from end_to_end.test_private_sampling import HALF, HIDDEN
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators import Plain
+from silodp.aggregators._key_agreement import run_key_agreement
+from silodp.aggregators.base import costliest_events
+from silodp.aggregators.masked import Masked
+from silodp.crypto.keys import Identity
+from silodp.crypto.oblivious_transfer import BaseTransfers
+from silodp.crypto.reciprocals import SERVER_CHOOSES
+from silodp.methods import Default, RpdpFilter, UldpGroup, UldpNaive
+from silodp.runtime.gate import Gate
+from silodp.runtime.silo import Silo
+from silodp.wire.messages import Message
+from silodp.wire.signatures import SignedParty, sign, verify
+from support.oracles import small_federation
+from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
+from support.refusals import refused
+from support.wires import set_state
+
+GROUP = UldpGroup(2.0, 0.5, 4, 0.2, local_steps=3, expected_batch_size=4, local_learning_rate=0.5)
+METHODS = {
+    "default": Default(AVG.local),
+    "naive": UldpNaive(5.0, 0.5, AVG.local),
+    "group": GROUP,
+    "uniform": AVG,
+    "records": RECORDS,
+    "sampled": SAMPLED,
+}
+RUNS = {
+    **{f"plain {name}": (Plain(), method) for name, method in METHODS.items()},
+    **{f"masked {name}": (Masked(), method) for name, method in METHODS.items()},
+    "lattice": (LATTICE, RECORDS),
+    "lattice sampled": (LATTICE, SAMPLED),
+    "lattice hidden": (HIDDEN["lattice"], HALF),
+    "paillier": (PAILLIER, RECORDS),
+    "paillier hidden": (HIDDEN["paillier"], HALF),
+}
+SHOWN = {"plain group", "masked group", "plain records", "masked records", "plain sampled", "masked sampled"}
+"""Runs whose guarantee says that counts are disclosed."""
+
+
+def restored(parties: Parties, name: str, store: dict[str, bytes]) -> Silo:
+    return parties.restored(name, store)
+
+
+def backup(parties: Parties, name: str) -> dict[str, bytes]:
+    return dict(parties.stores[name]._values)
+
+
+# --- S1: counts ---
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_counts_are_shown_only_where_the_guarantee_says_so(name):
+    parties = Parties(*RUNS[name])
+    for silo in parties.silos.values():
+        if name in SHOWN:
+            assert silo.answer(Message("counts", "run")).arrays["counts"].sum() > 0
+            with refused("gate.order"):
+                silo.answer(Message("counts", "run", attempt=1))
+        else:
+            with refused("gate.kind"):
+                silo.answer(Message("counts", "run"))
+
+
+# --- S2: transfers of another session ---
+
+
+def test_tables_are_not_offered_under_the_pads_of_an_earlier_session():
+    """With one pad for two tables their difference gave N[u] of every person."""
+    parties = Parties(LATTICE, RECORDS)
+    first = parties.last("reciprocals")
+    ask = lambda requests: {n: parties.silos[n].answer(m) for n, m in requests.items()}  # noqa: E731
+    session = run_key_agreement("run", parties.names, ask, 1)
+    zero, fields = parties.silos["silo0"], {"session": session}
+    lie = replace(first, attempt=1, fields=fields)
+    with refused("gate.order"):
+        zero.answer(lie)
+    with refused("session.no_transfers"):  # and not by the gate alone
+        zero._handlers["reciprocals"](lie)
+    zero.answer(replace(parties.last("base"), attempt=1, fields=fields, blobs={"offer": offer(session)}))
+    old = replace(first, fields={"session": parties.session})
+    with refused("gate.order", "session.unknown"):
+        zero.answer(replace(old, attempt=1))
+
+
+def offer(session: str) -> bytes:
+    return BaseTransfers(bytes.fromhex(session), SERVER_CHOOSES).offer
+
+
+# --- S3: what a request holds ---
+
+WRONG = {
+    "silenced silos": ("sampled", {"clients": np.array([True, False, False])}),
+    "a person counted twice": ("sampled", {"sample": np.full(12, 2, np.int64)}),
+    "a sample of bytes": ("sampled", {"sample": np.full(12, 7, np.uint8).view(bool)}),
+    "a sample where nobody is drawn": ("uniform", {"sample": np.ones(12, bool)}),
+    "a sample too short": ("sampled", {"sample": np.ones(11, bool)}),
+    "a model too short": ("uniform", {"params": np.zeros(4, np.float32)}),
+    "a model of another type": ("uniform", {"params": np.zeros(5)}),
+    "a model that is not finite": ("uniform", {"params": np.full(5, np.nan, np.float32)}),
+    "something else": ("uniform", {"more": np.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda a: a.name)
+@pytest.mark.parametrize("lie", WRONG)
+def test_arrays_that_the_method_does_not_define_are_refused(lie, aggregator):
+    name, arrays = WRONG[lie]
+    parties = Parties(aggregator, METHODS[name])
+    parties.run_round(0)
+    asked = parties.last("update")
+    with refused("message.malformed"):
+        parties.silos["silo0"].answer(replace(asked, round=1, arrays={**asked.arrays, **arrays}))
+    if "sample" in asked.arrays:
+        bare = {name: array for name, array in asked.arrays.items() if name != "sample"}
+        with refused("message.malformed"):
+            parties.silos["silo0"].answer(replace(asked, round=1, arrays=bare))
+    parties.run_round(1)
+
+
+ALLOTMENTS = [
+    ("uniform", np.full(12, 1000.0)),
+    ("uniform", np.full(12, 0.5)),
+    ("uniform", np.zeros(12)),
+    ("records", np.full(12, 1.5)),
+    ("records", np.full(12, -0.1)),
+    ("group", np.full(12, 5)),
+    ("group", np.full(12, -1)),
+]
+
+
+@pytest.mark.parametrize(("name", "allotment"), ALLOTMENTS)
+def test_allotments_beyond_what_the_method_allots_are_refused(name, allotment):
+    fresh = restored(Parties(Plain(), METHODS[name]), "silo0", {})
+    if name != "uniform":
+        fresh.answer(Message("counts", "run"))
+    with refused("gate.allotment"):
+        fresh.answer(Message("setup", "run", arrays={"allotment": allotment}))
+    for other in (allotment[:-1], allotment.astype(np.float32), np.full(12, np.inf)):
+        with refused("message.malformed"):
+            fresh.answer(Message("setup", "run", arrays={"allotment": other}))
+
+
+def test_a_weight_for_a_person_without_records_is_refused():
+    parties = Parties(Plain(), RECORDS, federation=small_federation(users=40, records=12))
+    counts = parties.last("setup").arrays["allotment"] > 0
+    assert not counts.all()
+    fresh = restored(parties, "silo0", {})
+    fresh.answer(Message("counts", "run"))
+    with refused("gate.allotment"):
+        fresh.answer(Message("setup", "run", arrays={"allotment": np.full(40, 0.5)}))
+
+
+# --- S4: the silo's own bounds and ledger ---
+
+
+@pytest.mark.parametrize("name", ["plain uniform", "masked uniform", "lattice sampled", "paillier"])
+def test_no_more_than_the_rounds_that_were_agreed(name):
+    parties = Parties(*RUNS[name], rounds=2)
+    parties.run_round(0)
+    parties.run_round(1)
+    with refused("gate.rounds"):
+        parties.run_round(2)
+    for silo in parties.silos.values():
+        with refused("gate.run"):
+            silo.answer(replace(parties.last("update"), run="another"))
+
+
+def test_no_more_attempts_than_the_encryption_was_chosen_for():
+    """What flooding hides is a part of δ for so many; the server's own count is not the silo's."""
+    parties = Parties(replace(LATTICE, attempts=2), RECORDS)
+    parties.run_round(0)
+    parties.run_round(1)
+    asked = parties.last("update")
+    with refused("gate.attempts"):
+        parties.silos["silo1"].answer(replace(asked, round=2))
+
+
+def test_releases_of_a_round_end_when_no_silo_is_left_to_lose():
+    """400 releases of one round were opened, with fresh noise under each: their mean is free of noise."""
+    parties = Parties(Masked(min_silos=3), AVG, silos=5)
+    parties.run_round(0)
+    asked, opened = parties.last("update"), parties.last("open")
+    silo = parties.silos["silo0"]  # it answers with 5, 4 and 3 silos
+    for attempt in range(400):
+        roster = list(parties.names[: max(5 - attempt, 3)])
+        update = replace(
+            asked, round=1, attempt=attempt, fields={**asked.fields, "release": attempt, "roster": roster}
+        )
+        if attempt < 3:
+            silo.answer(update)
+            about = {**update.fields, "request": update.digest()}
+            silo.answer(replace(opened, round=1, attempt=attempt, fields=about))
+        else:
+            with refused("gate.roster"):
+                silo.answer(update)
+    assert [(c.round, c.release) for c in silo.gate.ledger.history] == [(0, 0), (1, 0), (1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("name", ["masked uniform", "masked records", "masked group", "masked naive"])
+def test_a_silo_charges_the_number_of_survivors_that_costs_most(name):
+    """It cannot know who else answers. For every method, no number from m to S costs more than the ends."""
+    parties = Parties(Masked(min_silos=3), METHODS[name.removeprefix("masked ")], silos=5)
+    parties.run_round(0)
+    aggregator, setting = Masked(min_silos=3), parties.setting
+    charged = parties.silos["silo0"].gate.ledger.history[0].events
+    for n in range(3, 6):
+        for adversary, event in aggregator.views(setting.method, 5, n).items():
+            cost = aggregator.event(setting, event)
+            if not hasattr(cost, "reason"):
+                spent = compute_epsilon([(cost, 10)], 1e-5, "rdp")
+                assert spent <= compute_epsilon([(charged[adversary], 10)], 1e-5, "rdp") * (1 + 1e-12)
+    assert charged == costliest_events(aggregator, setting, 0, 0)
+
+
+def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():
+    parties = Parties(Masked(), AVG)
+    one = costliest_events(Masked(), parties.setting, 0, 0)
+    three = compute_epsilon([(one["server"], 3)], 1e-5, "rdp")
+    parties = Parties(Masked(), AVG, limits={"server": three})
+    for round_ in range(3):
+        parties.run_round(round_)
+    with refused("gate.budget"):
+        parties.run_round(3)
+    ledger = parties.silos["silo1"].gate.ledger
+    assert ledger.rounds == 3
+    assert ledger.epsilon("server") == pytest.approx(three)
+
+
+def test_a_limit_against_one_to_whom_nothing_is_promised_lets_nothing_out():
+    parties = Parties(Masked(), RECORDS, limits={"server": 100.0})
+    with refused("gate.budget"):
+        parties.run_round(0)
+
+
+def test_a_charge_is_on_disk_before_the_update_is_computed(tmp_path, monkeypatch):
+    """And a silo that dies in between has charged what it then answers once."""
+    parties = Parties(Plain(), AVG)
+    path = tmp_path / "ledger.jsonl"
+
+    def started() -> Silo:
+        return parties.started("silo0", ledger=Ledger(path, 1e-5, "pld", run="run"))
+
+    silo, lines = started(), []
+    parties.silos["silo0"]._method = None
+
+    def dying(request):
+        lines.append(len(path.read_text().splitlines()) - 1)
+        raise KeyboardInterrupt
+
+    update = Message("update", "run", arrays={"params": np.zeros(5, np.float32)})
+    silo._handlers["update"] = dying
+    with pytest.raises(KeyboardInterrupt):
+        silo.answer(update)
+    assert lines == [1]
+    silo.gate.ledger.close()
+    again = started()
+    answer = again.answer(update)
+    assert again.gate.ledger.rounds == 1
+    again.gate.ledger.close()
+    assert started().answer(update).encode() == answer.encode()
+
+
+# --- S5: a store that was set back ---
+
+
+@pytest.mark.parametrize("aggregator", [Plain(), Masked()], ids=lambda a: a.name)
+def test_a_restored_silo_repeats_its_noise_for_a_repeated_request(aggregator):
+    """With fresh noise, forty restores gave its noise to a sixth of itself."""
+    parties = Parties(aggregator, AVG)
+    parties.run_round(0)
+    before = backup(parties, "silo0")
+    asked = replace(parties.last("update"), round=1)
+    answers = {restored(parties, "silo0", before).answer(asked).encode() for _ in range(5)}
+    assert len(answers) == 1
+    other = replace(asked, arrays={**asked.arrays, "params": asked.arrays["params"] + 1})
+    assert restored(parties, "silo0", before).answer(other).encode() not in answers
+
+
+def test_a_restored_silo_draws_other_noise_for_another_model():
+    """Two answers with the same noise differ by two updates in clear."""
+    parties = Parties(Plain(), replace(AVG, local=replace(AVG.local, batch_size=None)))
+    parties.run_round(0)
+    before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
+    one = restored(parties, "silo0", before).answer(asked).arrays["share"]
+    nudged = nudge(asked)
+    other = restored(parties, "silo0", before).answer(nudged).arrays["share"]
+    noise = 5.0 * 0.5 / np.sqrt(3)  # one silo's share of σC
+    assert np.abs(one - other).max() > 0.05 * noise
+
+
+def nudge(asked: Message) -> Message:
+    """The same request with the smallest change of the model."""
+    params = asked.arrays["params"].copy()
+    params[0] = np.nextafter(params[0], np.float32(1))
+    return replace(asked, arrays={**asked.arrays, "params": params})
+
+
+def test_a_restored_silo_masks_another_request_under_other_masks():
+    """Under the same masks and seal the difference of two answers was that of two noisy values."""
+    parties = Parties(Masked(), AVG)
+    parties.run_round(0)
+    before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
+    one = restored(parties, "silo0", before).answer(asked).arrays["masked"]
+    other = restored(parties, "silo0", before).answer(nudge(asked)).arrays["masked"]
+    bits = Masked().ring(parties.setting)[0].bits
+    difference = np.abs((one - other).astype(np.int64 if bits == 64 else np.int32).astype(np.float64))
+    noise = 5.0 * 2**20  # no value is longer: σ clips on the finest grid
+    assert np.median(difference) > 20 * noise, "uniform in the ring"
+    assert "request" in (replace(parties.last("open")).fields)
+
+
+def test_a_store_older_than_its_run_is_noticed_where_every_silo_must_answer():
+    parties = Parties(Masked(), AVG)
+    parties.run_round(0)
+    old = backup(parties, "silo0")
+    parties.run_round(1)
+    parties.silos["silo0"] = restored(parties, "silo0", old)
+    parties.transport._silos["silo0"] = parties.silos["silo0"]
+    with refused("gate.round_left_out"):
+        parties.run_round(2)
+
+
+def test_whoever_reads_a_store_later_cannot_draw_the_noise_of_earlier_rounds():
+    parties = Parties(Plain(), AVG)
+    keys = []
+    for round_ in range(3):
+        parties.run_round(round_)
+        keys.append(parties.silos["silo0"]._round_key("run", round_))
+    assert len(set(keys)) == 3
+    kept = b"".join(parties.stores["silo0"]._values.values())
+    assert keys[2] in kept
+    assert keys[0] not in kept
+    assert keys[1] not in kept
+
+
+# --- S6: different models to different silos ---
+
+
+@pytest.mark.parametrize("aggregator", [Masked(), LATTICE], ids=lambda a: a.name)
+def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
+    """NaN to all but one made the sum that one silo's part."""
+    parties = Parties(aggregator, RECORDS if aggregator is LATTICE else AVG)
+    honest = parties.run_round(0).abs().max()
+    ask = parties.transport.ask
+
+    def two_faced(requests, timeout=None):
+        if "silo1" in requests and requests["silo1"].kind == "update":
+            one = requests["silo1"]
+            params = one.arrays["params"] + np.float32(1)
+            requests = {**requests, "silo1": replace(one, arrays={**one.arrays, "params": params})}
+        return ask(requests, timeout)
+
+    parties.transport.ask = two_faced
+    with refused("gate.open"):  # silo1 masked another request than the one that is to be opened
+        parties.run_round(1)
+    masked = {
+        name: message
+        for name, message in parties.transport.answered
+        if (message.kind, message.round) == ("update", 1)
+    }
+    assert len(masked) == 3
+    if aggregator is not LATTICE:
+        ring, step = Masked().ring(parties.setting)
+        total = sum(message.arrays["masked"] for message in masked.values())
+        for name in masked:
+            opened = parties.silos[name]._side._seals
+            request = (
+                next(
+                    m for n, m in parties.transport.asked if n == name and (m.kind, m.round) == ("update", 1)
+                )
+                if name != "silo1"
+                else two_faced_request(parties)
+            )
+            total = ring.mask(
+                total, opened.session(request).seal_key(*opened.attempt(request).use, request.digest()), -1
+            )
+        assert np.abs(ring.centered(total) * step).max() > 100 * float(honest)
+
+
+def two_faced_request(parties: Parties) -> Message:
+    """What silo1 was asked in truth."""
+    one = next(m for n, m in parties.transport.asked if n == "silo1" and (m.kind, m.round) == ("update", 1))
+    return one
+
+
+# --- S11: recipients ---
+
+
+def test_a_request_for_another_silo_is_refused_before_it_is_read():
+    parties = Parties(Plain(), RECORDS)
+    server, own = Identity.fresh("server"), Identity.fresh("silo0")
+    party = SignedParty(restored(parties, "silo0", {}), own, server.public)
+    counts = Message("counts", "run")
+    with refused("message.signature"):
+        party.receive(sign(counts, server, "silo1"))
+    answer = party.receive(sign(counts, server, "silo0"))
+    assert verify(answer, own.public, "it", "server", counts.digest()).arrays["counts"].sum() > 0
+    for other in (("silo0", counts.digest()), ("server", "")):
+        with refused("message.signature"):
+            verify(answer, own.public, "it", *other)
+
+
+# --- S13: secrets of a session ---
+
+
+@pytest.mark.parametrize("lie", [{"round": 1}, {"attempt": 1}, {"round": 1, "attempt": 1}])
+def test_a_session_is_not_begun_anew_once_a_round_was_answered(lie):
+    parties = Parties(Masked(), AVG)
+    parties.run_round(0)
+    before = backup(parties, "silo0")
+    with refused("gate.order"):
+        parties.silos["silo0"].answer(replace(Message("hello", "run"), **lie))
+    assert backup(parties, "silo0") == before
+    parties.run_round(1)
+
+
+def test_an_opening_is_not_drawn_again_under_another_round_name():
+    """It overwrote the secrets of a confirmed session."""
+    parties = Parties(Masked(), AVG)
+    before = backup(parties, "silo0")
+    with refused("gate.order"):
+        parties.silos["silo0"].answer(Message("hello", "run", round=1))
+    assert backup(parties, "silo0") == before
+
+
+# --- order ---
+
+
+@pytest.mark.parametrize("name", ["lattice sampled", "lattice hidden", "paillier hidden"])
+def test_silo_0_answers_a_round_in_order(name):
+    parties = Parties(*RUNS[name])
+    parties.run_round(0)
+    zero = parties.silos["silo0"]
+    with refused("gate.order"):  # an update before its sample
+        zero.answer(replace(parties.last("update"), round=1))
+    parties.run_round(1)
+    with refused("gate.order"):  # a sample after the update
+        zero.answer(replace(parties.last("sample"), attempt=3))
+    with refused("gate.past"):
+        zero.answer(replace(parties.last("sample", round_=0), attempt=3))
+
+
+# --- found by a hostile reading: crashes between two writes, and stores that were set back ---
+
+
+def dies_before_its_state(silo: Silo, request: Message) -> None:
+    """The answer is stored, and nothing was sent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gate, "commit", lambda self, state, request: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            silo.answer(request)
+
+
+def test_a_seal_whose_process_died_does_not_go_out_after_another_was_opened():
+    """Two opened sums of the same noisy values differ by the part of the silo that was in one of them only."""
+    parties = Parties(Masked(min_silos=3), AVG, silos=4)
+    parties.run_round(0)
+    update, silo = replace(parties.last("update"), round=1), parties.silos["silo0"]
+    silo.answer(update)
+    about = {**update.fields, "request": update.digest()}
+    first = replace(update, kind="open", arrays={}, fields=about)
+    dies_before_its_state(silo, first)
+    silo = parties.started("silo0", ledger=silo.gate.ledger)
+    again = replace(update, attempt=1, fields={**update.fields, "roster": list(parties.names[:3])})
+    silo.answer(again)
+    silo.answer(replace(first, attempt=1, fields={**again.fields, "request": again.digest()}))
+    with refused("gate.open"):
+        silo.answer(first)
+
+
+def test_an_answer_whose_process_died_goes_out_when_it_is_asked_for_again():
+    parties = Parties(Masked(min_silos=3), AVG, silos=4)
+    parties.run_round(0)
+    update, silo = replace(parties.last("update"), round=1), parties.silos["silo0"]
+    dies_before_its_state(silo, update)
+    silo = parties.started("silo0", ledger=silo.gate.ledger)
+    assert silo.answer(update).encode() == silo.answer(update).encode()
+    assert silo.gate.state.round == 1
+    assert len(silo.gate.ledger.history) == 2
+
+
+def test_a_silo_that_missed_rounds_is_charged_by_its_own_ledger():
+    """Its records have spent what they spent, whatever the number of the round."""
+    federation = small_federation(silos=4).with_budgets(np.full(60, 2.0))
+    method = RpdpFilter(
+        noise_multiplier=2.0, clip=0.5, local_steps=2, expected_batch_size=4, local_learning_rate=0.1,
+        largest_budget=2.0, delta=1e-5,
+    )  # fmt: skip
+    parties = Parties(Masked(min_silos=3), method, federation=federation, silos=4)
+    parties.transport.lost = lambda name, m: name == "silo3" and m.round < 4 and m.kind == "update"
+    for round_ in range(6):
+        parties.run_round(round_)
+    late, whole = (parties.silos[name].gate.ledger for name in ("silo3", "silo0"))
+    assert [charge.round for charge in late.history] == [4, 5]
+    assert [c.events for c in late.history] == [c.events for c in whole.history[:2]]
+    assert late.epsilon("released") > 0.1
+
+
+def test_a_store_older_than_its_ledger_is_noticed():
+    """Else every model, one bit apart, would have an answer that nobody charges."""
+    parties = Parties(Plain(), AVG)
+    parties.run_round(0)
+    old, ledger = backup(parties, "silo0"), parties.silos["silo0"].gate.ledger
+    parties.run_round(1)
+    parties.stores["silo0"]._values = old
+    silo, asked = parties.started("silo0", ledger=ledger), parties.last("update")
+    for request in (asked, nudge(asked)):
+        with refused("gate.set_back"):
+            silo.answer(request)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_ledger_that_was_lost_or_set_back_is_noticed(kept):
+    parties = Parties(Masked(), AVG)
+    for round_ in range(2):
+        parties.run_round(round_)
+    older = Ledger(None, 1e-5, "rdp", run="run")
+    for charge in parties.silos["silo0"].gate.ledger.history[:kept]:
+        older.charge(charge.round, charge.release, charge.events)
+    silo = parties.started("silo0", ledger=older)
+    with refused("gate.set_back"):
+        silo.answer(replace(parties.last("update"), round=2))
+
+
+def test_a_silo_that_lost_its_store_begins_nothing_anew():
+    parties = Parties(Masked(), AVG)
+    parties.run_round(0)
+    ledger = parties.silos["silo0"].gate.ledger
+    parties.stores["silo0"]._values = {}
+    with refused("gate.set_back"):
+        parties.started("silo0", ledger=ledger).answer(parties.last("setup"))
+
+
+@pytest.mark.parametrize("name", ["lattice", "paillier", "masked uniform"])
+def test_the_set_up_of_a_session_is_not_gone_on_with_by_another_process(name):
+    """From a store that was set back, silo 0 would offer its tables twice: every N[u] was read."""
+    parties = Parties(*RUNS[name])
+    kinds = [kind.name for kind in parties.silos["silo0"].gate.script.setup]
+    store = parties.stores["silo0"]._values
+    for kind in kinds[kinds.index("hello") + 1 :]:
+        asked = parties.last(kind)
+        silo = parties.started("silo0")
+        set_state(silo, step=kinds.index(kind), answered=())
+        store.pop(asked.key, None)
+        with refused("gate.restarted"):
+            silo.answer(asked)
+
+
+def test_a_box_is_sealed_under_another_nonce_every_time():
+    """Under one nonce the difference of two boxes was that of two samples."""
+    parties = Parties(HIDDEN["lattice"], HALF)
+    session = parties.silos["silo0"]._side._member.session("run")
+    one, other = (session.encrypt("silo1", b"the same", "use") for _ in range(2))
+    assert one[12:] != other[12:]
+    peer = parties.silos["silo1"]._side._member.session("run")
+    assert peer.decrypt("silo0", one, "use") == peer.decrypt("silo0", other, "use") == b"the same"
+
+
+@pytest.mark.parametrize("name", ["lattice sampled", "paillier hidden"])
+def test_noise_and_seal_depend_on_all_that_a_silo_was_asked(name):
+    """Sample and weights are in ciphertexts and boxes there, and no array says them."""
+    parties = Parties(*RUNS[name])
+    parties.run_round(0)
+    silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
+    blob = "ciphertexts" if "ciphertexts" in asked.blobs else "sampled"
+    other = replace(asked, blobs={**asked.blobs, blob: asked.blobs[blob][:-1] + b"?"})
+    draws = [silo._round_randomness(request, 0).stream("noise").random() for request in (asked, asked, other)]
+    assert draws[0] == draws[1] != draws[2]
+    before = dict(parties.stores["silo1"]._values)
+    opening = parties.last("open", "silo1")
+    seals = []
+    for update in ("0" * 64, asked.digest()):
+        set_state(silo, update=update)
+        seals.append(silo._side._seals.open(opening).blobs["seal"])
+    parties.stores["silo1"]._values = before
+    assert seals[0] != seals[1]
+
+
+def test_a_greeting_that_nests_brackets_is_one_refusal():
+    parties = Parties(Masked(), AVG)
+    fresh = restored(parties, "silo0", {})
+    for kind in ("setup", "hello"):
+        fresh.answer(replace(parties.last(kind)))
+    roster = parties.last("roster")
+    with refused("message.malformed"):
+        fresh.answer(replace(roster, blobs={**roster.blobs, "silo1": b"[" * 3000}))
+
+
+def test_states_survive_a_restart():
+    parties = Parties(Masked(min_silos=3), AVG, silos=4)
+    parties.run_round(0)
+    state = parties.silos["silo0"].gate.state
+    assert copy.deepcopy(parties.started("silo0")).gate.state == state
+    assert (state.round, state.attempt, state.opened) == (0, 0, True)

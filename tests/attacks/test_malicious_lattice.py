@@ -1,0 +1,105 @@
+"""`lattice` against parties that do not follow the protocol: what is repaired, and what is not.
+
+See docs/protocols.md, section 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from silodp.aggregators._weight_shares import ServerShares
+from silodp.crypto.lattice.scheme import LatticeServer
+from support.oracles import small_federation
+from support.private import LATTICE, RECORDS, Parties
+from support.refusals import refused
+
+
+def keys(parties: Parties) -> dict[str, bytes]:
+    """The secrets that the server's keys follow from, as it has them now."""
+    store = parties.server.store
+    return {name: store.get(name) for name in store.names() if name.startswith(("request/", "lattice key"))}
+
+
+def test_every_attempt_has_a_secret_key_of_its_own_that_goes_with_its_round():
+    """A malicious silo can make the next model carry the key of the attempt before: it must open nothing else."""
+    parties = Parties(LATTICE, RECORDS)
+    p, secrets, seen = LATTICE.parameters(parties.setting), [], []
+    for round_ in range(3):
+        parties.run_round(round_)
+        assert list(keys(parties)) == [f"request/{round_}/0"], (
+            "the keys of rounds that are over are forgotten"
+        )
+        seen.append(keys(parties)[f"request/{round_}/0"])
+        secrets.append(LatticeServer(p, seen[-1])._secret)
+    for one in range(3):
+        for other in range(one):
+            assert not np.allclose(secrets[one], secrets[other])
+    assert len(set(seen)) == 3
+
+
+def test_the_key_of_one_attempt_does_not_decrypt_another():
+    parties = Parties(LATTICE, RECORDS)
+    parties.transport.lost = lambda name, m: m.kind == "open" and m.round == 1
+    parties.run_round(0)
+    old = keys(parties)["request/0/0"]
+    with refused("run.too_few_silos"):
+        parties.run_round(1)
+    p = LATTICE.parameters(parties.setting)
+    answers = [m for _, m in parties.transport.answered if (m.kind, m.round) == ("update", 1)]
+    total = p.digits.zero()
+    for name, answer in zip(parties.names, answers, strict=True):
+        total = p.digits.add(total, p.digits.from_bytes(answer.blobs["masked"]))
+        seals = parties.silos[name]._side._seals
+        request = parties.last("update", name, 1)
+        total = p.digits.mask(
+            total, seals.session(request).seal_key(*seals.attempt(request).use, request.digest()), -1
+        )
+    with pytest.raises(ValueError, match="does not decrypt"):
+        LatticeServer(p, old).decrypt(total)
+    LatticeServer(p, keys(parties)["request/1/0"]).decrypt(total)
+
+
+# --- what no check of a silo can prevent ---
+
+STILL = replace(RECORDS, local=replace(RECORDS.local, batch_size=None))
+"""Full batches: at one model everybody's rows are always the same."""
+
+
+def sums(method, offset: int, rounds: int) -> np.ndarray:
+    """What the server decrypts, in clips, (rounds, d), at one model, where it adds `offset` to person 0's weight."""
+    honest = ServerShares.of_round
+
+    def lying(self, round_, sample):
+        shares = honest(self, round_, sample).copy()
+        shares[0] += np.uint64(
+            offset
+        )  # the silos' shares make up the rest: nobody sees what the sum of both is
+        return shares
+
+    parties = Parties(LATTICE, method, federation=small_federation(users=4))
+    parties.params = parties.params * 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServerShares, "of_round", lying)
+        return np.stack([parties.run_round(round_).numpy() for round_ in range(rounds)]) / method.clip
+
+
+def test_a_malicious_server_reads_one_person_at_an_eighth_of_the_noise():
+    """The attack, not a defense (S9 of the review): a silo cannot see which weight a ciphertext holds.
+
+    Weights are at most 2^20. With 2^23 added for one person, the noise of 5 clips stays, and that person's Σ n·Δ stands
+    in the sum eight times: it is read with an error of 5/8 clips in one attempt. So against a server that does not
+    follow the protocol `lattice` and `paillier` promise no ε (docs/protocols.md, section 6, and the assumptions of
+    every guarantee).
+    """
+    weight, rounds = 1 << 23, 20
+    honest, read = sums(STILL, 0, rounds), sums(STILL, weight, rounds) / 8
+    assert 4 < honest.std(axis=0, ddof=1).mean() < 6
+    assert 0.5 < read.std(axis=0, ddof=1).mean() < 0.75
+    part = (
+        read.mean(axis=0) - honest.mean(axis=0) / 8
+    )  # Σ_s n[s,0]·Δ[s,0] in clips, the others' parts taken out
+    error = np.sqrt(5 * 2 / rounds) * 5 / 8  # of its norm, d = 5
+    assert np.linalg.norm(part) > 3 * error

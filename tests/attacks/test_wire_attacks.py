@@ -1,0 +1,326 @@
+"""What the wire, or the server, can do to a run under secure aggregation: each ends in one sentence that names a party,
+and the run goes on afterwards as if nothing had been."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from end_to_end.test_masked import AVG, run, small_federation
+from silodp.aggregators._key_agreement import run_key_agreement
+from silodp.aggregators.base import Setting
+from silodp.aggregators.masked import Masked
+from silodp.crypto.keys import Identity
+from silodp.errors import SilodpError
+from silodp.mechanisms.noise import Randomness
+from silodp.methods import Population, UldpSgd
+from silodp.runtime.silo import Silo
+from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
+from support.oracles import logistic_task
+from support.refusals import refused
+from support.wires import Wire, wire  # noqa: F401
+
+KINDS = ("hello", "roster", "confirm", "setup", "update", "open")
+RECORDS = UldpSgd(5.0, 0.5, weighting="records")
+
+
+def parts(message: Message) -> list[str]:
+    """Everything in a message that can be altered."""
+    return [
+        *(f"array {name}" for name in message.arrays),
+        *(f"blob {name}" for name in message.blobs),
+        *(f"field {name}" for name in message.fields),
+        "round",
+        "attempt",
+        "run",
+        "kind",
+    ]
+
+
+def altered(message: Message, part: str) -> Message:
+    kind, _, name = part.partition(" ")
+    match kind:
+        case "array":
+            array = message.arrays[name].copy()
+            array.view(np.uint8).reshape(-1)[0] ^= 1
+            return replace(message, arrays={**message.arrays, name: array})
+        case "blob":
+            blob = message.blobs[name]
+            return replace(message, blobs={**message.blobs, name: bytes([blob[0] ^ 1]) + blob[1:]})
+        case "field":
+            return replace(message, fields={**message.fields, name: "something else"})
+        case "run" | "kind":
+            return replace(message, **{kind: getattr(message, kind) + "x"})
+        case _:
+            return replace(message, **{kind: getattr(message, kind) + 1})
+
+
+@pytest.mark.parametrize("direction", ["to_silo", "to_server"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_bit_anywhere_is_noticed_and_the_run_goes_on_afterwards(kind, direction, wire, tmp_path):  # noqa: F811
+    seen: list[str] = []
+
+    def listen(name, message):
+        if message.kind == kind and name == "silo1" and not seen:
+            seen.extend(parts(message))
+        return message
+
+    setattr(wire, direction, staticmethod(listen))
+    whole = run(rounds=2, method=RECORDS)
+    assert len(seen) >= 4
+    for number, part in enumerate(seen):
+        out, done = tmp_path / str(number), []
+
+        def tamper(name, message, part=part, done=done):
+            due = message.kind == kind and message.round == (kind in ("update", "open")) and name == "silo1"
+            if due and not done:
+                done.append(part)
+                return altered(message, part)
+            return message
+
+        setattr(wire, direction, staticmethod(tamper))
+        with pytest.raises(SilodpError, match="silo1"):
+            run(rounds=2, method=RECORDS, out=out)
+        assert done, part
+    resumed = run(rounds=2, method=RECORDS, out=out, resume=True)
+    assert torch.equal(resumed.params, whole.params)
+    assert resumed.epsilon == whole.epsilon
+
+
+@pytest.mark.parametrize("kind", ["update", "open"])
+def test_an_answer_played_back_from_an_earlier_round_is_refused(kind, wire):  # noqa: F811
+    first: dict[str, Message] = {}
+
+    def play_back(name, message):
+        if message.kind != kind:
+            return message
+        return first.setdefault(name, message)
+
+    wire.to_server = staticmethod(play_back)
+    with pytest.raises(SilodpError, match=r"silo 'silo0'.*played back"):
+        run(rounds=2)
+
+
+def test_an_answer_of_another_silo_or_another_run_is_refused(wire):  # noqa: F811
+    kept: list[Message] = []
+
+    def keep(name, message):
+        if message.kind == "update":
+            kept.append(message)
+        return message
+
+    wire.to_server = staticmethod(keep)
+    run(rounds=1)
+    other_run = kept[1]
+    wire.to_server = staticmethod(lambda name, m: other_run if (name, m.kind) == ("silo1", "update") else m)
+    with pytest.raises(SilodpError, match="silo1"):
+        run(rounds=1)
+    last: list[Message] = []
+
+    def swap(name, message):
+        last.append(message)
+        return last[-2] if (name, message.kind) == ("silo1", "update") else message
+
+    wire.to_server = staticmethod(swap)
+    with pytest.raises(SilodpError, match="silo1"):
+        run(rounds=1)
+
+
+def test_a_request_repeated_gets_the_same_bytes(wire):  # noqa: F811
+    answers: list[bytes] = []
+
+    def twice(name, message):
+        again = wire.last.parties[name].silo.answer(wire.last.request)
+        answers.append(again.encode())
+        assert again.encode() == message.encode()
+        return message
+
+    def remember(name, message):
+        wire.last.request = message
+        return message
+
+    wire.to_silo, wire.to_server = staticmethod(remember), staticmethod(twice)
+    run(rounds=2, seed=None)
+    assert len(answers) > 20
+
+
+# --- a server that lies, and signs its lies ---
+
+
+class Parties:
+    """Three silos in a session, driven by hand."""
+
+    def __init__(self, fewest: int | None = None, silos: int = 4) -> None:
+        federation = small_federation(silos=silos)
+        self.names = tuple(silo.name for silo in federation.silos)
+        aggregator = Masked(min_silos=fewest)
+        setting = Setting("run", self.names, AVG, Population(silos, 12, aggregator.min_silos_for(silos)), 5)
+        identities = {name: Identity.fresh(name) for name in self.names}
+        pins = {name: identity.public for name, identity in identities.items()}
+        self.silos = {
+            data.name: Silo(
+                data, logistic_task(), aggregator, setting, Randomness.secret(), MemoryStore(),
+                identities[data.name], pins,
+            )
+            for data in federation.silos
+        }  # fmt: skip
+        self.ask(
+            {n: Message("setup", "run", arrays={"allotment": np.full(12, 1 / silos)}) for n in self.names}
+        )
+        self.session = run_key_agreement("run", self.names, self.ask)
+
+    def ask(self, requests: dict[str, Message]) -> dict[str, Message]:
+        return {name: self.silos[name].answer(request) for name, request in requests.items()}
+
+    def request(
+        self, kind: str, roster=None, *, round_=0, attempt=0, release=0, value=0.0, run="run"
+    ) -> Message:
+        fields = {
+            "session": self.session,
+            "release": release,
+            "roster": list(self.names if roster is None else roster),
+        }
+        return Message(kind, run, round_, attempt, fields, {"params": np.full(5, value, np.float32)})
+
+    def opening(self, update: Message, **fields) -> Message:
+        """The request to open the attempt of an update."""
+        named = {**update.fields, "request": update.digest(), **fields}
+        return replace(update, kind="open", fields=named, arrays={}, blobs={})
+
+
+def test_no_two_attempts_with_the_same_noisy_values_are_opened():
+    """Opened sums over four and over three silos would differ by one silo's part."""
+    parties = Parties(fewest=3)
+    three = parties.names[:3]
+    silo = parties.silos["silo0"]
+    first, second = (
+        parties.request("update", roster, attempt=attempt)
+        for attempt, roster in enumerate((parties.names, three))
+    )
+    silo.answer(first)
+    silo.answer(second)
+    silo.answer(parties.opening(second))
+    with refused("gate.open"):
+        silo.answer(parties.opening(first))
+
+
+def test_values_that_were_opened_are_not_masked_again():
+    parties = Parties(fewest=3)
+    three, silo = parties.names[:3], parties.silos["silo0"]
+    first = parties.request("update")
+    silo.answer(first)
+    silo.answer(parties.opening(first))
+    with refused("gate.release"):
+        silo.answer(parties.request("update", three, attempt=2))
+    for release in (2, 7):
+        with refused("gate.release"):
+            silo.answer(parties.request("update", three, attempt=2, release=release))
+    fresh = silo.answer(parties.request("update", three, attempt=3, release=1))
+    assert fresh.arrays["masked"].shape == (5,)
+
+
+def test_a_seal_is_opened_only_for_the_roster_and_request_it_was_masked_for():
+    parties = Parties(fewest=3)
+    silo, update = parties.silos["silo0"], parties.request("update")
+    with refused("gate.order"):
+        silo.answer(parties.opening(update))
+    silo.answer(update)
+    for lie in ({"roster": list(parties.names[:3])}, {"release": 1}, {"request": "0" * 64}):
+        with refused("gate.open"):
+            silo.answer(parties.opening(update, **lie))
+    with refused("gate.open"):
+        silo.answer(replace(parties.opening(update), attempt=1))
+
+
+@pytest.mark.parametrize(
+    ("roster", "code"),
+    [
+        (("silo0", "silo1"), "gate.roster"),
+        (("silo1", "silo2", "silo3"), "gate.roster"),
+        (("silo1", "silo0", "silo2"), "message.malformed"),
+        (("silo0", "silo1", "silo1"), "message.malformed"),
+        (("silo0", "silo1", "mallory"), "message.malformed"),
+        ((), "gate.roster"),
+    ],
+)
+def test_a_roster_too_small_or_not_of_the_session_is_refused(roster, code):
+    parties = Parties(fewest=3)
+    with refused(code):
+        parties.silos["silo0"].answer(parties.request("update", roster))
+
+
+def test_a_further_attempt_has_lost_a_silo():
+    """Else attempts, and releases, of a round would have no end."""
+    parties = Parties(fewest=3)
+    silo = parties.silos["silo0"]
+    silo.answer(parties.request("update"))
+    with refused("gate.roster"):
+        silo.answer(parties.request("update", attempt=1))
+    silo.answer(parties.request("update", parties.names[:3], attempt=1))
+    with refused("gate.roster"):
+        silo.answer(parties.request("update", ("silo0", "silo2", "silo3"), attempt=2))
+
+
+def test_another_model_within_a_round_is_refused():
+    """The same noise under two models would be subtracted away."""
+    parties = Parties(fewest=3)
+    parties.silos["silo0"].answer(parties.request("update"))
+    for release in (0, 1):
+        lie = parties.request("update", parties.names[:3], attempt=1, release=release, value=1.0)
+        with refused("gate.model"):
+            parties.silos["silo0"].answer(lie)
+    with refused("gate.answered"):
+        parties.silos["silo0"].answer(parties.request("update", value=1.0))
+
+
+def test_old_rounds_are_not_opened_after_a_dropout():
+    parties = Parties(fewest=3)
+    silo, first = parties.silos["silo0"], parties.request("update")
+    silo.answer(first)
+    silo.answer(parties.request("update", round_=1))
+    for request in (parties.opening(first), replace(first, attempt=1)):
+        with refused("gate.past"):
+            silo.answer(request)
+
+
+def test_a_setup_is_not_repeated_within_a_run_and_another_run_is_not_answered():
+    parties = Parties()
+    silo = parties.silos["silo0"]
+    with refused("message.malformed"):
+        silo.answer(Message("roster", "run", fields={"order": list(parties.names[:3])}))
+    with refused("gate.run"):
+        silo.answer(parties.request("update", run="other"))
+
+
+def test_a_message_of_another_session_is_refused():
+    parties, others = Parties(), Parties()
+    silo, update = parties.silos["silo0"], parties.request("update")
+    with refused("session.unknown"):
+        silo.answer(others.request("update"))
+    silo.answer(update)
+    with refused("session.unknown"):
+        silo.answer(parties.opening(update, session=others.session))
+
+
+def test_an_interrupted_set_up_is_begun_anew_with_other_secrets(wire, tmp_path):  # noqa: F811
+    """Going on with the old secrets would mask twice with one key."""
+    wire.fails = staticmethod(lambda name, request: "before" if request.kind == "confirm" else None)
+    with pytest.raises(SilodpError, match="silo0"):
+        run(rounds=1, out=tmp_path)
+    first = [message.blobs["hello"] for _, message in wire.received if message.kind == "hello"]
+    wire.fails = staticmethod(lambda name, request: None)
+    run(rounds=1, out=tmp_path, resume=True)
+    hellos = [message.blobs["hello"] for _, message in wire.received if message.kind == "hello"]
+    assert len(set(hellos)) == 2 * len(set(first)) == 6
+
+
+def test_a_vector_of_the_wrong_length_is_refused_by_name(monkeypatch):
+    from silodp.crypto.secure_aggregation import Words
+
+    original = Words.of
+    monkeypatch.setattr(Words, "of", lambda self, value: original(Words(4, self.bits), value[:4]))
+    monkeypatch.setattr(Words, "mask", lambda self, value, key, sign: value)
+    with refused("message.malformed"):
+        run(rounds=1)

@@ -1,0 +1,543 @@
+"""The switch of aggregators: settings in, the same ε in plan, question and run, and who saw what in the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from silodp.accounting import accountant as accounting
+from silodp.accounting.accountant import default_accountant
+from silodp.aggregators import AGGREGATORS, Masked, Plain
+from silodp.aggregators.base import round_events
+from silodp.cli.compare import compare_methods
+from silodp.config.public_spec import ASSUMED_USERS, SHAPES, outline, setting_of
+from silodp.config.schema import RunConfig, load_config, parse_config
+from silodp.data import benchmarks
+from silodp.errors import SilodpError
+from silodp.planning.epsilon import compute_epsilon
+from silodp.planning.plan import plan_run
+from silodp.report.formatting import format_bytes
+from silodp.runtime.train import train
+from support.commands import Silodp, assert_sentence
+
+ROOT = Path(__file__).parents[2]
+METHOD = {"name": "uldp-avg", "noise_multiplier": 5.0, "clip": 0.1, "local": {"learning_rate": 0.01}}
+
+
+@dataclass(frozen=True)
+class Half(Plain):
+    """Accounts its noise at half of δ."""
+
+    name: str = field(default="half", init=False)
+    delta_share: float = field(default=0.5, init=False, repr=False)
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AGGREGATORS, "half", Half)
+
+
+def made(**changes: Any) -> RunConfig:
+    data = {"source": "embedded", "users": 20, "silos": 3}
+    return parse_config({"name": "made", "rounds": 2, "seed": 1, "data": data, "method": METHOD, **changes})
+
+
+def planned(config: RunConfig, **more: Any) -> dict[str, Any]:
+    federation, _ = outline(config)
+    aggregator = config.aggregator()
+    size = config.task(federation).size
+    setting = setting_of(federation, size, config.method(), aggregator, config.delta)
+    return plan_run(aggregator, setting, rounds=config.rounds, accountant=config.accountant, **more)
+
+
+# --- settings -----------------------------------------------------------------------------------------------
+
+
+def test_the_table_holds_the_aggregators_fields(config: Path, tmp_path: Path) -> None:
+    overrides = ["aggregator=masked", "aggregation.min_silos=3", "aggregation.units=4096"]
+    found = load_config(config, overrides)
+    assert found.aggregator() == found.settings()["aggregator"] == Masked(min_silos=3, units=4096)
+    assert load_config(config).aggregator() == Plain()
+    copy = tmp_path / "copy.toml"
+    copy.write_text(found.to_toml())
+    assert load_config(copy) == found.model_copy(update={"name": "small"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["aggregator=masked", "aggregation.min_silo=3"],
+            "aggregation.min_silo is not a field of masked: did you mean 'min_silos'?",
+        ),
+        (
+            ["aggregator=masked", "aggregation.min_silos=many"],
+            "aggregation.min_silos = 'many': it should be a valid integer.",
+        ),
+        (["aggregator=masked", "aggregation.min_silos=true"], "aggregation.min_silos = True: it should be"),
+        (["aggregator=masked", "aggregation.name=plain"], "aggregation.name is not a field of masked"),
+        (["aggregator=masked", "aggregation=3"], "aggregation = 3: it should be a table"),
+        (["aggregation.units=4096"], "aggregation.units is a setting of masked"),
+        (["aggregator=maskd"], "aggregator = 'maskd' is not known: did you mean 'masked'?"),
+    ],
+)
+def test_a_setting_that_does_not_fit(config: Path, overrides: list[str], says: str) -> None:
+    with pytest.raises(SilodpError) as caught:
+        load_config(config, overrides)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_left_over_is_refused_with_what_to_write_instead(config: Path) -> None:
+    config.write_text(config.read_text() + "[aggregation]\nunits = 4096\nmin_silos = 2\n")
+    with pytest.raises(SilodpError, match=r"take it out of .*by --set 'aggregation={}'"):
+        load_config(config, ["aggregator=plain"])
+    assert load_config(config, ["aggregator=plain", "aggregation={}"]).aggregator() == Plain()
+
+
+@pytest.mark.skipif("lattice" not in AGGREGATORS, reason="not registered")
+def test_settings_that_both_aggregators_have_stay(config: Path) -> None:
+    config.write_text(config.read_text() + "[aggregation]\ncount_cap = 7\nattempts = 9\n")
+    assert load_config(config, ["aggregator=lattice"]).aggregator() == AGGREGATORS["lattice"](
+        count_cap=7, attempts=9
+    )
+    told = r"aggregation.attempts is a setting of lattice.* by --set 'aggregation={count_cap = 7}'"
+    with pytest.raises(SilodpError, match=told):
+        load_config(config, ["aggregator=paillier"])
+    changed = load_config(config, ["aggregator=paillier", "aggregation={count_cap = 7}"])
+    assert changed.aggregator() == AGGREGATORS["paillier"](count_cap=7)
+
+
+EXAMPLE = ROOT / "examples" / "heart_disease_private_weighting.toml"
+
+
+@pytest.mark.skipif("lattice" not in AGGREGATORS, reason="not registered")
+def test_the_example_changes_its_cipher_by_one_setting() -> None:
+    found = load_config(EXAMPLE)
+    assert found.aggregator() == AGGREGATORS["lattice"](count_cap=100)
+    assert load_config(EXAMPLE, ["aggregator=paillier"]).aggregator() == AGGREGATORS["paillier"](
+        count_cap=100
+    )
+    same = load_config(ROOT / "examples" / "heart_disease.toml")
+    assert (found.method(), found.data, found.rounds) == (same.method(), same.data, same.rounds)
+    costs = planned(found)["adversaries"]
+    assert all(costs[adversary]["private"] for adversary in ("released", "server", "silo"))
+
+
+# --- the accountant and ε -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregator", ["plain", "masked"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"user_sampling": 0.5}, {"weighting": "records"}, {"noise_multiplier": 0.0}],
+    ids=lambda changes: str(next(iter(changes), "as is")),
+)
+def test_a_plan_costs_what_the_run_costs(aggregator: str, changes: dict[str, Any]) -> None:
+    config = made(aggregator=aggregator, method={**METHOD, **changes})
+    federation = config.federation()
+    result = train(federation, config.task(federation), config.method(), **config.settings())
+    found = planned(config)
+    assert found["accountant"] == result.guarantees["released"].accountant
+    for adversary, guarantee in result.guarantees.items():
+        assert found["adversaries"][adversary]["epsilon"] == close(guarantee.epsilon)
+        asked = compute_epsilon(
+            "uldp-avg",
+            {key: value for key, value in config.method_section.items() if key not in ("name", "local")},
+            rounds=2,
+            adversary=adversary,
+            silos=3,
+            aggregator=aggregator,
+            users=20,
+            dimension=31,
+        )
+        assert asked["epsilon"] == close(guarantee.epsilon)
+        if guarantee.private:
+            common = set(guarantee.assumptions)  # a data set may add its own
+            assert set(asked["assumptions"]) == common - set(federation.assumptions)
+
+
+def close(value: float | None) -> Any:
+    return None if value is None else pytest.approx(value, rel=1e-12)
+
+
+def test_the_accountant_is_chosen_by_the_noise(silodp: Silodp, config: Path) -> None:
+    for aggregator, accountant in (("plain", "pld"), ("masked", "rdp")):
+        out = Path(aggregator)
+        done = silodp("run", config, "--set", f"aggregator={aggregator}", "--out", out, "--json")
+        assert done.status == 0, done.err
+        assert done.json["aggregator"] == aggregator
+        assert {guarantee["accountant"] for guarantee in done.json["guarantees"].values()} == {accountant}
+        assert "accountant" not in (out / "config.toml").read_text()
+        assert load_config(out / "config.toml").aggregator_name == aggregator
+        resumed = silodp("run", out / "config.toml", "--out", out, "--resume", "--set", "rounds=3")
+        assert resumed.status == 0, resumed.err
+        assert "checked against the ledger (3 rounds)" in (out / "report.html").read_text()
+        found = silodp("plan", config, "--set", f"aggregator={aggregator}", "--json").json
+        assert found["accountant"] == accountant
+    wrong = ("--set", "aggregator=masked", "--set", "accountant=pld")
+    assert_sentence(silodp("plan", config, *wrong), "choose 'rdp'")
+
+
+def test_epsilon_of_integer_noise_is_that_of_gaussian_noise_and_a_little_more(silodp: Silodp) -> None:
+    asked = ("epsilon", "--method", "uldp-avg", "--noise-multiplier", 5, "--rounds", 100, "--json")
+    gaussian = silodp(*asked, "--accountant", "rdp").json["epsilon"]
+    found = silodp(*asked, "--aggregator", "masked").json
+    small = silodp(*asked, "--aggregator", "masked", "--dimension", 1, "--users", 10).json
+    assert found["accountant"] == small["accountant"] == "rdp"
+    # What it costs more is that the law of Skellam noise is known at whole orders only.
+    assert gaussian < small["epsilon"] < found["epsilon"] < 1.01 * gaussian
+    coarse = silodp(*asked, "--aggregator", "masked", "--aggregation", "units=4096", "--silos", 3).json
+    assert coarse["epsilon"] > found["epsilon"]
+    fewer = ("--aggregator", "masked", "--silos", 5, "--aggregation", "min_silos=3")
+    assert silodp(*asked, *fewer).json["epsilon"] < gaussian  # all five answer, with noise for three
+    assert_sentence(silodp(*asked, *fewer[:-1], "min_silos=2"), "min_silos = 2 of 5")
+    assert_sentence(silodp(*asked, *fewer[:-1], "min_silo=3"), "did you mean 'min_silos'?")
+    assert_sentence(silodp(*asked, "--dimension", 0), "dimension = 0")
+    assert_sentence(silodp(*asked, "--users", 0), "users = 0")
+
+
+def test_noise_is_accounted_at_its_part_of_delta(half: None, silodp: Silodp, config: Path) -> None:
+    spent = accounting.compute_epsilon([(Plain().event(*_view(made())), 2)], 0.5e-5)
+    found = planned(made(aggregator="half"), target=1.0)
+    assert found["adversaries"]["released"]["epsilon"] == pytest.approx(spent)
+    target = found["target"]["noise_multiplier"]
+    method = replace(made().method(), noise_multiplier=target)  # type: ignore[type-var]
+    event = round_events(Plain(), replace(_view(made())[0], method=method))["released"]
+    assert 0.999 < accounting.compute_epsilon([(event, 2)], 0.5e-5) <= 1.0
+    asked = compute_epsilon("uldp-avg", {"noise_multiplier": 5.0}, rounds=2, aggregator="half")
+    assert (asked["epsilon"], asked["delta"]) == (pytest.approx(spent), 1e-5)
+    budget = ("--set", "aggregator=half", "--set", "budget.epsilon=9")
+    done = silodp("run", config, *budget, "--out", "a", "--json")
+    assert done.status == 0, done.err
+    assert done.json["epsilon"] == pytest.approx(spent)
+    page = Path("a/report.html").read_text()
+    assert "checked against the ledger (2 rounds)" in page
+    assert "ε ≤ 9.0 at δ = 0.00001 against" in page
+    told = Path("a/guarantee.json")
+    told.write_text(told.read_text().replace('"delta": 1e-05', '"delta": 5e-06'))
+    assert_sentence(
+        silodp("report", "a"), "delta = 5e-06, and the ledger says 5e-06 for noise, a part of 0.5"
+    )
+
+
+def _view(config: RunConfig) -> tuple[Any, Any]:
+    federation, _ = outline(config)
+    setting = setting_of(federation, 31, config.method(), Plain(), config.delta)
+    return setting, Plain().views(setting.method, 3)["released"]
+
+
+def test_no_promise_needs_no_accountant_of_integers() -> None:
+    config = made(aggregator="masked", method={**METHOD, "noise_multiplier": 0.0})
+    found = planned(config)
+    assert found["accountant"] == default_accountant([]) == "pld"
+    assert not found["adversaries"]["released"]["private"]
+
+
+# --- plans --------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_says_what_travels_and_refuses_what_a_run_would(silodp: Silodp, config: Path) -> None:
+    masked = ("plan", config, "--set", "aggregator=masked", "--set", "data.silos=5")
+    text = silodp(*masked, "--target-epsilon", 2).out
+    assert "accountant rdp, for all records of one person:" in text
+    assert "aggregator masked, 5 silos, U = 20, d = 31:\n" in text
+    assert "  bytes up, per silo and round: 124\n" in text  # 31 words of 32 bits
+    assert "  sums modulo: 2^32\n" in text
+    found = silodp(*masked, "--json").json
+    assert found["aggregation"] == Masked().describe(
+        setting_of(
+            made(data={"source": "embedded", "users": 20, "silos": 5}).federation(),
+            31,
+            load_config(config).method(),
+            Masked(),
+            1e-5,
+        )
+    )
+    assert_sentence(silodp(*masked, "--set", "aggregation.min_silos=2"), "min_silos = 2 of 5")
+    assert "  bytes up, per silo and round: 248\n" in silodp("plan", config).out
+
+
+def test_a_target_under_integer_noise_is_met(silodp: Silodp, config: Path) -> None:
+    found = silodp("plan", config, "--set", "aggregator=masked", "--target-epsilon", 1, "--json").json[
+        "target"
+    ]
+    masked = ("--set", "aggregator=masked", "--json")
+    for field_ in ("noise_multiplier", "user_sampling"):
+        kept = silodp("plan", config, *masked, "--set", f"method.{field_}={found[field_]}").json
+        assert 0.99 < kept["adversaries"]["released"]["epsilon"] <= 1
+
+
+def test_a_plan_remarks_on_a_large_delta_as_a_run_does(silodp: Silodp, config: Path) -> None:
+    assert silodp("plan", config, "--json").json["remarks"] == []
+    told = silodp("plan", config, "--users", 20, "--set", "delta=0.1", "--json").json["remarks"]
+    assert len(told) == 1
+    assert "not below 1/U = 0.05" in told[0]
+    assert told[0] in silodp("plan", config, "--users", 20, "--set", "delta=0.1").out
+    silent = silodp("plan", config, "--set", "delta=0.1", "--set", "method={name='default'}", "--json").json
+    assert silent["remarks"] == []
+
+
+def test_a_plan_without_the_list_of_persons_says_so(silodp: Silodp, config: Path) -> None:
+    columns = "user='u', label='y', classes=[0, 1], numeric={x=[0, 1], z=[0, 1]}"
+    tables = f"data={{source='tables', files={{a='a.csv', b='b.csv'}}, schema={{{columns}"
+    unknown = ("plan", config, "--set", tables + "}}")
+    found = silodp(*unknown, "--json").json
+    assert (found["users"], found["users_assumed"], found["dimension"]) == (ASSUMED_USERS, True, 3)
+    assert "see --users" in silodp(*unknown).out
+    told = silodp(*unknown, "--users", 7, "--json").json
+    assert (told["users"], told["users_assumed"]) == (7, False)
+    Path("ids.txt").write_text("p\nq\n\nr\n")
+    listed = ("plan", config, "--set", tables + ", users='ids.txt'}}", "--json")
+    assert silodp(*listed).json["users"] == 3
+    Path("ids.txt").unlink()
+    assert_sentence(silodp(*listed), "ids.txt")
+    given = ("plan", config, "--set", tables + ", users=['p', 'q']}}", "--json")
+    assert silodp(*given).json["users"] == 2
+
+
+@pytest.mark.parametrize("source", SHAPES)
+def test_the_outline_has_the_shape_of_the_data(source: str) -> None:
+    more = {"max_per_state": 3} if source == "acs_income" else {}
+    config = made(data={"source": source, **more})
+    try:
+        federation = config.federation()
+    except SilodpError as error:
+        pytest.skip(str(error))
+    drawn, assumed = outline(config)
+    first, real = drawn.silos[0], federation.silos[0]
+    assert (first.x.shape[1:], first.y.shape[1:], first.y.dtype) == (
+        real.x.shape[1:],
+        real.y.shape[1:],
+        real.y.dtype,
+    )
+    assert (drawn.classes, len(drawn.silos)) == (federation.classes, len(federation.silos))
+    assert assumed == (source == "acs_income")
+    assert assumed or drawn.users == federation.users
+    assert config.task(drawn).size == config.task(federation).size
+
+
+def test_every_source_has_an_outline() -> None:
+    assert set(SHAPES) == set(benchmarks.LOADERS)
+
+
+# --- comparisons --------------------------------------------------------------------------------------------
+
+GROUP = "uldp-group:k=2:record_sampling=0.1:local_steps=1:expected_batch_size=4:local_learning_rate=0.1"
+
+
+def test_a_comparison_says_which_accountant_was_used(tmp_path: Path) -> None:
+    config = made(aggregator="masked", rounds=1)
+    result = compare_methods(config, config.specs(f"uldp-avg,{GROUP}"), 1, tmp_path)
+    used = {method["label"]: method["accountant"] for method in result["methods"]}
+    assert (used["uldp-avg"], used[GROUP]) == ("rdp", "pld")  # groups draw their Gaussian noise themselves
+    assert result["accountant"] == "pld and rdp"
+    page = (tmp_path / "compare.html").read_text()
+    assert "aggregator masked, accountant pld and rdp." in page
+    assert "<small>ε by rdp</small>" in page
+    assert "ε by rdp is looser than ε by pld" in result["note"]
+    alone = compare_methods(config, config.specs("uldp-avg"), 1, tmp_path)
+    assert alone["accountant"] == "rdp"
+    assert "looser" not in alone["note"]
+    assert "<small>ε by" not in (tmp_path / "compare.html").read_text()
+
+
+def test_a_comparison_knows_its_runs_by_what_decides_them(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def again(**changes: Any) -> bool:
+        config = made(rounds=1, **changes)
+        said.clear()
+        compare_methods(config, config.specs("uldp-avg"), 1, tmp_path, said.append)
+        return "(finished before)" in next(line for line in said if "uldp-avg" in line)
+
+    assert not again()
+    assert again(accountant="pld")  # which is what was chosen
+    assert not again(accountant="rdp")
+    assert not again(aggregator="masked")
+    assert again(aggregator="masked", accountant="rdp")
+    assert not again(aggregator="masked", aggregation={"units": 4096})
+
+
+def test_a_budget_that_masking_cannot_promise_leaves_a_reference(tmp_path: Path) -> None:
+    budget = {"epsilon": 0.9, "adversary": "server"}  # less than two rounds
+    config = made(aggregator="masked", budget=budget)
+    result = compare_methods(config, config.specs("uldp-avg,uldp-avg:weighting=records"), 1, tmp_path)
+    ends = {method["label"]: method["stopped"] for method in result["methods"]}
+    assert ends["uldp-avg"] == "budget"
+    assert ends["uldp-avg:weighting=records"] == ends["default"] == "rounds"
+
+
+@pytest.mark.skipif("lattice" not in AGGREGATORS, reason="not registered")
+def test_training_without_privacy_is_added_up_in_clear(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    used = {}
+
+    def stop(_f: Any, _t: Any, method: Any, **settings: Any) -> Any:
+        used[method.name] = settings["aggregator"]
+        return train(_f, _t, method, **{**settings, "aggregator": "plain", "accountant": None})
+
+    monkeypatch.setattr("silodp.cli.compare.train", stop)
+    config = made(aggregator="lattice", method={**METHOD, "weighting": "records"}, rounds=1)
+    compare_methods(config, config.specs("uldp-avg"), 1, tmp_path)
+    assert used["default"] == Plain()
+    assert used["uldp-avg"] == config.aggregator()
+
+
+# --- sampling that nobody knows -----------------------------------------------------------------------------
+
+SAMPLED = {**METHOD, "weighting": "records", "user_sampling": 0.3}
+HIDDEN = pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("lattice", {"attempts": 20}),
+        ("paillier", {"key_bits": 512, "insecure_for_tests": True, "count_cap": 20}),
+    ],
+    ids=["lattice", "paillier"],
+)
+
+
+def sampled_config(name: str, **aggregation: Any) -> dict[str, Any]:
+    return {"aggregator": name, "aggregation": aggregation, "method": SAMPLED}
+
+
+@HIDDEN
+def test_hidden_samples_are_planned_asked_for_and_run_alike(
+    name: str, more: dict[str, Any], silodp: Silodp, config: Path
+) -> None:
+    """One key in a config; the server's ε is then that of the released models."""
+    settings = [f"{key} = {json.dumps(value)}" for key, value in {**more, "hidden_sample": 10}.items()]
+    changes = [
+        f"aggregator={name}",
+        "aggregation={" + ", ".join(settings) + "}",
+        "method.weighting=records",
+        "method.user_sampling=0.3",
+    ]
+    sets = [word for change in changes for word in ("--set", change)]
+    done = silodp("plan", config, *sets, "--json")
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    assert told["aggregation"]["sampling"] == "3 of 10 cells for every person; nobody knows who is sampled"
+    costs = {adversary: cost["epsilon"] for adversary, cost in told["adversaries"].items()}
+    known = planned(made(**sampled_config(name, **more)))["adversaries"]["server"]["epsilon"]
+    assert costs["server"] == costs["released"] < known / 2
+    done = silodp("run", config, *sets, "--out", "a")
+    assert done.status == 0, done.err
+    said = {g["adversary"]: g for g in json.loads(Path("a/guarantee.json").read_text())["guarantees"]}
+    assert said["server"]["epsilon"] == said["released"]["epsilon"] > 0
+    assert any("who was sampled in every round" in assumption for assumption in said["server"]["assumptions"])
+    page = Path("a/report.html").read_text()
+    assert "only the noisy weighted sum, and which silos answered" in page
+    assert "whom it sampled" not in page
+
+
+@HIDDEN
+def test_a_rate_that_cells_cannot_give_is_one_sentence(
+    name: str, more: dict[str, Any], silodp: Silodp, config: Path
+) -> None:
+    settings = "aggregation={hidden_sample = 10}"
+    for rate, said in (("0.25", "set hidden_sample = 4"), ("1.0", "has user_sampling = 1")):
+        for command in ("plan", "run"):
+            done = silodp(
+                command, config, "--set", f"aggregator={name}", "--set", settings,
+                "--set", "method.weighting=records", "--set", f"method.user_sampling={rate}",
+            )  # fmt: skip
+            assert_sentence(done, said)
+    with pytest.raises(SilodpError, match=r"aggregation.hidden_sample is a setting of paillier and lattice"):
+        load_config(config, ["aggregator=masked", settings])
+
+
+# --- reports ------------------------------------------------------------------------------------------------
+
+
+def test_a_report_says_who_saw_what_and_what_travelled(silodp: Silodp, config: Path) -> None:
+    done = silodp("run", config, "--set", "aggregator=masked", "--out", "a")
+    assert done.status == 0, done.err
+    page = Path("a/report.html").read_text()
+    assert "<h2>Who saw what</h2>" in page
+    assert "With the aggregator <code>masked</code>" in page
+    for sight in Masked().visibility:
+        assert f'<th scope="row">{sight.party}</th>' in page
+    rows = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
+    for row in rows[1:]:
+        assert format_bytes(row["bytes"]["up"]) in page
+        assert format_bytes(row["bytes"]["down"]) in page
+    assert "to the silos</th>" in page
+    Path("a/metrics.jsonl").write_text(
+        "".join(json.dumps({k: v for k, v in row.items() if k != "bytes"}) + "\n" for row in rows)
+    )
+    assert silodp("report", "a").status == 0
+    assert "to the silos</th>" not in Path("a/report.html").read_text()
+
+
+def test_the_guarantee_names_the_aggregator_of_a_run_from_python(silodp: Silodp, config: Path) -> None:
+    assert silodp("run", config, "--out", "a").status == 0
+    Path("a/config.toml").unlink()
+    Path("a/checkpoint/ledger.jsonl").unlink()  # it would contradict another aggregator's name
+    said = json.loads(Path("a/guarantee.json").read_text())
+
+    def page(aggregator: Any) -> str:
+        named = {key: value for key, value in said.items() if key != "aggregator"}
+        if aggregator is not None:
+            named["aggregator"] = aggregator
+        Path("a/guarantee.json").write_text(json.dumps(named))
+        assert silodp("report", "a").status == 0
+        return Path("a/report.html").read_text()
+
+    assert "Who saw what" not in page(None)
+    assert "<code>masked</code>" in page({"name": "masked", "min_silos": 2})
+    assert "Who saw what" not in page({"name": "of a later version"})
+
+
+def test_every_aggregator_is_described() -> None:
+    seen = {name: maker().visibility for name, maker in AGGREGATORS.items()}
+    for rows in seen.values():
+        assert {"The server", "Each silo", "Whoever gets the models"} <= {row.party for row in rows}
+    for name in ("lattice", "paillier"):  # what they are for
+        server = next(row for row in seen[name] if row.party == "The server")
+        assert "record counts" in server.not_seen
+        assert "record counts" not in server.sees
+    for name in ("plain", "masked"):
+        server = next(row for row in seen[name] if row.party == "The server")
+        assert "record counts" in server.sees
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (123_456, "123 kB"),
+        (999_700, "1 MB"),
+        (7_938_080, "7.94 MB"),
+        (20_000_000_000, "20 GB"),
+        (3 * 10**12, "3 TB"),
+    ],
+)
+def test_bytes(size: int | None, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+def test_silos_stop_at_limits_of_their_own_and_the_run_goes_on_with_others(
+    silodp: Silodp, config: Path
+) -> None:
+    first = silodp(
+        "run", config, "--out", "out", "--set", "silo_limits.server=1.2", "--set", "rounds=4", "--json"
+    )
+    assert first.status == 2
+    assert json.loads(first.out)["error"]["code"] == "gate.budget"
+    ledgers = sorted(Path("out/checkpoint/silo_ledgers").iterdir())
+    rounds = [len(path.read_text().splitlines()) - 1 for path in ledgers]
+    assert max(rounds) < 4
+    again = silodp("run", "out", "--resume", "--set", "silo_limits.server=9", "--json")
+    assert again.status == 0, again.err
+    assert json.loads(again.out)["rounds"] == 4
+    for junk in ("silo_limits.server=-1", "silo_limits.nobody=1", "silo_limits.server=inf", "silo_limits=3"):
+        assert silodp("plan", config, "--set", junk).status == 2

@@ -1,0 +1,335 @@
+"""The command line: one JSON object or one sentence, and nothing left behind by a mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from silodp.cli import main
+from support.commands import Silodp, assert_sentence
+
+ROOT = Path(__file__).parents[2]
+
+# --- epsilon ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--user-sampling 0.1", 0.758),
+        ("--user-sampling 0.1 --accountant rdp", 0.835),
+        ("--user-sampling 0.1 --knows-sample", 2.982),
+        ("--user-sampling 0.1 --knows-sample --accountant rdp", 3.340),
+        ("", 9.997),
+        ("--accountant rdp", 10.726),
+        ("--weighting records", 9.997),
+        ("--user-sampling 0.1 --adversary server", 2.982),  # the plain server draws the sample
+    ],
+)
+def test_epsilon_of_uldp_avg_by_the_table_of_the_specification(
+    silodp: Silodp, arguments: str, expected: float
+) -> None:
+    for method in ("uldp-avg", "uldp-sgd"):
+        asked = f"epsilon --method {method} --noise-multiplier 5 --rounds 100 --json {arguments}"
+        found = silodp(*asked.split())
+        assert found.status == 0
+        assert found.json["epsilon"] == pytest.approx(expected, abs=1e-3)
+        assert found.json["private"] is True
+        assert (found.json["method"], found.json["rounds"], found.json["delta"]) == (method, 100, 1e-5)
+
+
+def test_epsilon_of_groups_counts_rounds_times_steps(silodp: Silodp) -> None:
+    group = "epsilon --method uldp-group --noise-multiplier 5 --group-size 8 --record-sampling 0.01 --json"
+    for rounds, steps in ((1000, 100), (100, 1000)):
+        found = silodp(*group.split(), "--rounds", rounds, "--steps", steps)
+        assert found.json["epsilon"] == pytest.approx(34.2, abs=0.1)
+    loose = silodp(
+        *group.split(),
+        "--rounds",
+        1000,
+        "--steps",
+        100,
+        "--accountant",
+        "rdp",
+        "--adversary",
+        "silo",
+        "--silos",
+        5,
+    )
+    assert loose.json["epsilon"] == pytest.approx(98.8, abs=0.1)
+
+
+def test_epsilon_of_another_silo_depends_on_how_many_collude(silodp: Silodp) -> None:
+    avg = "epsilon --method uldp-avg --noise-multiplier 5 --rounds 100 --adversary silo --json"
+    alone = silodp(*avg.split(), "--silos", 5).json["epsilon"]
+    three = silodp(*avg.split(), "--silos", 5, "--colluding", 3).json["epsilon"]
+    same = silodp(*avg.replace("silo ", "released ").split()).json["epsilon"]
+    assert three < alone < same  # uniform weights: the others hold less of a person, too
+    assert silodp(*avg.split(), "--silos", 5, "--colluding", 5).json["private"] is False
+    assert_sentence(silodp(*avg.split()), "silos is missing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("--method default", "adds no noise"),
+        ("--method uldp-avg --noise-multiplier 0", "noise_multiplier is 0"),
+        ("--method uldp-naive --noise-multiplier 0", "noise_multiplier is 0"),
+        ("--method uldp-avg --noise-multiplier 5 --weighting records --adversary server", "counts disclosed"),
+    ],
+)
+def test_no_privacy_is_said_so(silodp: Silodp, arguments: str, reason: str) -> None:
+    found = silodp("epsilon", "--rounds", 10, *arguments.split(), "--json").json
+    assert found["epsilon"] is None
+    assert found["private"] is False
+    assert reason in found["reason"]
+    assert "no guarantee" in silodp("epsilon", "--rounds", 10, *arguments.split()).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--method uldp-avg", "noise_multiplier is missing"),
+        ("--method uldp-avgg --noise-multiplier 5", "did you mean 'uldp-avg'?"),
+        ("--method uldp-avg --noise-multiplier -1", "noise_multiplier = -1"),
+        ("--method uldp-avg --noise-multiplier nan", "noise_multiplier = nan"),
+        ("--method uldp-avg --noise-multiplier five", "--noise-multiplier"),
+        ("--method uldp-avg --noise-multiplier 5 --user-sampling 0", "user_sampling = 0"),
+        ("--method uldp-avg --noise-multiplier 5 --user-sampling 1.1", "user_sampling = 1.1"),
+        ("--method uldp-avg --noise-multiplier 5 --delta 0", "delta"),
+        ("--method uldp-avg --noise-multiplier 5 --delta 1", "delta"),
+        ("--method uldp-avg --noise-multiplier 5 --delta nan", "delta"),
+        ("--method uldp-avg --noise-multiplier 5 --group-size 8", "group_size is not a field of uldp-avg"),
+        ("--method uldp-avg --noise-multiplier 5 --weighting equal", "weighting = 'equal'"),
+        ("--method uldp-avg --noise-multiplier 5 --aggregator none", "aggregator = 'none'"),
+        ("--method uldp-avg --noise-multiplier 5 --accountant moments", "accountant"),
+        ("--method uldp-avg --noise-multiplier 5 --adversary nobody", "adversary = 'nobody'"),
+        ("--method uldp-avg --noise-multiplier 5 --silos 0", "silos = 0"),
+        ("--method uldp-avg --noise-multiplier 5 --colluding 0", "colluding = 0"),
+        ("--method uldp-avg --noise-multiplier 5 --rounds -1", "rounds = -1"),
+        ("--method uldp-group --noise-multiplier 5", "group_size is missing"),
+        (
+            "--method uldp-group --noise-multiplier 5 --group-size 0 --record-sampling 0.1 --steps 1",
+            "group_size = 0",
+        ),
+        ("--method uldp-avg --noise-multiplier 5 --bogus", "--bogus"),
+    ],
+)
+def test_a_question_that_cannot_be_answered(silodp: Silodp, arguments: str, says: str) -> None:
+    assert_sentence(silodp("epsilon", "--rounds", 10, *arguments.split(), "--json"), says)
+
+
+def test_usage_errors_are_sentences_too(silodp: Silodp) -> None:
+    assert_sentence(silodp("epsilom"), "epsilom")
+    assert_sentence(silodp("run"), "CONFIG.toml")
+    assert_sentence(silodp("epsilon", "--method", "uldp-avg"), "--rounds")
+
+
+def test_the_program_itself_starts_quickly_and_says_what_it_can() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = "import sys, silodp.cli.main as c\ntry: c.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("run", "demo", "plan", "epsilon", "compare", "report", "data"):
+        assert f"  {name} " in done.stdout
+
+
+# --- plan ---------------------------------------------------------------------------------------------------
+
+
+def test_plan_needs_no_data_and_finds_what_meets_a_target(silodp: Silodp, config: Path) -> None:
+    absent = ("--set", "data={source='heart_disease', root='/nowhere'}", "--set", "rounds=100")
+    found = silodp("plan", config, *absent, "--set", "budget.epsilon=3", "--target-epsilon", 2, "--json").json
+    assert found["silos"] == 4
+    assert found["adversaries"]["released"]["epsilon"] == pytest.approx(9.997, abs=1e-3)
+    assert found["budget"]["fits"] is False
+
+    def spent(*arguments: object) -> float:
+        asked = {
+            "--noise-multiplier": 5,
+            "--rounds": 100,
+            **dict(zip(arguments[::2], arguments[1::2], strict=True)),
+        }
+        flat = [part for pair in asked.items() for part in pair]
+        return float(silodp("epsilon", "--method", "uldp-avg", *flat, "--json").json["epsilon"])
+
+    target = found["target"]
+    assert 1.99 < spent("--noise-multiplier", target["noise_multiplier"]) <= 2
+    assert 1.99 < spent("--user-sampling", target["user_sampling"]) <= 2
+    assert spent("--rounds", target["rounds"]) <= 2 < spent("--rounds", target["rounds"] + 1)
+    assert (
+        spent("--rounds", found["budget"]["rounds"]) <= 3 < spent("--rounds", found["budget"]["rounds"] + 1)
+    )
+    assert "noise_multiplier" in silodp("plan", config, "--target-epsilon", 2).out
+
+
+def test_plan_says_what_cannot_be_met(silodp: Silodp, config: Path) -> None:
+    assert_sentence(silodp("plan", config, "--target-epsilon", 0), "target epsilon")
+    disclosed = ("--set", "method.weighting=records", "--set", "budget={epsilon=1, adversary='server'}")
+    assert_sentence(silodp("plan", config, *disclosed, "--target-epsilon", 1), "counts disclosed")
+    assert silodp("plan", config, *disclosed, "--json").json["budget"]["rounds"] == 0
+
+
+# --- run ----------------------------------------------------------------------------------------------------
+
+
+def test_run_writes_what_is_promised_and_resumes_to_the_same_model(silodp: Silodp, config: Path) -> None:
+    first = silodp("run", config, "--out", "a", "--json")
+    assert first.status == 0, first.err
+    assert "round 2/2" in first.err
+    assert first.json["rounds"] == 2
+    assert first.json["private"] is True
+    assert first.json["releasable"] is False  # the seed
+    left = {path.name for path in Path("a").iterdir()}
+    expected = {"config.toml", "metrics.jsonl", "guarantee.json", "model.safetensors", "report.html"}
+    assert left == expected | {"plots", "checkpoint"}
+
+    assert_sentence(silodp("run", config, "--out", "a"), "not empty")
+    more = ("--set", "rounds=4")
+    resumed = silodp("run", config, *more, "--out", "a", "--resume", "--json")
+    straight = silodp("run", "a/config.toml", *more, "--out", "b", "--json")
+    assert resumed.json["epsilon"] == straight.json["epsilon"] > first.json["epsilon"]
+    models = [load_file(Path(place) / "model.safetensors") for place in ("a", "b")]
+    assert all((models[0][name] == models[1][name]).all() for name in models[1])
+
+    assert_sentence(
+        silodp("run", config, "--set", "method.clip=1", "--out", "a", "--resume"), "another set-up"
+    )
+    Path("a/report.html").unlink()
+    assert silodp("report", "a").status == 0
+    assert Path("a/report.html").is_file()
+
+
+def test_run_says_in_words_what_it_promises(silodp: Silodp, config: Path) -> None:
+    found = silodp("run", config, "--set", "method.weighting=records", "--set", "rounds=1")
+    assert found.status == 0, found.err
+    assert "Against whoever sees every global model: ε = " in found.out
+    assert "Against the server: nothing is promised, because counts disclosed" in found.out
+    assert "Not for release" in found.out
+    assert Path("runs/small/report.html").is_file()
+
+
+def test_a_budget_stops_a_run(silodp: Silodp, config: Path) -> None:
+    found = silodp(
+        "run", config, "--set", "rounds=9", "--set", "budget.epsilon=1.1", "--out", "a", "--json"
+    ).json
+    assert found["stopped"] == "budget"
+    assert 0 < found["rounds"] < 9
+    assert found["epsilon"] <= 1.1
+
+
+def test_a_model_that_prints_does_not_spoil_the_json(silodp: Silodp, config: Path) -> None:
+    Path("loud.py").write_text(
+        "from torch import nn\ndef build(features):\n    print('hello')\n    return nn.Linear(features, 1)\n"
+    )
+    found = silodp(
+        "run", config, "--set", "task.model=loud.py:build", "--set", "rounds=1", "--out", "a", "--json"
+    )
+    assert found.json["rounds"] == 1
+    assert "hello" in found.err
+
+
+NAN = """
+import torch
+class Broken(torch.nn.Linear):
+    def __init__(self, features):
+        super().__init__(features, 1)
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("method.clip=0", "clip = 0"),
+        ("method.clip=-1", "clip = -1"),
+        ("method.noise_multiplier=-0.1", "noise_multiplier = -0.1"),
+        ("method.user_sampling=0", "user_sampling = 0"),
+        ("method.user_sampling=2", "user_sampling = 2"),
+        ("delta=0", "delta = 0"),
+        ("delta=1.0", "delta = 1.0"),
+        ("rouns=1", "did you mean 'rounds'?"),
+        ("method.name=uldp", "method.name = 'uldp'"),
+        ("aggregator=sum", "aggregator = 'sum'"),
+        ("method.weighting=none", "method.weighting = 'none'"),
+        ("task.model=nan.py:Broken", "not finite"),
+        ("data.users=0", "data.users = 0"),
+        ("data.allocation=even", "allocation is 'even'"),
+        ("data={source='heart_disease', root='/nowhere'}", "/nowhere"),
+        ("budget={epsilon=1.0, delta=1e-6}", "budget.delta"),
+        (
+            "method={name='uldp-group', noise_multiplier=1.0, clip=1.0, group_size=0, record_sampling=0.1, "
+            "local_steps=1, expected_batch_size=1.0, local_learning_rate=0.1}",
+            "group_size = 0",
+        ),
+    ],
+)
+def test_a_mistake_leaves_nothing_behind(silodp: Silodp, config: Path, override: str, says: str) -> None:
+    Path("nan.py").write_text(NAN)
+    before = {path.name for path in Path().iterdir()}
+    assert_sentence(silodp("run", config, "--set", override, "--out", "out", "--json"), says)
+    assert {path.name for path in Path().iterdir()} - {"__pycache__"} == before
+
+
+def test_a_plan_refuses_another_delta_as_a_run_does(silodp: Silodp, config: Path) -> None:
+    other = ("--set", "budget={epsilon=9.0, delta=1e-6}")
+    planned = silodp("plan", config, *other)
+    assert_sentence(planned, "budget.delta = 1e-06 differs from delta = 1e-05")
+    assert silodp("run", config, *other, "--out", "out").err == planned.err
+    assert silodp("plan", config, *other, "--set", "delta=1e-6").status == 0
+
+
+def test_a_missing_file_is_named(silodp: Silodp, config: Path) -> None:
+    assert_sentence(silodp("run", "nowhere.toml", "--out", "out"), "nowhere.toml")
+    assert_sentence(silodp("run", config, "--out", "out", "--resume"), "no checkpoint")
+    assert_sentence(silodp("report", "nowhere"), "nowhere")
+    assert not Path("out").exists()
+
+
+# --- demo, compare, data ------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_demo_learns_and_replaces_only_its_own_runs(silodp: Silodp, config: Path) -> None:
+    found = silodp("demo", "--out", "d", "--json").json
+    assert found["metrics"]["roc_auc"] > 0.75
+    assert found["epsilon"] < 5
+    assert found["releasable"] is True
+    assert all(guarantee["private"] for guarantee in found["guarantees"].values())
+    assert main._is_run_of(main.load_demo(), Path("d"))
+    Path("d/thesis.docx").touch()
+    assert_sentence(silodp("demo", "--out", "d"), "not empty")
+    assert Path("d/thesis.docx").exists()
+
+
+def test_compare_runs_every_specification(silodp: Silodp, config: Path) -> None:
+    methods = "uldp-avg,uldp-avg:weighting=records"
+    few = ("--set", "rounds=1", "--seeds", 1, "--out", "c")
+    found = silodp("compare", config, "--methods", methods, *few, "--json")
+    assert found.status == 0, found.err
+    assert {method["label"] for method in found.json["methods"]} >= set(methods.split(","))
+    assert_sentence(
+        silodp("compare", config, "--methods", "uldp-group:k=8", *few), "record_sampling is missing"
+    )
+    assert_sentence(silodp("compare", config, "--methods", "uldp-avg", "--seeds", 0), "seeds = 0")
+
+
+def test_data_lists_and_checks(silodp: Silodp, config: Path) -> None:
+    listed = silodp("data", "list", "--json").json["datasets"]
+    assert {"name": "embedded", "present": True}.items() <= next(
+        d for d in listed if d["name"] == "embedded"
+    ).items()
+    checked = silodp("data", "check", "embedded", "--json")
+    assert (checked.status, checked.json["ok"], checked.json["rows"]) == (0, True, 569)
+    Path("root").mkdir()
+    assert silodp("data", "check", "heart_disease", "--root", "root").status == 1
+    assert_sentence(silodp("data", "fetch", "creditcard", "--root", "root"), "kaggle")
+    assert_sentence(silodp("data", "check", "mnist2"), "mnist2")

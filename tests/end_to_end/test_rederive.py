@@ -1,0 +1,407 @@
+"""What a guarantee says besides ε is told again from config.toml and the run's directory, and compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_budgets_table import PERSONAL, USERS, tables
+from test_edges import TABLES
+from test_record_methods import DDP
+
+from silodp.accounting import _append_log
+from silodp.accounting.accountant import Accountant
+from silodp.accounting.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED, format_rounded_up
+from silodp.accounting.ledger import ACCOUNTING, Ledger
+from silodp.cli.main import main
+from silodp.errors import SilodpError
+from silodp.methods import UldpAvg
+from silodp.report import rederive
+from silodp.report.audit import AuditResult
+from silodp.report.run_record import read_run
+from silodp.runtime.server import COMPLETED_ROUNDS_KEY
+from silodp.runtime.train import train
+from silodp.training.sgd.local import LocalTraining
+from silodp.wire.messages import Message
+from silodp.wire.signatures import _OVERHEAD
+from silodp.wire.store import DirectoryStore
+from silodp.wire.transport import Failure, InProcess
+from support.commands import CONFIG, Silodp, assert_sentence
+from support.oracles import logistic_task, small_federation
+
+KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "persons": (CONFIG + USERS, ("delta=0.06",)),  # above 1/U
+    "claims": (DDP, ("method.trajectory=paper",)),
+    "masked": (DDP, ("aggregator=masked", "aggregation.min_silos=3", "data.silos=4")),
+    "records": (PERSONAL, ()),
+    "seeded coins": (PERSONAL, ("rounds=4", "method.client_sampling=0.5")),
+    # Noise and draws of silos are the system's: who joined is known from the server's memory alone.
+    "coins": (PERSONAL.replace("seed = 1\n", "", 1), ("rounds=4", "method.client_sampling=0.5")),
+}
+Ran = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Finished runs by their kind, each run once."""
+    folder, done = tmp_path_factory.mktemp("runs"), dict[str, Path]()
+
+    def finished(kind: str) -> Path:
+        if kind not in done:
+            text, sets = KINDS[kind]
+            (folder / f"{kind}.toml").write_text(text)
+            done[kind] = folder / kind
+            overrides = [part for one in sets for part in ("--set", one)]
+            with pytest.raises(SystemExit) as left:
+                main(["run", str(folder / f"{kind}.toml"), "--out", str(done[kind]), *overrides])
+            assert left.value.code == 0
+        return done[kind]
+
+    return finished
+
+
+@pytest.fixture
+def copy(runs: Ran, tmp_path: Path) -> Ran:
+    def copied(kind: str) -> Path:
+        return Path(shutil.copytree(runs(kind), tmp_path / "run"))
+
+    return copied
+
+
+def told(directory: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((directory / "guarantee.json").read_text())["guarantees"]
+    return found
+
+
+def tell(directory: Path, guarantees: list[dict[str, Any]], **summary: Any) -> None:
+    path = directory / "guarantee.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"guarantees": guarantees} | summary))
+
+
+def audit(directory: Path) -> AuditResult:
+    found = read_run(directory).audit
+    assert found is not None
+    return found
+
+
+def refused(directory: Path, says: str) -> None:
+    with pytest.raises(SilodpError) as error:
+        read_run(directory)
+    assert "is contradicted by the run's " in str(error.value) or "not the configuration" in str(error.value)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_of_an_untouched_run_is_borne_out_but_what_only_tables_say(runs: Ran, kind: str) -> None:
+    assert audit(runs(kind)).unchecked == (rederive.DATA,)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_assumption_can_be_left_out(copy: Ran, kind: str) -> None:
+    directory = copy(kind)
+    whole = told(directory)
+    for place, said in enumerate(whole):
+        assert len(said["assumptions"]) > 4
+        for text in said["assumptions"]:
+            rest = [other for other in said["assumptions"] if other != text]
+            tell(directory, [*whole[:place], said | {"assumptions": rest}, *whole[place + 1 :]])
+            refused(directory, f"against '{ADVERSARIES[place]}' it says nothing of what it assumes: {text}")
+    tell(directory, [said | {"assumptions": [*said["assumptions"], "the moon is full"]} for said in whole])
+    audit(directory)  # more may be assumed
+    if kind == "persons":
+        assert any("not below 1/U" in text for text in whole[0]["assumptions"])
+
+
+@pytest.mark.parametrize("text", NOT_COVERED)
+def test_nothing_that_is_not_covered_can_be_left_out(copy: Ran, text: str) -> None:
+    directory = copy("persons")
+    whole = told(directory)
+    for said in whole:
+        said["not_covered"].remove(text)
+    tell(directory, whole)
+    refused(directory, f"nothing of what is not covered: {text}")
+    if text == HELD_OUT:
+        rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        nothing = [row | {"loss": None, "metrics": {}} for row in rows]
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in nothing))
+        audit(directory)
+
+
+@pytest.mark.parametrize("kind", ["persons", "records", "coins"])
+def test_what_a_budget_was_charged_cannot_be_changed(copy: Ran, kind: str) -> None:
+    directory = copy(kind)
+    whole = json.dumps(told(directory))
+
+    def changed(place: int, entry: int, **fields: Any) -> None:
+        again = json.loads(whole)
+        again[place]["groups"][entry] |= fields
+        tell(directory, again)
+
+    for place, said in enumerate(json.loads(whole)):
+        for entry, group in enumerate(said["groups"][:3]):
+            for key in ("planned", "realized", "budget", "q" if kind != "persons" else "clip"):
+                changed(place, entry, **{key: group[key] * 0.999})
+                refused(directory, f"against '{ADVERSARIES[place]}' it says {key} = ")
+            changed(place, entry, units=group["units"] + 1)
+            refused(directory, f"units = {group['units'] + 1} of the budget")
+        again = json.loads(whole)
+        del again[place]["groups"][-1]
+        tell(directory, again)
+        refused(directory, f"it says {len(said['groups']) - 1} budgets, and there are {len(said['groups'])}")
+    tell(directory, [said | {"groups": []} for said in json.loads(whole)])
+    refused(directory, "it says 0 budgets, and there are")
+
+
+def test_which_silos_joined_is_read_where_the_server_keeps_it(copy: Ran) -> None:
+    directory = copy("coins")
+    assert {group["realized"] for group in told(directory)[0]["groups"]} != {0.0}
+    for path in (directory / "checkpoint" / "server").glob("clients*"):
+        path.unlink()
+    assert audit(directory).unchecked == (rederive.DATA, rederive.JOINED)
+
+
+def test_which_silos_joined_follows_from_a_seed(copy: Ran) -> None:
+    directory = copy("seeded coins")
+    for path in (directory / "checkpoint" / "server").iterdir():
+        path.unlink()
+    assert audit(directory).unchecked == (rederive.DATA,)
+
+
+def test_a_ledger_older_than_the_servers_store_is_refused(copy: Ran) -> None:
+    directory = copy("records")
+    store = DirectoryStore(directory / "checkpoint" / "server")
+    mark = Message.decode(store.get(COMPLETED_ROUNDS_KEY) or b"")
+    store.put(COMPLETED_ROUNDS_KEY, replace(mark, round=mark.round + 2).encode())
+    with pytest.raises(
+        SilodpError, match=r"is not of one moment: its ledger has .*, and the server's store says"
+    ):
+        read_run(directory)
+
+
+def test_a_claim_stays_the_claim_it_is(copy: Ran) -> None:
+    directory = copy("claims")
+    whole = told(directory)
+    (claim,) = whole[0]["claims"]
+    for claims in (
+        [],
+        [claim | {"epsilon": claim["epsilon"] / 2}],
+        [claim | {"why": "proven"}],
+        [claim, claim],
+    ):
+        tell(directory, [whole[0] | {"claims": claims}, *whole[1:]])
+        refused(directory, "against 'released' it says claims = ")
+    tell(directory, [whole[0], whole[1] | {"claims": [claim]}, whole[2]])
+    refused(directory, "against 'server' it says claims = ")
+
+
+def test_why_nothing_is_promised_cannot_be_changed(silodp: Silodp, config: Path) -> None:
+    assert silodp("run", config, "--set", "method.noise_multiplier=0", "--out", "out").status == 0
+    whole = told(Path("out"))
+    assert audit(Path("out")).unchecked == (rederive.DATA,)
+    tell(Path("out"), [whole[0] | {"reason": "the moon is full"}, *whole[1:]])
+    refused(
+        Path("out"), "nothing is promised because the moon is full, and the ledger says: noise_multiplier"
+    )
+
+
+def test_rounds_at_the_head_are_those_of_the_ledger(copy: Ran) -> None:
+    directory = copy("claims")
+    tell(directory, told(directory), rounds=1)
+    refused(directory, "it says rounds = 1, and the ledger says 2")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("clip = 1.0", "clip = 0.5", "by it method = Ddp("),
+        ("delta = 1e-05", "delta = 1e-06", "by it delta = 1e-06, and by the ledger 1e-05"),
+        ("seed = 1", "", "by it seed = none, and by the ledger set"),
+        ("rounds = 2", 'rounds = 2\naccountant = "pld"', "by it accountant = pld, and by the ledger rdp"),
+        ("min_silos = 3", "min_silos = 4", "by it aggregator = Masked(min_silos=4"),
+        ('aggregator = "masked"', 'aggregator = "plain"', "cannot be read"),
+    ],
+)
+def test_a_configuration_of_another_run_is_refused(copy: Ran, old: str, new: str, says: str) -> None:
+    directory = copy("masked")
+    path = directory / "config.toml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    if says == "cannot be read":
+        (unchecked,) = audit(directory).unchecked
+        assert "config.toml cannot be read: aggregation.min_silos" in unchecked
+        return
+    refused(directory, says)
+
+
+def test_an_aggregators_settings_are_those_that_the_rounds_cost(copy: Ran) -> None:
+    """The ledger names the aggregator alone; both files say the same of its settings, and it is not what was run."""
+    directory = copy("masked")
+    path = directory / "config.toml"
+    path.write_text(path.read_text().replace("min_silos = 3", "min_silos = 3\nunits = 8192"))
+    tell(directory, told(directory), aggregator={"name": "masked", "min_silos": 3, "units": 8192})
+    refused(directory, "by the ledger round 1 cost something else than by its settings")
+
+
+def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, copy: Ran) -> None:
+    directory = copy("records")
+    (directory / "config.toml").unlink()
+    whole = told(directory)
+    whole[0]["assumptions"].pop()
+    whole[0]["groups"][0]["planned"] = 0.001
+    tell(directory, whole)
+    done = silodp("report", directory)
+    left = (
+        "assumptions, claims, and what units with budgets of their own were charged (there is no config.toml)"
+    )
+    assert done.out.splitlines()[1:] == [f"Not checked: {left}."]
+    assert silodp("report", directory, "--json").json["not_checked"] == [left]
+    assert (directory / "report.html").read_text().count(f"ot checked: {left}") == 2
+    (directory / "checkpoint" / "ledger.jsonl").unlink()
+    gone = silodp("report", directory).out.splitlines()[1:]
+    assert gone == ["Not checked: the guarantee: the ledger is not here."]
+
+
+def test_a_run_from_python_says_what_is_not_checked(tmp_path: Path) -> None:
+    method = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1))
+    train(small_federation(users=12), logistic_task(), method, rounds=1, seed=0, out=tmp_path / "run")
+    (unchecked,) = audit(tmp_path / "run").unchecked
+    assert unchecked.endswith("(there is no config.toml)")
+
+
+def test_where_the_checkpoint_is_gone_it_is_said(copy: Ran) -> None:
+    directory = copy("claims")
+    (directory / "checkpoint" / "state.safetensors").unlink()
+    (unchecked,) = audit(directory).unchecked
+    assert "cannot be told again" in unchecked
+    assert unchecked.count("\n") == 0
+
+
+def test_of_budgets_in_a_column_each_is_checked_and_not_their_number(silodp: Silodp, tmp_path: Path) -> None:
+    assert silodp("run", tables(tmp_path, ("0.5", "1", "2")), "--out", tmp_path / "out").status == 0
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").unlink()  # a report reads no tables
+    directory = tmp_path / "out"
+    assert audit(directory).unchecked == (rederive.DATA, rederive.USERS, rederive.COLUMN)
+    whole = told(directory)
+    for key in ("planned", "realized", "q"):
+        again = json.loads(json.dumps(whole))
+        again[1]["groups"][1][key] *= 0.99
+        tell(directory, again)
+        refused(directory, f"against 'server' it says {key} = ")
+    tell(directory, [said | {"groups": []} for said in whole])
+    refused(directory, "it says nothing of the budgets that records have")
+
+
+def test_persons_whose_list_is_elsewhere_are_counted_in_what_silos_were_given(
+    silodp: Silodp, config: Path
+) -> None:
+    for name in ("north", "south"):
+        Path(f"{name}.csv").write_text("person,sick,age\nu1,no,30\nu2,yes,60\nu3,no,50\n")
+    Path("ids.txt").write_text("u1\nu2\nu3\n")
+    config.write_text(TABLES.replace('user = "person"', 'user = "person"\nusers = "ids.txt"'))
+    assert silodp("run", config, "--out", "out", "--set", "delta=0.4").status == 0
+    Path("ids.txt").unlink()
+    assert audit(Path("out")).unchecked == (rederive.DATA,)
+    whole = told(Path("out"))
+    rest = [text for text in whole[0]["assumptions"] if "1/U" not in text]
+    assert len(rest) == len(whole[0]["assumptions"]) - 1
+    tell(Path("out"), [whole[0] | {"assumptions": rest}, *whole[1:]])
+    refused(Path("out"), "nothing of what it assumes: δ = 0.4 is accepted")
+
+
+def test_a_wrong_word_is_one_sentence_at_the_command(silodp: Silodp, copy: Ran) -> None:
+    directory = copy("claims")
+    whole = told(directory)
+    whole[2]["assumptions"].pop(0)
+    tell(directory, whole)
+    assert_sentence(silodp("report", directory), "contradicted by the run's ledger and config.toml", "'silo'")
+
+
+OLD_WORDING = {
+    DROPOUTS: "silos and server follow the protocol, and whether a silo drops out does not depend on its records"
+}
+
+
+def as_the_first_version_left_it(
+    directory: Path, silos: int, lost_in: int, accountant: Accountant = "rdp"
+) -> None:
+    """Rewrite a run's files as the first version wrote them: no accounting, older words, a whole clip per release."""
+    ledger = directory / "checkpoint" / "ledger.jsonl"
+    lines, previous = [], ""
+    for text in ledger.read_text().splitlines():
+        fields = json.loads(text)
+        del fields["hash"], fields["previous"]
+        if "subject" in fields:
+            assert fields["subject"].pop("accounting") == ACCOUNTING
+        elif fields["round"] == lost_in:
+            for name in ("released", "server"):
+                event = fields["events"][name]
+                event["noise_multiplier"] *= (silos - 1) / silos
+                event["units"] = fields["events"]["silo"]["units"] * silos + 4
+        line = _append_log._line(fields, previous)
+        previous = _append_log._hash(line)
+        lines.append(line)
+    ledger.write_bytes(b"".join(lines))
+    whole = told(directory)
+    opened = Ledger(ledger, 1e-5, accountant, run=json.loads(lines[0])["run"])
+    with opened as kept:
+        for said in whole:
+            said["assumptions"] = [OLD_WORDING.get(text, text) for text in said["assumptions"]]
+            said["epsilon"] = kept.epsilon(said["adversary"])
+            del said["any_dropouts"]
+        rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        for row in rows:
+            row["epsilon"] = {name: kept.epsilon_by_round(name)[row["round"]] for name in row["epsilon"]}
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tell(directory, whole)
+
+
+def test_a_run_of_the_first_version_is_read_and_goes_on(
+    silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One silo of five dropped out of round 2: that version charged a whole clip, and this one charges 4/5 of it."""
+    ask = InProcess.ask
+
+    def loses(self: InProcess, requests: Any, timeout: float | None = None) -> Any:
+        asked = {name: Message.decode(data[_OVERHEAD:]) for name, data in requests.items()}
+        lost = [name for name, m in asked.items() if m.kind == "update" and m.round == 1][4:]
+        answers, failures = ask(self, {name: m for name, m in requests.items() if name not in lost})
+        return answers, {**failures, **{name: Failure("offline", "a test") for name in lost}}
+
+    monkeypatch.setattr(InProcess, "ask", loses)
+    secure = ("--set", "aggregator=masked", "--set", "data.silos=5", "--set", "aggregation.min_silos=3")
+    done = silodp("run", config, "--out", "out", "--set", "rounds=3", *secure)
+    assert done.status == 0
+    directory = Path("out")
+    cap = format_rounded_up(told(directory)[0]["any_dropouts"])
+    assert f"at most {cap} if silos drop out depending on the models" in done.out
+    assert silodp("report", directory).status == 0
+    assert "if silos drop out depending on the models" in (directory / "report.html").read_text()
+    assert audit(directory).unchecked == (rederive.DATA,)
+    whole = told(directory)
+    assert whole[0]["any_dropouts"] > whole[0]["epsilon"]
+    tell(directory, [whole[0] | {"any_dropouts": whole[0]["epsilon"]}, *whole[1:]])
+    refused(directory, "against 'released' it says any_dropouts = ")
+    old = [OLD_WORDING.get(text, text) for text in whole[0]["assumptions"]]
+    tell(directory, [whole[0] | {"assumptions": old}, *whole[1:]])
+    refused(directory, "against 'released' it says nothing of what it assumes")
+    tell(directory, whole)
+
+    as_the_first_version_left_it(directory, silos=5, lost_in=1)
+    assert audit(directory).unchecked == (rederive.EARLIER, rederive.DATA)
+    assert told(directory)[0]["epsilon"] > whole[0]["epsilon"]
+    less = told(directory)
+    tell(directory, [less[0] | {"epsilon": whole[0]["epsilon"]}, *less[1:]])
+    refused(directory, "and the ledger's rounds cost")
+    tell(directory, less)
+    assert (
+        silodp("run", directory / "config.toml", "--out", "out", "--resume", "--set", "rounds=4").status == 0
+    )
+    assert audit(directory).unchecked == (rederive.EARLIER, rederive.DATA)
+    assert told(directory)[0]["rounds"] == 4

@@ -1,0 +1,214 @@
+"""Private weighting for tests: settings small enough to be quick, and parties driven by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from end_to_end.test_masked import AVG
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators._key_agreement import current
+from silodp.aggregators.base import Aggregator, Setting
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.paillier import Paillier
+from silodp.crypto import private_sampling
+from silodp.crypto.keys import Identity
+from silodp.crypto.private_sampling import SamplingRatio
+from silodp.data.federation import Federation
+from silodp.mechanisms.noise import Randomness
+from silodp.methods import Population
+from silodp.runtime.gate import State
+from silodp.runtime.server import Server
+from silodp.runtime.silo import Silo
+from silodp.runtime.train import Result, train
+from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
+from silodp.wire.transport import Failure
+from support.clear import LatticeInClear, PaillierInClear
+from support.oracles import logistic_task, small_federation
+from support.wires import Direct
+
+RECORDS = replace(AVG, weighting="records")
+SAMPLED = replace(RECORDS, user_sampling=0.5)
+LATTICE = Lattice(count_cap=3, attempts=20)
+PAILLIER = Paillier(count_cap=3, key_bits=512, insecure_for_tests=True)
+
+
+def run(
+    aggregator, method=RECORDS, rounds=2, seed: int | None = 1, federation: Federation | None = None, **more
+) -> Result:
+    federation = federation or small_federation()
+    task = logistic_task(federation.silos[0].x.shape[1])
+    return train(federation, task, method, rounds=rounds, seed=seed, aggregator=aggregator, **more)
+
+
+def in_clear(
+    aggregator: Lattice | Paillier, drawn: dict[int, np.ndarray] | None = None
+) -> LatticeInClear | PaillierInClear:
+    """The twin with the same settings; `drawn`: what was sampled, by round, where nobody knew it."""
+    twin = LatticeInClear if isinstance(aggregator, Lattice) else PaillierInClear
+    made = twin(**{field.name: getattr(aggregator, field.name) for field in fields(aggregator) if field.init})
+    object.__setattr__(made, "drawn", drawn)
+    return made
+
+
+@dataclass
+class Hidden:
+    """Both secrets behind every round's sample: i from the server, κ from the silos; as they were drawn."""
+
+    law: SamplingRatio
+    cells: dict[int, np.ndarray]
+    shifts: dict[int, np.ndarray]
+
+    @property
+    def drawn(self) -> dict[int, np.ndarray]:
+        """β (U,) by round, worked out in Python's integers."""
+        return {
+            round_: np.array(
+                [int((i - shift) % self.law.places < self.law.drawn) for i, shift in zip(*both, strict=True)]
+            )
+            for round_, both in ((r, (self.cells[r].tolist(), self.shifts[r].tolist())) for r in self.cells)
+        }
+
+
+@contextmanager
+def hidden_samples(law: SamplingRatio) -> Iterator[Hidden]:
+    """Looks over both parties' shoulders, one round after the other."""
+    seen, places, shifts = (
+        Hidden(law, {}, {}),
+        private_sampling.draw_server_cells,
+        private_sampling.derive_silo_cells,
+    )
+
+    def cells(users, law):
+        seen.cells[len(seen.cells)] = places(users, law)
+        return seen.cells[len(seen.cells) - 1]
+
+    def shifted(secret, session, users, law, round):
+        seen.shifts[round] = shifts(secret, session, users, law, round)
+        return seen.shifts[round]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(private_sampling, "draw_server_cells", cells)
+        patch.setattr(private_sampling, "derive_silo_cells", shifted)
+        yield seen
+
+
+def setting(method=RECORDS, silos=3, shares_for=None, size=5) -> Setting:
+    """As every party of a small run knows it."""
+    names = tuple(f"silo{s}" for s in range(silos))
+    return Setting("", names, method, Population(silos, 12, shares_for), size)
+
+
+def counts_of(federation: Federation, cap: int | None = None) -> np.ndarray:
+    """min(n[s,u], cap), (S, U)."""
+    counts = np.stack([np.bincount(silo.user, minlength=federation.users) for silo in federation.silos])
+    return counts if cap is None else np.minimum(counts, cap)
+
+
+class Recording(Direct):
+    """Keeps every message; `lost(name, request)` says who does not hear it."""
+
+    def __init__(self, silos) -> None:
+        super().__init__(silos)
+        self.asked: list[tuple[str, Message]] = []
+        self.answered: list[tuple[str, Message]] = []
+        self.lost = lambda name, request: False
+
+    def ask(self, requests, timeout=None):
+        self.asked += requests.items()
+        heard = {name: request for name, request in requests.items() if not self.lost(name, request)}
+        answers, failures = super().ask(heard, timeout)
+        self.answered += answers.items()
+        return answers, failures | {
+            name: Failure("offline", "pulled out") for name in set(requests) - set(heard)
+        }
+
+
+class Parties:
+    """A server and silos that are set up; what a dishonest server would send can be sent to `silos` by hand."""
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        method=SAMPLED,
+        silos: int = 3,
+        federation: Federation | None = None,
+        rounds: int = 1000,
+        limits: dict[str, float] | None = None,
+    ) -> None:
+        federation = federation or small_federation(silos=silos)
+        task = logistic_task(federation.silos[0].x.shape[1])
+        self.names = tuple(silo.name for silo in federation.silos)
+        population = Population(len(self.names), federation.users, aggregator.min_silos_for(len(self.names)))
+        self.setting = Setting("run", self.names, method, population, task.size, rounds=rounds)
+        identities = {name: Identity.fresh(name) for name in self.names}
+        pins = {name: identity.public for name, identity in identities.items()}
+        self.stores = {name: MemoryStore() for name in self.names}
+        self._started = lambda data, ledger: Silo(
+            data, task, aggregator, self.setting, Randomness.secret(), self.stores[data.name],
+            identities[data.name], pins, ledger, limits,
+        )  # fmt: skip
+        self._data = {data.name: data for data in federation.silos}
+        self.silos = {name: self.started(name) for name in self.names}
+        self.transport = Recording(self.silos)
+        ledger = Ledger(None, 1e-5, "rdp", run="run")
+        self.server = Server(
+            self.setting, self.transport, aggregator, ledger, MemoryStore(), Randomness.secret()
+        )
+        self.server.set_up()
+        self.params = task.initial(1)
+
+    @staticmethod
+    @contextmanager
+    def watch(name: str, sent: list[Message], stores: list[dict[str, bytes]]) -> Iterator[None]:
+        """Keeps, inside, what a silo of this name is sent, and its store as it was before."""
+        answer = Silo.answer
+
+        def watched(self: Silo, request: Message) -> Message:
+            if self.name == name:
+                sent.append(request)
+                stores.append(dict(self._store._values))
+            return answer(self, request)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Silo, "answer", watched)
+            yield
+
+    def started(self, name: str, ledger: Ledger | None = None) -> Silo:
+        """A silo in a new process, with the store and the ledger that it has."""
+        known = getattr(self, "silos", {}).get(name)
+        return self._started(self._data[name], ledger or (known and known.gate.ledger))
+
+    def restored(self, name: str, store: dict[str, bytes]) -> Silo:
+        """A silo in a new process, on a copy of an old store, with a copy of its ledger that is as old."""
+        self.stores[name] = MemoryStore()
+        self.stores[name]._values = dict(store)
+        known = self.silos[name].gate.ledger
+        ledger = Ledger(None, known.delta, known.accountant, run="run")
+        for charge in known.history[: State.decode(store.get("run/gate")).charges]:
+            ledger.charge(charge.round, charge.release, charge.events)
+        return self.started(name, ledger)
+
+    def run_round(self, round_: int) -> torch.Tensor:
+        total = self.server.run_round(round_, self.params)
+        assert total is not None
+        return total
+
+    @property
+    def session(self) -> str:
+        return current(self.server.store).session
+
+    def last(self, kind: str, name: str = "silo0", round_: int | None = None) -> Message:
+        """The request of this kind that this silo was asked last (in this round)."""
+        asked = (m for n, m in reversed(self.transport.asked) if (n, m.kind) == (name, kind))
+        return next(m for m in asked if round_ in (None, m.round))
+
+    def kept(self, what: str) -> Message:
+        """From the server's store."""
+        return Message.decode(self.server.store.get(what) or b"")

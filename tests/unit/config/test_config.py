@@ -1,0 +1,323 @@
+"""A configuration mirrors the Python API, and every mistake in it is one sentence."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from silodp.accounting.ledger import Budget
+from silodp.aggregators import Plain
+from silodp.config.schema import RunConfig, load_config, parse_config
+from silodp.errors import SilodpError
+from silodp.methods import METHODS, Default, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.training.sgd.local import LocalTraining
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+BASE = """
+rounds = 3
+[data]
+source = "embedded"
+users = 20
+silos = 2
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+[method.local]
+learning_rate = 0.01
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "base.toml"
+    path.write_text(BASE)
+    return path
+
+
+def complaint(path: Path, *overrides: str) -> str:
+    with pytest.raises(SilodpError) as caught:
+        load_config(path, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
+    config = load_config(
+        base,
+        [
+            "method.local.epochs=7",
+            "method.weighting=records",
+            "budget.epsilon=2",
+            "budget.adversary=server",
+            "delta=1e-6",
+            "seed=3",
+        ],
+    )
+    assert config.name == "base"
+    assert config.method() == UldpAvg(
+        noise_multiplier=5.0, clip=0.1, weighting="records", local=LocalTraining(learning_rate=0.01, epochs=7)
+    )
+    assert config.budget() == Budget(epsilon=2.0, delta=1e-6, adversary="server")
+    assert config.settings() == {
+        "rounds": 3,
+        "aggregator": Plain(),
+        "seed": 3,
+        "delta": 1e-6,
+        "accountant": None,
+        "evaluate_every": 1,
+        "silo_limits": {},
+        "budget": config.budget(),
+    }
+    federation = config.federation()
+    assert (federation.users, len(federation.silos), config.silos) == (20, 2, 2)
+    task = config.task(federation)
+    assert (task.size, task.loss.name, [*task.metrics]) == (
+        31,
+        "binary_cross_entropy",
+        ["accuracy", "roc_auc"],
+    )
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_examples_are_valid_and_survive_a_round_trip(example: Path, tmp_path: Path) -> None:
+    config = load_config(example)
+    copy = tmp_path / "config.toml"
+    copy.write_text(config.to_toml())
+    assert load_config(copy) == config
+    assert load_config(copy).method() == config.method()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("rouns=3", "rouns is not a field of the configuration: did you mean 'rounds'?"),
+        ("method.clipp=1", "method.clipp is not a field of uldp-avg: did you mean 'clip'?"),
+        ("method.local.epoch=1", "did you mean 'epochs'?"),
+        ("method.local.xyz=1", "use learning_rate, epochs, batch_size"),
+        ("data.user=1", "data.user is not a field of the data source 'embedded': did you mean 'users'?"),
+        ("task.los=cox", "task.los is not a field of [task]: did you mean 'loss'?"),
+        ("budget.epsilonn=1", "did you mean 'epsilon'?"),
+        ("methods.uldp-group.group=1", "methods.uldp-group.group is not a field of uldp-group"),
+        ("method.name=uldp-avgg", "method.name = 'uldp-avgg' is not known: did you mean 'uldp-avg'?"),
+        ("data.source=heart", "data.source = 'heart' is not known: did you mean 'heart_disease'?"),
+        ("aggregator=plan", "aggregator = 'plan' is not known: did you mean 'plain'?"),
+        ("accountant=moments", "accountant = 'moments': it should be 'pld' or 'rdp'."),
+        ("method.weighting=equal", "method.weighting = 'equal': it should be 'uniform' or 'records'."),
+        ("rounds=many", "rounds = 'many': it should be a valid integer."),
+        ("rounds=true", "rounds = True: it should be a valid integer."),
+        ("rounds=-1", "rounds = -1"),
+        ("method.clip='1'", "method.clip = '1': it should be a valid number."),
+        ("method.clip=0", "clip = 0"),
+        ("method.clip=nan", "clip = nan"),
+        ("method.clip=inf", "clip = inf"),
+        ("method.noise_multiplier=-1", "noise_multiplier = -1"),
+        ("method.noise_multiplier=nan", "noise_multiplier = nan"),
+        ("method.user_sampling=0", "user_sampling = 0"),
+        ("method.user_sampling=1.5", "user_sampling = 1.5"),
+        ("method.local=3", "method.local = 3: it should be a table"),
+        ("delta=0", "delta = 0"),
+        ("delta=1", "delta = 1"),
+        ("delta=nan", "delta = nan"),
+        ("budget.epsilon=0", "budget.epsilon"),
+        ("budget={epsilon=1, adversary='nobody'}", "budget.adversary = 'nobody'"),
+        ("name=../up", "name = '../up'"),
+        ("rounds", "'rounds' sets nothing: write KEY=VALUE"),
+        ("=3", "'=3' sets nothing"),
+        ("#=3", "'#=3' sets nothing"),
+        ("rounds.x=3", "rounds = {'x': 3}: it should be"),
+        ("data=embedded", "data = 'embedded': it should be a table"),
+        ("method.local={epochs=2}", "method.local.learning_rate is missing"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_it(base: Path, override: str, says: str) -> None:
+    assert says in complaint(base, override)
+
+
+def test_a_required_field_is_asked_for(base: Path) -> None:
+    base.write_text(BASE.replace("clip = 0.1", ""))
+    assert complaint(base) == "method.clip is missing: uldp-avg needs it."
+    base.write_text(BASE.replace("rounds = 3", ""))
+    assert complaint(base) == "rounds is missing: set it."
+    base.write_text(BASE.replace('source = "embedded"', ""))
+    assert "data.source" in complaint(base)
+    base.write_text(BASE.replace('name = "uldp-avg"', ""))
+    assert "method.name is missing" in complaint(base)
+
+
+def test_a_file_that_is_not_there_or_not_toml(base: Path, tmp_path: Path) -> None:
+    assert "there is no configuration at" in complaint(tmp_path / "nowhere.toml")
+    base.write_text("rounds = = 3")
+    assert "is not TOML" in complaint(base)
+    assert "line 1" in complaint(base)
+    assert "cannot be read" in complaint(tmp_path)
+
+
+def test_every_method_can_be_written_in_toml() -> None:
+    values = {"rounds": 1, "data": {"source": "embedded"}}
+    group = {"group_size": 8, "record_sampling": 0.1, "local_steps": 5}
+    group |= {"expected_batch_size": 4.0, "local_learning_rate": 0.1}
+    noisy = {"noise_multiplier": 5, "clip": 1}
+    fields = {"default": {}, "uldp-naive": noisy, "uldp-sgd": noisy, "uldp-avg": noisy}
+    fields["uldp-group"] = {**noisy, **group}
+    steps = {key: value for key, value in group.items() if key not in ("group_size", "record_sampling")}
+    fields["rpdp"] = {**noisy, **steps, "largest_budget": 5}
+    fields["rpdp-filter"] = {**noisy, **steps, "largest_budget": 5}
+    fields["rpdp-minimum"] = {**noisy, **steps, "budget": 0.1}
+    fields["rpdp-dropout"] = {**noisy, **steps, "threshold": 1}
+    fields["ddp"] = {**noisy, **steps, "record_sampling": 0.1}
+    assert fields.keys() == METHODS.keys()
+    for name, own in fields.items():
+        if name.startswith("rpdp"):
+            values["budgets"] = {"distribution": "three-levels"}
+        else:
+            values.pop("budgets", None)
+        made = parse_config({"name": "x", **values, "method": {"name": name, **own}})
+        assert type(made.method()) is METHODS[name]
+
+
+def test_relative_paths_start_at_the_files_folder(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path.resolve()
+    text = BASE.replace('source = "embedded"\nusers = 20\nsilos = 2', TABLES)
+    base.write_text(text + '[task]\nmodel = "nets/net.py:build"\n')
+    config = load_config(base)
+    assert config.data["files"] == {"a": str(folder / "a.csv"), "b": str(folder / "tables/b.csv")}
+    assert config.data["schema"]["users"] == str(folder / "users.txt")
+    assert config.task_section.model == f"{folder / 'nets/net.py'}:build"
+    assert config.silos == 2
+
+
+TABLES = """source = "tables"
+files = { a = "a.csv", b = "tables/b.csv" }
+[data.schema]
+user = "person"
+label = "sick"
+classes = ["no", "yes"]
+users = "users.txt"
+[data.schema.numeric]
+age = [0, 100]
+"""
+
+
+def test_own_tables_and_own_model_in_toml(base: Path, tmp_path: Path) -> None:
+    for silo in ("a", "tables/b"):
+        path = tmp_path / f"{silo}.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("person,sick,age\nu1,no,30\nu2,yes,60\n")
+    (tmp_path / "users.txt").write_text("u1\nu2\nu3\n")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def build(features, classes, width=4):\n"
+        "    return nn.Sequential(nn.Linear(features, width), nn.Tanh(), nn.Linear(width, classes))\n"
+        "def off_by(outputs, targets):\n"
+        "    return 1.5\n"
+    )
+    base.write_text(
+        BASE.replace('source = "embedded"\nusers = 20\nsilos = 2', TABLES)
+        + '[task]\nmodel = "net.py:build"\noptions = { width = 3 }\nmetrics = ["accuracy", "net.py:off_by"]\n'
+    )
+    config = load_config(base)
+    federation = config.federation()
+    task = config.task(federation)
+    assert federation.users == 3
+    assert task.size == 3 + 3 + 6 + 2
+    assert task.loss.name == "cross_entropy"
+    found = task.evaluate(task.initial(0), federation.silos[0].x, federation.silos[0].y)
+    assert found["off_by"] == 1.5
+    with pytest.raises(SilodpError, match=r"task.options.depth is not a field of the model"):
+        load_config(base, ["task.options.depth=2"]).task(federation)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("task.model=nothere.py:build", "there is no file"),
+        ("task.model=no_such_module:build", "cannot be imported"),
+        ("task.model=math:pi", "refer to a function"),
+        ("task.model=math:tau2", "has no 'tau2'"),
+        ("task.model=os:getcwd", "let it return a torch.nn.Module"),
+        ("task.model=logistik", "task.model = 'logistik' is not known: did you mean 'logistic'?"),
+        ("task.loss=croos_entropy", "did you mean 'cross_entropy'?"),
+        ("task.metrics=['acc']", "task.metrics = 'acc' is not known"),
+        ("task.options.width=3", "task.options.width is not a field of the model 'logistic'"),
+    ],
+)
+def test_a_task_that_cannot_be_built(base: Path, override: str, says: str) -> None:
+    config = load_config(base, [override])
+    with pytest.raises(SilodpError) as caught:
+        config.task(config.federation())
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+GROUP = """
+[methods.uldp-group]
+record_sampling = 0.05
+local_steps = 10
+expected_batch_size = 6.0
+local_learning_rate = 0.001
+[methods.default.local]
+epochs = 9
+"""
+
+
+def test_specifications_inherit_what_both_methods_have(base: Path) -> None:
+    base.write_text(BASE + GROUP)
+    text = "uldp-avg,uldp-avg:weighting=records:q=0.5,uldp-group:k=8,uldp-naive:sigma=2:local.epochs=3"
+    text += ",uldp-sgd,default"
+    specs = load_config(base).specs(text)
+    assert [spec.label for spec in specs] == text.split(",")
+    local = LocalTraining(learning_rate=0.01)
+    assert [spec.method for spec in specs] == [
+        UldpAvg(5.0, 0.1, local),
+        UldpAvg(5.0, 0.1, local, weighting="records", user_sampling=0.5),
+        UldpGroup(5.0, 0.1, 8, 0.05, 10, 6.0, 0.001),
+        UldpNaive(2.0, 0.1, LocalTraining(learning_rate=0.01, epochs=3)),
+        UldpSgd(5.0, 0.1),
+        Default(LocalTraining(learning_rate=0.01, epochs=9)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("uldp-group:k=8", "methods.uldp-group.record_sampling is missing"),
+        ("uldp-avg:k=8", "methods.uldp-avg.group_size is not a field of uldp-avg"),
+        ("uldp-avgg", "did you mean 'uldp-avg'?"),
+        ("uldp-avg,uldp-avg", "twice"),
+        ("", "empty"),
+        ("uldp-avg:q=2", "user_sampling = 2"),
+        ("uldp-avg:weighting", "sets nothing"),
+    ],
+)
+def test_a_specification_that_does_not_fit(base: Path, text: str, says: str) -> None:
+    with pytest.raises(SilodpError, match=says.replace("?", r"\?").replace(".", r"\.")):
+        load_config(base).specs(text)
+
+
+def test_a_configuration_cannot_be_changed(base: Path) -> None:
+    config = load_config(base)
+    assert isinstance(config, RunConfig)
+    with pytest.raises(Exception, match="frozen"):
+        config.rounds = 5  # type: ignore[misc]
+
+
+def test_a_seed_fixes_parameters_that_no_layer_resets(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.randn(30))\n"
+        "    def forward(self, x):\n"
+        "        return x @ self.w\n"
+    )
+    config = load_config(base, ["task.model=own.py:Net", "seed=1"])
+    federation = config.federation()
+    first, second = (config.task(federation).initial(1).numpy() for _ in range(2))
+    assert np.array_equal(first, second)
+    assert math.isfinite(first.sum())

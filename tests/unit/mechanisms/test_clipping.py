@@ -1,0 +1,172 @@
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from silodp.errors import SilodpError
+from silodp.mechanisms.clipping import (
+    Bounds,
+    ClippedRows,
+    ClippedRowStream,
+    ClippedSum,
+    MultiStepUpdate,
+    check_clip,
+    clip_rows,
+    release,
+)
+from silodp.mechanisms.clipping import weighted_sum as fold_stream
+from silodp.mechanisms.noise import Randomness
+from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
+from support.oracles import judges_std
+
+
+def fold(
+    chunks: Iterable[ClippedRows], size: int, clip: float, weights: torch.Tensor | None = None
+) -> ClippedSum:
+    return fold_stream(
+        ClippedRowStream(chunks, size, Bounds(clip, clip, 1.0, math.inf), weights is not None), weights
+    )
+
+
+scales = st.floats(-30, 30).map(lambda e: 10.0**e)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 50), scales, scales, st.booleans())
+def test_no_clipped_row_leaves_the_ball(seed, rows, size, scale, clip, double):
+    dtype = torch.float64 if double else torch.float32
+    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed), dtype=dtype) * scale
+    clipped = clip_rows(torch.arange(rows), values, clip)
+    product = values.double() * clipped.factors.unsqueeze(1)  # as `fold` multiplies
+    norms = torch.linalg.vector_norm(product, dim=1, dtype=torch.float64)
+    finite = torch.isfinite(torch.linalg.vector_norm(values, dim=1, dtype=torch.float64))
+    assert (norms[finite] <= clip).all()
+    inside = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64) <= clip * (1 - 1e-9)
+    assert (clipped.factors[inside & finite] == 1).all(), "a row inside the ball is left alone"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_counts_as_zero_and_is_counted(bad):
+    rows = torch.tensor([[3.0, 4.0], [bad, 1.0]])
+    total = fold([clip_rows(torch.arange(2), rows, 1.0)], 2, 1.0)
+    assert total.refused == 1
+    torch.testing.assert_close(total.value, torch.tensor([0.6, 0.8], dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_a_zero_row_is_no_division_by_zero():
+    total = fold([clip_rows(torch.arange(1), torch.zeros(1, 3), 1.0)], 3, 1.0)
+    assert total.refused == 0
+    assert (total.value == 0).all()
+
+
+@given(st.integers(0, 2**31), st.integers(1, 8), st.integers(1, 5))
+def test_one_owner_moves_the_sum_by_at_most_the_sensitivity(seed, owners, per_owner):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(owners * per_owner, 3, generator=generator) * 100
+    owner = torch.arange(owners).repeat_interleave(per_owner)
+    weights = torch.full((owners,), 1 / per_owner, dtype=torch.float64)
+    whole = fold([clip_rows(owner, rows, 2.0)], 3, 2.0, weights)
+    rest = owner != 0
+    without = fold([clip_rows(owner[rest], rows[rest], 2.0)], 3, 2.0, weights)
+    assert torch.linalg.vector_norm(whole.value - without.value) <= whole.sensitivity * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("count", [1_000, 200_000])
+def test_a_sum_of_many_rows_moves_by_no_more_than_one_row(count):
+    """In single precision the rounding of 10⁵ rows alone is worth more."""
+    rows = torch.rand(count, 2, generator=torch.Generator().manual_seed(0)) + 0.5
+    whole = fold([clip_rows(torch.arange(count), rows, 0.3)], 2, 0.3)
+    for left_out in (0, count // 2, count - 1):
+        rest = torch.cat([rows[:left_out], rows[left_out + 1 :]])
+        without = fold([clip_rows(torch.arange(count - 1), rest, 0.3)], 2, 0.3)
+        assert (whole.value - without.value).norm() <= 0.3 + 1e-9
+
+
+def test_rows_near_overflow_are_clipped_too():
+    """Their factors are below what single precision can hold exactly."""
+    for exponent in np.linspace(30, 38, 50):
+        row = torch.full((1, 4), 10.0**exponent, dtype=torch.float32)
+        weight = torch.tensor([0.001], dtype=torch.float64)
+        total = fold([clip_rows(torch.zeros(1, dtype=torch.int64), row, 0.01)], 4, 0.01, weight)
+        assert total.value.norm().item() == pytest.approx(1e-5, rel=1e-9)
+
+
+def test_chunks_do_not_matter():
+    rows = torch.randn(10, 4, dtype=torch.float64)
+    owners = torch.arange(10)
+    weights = torch.rand(10, dtype=torch.float64)
+    whole = fold([clip_rows(owners, rows, 1.0)], 4, 1.0, weights).value
+    parts = fold(
+        (clip_rows(owners[i : i + 3], rows[i : i + 3], 1.0) for i in range(0, 10, 3)), 4, 1.0, weights
+    )
+    torch.testing.assert_close(whole, parts.value)
+
+
+def test_rows_of_a_smaller_clip_lie_in_the_ball():
+    rows = torch.ones(1, 2)
+    total = fold([clip_rows(torch.arange(1), rows, 0.5)], 2, 1.0)
+    assert total.value.norm().item() == pytest.approx(0.5)
+    assert total.sensitivity == 1.0
+
+
+@given(st.integers(1, 3000), st.integers(1, 400))
+def test_norms_do_not_depend_on_how_rows_are_cut(rows, size):
+    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(rows))
+    factors = clip_rows(torch.arange(rows), values, 1.0).factors
+    norms = np.linalg.norm(values.double().numpy(), axis=1)
+    np.testing.assert_allclose(factors.numpy(), np.minimum(1.0, 1 / norms), rtol=1e-11)
+
+
+def test_rows_of_another_clip_are_refused():
+    with pytest.raises(SilodpError, match="clip"):
+        fold([clip_rows(torch.arange(1), torch.ones(1, 2), 2.0)], 2, 1.0)
+
+
+def test_weighted_rows_need_weights():
+    with pytest.raises(SilodpError, match="weights"):
+        fold_stream(ClippedRowStream([], 1, Bounds(1.0, 1.0, 1.0, 1.0), weighted=True))
+
+
+def test_released_noise_is_multiplier_times_sensitivity():
+    share = ClippedSum(torch.zeros(4000, dtype=torch.float64), 0.3).release(7.0, Randomness.secret().stream())
+    assert share.noise_std == pytest.approx(2.1)
+    assert judges_std(share.value.numpy(), 2.1)
+
+
+def test_a_share_cannot_be_noised_again():
+    share = ClippedSum(torch.zeros(1), 1.0).release(1.0, Randomness.secret().stream())
+    assert not hasattr(share, "release")
+
+
+def test_poisson_samples_have_their_rate():
+    draws = draw_poisson_sample(20000, 0.3, Randomness.from_seed(0).stream("sample"))
+    assert draws.dtype == bool
+    assert abs(draws.mean() - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 20000)
+    assert draw_poisson_sample(1000, 1.0, Randomness.from_seed(0).stream("sample")).all()
+
+
+@pytest.mark.parametrize("wrong", ["a", None, True, np.True_, [0.5], 1j, torch.tensor(0.5)])
+def test_a_clip_and_a_probability_are_numbers(wrong):
+    with pytest.raises(SilodpError, match=r"^clip = .*: set a number\.$"):
+        check_clip(wrong)
+    with pytest.raises(SilodpError, match=r"^user_sampling = .*: set a number\.$"):
+        check_probability("user_sampling", wrong)
+
+
+def test_steps_see_what_is_released_of_them():
+    shown = []
+
+    def steps():
+        for length in (0.25, 0.5):
+            rows = clip_rows(torch.arange(1), torch.full((1, 4000), length / math.sqrt(4000)), 1.0)
+            shown.append((yield ClippedRowStream([rows], 4000, Bounds(1.0, 1.0, 2.0, 9.0), weighted=False)))
+
+    update = MultiStepUpdate(steps(), 4000, Bounds(1.0, 1.0, math.sqrt(8), 9.0))
+    share = release(update, torch.ones(1), Randomness.secret().stream())
+    assert share.noise_std == pytest.approx(math.sqrt(8))
+    torch.testing.assert_close(share.value, shown[0] + shown[1])
+    assert judges_std(shown[0].numpy(), 2.0)
+    assert judges_std((share.value - 0.75 / math.sqrt(4000)).numpy(), math.sqrt(8))
