@@ -48,7 +48,9 @@ class AdaptiveClipping(UldpAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (0 < self.quantile < 1 and 0 < self.bit_share < 1 and self.personal is None):
-            raise SilodpError("quantile and bit_share lie in (0, 1), without personal.", code="argument.value")
+            raise SilodpError(
+                "quantile and bit_share lie in (0, 1), without personal.", code="argument.value"
+            )
         if not 0 < self.clip_range[0] <= self.clip <= self.clip_range[1] < math.inf:
             raise SilodpError("clip lies within clip_range.", code="argument.value", field="clip")
 

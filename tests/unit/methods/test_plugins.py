@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from oracles import judges_std, logistic_task, small_federation, std_is
 from plugins.adaptive_clipping import AdaptiveClipping
 from plugins.yogi import Yogi
-from refusals import refused
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Composed, Gaussian, PoissonSampled
 from silodp.accounting.guarantee import View
@@ -23,6 +21,8 @@ from silodp.methods import LocalContext, Population, ServerAdam, ServerSgd, Tail
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
+from support.oracles import judges_std, logistic_task, small_federation, std_is
+from support.refusals import refused
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
 AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)
@@ -144,7 +144,9 @@ def test_a_run_adds_that_noise_to_the_update_and_to_the_bits(aggregator, monkeyp
 
 
 def test_the_clip_goes_to_the_quantile_of_the_norms():
-    method = replace(ADAPTIVE, noise_multiplier=1e-3, clip=5.0, clip_learning_rate=1.0, server_learning_rate=1e-9)
+    method = replace(
+        ADAPTIVE, noise_multiplier=1e-3, clip=5.0, clip_learning_rate=1.0, server_learning_rate=1e-9
+    )
     seen = []
     step = Server.step
 
