@@ -163,7 +163,7 @@ class SiloContext:
     Attributes:
         identity: its long-term key.
         pins: the silos' pinned public keys.
-        store: its durable memory of the run.
+        store: its memory of the run; what it puts in a round's namespace is dropped with the round.
         counts: n[s,u] (U,) int64.
         masked: returns the digest of the update that it masked last.
     """
