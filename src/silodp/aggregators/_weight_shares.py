@@ -24,7 +24,8 @@ from silodp.aggregators._private_sampling import (
     chosen_kind,
     sampling_ratio,
 )
-from silodp.aggregators.base import ServerContext, Setting
+from silodp.aggregators.base import ServerContext
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
@@ -65,14 +66,14 @@ class Constants:
     word_bits: int
     places: int | None = None
 
-    def plan(self, setting: Setting, session: str) -> ReciprocalParameters:
+    def plan(self, setting: RunSpec, session: str) -> ReciprocalParameters:
         """For one session."""
         cap = setting.population.silos * self.count_cap
         return ReciprocalParameters(
             bytes.fromhex(session), setting.population.users, cap, self.weight_bits, self.word_bits
         )
 
-    def law(self, setting: Setting) -> SamplingRatio | None:
+    def law(self, setting: RunSpec) -> SamplingRatio | None:
         """How persons are drawn, where nobody is to know whom."""
         return sampling_ratio(setting.method, self.places)
 
@@ -85,7 +86,7 @@ def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[Words
 class ServerShares:
     """The server's shares a_u of the weights, and a'_u of the sampled ones. Kept durably: each is drawn once."""
 
-    setting: Setting
+    setting: RunSpec
     constants: Constants
     desk: ServerContext
 
@@ -195,7 +196,7 @@ class ServerShares:
 class SiloWeights:
     """A silo's shares, and silo 0's tables. Each is given once in a session, or in one of its rounds: see its gate."""
 
-    setting: Setting
+    setting: RunSpec
     constants: Constants
     member: SiloKeyAgreement
     store: RoundStore
@@ -305,7 +306,7 @@ class SiloWeights:
         return self.member.session(request.run, request.fields["session"])
 
 
-def weight_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kind, ...]:
+def weight_kinds(setting: RunSpec, constants: Constants, name: str) -> tuple[Kind, ...]:
     """The set-up of shares, as the silo of this name is asked."""
     plan, users = constants.plan(setting, bytes(32).hex()), setting.population.users
     session: dict[str, Check] = {"session": is_digest}
@@ -324,7 +325,7 @@ def weight_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kin
     return (base, counts, reciprocals, *(() if constants.law(setting) is None else choice_kinds()))
 
 
-def sampling_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kind, ...]:
+def sampling_kinds(setting: RunSpec, constants: Constants, name: str) -> tuple[Kind, ...]:
     """What the silo of this name is asked in a round before its update."""
     law, users = constants.law(setting), setting.population.users
     if name != setting.names[0] or not setting.method.samples_users:

@@ -41,7 +41,6 @@ from silodp.aggregators.base import (
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
-    Setting,
     SiloAggregator,
     SiloContext,
     Visibility,
@@ -50,6 +49,7 @@ from silodp.aggregators.base import (
 )
 from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.aggregators.masked import check_survivors
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import scaled_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
@@ -116,7 +116,7 @@ class Lattice(PrivateWeighting):
         """Every round is an attempt."""
         return self.attempts
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: RunSpec) -> None:
         """Weights by records, enough silos, and an encryption that meets every rule."""
         bounds = check_private_weights(setting, self.name)
         check_survivors(setting)
@@ -138,17 +138,17 @@ class Lattice(PrivateWeighting):
             )
         self.parameters(setting)
 
-    def parameters(self, setting: Setting) -> LatticeParameters:
+    def parameters(self, setting: RunSpec) -> LatticeParameters:
         """The encryption that this run uses: a function of public constants alone."""
         return _parameters(self, setting)
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """The method's, with Skellam noise at the scale of 2^r, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
         return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, reach)
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """What it costs, and every rule it meets."""
         p = self.parameters(setting)
         return {
@@ -168,16 +168,16 @@ class Lattice(PrivateWeighting):
             "rules": {rule.name: f"{rule.value:.2f} ≤ {rule.limit:.2f}" for rule in p.rules()},
         }
 
-    def constants(self, setting: Setting) -> Constants:
+    def constants(self, setting: RunSpec) -> Constants:
         """Of the shares of weights."""
         bits = self.parameters(setting).plaintext_bits
         return Constants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
 
-    def transform(self, setting: Setting) -> Transform:
+    def transform(self, setting: RunSpec) -> Transform:
         """What a party multiplies with, on its device; refuses a device that is not there."""
         return transform_on(self.device, self.parameters(setting).ring_size)
 
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Set-up, the silos' meeting, shares of weights; then the round's sample, of silo 0, and attempts."""
         p, constants, law = self.parameters(setting), self.constants(setting), self.law(setting.method)
         sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
@@ -198,17 +198,17 @@ class Lattice(PrivateWeighting):
             open_kind(setting),
         )
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Holds shares and the secret key."""
         return _Server(self, setting, self.transform(setting))
 
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
         """Multiplies encrypted shares."""
         return _Silo(self, setting, own)
 
 
 @lru_cache(maxsize=32)
-def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
+def _parameters(aggregator: Lattice, setting: RunSpec) -> LatticeParameters:
     bounds = check_private_weights(setting, aggregator.name)
     silos = setting.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
@@ -250,7 +250,7 @@ def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
 @dataclass(frozen=True)
 class _Server:
     aggregator: Lattice
-    setting: Setting
+    setting: RunSpec
     transform: Transform
 
     def set_up(self, desk: ServerContext) -> None:
@@ -333,7 +333,7 @@ def context(session: str, attempt: RoundAttempt) -> bytes:
 
 
 class _Silo:
-    def __init__(self, aggregator: Lattice, setting: Setting, own: SiloContext) -> None:
+    def __init__(self, aggregator: Lattice, setting: RunSpec, own: SiloContext) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
         self._transform = aggregator.transform(setting)
         self._seals = SiloAttempts.of(aggregator, setting, own)

@@ -39,7 +39,6 @@ from silodp.aggregators.base import (
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
-    Setting,
     SiloAggregator,
     SiloContext,
     round_arrays,
@@ -47,6 +46,7 @@ from silodp.aggregators.base import (
 )
 from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.aggregators.masked import check_survivors
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
@@ -92,13 +92,13 @@ class Paillier(PrivateWeighting):
     name = "paillier"
     protocol_assumptions = ASSUMPTIONS
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: RunSpec) -> None:
         """Weights by records, enough silos, a grid, and room in a plaintext."""
         check_survivors(setting)
         self.law(setting.method)
         self.parameters(setting)
 
-    def grid(self, setting: Setting) -> Quantizer:
+    def grid(self, setting: RunSpec) -> Quantizer:
         """Of the rows; at least 64√d steps to the clip, so that the shift of the uniform part costs little."""
         bounds = check_private_weights(setting, self.name)
         finest = Quantizer.for_(bounds).units
@@ -113,7 +113,7 @@ class Paillier(PrivateWeighting):
             )
         return grid
 
-    def parameters(self, setting: Setting) -> PaillierParameters:
+    def parameters(self, setting: RunSpec) -> PaillierParameters:
         """A function of public constants alone."""
         bounds, grid = check_private_weights(setting, self.name), self.grid(setting)
         return PaillierParameters(
@@ -127,14 +127,14 @@ class Paillier(PrivateWeighting):
             insecure_for_tests=self.insecure_for_tests,
         )
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """The method's, with Skellam noise at the scale C_LCM, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         return to_discrete(
             setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, p.sensitivity / p.row_bound
         )
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """What it costs."""
         p, law = self.parameters(setting), self.law(setting.method)
         sampling = described_sampling(law, p.silos, p.users, 8 * p.entry_words, 1)
@@ -153,7 +153,7 @@ class Paillier(PrivateWeighting):
             "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
         }
 
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Set-up, the silos' meeting, blinded counts; then the round's sample, of silo 0, and attempts."""
         p, law, first = self.parameters(setting), self.law(setting.method), name == setting.names[0]
         session: dict[str, Check] = {"session": is_digest}
@@ -183,11 +183,11 @@ class Paillier(PrivateWeighting):
             open_kind(setting),
         )
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Holds the private key."""
         return _Server(self, setting)
 
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
         """Raises ciphertexts to powers."""
         return _Silo(self, setting, own)
 
@@ -195,7 +195,7 @@ class Paillier(PrivateWeighting):
 @dataclass(frozen=True)
 class _Server:
     aggregator: Paillier
-    setting: Setting
+    setting: RunSpec
 
     def set_up(self, desk: ServerContext) -> None:
         """Sessions, then blinded counts under a fresh key."""
@@ -277,7 +277,7 @@ class _Server:
 
 
 class _Silo:
-    def __init__(self, aggregator: Paillier, setting: Setting, own: SiloContext) -> None:
+    def __init__(self, aggregator: Paillier, setting: RunSpec, own: SiloContext) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
         self._seals = SiloAttempts.of(aggregator, setting, own)
         self._member = self._seals.member

@@ -282,8 +282,8 @@ class RunConfig(_Section):
                 )
 
     def settings(self) -> TomlTable:
-        """The keyword arguments of `silodp.train` besides federation, task and method."""
-        names = ("rounds", "aggregator", "seed", "delta", "accountant", "evaluate_every", "silo_limits")
+        """Return the keyword arguments of `prepare_run` besides federation, task and method."""
+        names = ("rounds", "aggregator", "seed", "delta", "accountant", "silo_limits")
         made = {"aggregator": self.aggregator(), "budget": self.budget()}
         return {**{name: getattr(self, name) for name in names}, **made}
 

@@ -103,7 +103,7 @@ def audit_run(
                 "or delete it and resume the run, which then knows of the earlier rounds only what they cost.",
                 code="report.contradicted",
             )
-        again = rederive_guarantees(directory, told, aggregator, ledger)
+        again = rederive_guarantees(directory, aggregator, ledger)
         for said in told:
             wrong = again.contradiction(said)
             if wrong is not None:

@@ -13,7 +13,7 @@ from silodp.accounting.accountant import Accountant, check_accountant, check_del
 from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, two_stage_curve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_real, check_whole
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
@@ -145,9 +145,9 @@ class TwoStageSampling(Method):
             return (public, one_silo, overspent)
         return (public, one_silo)
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Check that every record has a budget, every silo a batch, and that δ is the one q_j is chosen for."""
-        check_records(self.name, federation, self.delta, delta, self.expected_batch_size)
+        check_records(self.name, data, self.delta, delta, self.expected_batch_size)
         if self.accounts.most == 0:
             raise SilodpError(
                 f"{self.name}: at noise_multiplier = {self.noise_multiplier:g} even the largest ε = {self.largest:g} "

@@ -21,7 +21,7 @@ from silodp.accounting.budget_curve import (
 )
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.two_stage import TwoStage
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_real
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import check_batch
@@ -196,20 +196,19 @@ def check_budget(name: str, value: float) -> None:
         raise SilodpError(f"{name} = {value}: set a finite ε > 0.", code="argument.value", field=name)
 
 
-def check_records(name: str, federation: Federation, own_delta: float, delta: float, batch: float) -> None:
+def check_records(name: str, data: PublicData, own_delta: float, delta: float, batch: float) -> None:
     """Check that every record has a budget, every silo at least a batch, and that there is one δ.
 
     Raises:
         SilodpError: one of them does not hold.
     """
-    for silo in federation.silos:
-        if silo.budget is None:
-            raise SilodpError(
-                f"{name} needs a privacy budget for every record, and silo '{silo.name}' has none: name the column "
-                "(schema: budget = ...), or draw them with Federation.with_budgets.",
-                code="data.budgets",
-            )
-    check_batch(federation, batch)
+    if not data.record_budgets:
+        raise SilodpError(
+            f"{name} needs a privacy budget for every record, and not every silo has them: name the column "
+            "(schema: budget = ...), or draw them with Federation.with_budgets.",
+            code="data.budgets",
+        )
+    check_batch(data, batch)
     if own_delta != delta:
         raise SilodpError(
             f"the run's delta = {delta:g} differs from {name}'s delta = {own_delta:g}: set both to the same value.",
