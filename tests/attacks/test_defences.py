@@ -86,11 +86,11 @@ def test_who_is_admitted_is_drawn_once_and_survives_a_restart():
 def test_no_stream_of_random_numbers_is_used_for_two_things(method, monkeypatch):
     """Noise that shares its stream with batches, another silo, step or round is not independent of them."""
     used: Counter[tuple[object, ...]] = Counter()
-    subkey = Randomness._subkey
+    derive_key = Randomness._subkey
 
     def counted(self: Randomness, purpose: tuple[str | int, ...]) -> bytes:
         used[self.prefix + purpose] += 1
-        return subkey(self, purpose)
+        return derive_key(self, purpose)
 
     monkeypatch.setattr(Randomness, "_subkey", counted)
     train(small_federation(), logistic_task(), method, rounds=3, seed=0)

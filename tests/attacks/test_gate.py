@@ -26,7 +26,7 @@ from silodp.methods import Default, RpdpFilter, UldpGroup, UldpNaive
 from silodp.runtime.gate import Gate
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
-from silodp.wire.signatures import SignedParty, sign, verify
+from silodp.wire.transport import SignedParty, sign, verify
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
 from support.refusals import refused

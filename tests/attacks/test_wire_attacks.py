@@ -324,10 +324,12 @@ def test_an_interrupted_set_up_is_begun_anew_with_other_secrets(wire, tmp_path):
 
 
 def test_a_vector_of_the_wrong_length_is_refused_by_name(monkeypatch):
-    from silodp.crypto.secure_aggregation import Words
+    from silodp.crypto.secure_aggregation import WordGroup
 
-    original = Words.of
-    monkeypatch.setattr(Words, "of", lambda self, value: original(Words(4, self.bits), value[:4]))
-    monkeypatch.setattr(Words, "mask", lambda self, value, key, sign: value)
+    original = WordGroup.from_integers
+    monkeypatch.setattr(
+        WordGroup, "from_integers", lambda self, value: original(WordGroup(4, self.bits), value[:4])
+    )
+    monkeypatch.setattr(WordGroup, "mask", lambda self, value, key, sign: value)
     with refused("message.malformed"):
         run(rounds=1)

@@ -12,8 +12,8 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.server import Server
-from silodp.wire.signatures import SignedChannel
 from silodp.wire.store import MemoryStore, RoundStore
+from silodp.wire.transport import SignedChannel
 from support.oracles import logistic_task, small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED
 from support.processes import Processes

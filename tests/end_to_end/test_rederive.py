@@ -21,6 +21,7 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.guarantee import ADVERSARIES, DROPOUTS, HELD_OUT, NOT_COVERED, format_rounded_up
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.cli.main import main
+from silodp.config.schema import load_config
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.report import rederive
@@ -31,9 +32,8 @@ from silodp.runtime.run_directory import RUN_SPEC
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
-from silodp.wire.signatures import _OVERHEAD
 from silodp.wire.store import DirectoryStore
-from silodp.wire.transport import Failure, InProcess
+from silodp.wire.transport import _OVERHEAD, Failure, InProcess
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused as refused_with
@@ -106,6 +106,17 @@ def refused(directory: Path, says: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_an_untouched_run_is_borne_out(runs: Ran, kind: str) -> None:
     assert audit(runs(kind)).unchecked == ()
+
+
+def test_a_run_of_an_earlier_version_that_names_a_device_is_checked_in_full(copy: Ran) -> None:
+    directory = copy("masked")
+    path = directory / "config.toml"
+    path.write_text(path.read_text().replace("[aggregation]\n", '[aggregation]\ndevice = "cpu"\n', 1))
+    assert 'device = "cpu"' in path.read_text()
+    assert audit(directory).unchecked == (rederive.DATA,)
+    with pytest.raises(SilodpError) as error:
+        load_config(path)
+    assert (error.value.code, error.value.field) == ("config.unknown_field", "aggregation.device")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,9 +10,8 @@ from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.silo import Silo
-from silodp.wire.signatures import SignedParty
 from silodp.wire.store import MemoryStore
-from silodp.wire.transport import Failure, Traffic
+from silodp.wire.transport import Failure, SignedParty, Traffic
 from support.oracles import logistic_task, small_federation
 
 _REFUSED = b"refused: "

@@ -46,7 +46,7 @@ from silodp.crypto.reciprocals import (
     SiloShares,
     answer_unknown,
 )
-from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, Words, pair_masked, summed
+from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, WordGroup, apply_pair_masks, sum_values
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest
@@ -78,8 +78,8 @@ class Constants:
         return sampling_ratio(setting.method, self.places)
 
 
-def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[Words, RoundAttempt]:
-    return Words(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
+def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
+    return WordGroup(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ServerShares:
         counts = self.desk.ask_all({name: request for name in self.setting.names})
         group, _ = _counted(plan, self.setting.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
-        counted: Unsigned = summed(masked, group)  # N[u] + ρ_u modulo M
+        counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
         answer = self._ask_zero("reciprocals", met, request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
@@ -245,10 +245,10 @@ class SiloWeights:
     def _counts(self, request: Message) -> Message:
         session, silo = self._session(request), self._shares(request.run)
         group, attempt = _counted(silo.plan, session.roster)
-        value = group.of(self.capped)
+        value = group.from_integers(self.capped)
         if session.name == session.roster[0]:
-            value = group.add(value, group.of(silo.count_masks().astype(np.int64)))
-        return request.answer(masked=pair_masked(value, group, session, attempt))
+            value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
+        return request.answer(masked=apply_pair_masks(value, group, session, attempt))
 
     def _base(self, request: Message) -> Message:
         session = self._session(request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -51,12 +51,10 @@ from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.aggregators.masked import check_survivors
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.lattice._parameter_search import search_parameters
-from silodp.crypto.lattice.noise import scaled_noise
+from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
-from silodp.crypto.lattice.ring import Transform
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
-from silodp.crypto.lattice.torch_transform import Device, transform_on
-from silodp.crypto.secure_aggregation import RoundAttempt, masked, opened
+from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError, check_whole
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream
@@ -89,7 +87,6 @@ class Lattice(PrivateWeighting):
     2^-k. `units`: grid steps to the clip, a power of two (None: the finest for which there is an encryption).
     `hidden_sample` P: nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows it);
     silo 0 must answer in every round, and no seed fixes whom it draws.
-    `device`: where this party computes its products, "cpu" or "cuda"; the sums are the same, and parties may differ.
     """
 
     count_cap: int = 100
@@ -98,7 +95,6 @@ class Lattice(PrivateWeighting):
     weight_bits: int = 20
     units: int | None = None
     hidden_sample: int | None = None
-    device: Device = field(default="cpu", compare=False, repr=False)  # a party's own affair
 
     name = "lattice"
     protocol_assumptions = ASSUMPTIONS
@@ -173,10 +169,6 @@ class Lattice(PrivateWeighting):
         bits = self.parameters(setting).plaintext_bits
         return Constants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
 
-    def transform(self, setting: RunSpec) -> Transform:
-        """What a party multiplies with, on its device; refuses a device that is not there."""
-        return transform_on(self.device, self.parameters(setting).ring_size)
-
     def script(self, setting: RunSpec, name: str) -> Script:
         """Set-up, the silos' meeting, shares of weights; then the round's sample, of silo 0, and attempts."""
         p, constants, law = self.parameters(setting), self.constants(setting), self.law(setting.method)
@@ -200,7 +192,7 @@ class Lattice(PrivateWeighting):
 
     def server(self, setting: RunSpec) -> ServerAggregator:
         """Holds shares and the secret key."""
-        return _Server(self, setting, self.transform(setting))
+        return _Server(self, setting)
 
     def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
         """Multiplies encrypted shares."""
@@ -251,7 +243,6 @@ def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
 class _Server:
     aggregator: Lattice
     setting: RunSpec
-    transform: Transform
 
     def set_up(self, desk: ServerContext) -> None:
         """Sessions, then shares of the weights."""
@@ -272,7 +263,7 @@ class _Server:
 
         def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(desk, attempt)
-            return LatticeServer(p, key, self.transform).request(shares, context(session, attempt), key)
+            return LatticeServer(p, key).request(shares, context(session, attempt), key)
 
         sent = {name: value for name, value in arrays.items() if name != "sample"}
         attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
@@ -281,9 +272,7 @@ class _Server:
             return None
         answers, seals, attempt = result
         values = [self._digits(name, answers[name]) for name in names if name in answers]
-        total = LatticeServer(p, self._key(desk, attempt), self.transform).decrypt(
-            opened(values, seals, p.digits)
-        )
+        total = LatticeServer(p, self._key(desk, attempt)).decrypt(open_sum(values, seals, p.digits))
         bounds = check_private_weights(self.setting, self.aggregator.name)
         return torch.from_numpy(total * (bounds.clip / p.clip_units / 2.0**p.weight_bits))
 
@@ -335,7 +324,6 @@ def context(session: str, attempt: RoundAttempt) -> bytes:
 class _Silo:
     def __init__(self, aggregator: Lattice, setting: RunSpec, own: SiloContext) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
-        self._transform = aggregator.transform(setting)
         self._seals = SiloAttempts.of(aggregator, setting, own)
         self._member = self._seals.member
         constants = aggregator.constants(setting)
@@ -351,7 +339,7 @@ class _Silo:
             raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
         drawn = self._seals.get_or_draw(request, attempt, lambda: self._noise(update.bounds, stream))
         refused = [0]
-        digits = LatticeSilo(p, lambda seed: self._claim(request, seed), transform=self._transform).answer(
+        digits = LatticeSilo(p, lambda seed: self._claim(request, seed)).answer(
             {part: request.blobs[part] for part in p.request_bytes},
             context(session.transcript.hex(), attempt),
             self._weights.capped,
@@ -359,13 +347,13 @@ class _Silo:
             self._weights.of_round(request),
             drawn["noise"],
         )
-        hidden = masked(digits, p.digits, session, attempt, request.digest())
+        hidden = apply_masks(digits, p.digits, session, attempt, request.digest())
         return request.reply(masked=p.digits.to_bytes(hidden)), refused[0]
 
     def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p = self._aggregator.parameters(self._setting)
         share = draw_skellam(self._setting.sum_size, noise_std(bounds, p) ** 2, stream)
-        return {"noise": scaled_noise(share, p.noise_shift, stream)}
+        return {"noise": scale_noise(share, p.noise_shift, stream)}
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""

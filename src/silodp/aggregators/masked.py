@@ -37,7 +37,7 @@ from silodp.aggregators.base import (
     setup_kinds,
 )
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto.secure_aggregation import Words, masked, opened
+from silodp.crypto.secure_aggregation import WordGroup, apply_masks, open_sum
 from silodp.errors import SilodpError, check_whole
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, fixed_point, ring_bits
@@ -138,12 +138,14 @@ class Masked(MinSilosMixin, Aggregator):
             units = units * min(view.n, spread_over) // spread_over
         return to_discrete(event, max(1, units), setting.sum_size)
 
-    def ring(self, setting: RunSpec) -> tuple[Words, float]:
+    def ring(self, setting: RunSpec) -> tuple[WordGroup, float]:
         """The ring that sums live in, and the size of a grid step."""
         if setting.bounds is None:
-            return Words(setting.sum_size, 64), FIXED_POINT_STEP
+            return WordGroup(setting.sum_size, 64), FIXED_POINT_STEP
         grid = Quantizer.for_(setting.bounds, self.units)
-        return Words(setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
+        return WordGroup(
+            setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)
+        ), grid.step
 
     def describe(self, setting: RunSpec) -> dict[str, Any]:
         """Grid, ring, and what travels."""
@@ -207,7 +209,7 @@ class _Server:
             return None
         answers, seals, _ = result
         values = [answer.arrays["masked"].copy() for answer in answers.values()]
-        return torch.from_numpy(ring.centered(opened(values, seals, ring)) * step)
+        return torch.from_numpy(ring.center(open_sum(values, seals, ring)) * step)
 
 
 class _Silo:
@@ -223,7 +225,7 @@ class _Silo:
         drawn = self._seals.get_or_draw(request, attempt, lambda: self._noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._setting)
         answer = request.answer(
-            masked=masked(ring.of(drawn["noisy"]), ring, session, attempt, request.digest())
+            masked=apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
         )
         return answer, int(drawn["refused"][0])
 

@@ -52,9 +52,9 @@ from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import SECURE_BITS, PublicKey, Residues, proof_bytes, verify_modulus
-from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, chosen_ciphertexts
+from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, unpack_ciphertexts
 from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
-from silodp.crypto.secure_aggregation import RoundAttempt, masked, pair_masked
+from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pair_masks
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import ClippedRowStream
 from silodp.mechanisms.noise import draw_skellam
@@ -225,7 +225,7 @@ class _Server:
             store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
             stored = store.get(name)
             if stored is None:
-                stored = server.encrypted_inverses(sampled)
+                stored = server.encrypt_inverses(sampled)
                 store.put(name, stored)
             return {"inverses": stored}
 
@@ -242,7 +242,7 @@ class _Server:
         sealed = group.zero()
         for key in seals.values():
             sealed = group.mask(sealed, key, 1)
-        scaled = server.scaled_sum([answer.blobs["answer"] for answer in answers.values()], sealed)
+        scaled = server.compute_scaled_sum([answer.blobs["answer"] for answer in answers.values()], sealed)
         return torch.from_numpy(server.rounded(scaled) * self.aggregator.grid(self.setting).step)
 
     def _boxes(
@@ -269,7 +269,7 @@ class _Server:
         if stored is None:
             places = private_sampling.draw_server_cells(self.setting.population.users, law)
             kept = Message(
-                "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypted_pairs()}
+                "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypt_pairs()}
             )
             stored = kept.encode()
             desk.store.round(round_).put("hidden drawn", stored)
@@ -308,7 +308,7 @@ class _Silo:
 
         drawn = self._seals.get_or_draw(request, attempt, draw)
         group = Residues(p.ciphertexts, int(public.n))
-        masks: list[int] = masked(group.zero(), group, session, attempt, request.digest())
+        masks: list[int] = apply_masks(group.zero(), group, session, attempt, request.digest())
         refused = [0]
         answer = silo.answer(
             request.blobs["inverses"] if self._choices is None else self._choices.of_round(request),
@@ -321,7 +321,7 @@ class _Silo:
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         p = self._aggregator.parameters(self._setting)
-        return chosen_ciphertexts(p, part.entries(answer, p.entry_words))
+        return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
 
     def _counts(self, request: Message) -> Message:
         session = self._member.session(request.run, request.fields["session"])
@@ -331,8 +331,8 @@ class _Silo:
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
-        masks: list[int] = pair_masked(group.zero(), group, session, attempt)
-        return request.reply(counts=silo.blinded_counts(masks))
+        masks: list[int] = apply_pair_masks(group.zero(), group, session, attempt)
+        return request.reply(counts=silo.blind_counts(masks))
 
     def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
         key = self._own.store.run.get("paillier key") or b""

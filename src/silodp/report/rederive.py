@@ -17,7 +17,8 @@ from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.aggregators import AggregatorRecord, ModelSpec, RunSpec
-from silodp.config.schema import RunConfig, load_config
+from silodp.config.schema import RunConfig, parse_config
+from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
@@ -98,7 +99,7 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
     if not path.exists():
         return Rederived({}, (f"{_ALL} (there is no config.toml)",))
     try:
-        config = load_config(path)
+        config = _load_config(path)
     except SilodpError as error:
         return Rederived({}, (f"{_ALL} (config.toml cannot be read: {str(error).rstrip('.')})",))
     wrong = _config_mismatch(config, aggregator, ledger)
@@ -124,6 +125,14 @@ def _contradicted(path: Path, how: str) -> SilodpError:
     return SilodpError(
         f"{path} is not the configuration of this run: {how}; restore it.", code="report.contradicted"
     )
+
+
+def _load_config(path: Path) -> RunConfig:
+    """Load a run's config.toml without `aggregation.device`, which earlier versions had and no result depends on."""
+    values = read_toml(path)
+    if isinstance(values.get("aggregation"), dict):
+        values["aggregation"].pop("device", None)
+    return parse_config({"name": path.stem, **values}, path.parent)
 
 
 def _check_age(directory: Path, ledger: Ledger) -> None:

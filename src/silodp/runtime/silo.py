@@ -16,7 +16,7 @@ from silodp.accounting.ledger import Ledger
 from silodp.aggregators.base import SiloContext, state_of
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
-from silodp.crypto.streams import KEY_BYTES, subkey
+from silodp.crypto.streams import KEY_BYTES, derive_key
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
@@ -124,7 +124,7 @@ class Silo:
         self.gate.commit(state, request)
         if request.kind == "update":
             # The gate refuses earlier rounds from now on. With them go the seeds of their attempts, which cannot come
-            # again: a seed is a hash of its round (`crypto.lattice.scheme.seed_of`).
+            # again: a seed is a hash of its round (`crypto.lattice.scheme.derive_seed`).
             self._forget_round_keys(request.round)
             self._store.drop_rounds_before(request.round)
         return answer
@@ -233,7 +233,7 @@ class Silo:
         """The streams of what is drawn once in a run."""
         if self._randomness.reproducible:
             return self._randomness
-        return Randomness(subkey(self._round_key(0), "once in a run"), self._randomness.prefix)
+        return Randomness(derive_key(self._round_key(0), "once in a run"), self._randomness.prefix)
 
     def _round_key(self, round_: int) -> bytes:
         """The secret key of a round's streams; every round's follows from the one before."""
@@ -244,7 +244,7 @@ class Silo:
         kept = Message.decode(stored)
         key = kept.blobs["key"]
         for _ in range(round_ - kept.round):
-            key = subkey(key, "next round")
+            key = derive_key(key, "next round")
         return key
 
     def _forget_round_keys(self, round_: int) -> None:

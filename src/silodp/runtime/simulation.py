@@ -16,9 +16,8 @@ from silodp.mechanisms.noise import Randomness
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
 from silodp.runtime.silo import Silo
 from silodp.training.task import Task
-from silodp.wire.signatures import SignedChannel, SignedParty
 from silodp.wire.store import RoundStore, Store
-from silodp.wire.transport import Channel, InProcess
+from silodp.wire.transport import Channel, InProcess, SignedChannel, SignedParty
 
 
 @dataclass(frozen=True)
