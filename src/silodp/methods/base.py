@@ -25,7 +25,7 @@ from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd, check_server_optimizer
-from silodp.training.sgd._schedule import LocalTraining
+from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
 
 
