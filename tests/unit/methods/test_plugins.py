@@ -141,7 +141,7 @@ def test_a_run_adds_that_noise_to_the_update_and_to_the_bits(aggregator, monkeyp
 
     monkeypatch.setattr(Server, "run_round", watched)
     idle = replace(ADAPTIVE, local=LocalTraining(learning_rate=1e-12), clip_learning_rate=1e-9)
-    train(small_federation(), logistic_task(), idle, rounds=400, aggregator=aggregator, evaluate_every=400)
+    train(small_federation(), logistic_task(), idle, rounds=200, aggregator=aggregator, evaluate_every=200)
     samples = np.stack(totals)
     assert judges_std(samples[:, :-1].ravel(), 5.0)
     assert judges_std(samples[:, -1] - samples[:, -1].mean(), 5.0)
