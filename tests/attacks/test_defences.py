@@ -77,10 +77,10 @@ def test_who_is_admitted_is_drawn_once_and_survives_a_restart():
     answer(silo, quota)
     again = quiet_party(GROUP, store)
     again.answer(Message("setup", "run", arrays={"allotment": quota}))
-    np.testing.assert_array_equal(silo._admitted("run")[0], again._admitted("run")[0])
+    np.testing.assert_array_equal(silo._admitted()[0], again._admitted()[0])
     other = quiet_party(GROUP)
     answer(other, quota)
-    assert not np.array_equal(other._admitted("run")[0], silo._admitted("run")[0]), "it is drawn"
+    assert not np.array_equal(other._admitted()[0], silo._admitted()[0]), "it is drawn"
 
 
 @pytest.mark.parametrize("method", [AVG, replace(AVG, user_sampling=0.5), GROUP], ids=lambda m: m.name)

@@ -14,7 +14,7 @@ from silodp.methods import Population
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.server import Server
 from silodp.wire.signatures import SignedChannel
-from silodp.wire.store import MemoryStore
+from silodp.wire.store import MemoryStore, RoundStore
 from support.oracles import logistic_task, small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED
 from support.processes import Processes
@@ -35,7 +35,7 @@ def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, meth
         SignedChannel(processes, identity, processes.pins),
         aggregator,
         Ledger(None, 1e-5, accountant, run="run"),
-        MemoryStore(),
+        RoundStore(MemoryStore()),
         Randomness.from_seed(1),
     )
     server.set_up()

@@ -17,7 +17,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population, UldpAvg, UserBudgets
 from silodp.runtime.run_spec import index_of
 from silodp.runtime.server import Server
-from silodp.wire.store import MemoryStore
+from silodp.wire.store import MemoryStore, RoundStore
 from support.clear import released
 from support.oracles import logistic_task, small_federation, without_user
 from support.private import LATTICE, PAILLIER, in_clear, run
@@ -246,7 +246,7 @@ def test_missing_budgets_are_refused_before_anything_runs(personal, tmp_path):
 def test_no_release_is_charged_that_the_budgets_were_not_met_for():
     setting = known(method(CLIP))
     ledger = Ledger(None, 1e-5, "pld", run="run")
-    server = Server(setting, None, Plain(), ledger, MemoryStore(), Randomness.secret())  # type: ignore[arg-type]
+    server = Server(setting, None, Plain(), ledger, RoundStore(MemoryStore()), Randomness.secret())  # type: ignore[arg-type]
     assert server.charge(0, 0, 3)
     assert not server.charge(0, 1, 3), "a second release of the round"
     assert not server.charge(20, 0, 3), "one round more"

@@ -24,7 +24,7 @@ from silodp.mechanisms.clipping import Bounds, Update
 from silodp.methods.base import Method, MethodState, Population
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
 
 
@@ -85,8 +85,8 @@ class ServerContext(Protocol):
     """What the server lends its side of an aggregator."""
 
     @property
-    def store(self) -> Store:
-        """The server's durable memory."""
+    def store(self) -> RoundStore:
+        """The server's durable memory: what is put in a round's namespace is dropped with the round."""
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
         """Send one request to each silo named, and wait.
@@ -163,14 +163,14 @@ class SiloContext:
     Attributes:
         identity: its long-term key.
         pins: the silos' pinned public keys.
-        store: its durable memory.
+        store: its memory of the run; what it puts in a round's namespace is dropped with the round.
         counts: n[s,u] (U,) int64.
         masked: returns the digest of the update that it masked last.
     """
 
     identity: Identity
     pins: Mapping[str, bytes]
-    store: Store = field(repr=False)
+    store: RoundStore = field(repr=False)
     counts: np.ndarray = field(repr=False)
     masked: Callable[[], str] = field(repr=False)
 

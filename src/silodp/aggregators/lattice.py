@@ -257,7 +257,7 @@ class _Server:
         """Sessions, then shares of the weights."""
         shares = ServerShares(self.setting, self.aggregator.constants(self.setting), desk)
         run, names = self.setting.run, self.setting.names
-        set_up(run, names, desk.store, desk.ask_all, shares.set_up)
+        set_up(run, names, desk.store.run, desk.ask_all, shares.set_up)
 
     def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Encrypt shares, collect, open, decrypt once."""
@@ -268,7 +268,7 @@ class _Server:
         shares, boxes = (
             (held.of_round(round_, sample), None) if law is None else held.of_hidden_round(round_, law)
         )
-        session = current(desk.store).session
+        session = current(desk.store.run).session
 
         def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(desk, attempt)
@@ -291,23 +291,24 @@ class _Server:
         """Of one attempt: secret key and encryptions follow from it. Kept before it is used, so that a repeated
         request is the same, and forgotten with its round: whoever learns one of them reads no other attempt.
         """
-        name = f"request/{attempt.round}/{attempt.attempt}"
-        key = desk.store.get(name)
+        store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
+        key = store.get(name)
         if key is None:
-            self._count(desk, name)
+            self._count(desk, attempt)
             key = secrets.token_bytes(KEY_BYTES)
-            desk.store.put(name, key)
+            store.put(name, key)
         return key
 
-    def _count(self, desk: ServerContext, name: str) -> None:
+    def _count(self, desk: ServerContext, attempt: RoundAttempt) -> None:
         """One attempt more, durably, before its key is made: keys are forgotten with their rounds, their number never.
 
         Raises:
             SilodpError: the encryption was chosen for no more.
         """
-        stored = desk.store.get("attempts made")
+        stored = desk.store.run.get("attempts made")
         counted: dict[str, Any] = {"made": 0, "last": ""} if stored is None else Message.decode(stored).fields
-        if counted["last"] == name:
+        this = f"{attempt.round}/{attempt.attempt}"
+        if counted["last"] == this:
             return  # counted by a process that died before it had made the key
         if counted["made"] >= self.aggregator.attempts:
             raise SilodpError(
@@ -316,8 +317,8 @@ class _Server:
                 code="run.attempts",
                 field="attempts",
             )
-        counted = {"made": counted["made"] + 1, "last": name}
-        desk.store.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
+        counted = {"made": counted["made"] + 1, "last": this}
+        desk.store.run.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
 
     def _digits(self, name: str, answer: Message) -> np.ndarray:
         try:
@@ -368,6 +369,5 @@ class _Silo:
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""
-        return claim(
-            self._own.store, f"{request.run}/seeds/{request.round}/{seed.hex()}", request.digest().encode()
-        )
+        store = self._own.store.round(request.round)
+        return claim(store, f"seeds/{seed.hex()}", request.digest().encode())

@@ -196,7 +196,7 @@ class _Server:
 
     def set_up(self, desk: ServerContext) -> None:
         """Let the silos meet."""
-        set_up(self.setting.run, self.setting.names, desk.store, desk.ask_all, lambda met: None)
+        set_up(self.setting.run, self.setting.names, desk.store.run, desk.ask_all, lambda met: None)
 
     def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """The sum over everyone who answered."""

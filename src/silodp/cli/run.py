@@ -23,8 +23,7 @@ from silodp.cli.progress import Interrupted, describe_guarantee, log, progress_b
 from silodp.config.budgets import budget_unit
 from silodp.config.public_spec import declared_users, outline, setting_of
 from silodp.config.schema import RunConfig
-from silodp.data.federation import Federation
-from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
+from silodp.data.federation import Federation, count_persons_by_silos, find_linkage_doubts
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.report import guarantee_text
@@ -78,10 +77,10 @@ def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict
             begin(result.guarantees["released"].rounds)
         elif not begun:  # nothing was done as this configuration says
             log(f"note: no round was left to do, and {directory / 'config.toml'} stays as it was")
-        if config.source == "tables":
-            page = write_report(directory)
-        else:  # who has how many records is private in real tables, and no secret of a published data set
+        if config.dataset.is_published:
             page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
+        else:  # who has how many records is private
+            page = write_report(directory)
     except KeyboardInterrupt:
         raise Interrupted(how_to_go_on(directory)) from None
     except SilodpError as error:

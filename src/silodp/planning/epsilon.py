@@ -15,10 +15,10 @@ from silodp.accounting.group_privacy import PERSONS_RECORDS, event_for_person
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
 from silodp.aggregators.base import Setting, calibrate_setting
 from silodp.config.builders import build_aggregator
-from silodp.config.construct import fields_of, lookup, validate_arguments
+from silodp.config.construct import fields_of, validate_arguments
 from silodp.config.public_spec import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
-from silodp.errors import SilodpError, check_whole
+from silodp.errors import SilodpError, check_whole, lookup
 from silodp.methods import METHODS, Method, Population
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import delta_warning

@@ -18,7 +18,13 @@ from silodp.methods.base import Method, MethodState, Population
 from silodp.wire.store import PRIVATE_FILE, seal, unseal, write_durably
 
 _METHOD = "method/"  # before the names of a method's arrays; the server optimizer's have none
-FORMAT = 3  # 3: silos have a gate with a state and a ledger of their own; 2: the server forgets rounds that are over
+FORMAT = 4
+"""The format that is written, and the only one that is read.
+
+4: stores have a namespace for each round, the server optimizer and the method a state;
+3: silos have a gate and a ledger;
+2: the server forgets past rounds.
+"""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -28,30 +27,27 @@ from silodp.methods.base import MethodState
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore, Store
 from silodp.wire.transport import Channel, Failure
 
 EMPTY_STATE: MethodState = {}
 COMPLETED_ROUNDS_KEY = "rounds over"
 """Where the server keeps how many rounds are over, and how many of them each silo took part in (S,)."""
-_OF_A_ROUND = re.compile(
-    r"(?:sample|clients|progress|request|weights|hidden)/(?:asked |drawn |choice )?(\d+)(?:/\d+)?"
-)
-"""Where it keeps what is needed to repeat a round: draws, requests, how far its attempts have come.
-
-The rest stays: allotments, session, shares, keys; how many attempts were made in all; that transfers have ended.
-"""
 
 
 @dataclass(frozen=True)
 class Server:
-    """The coordinating party of a run: it holds no records, only what it needs to ask and to add."""
+    """The coordinating party of a run: it holds no records, only what it needs to ask and to add.
+
+    Its store keeps for a round what is needed to repeat it: draws, requests, how far its attempts have come. What lasts
+    is the run's: allotments, session, shares, keys; how many attempts were made in all; that transfers have ended.
+    """
 
     setting: Setting
     transport: Channel
     aggregator: Aggregator
     ledger: Ledger
-    store: Store
+    store: RoundStore
     randomness: Randomness
 
     @property
@@ -92,7 +88,7 @@ class Server:
 
     def set_up(self) -> None:
         """Give every silo its allotments; counts are asked for only when the method needs them."""
-        allotments = self._once("allotments", self._allot)
+        allotments = self._once(self.store.run, "allotments", self._allot)
         run, names = self.setting.run, self.setting.names
         self.ask_all(
             {
@@ -114,9 +110,8 @@ class Server:
         self._forget_before(round_)
         if not self.ledger.charged(round_, 0) and not self.ledger.affords(self._events(None, round_)):
             return None
-        sample = self._once(f"sample/{round_}", lambda: self._sample(round_))
-        clients = self._once(f"clients/{round_}", partial(self._clients, round_))
-        drawn = {"sample": sample, "clients": clients}
+        sample = self._once(self.store.round(round_), "sample", partial(self._sample, round_))
+        drawn = {"sample": sample, "clients": self._clients(round_)}
         drawn = {name: draw for name, draw in drawn.items() if draw.size}
         arrays = {"params": params.cpu().numpy(), **drawn, **request_state(state)}
         return self.side.total(self, round_, arrays)
@@ -125,7 +120,7 @@ class Server:
         """(S,) how many of the first rounds each silo took part in."""
         over, joined = self._over()
         for round_ in range(over, rounds):
-            clients = self._once(f"clients/{round_}", partial(self._clients, round_))
+            clients = self._clients(round_)
             joined = joined + (clients if clients.size else 1)
         return joined
 
@@ -213,7 +208,7 @@ class Server:
                 "server's store; restore the newest checkpoint and ledger, or begin a new run, which adds its own ε.",
                 code="checkpoint.mismatch",
             )
-        if round_ > over + 1 or (round_ > over and self.store.get(f"clients/{over}") is None):
+        if round_ > over + 1 or (round_ > over and self.store.round(over).get("clients") is None):
             raise SilodpError(
                 f"the server's store knows nothing of round {round_}: it is older than the checkpoint, and how many "
                 "attempts were made is not known; restore the newest store, or begin a new run, which adds its own ε.",
@@ -222,7 +217,7 @@ class Server:
 
     def _over(self) -> tuple[int, np.ndarray]:
         """How many rounds are over, and how many of them each silo took part in (S,)."""
-        stored = self.store.get(COMPLETED_ROUNDS_KEY)
+        stored = self.store.run.get(COMPLETED_ROUNDS_KEY)
         if stored is None:
             return 0, np.zeros(self.setting.population.silos, np.int64)
         kept = Message.decode(stored)
@@ -240,13 +235,9 @@ class Server:
         over, _ = self._over()
         if round_ > over:
             arrays = {"joined": self.participation_counts(round_)}
-            self.store.put(
-                COMPLETED_ROUNDS_KEY, Message("over", self.setting.run, round_, arrays=arrays).encode()
-            )
-        for name in self.store.names():
-            kept = _OF_A_ROUND.fullmatch(name)
-            if kept is not None and int(kept[1]) < round_:
-                self.store.drop(name)
+            kept = Message("over", self.setting.run, round_, arrays=arrays)
+            self.store.run.put(COMPLETED_ROUNDS_KEY, kept.encode())
+        self.store.drop_rounds_before(round_)
 
     def _allot(self) -> np.ndarray:
         counts = None
@@ -269,17 +260,21 @@ class Server:
         return np.empty(0, dtype=bool) if sample is None else sample
 
     def _clients(self, round_: int) -> np.ndarray:
+        """The silos that take part in a round, drawn once; empty where the method draws none."""
+        return self._once(self.store.round(round_), "clients", partial(self._draw_clients, round_))
+
+    def _draw_clients(self, round_: int) -> np.ndarray:
         clients = self.setting.method.sample_silos(
             self.setting.population, self.randomness.stream("clients", round_)
         )
         return np.empty(0, dtype=bool) if clients is None else clients
 
-    def _once(self, key: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
+    def _once(self, store: Store, key: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
         """What was drawn under this key before, or a draw that is stored durably before it is used."""
-        stored = self.store.get(key)
+        stored = store.get(key)
         if stored is None:
             stored = Message("kept", self.setting.run, arrays={"value": draw()}).encode()
-            self.store.put(key, stored)
+            store.put(key, stored)
         return Message.decode(stored).arrays["value"]
 
 

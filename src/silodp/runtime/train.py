@@ -16,8 +16,7 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.base import Aggregator
-from silodp.data.federation import Federation
-from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
+from silodp.data.federation import Federation, count_persons_by_silos, find_linkage_doubts
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.runtime.checkpoint import Checkpoint
