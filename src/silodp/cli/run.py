@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.attack import MembershipAttack
+from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.base import round_events
 from silodp.cli._resuming import (

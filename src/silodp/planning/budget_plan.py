@@ -134,7 +134,7 @@ def draw(
         curves,
         levels,
         f"{_sampled(method).replace('_', ' ')} probability q",
-        f"ε after {counted(rounds, 'round')}, accountant {accountant}",
+        f"ε after {counted(rounds, 'round')}, accountant {accountant.name}",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)
@@ -185,9 +185,7 @@ def _curve(
     label = f"σ = {noise_of(method):.4g}"
     if isinstance(method, TwoStageSampling):
         run = (method.noise_multiplier, method.local_steps, method.client_sampling, rounds, method.delta)
-        curve = two_stage_curve(
-            *run, accountant, points=None if accountant == "rdp" else _POINTS, least=_LEAST
-        )
+        curve = two_stage_curve(*run, accountant, points=_POINTS, least=_LEAST)
     else:
         field = _sampled(method)
         plain: Any = replace(method, personal=None) if isinstance(method, UldpAvg) else method

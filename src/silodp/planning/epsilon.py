@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from silodp.accounting import accountant as accounting
-from silodp.accounting.accountant import Accountant, EventCount, default_accountant
+from silodp.accounting.accountant import Accountant, EventCount, default_accountant, find_accountant
 from silodp.accounting.events import Event, costliest_event
 from silodp.accounting.events import reason_not_private as reason_of
 from silodp.accounting.group_privacy import PERSONS_RECORDS, event_for_person
@@ -18,7 +18,7 @@ from silodp.config.builders import build_aggregator
 from silodp.config.construct import fields_of, lookup, validate_arguments
 from silodp.config.public_spec import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
-from silodp.errors import SilodpError, check_whole
+from silodp.errors import SilodpError, check_delta, check_whole
 from silodp.mechanisms.sampling import check_probability
 from silodp.methods import METHODS, Method, Population
 from silodp.methods.rpdp.method import TwoStageSampling
@@ -56,7 +56,7 @@ class Cost:
 
 def compute_cost(spent: Sequence[EventCount], delta: float, accountant: Accountant) -> Cost:
     """What all charges (event, count) cost together."""
-    accounting.check_delta(delta)
+    check_delta("delta", delta)
     nothing = next((why for event, _ in spent if (why := reason_of(event)) is not None), None)
     if nothing is not None:
         return Cost(None, nothing)
@@ -90,7 +90,7 @@ def compute_epsilon(
     *,
     rounds: int,
     delta: float = 1e-5,
-    accountant: str | None = None,
+    accountant: Accountant | str | None = None,
     adversary: str = "released",
     silos: int | None = None,
     aggregator: str = "plain",
@@ -111,7 +111,7 @@ def compute_epsilon(
     Raises:
         SilodpError: a value out of range, a missing field, an unknown name.
     """
-    accounting.check_delta(delta)
+    check_delta("delta", delta)
     for name, value, least in (("rounds", rounds, 0), ("dimension", dimension, 1)):
         check_whole(name, value, least)
     if users is not None:
@@ -119,8 +119,7 @@ def compute_epsilon(
     made, sampling = _made(method, fields, rounds, delta)
     adder = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
-    if accountant is not None:
-        accounting.check_accountant(accountant)
+    wanted = None if accountant is None else find_accountant(accountant)
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
     population = Population(
         len(names), ASSUMED_USERS if users is None else users, adder.shares_for(len(names))
@@ -142,7 +141,7 @@ def compute_epsilon(
         return costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
 
     charged = count_events(event_in, rounds) or [(event_in(0), 0)]
-    chosen = cast(Accountant, accountant) if accountant else default_accountant(event for event, _ in charged)
+    chosen = wanted or default_accountant(event for event, _ in charged)
     delta_of_noise = delta * adder.delta_share
     found = compute_cost(charged, delta_of_noise, chosen)
     any_dropouts = None
@@ -173,7 +172,7 @@ def compute_epsilon(
         ],
         "delta": delta,
         "adversary": adversary,
-        "accountant": chosen,
+        "accountant": chosen.name,
         "aggregator": adder.name,
         "rounds": rounds,
         "noise_multiplier": getattr(made, "noise_multiplier", 0.0),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.accounting import calibration
-from silodp.accounting.accountant import Accountant, EventCount, default_accountant
+from silodp.accounting.accountant import Accountant, EventCount, default_accountant, find_accountant
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, describe_any_dropouts, format_rounded_up
 from silodp.aggregators.base import Aggregator, Setting, costliest_events
@@ -39,7 +39,7 @@ def plan_run(
     setting: Setting,
     *,
     rounds: int,
-    accountant: Accountant | None = None,
+    accountant: Accountant | str | None = None,
     budget: tuple[float, Adversary] | None = None,
     target: float | None = None,
     own: BudgetDistribution | None = None,
@@ -70,14 +70,14 @@ def plan_run(
         a: count_events(lambda r, a=a: events_of(aggregator, setting, round_=r)[a], rounds)  # type: ignore[misc]
         for a in ADVERSARIES
     }
-    accountant = accountant or default_accountant(events.values())
+    accountant = default_accountant(events.values()) if accountant is None else find_accountant(accountant)
     delta = setting.delta * aggregator.delta_share
     result: dict[str, Any] = {
         "method": setting.method.name,
         "unit": setting.method.unit,
         "rounds": rounds,
         "delta": setting.delta,
-        "accountant": accountant,
+        "accountant": accountant.name,
         "aggregator": aggregator.name,
         "silos": setting.population.silos,
         "users": setting.population.users,

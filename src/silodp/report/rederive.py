@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 from safetensors.numpy import load
 
+from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
@@ -165,7 +166,7 @@ def _config_mismatch(config: RunConfig, named: Aggregator | None, ledger: Ledger
     for name, claimed, known in (
         ("method", repr(config.method()), kept and kept.settings),
         ("delta", config.delta * aggregator.delta_share, ledger.delta),
-        ("accountant", config.accountant or ledger.accountant, ledger.accountant),
+        ("accountant", _accountant_name(config) or ledger.accountant.name, ledger.accountant.name),
         ("seed", "none" if config.seed is None else "set", "none" if kept and kept.secret else "set"),
     ):
         if claimed != known:
@@ -173,6 +174,11 @@ def _config_mismatch(config: RunConfig, named: Aggregator | None, ledger: Ledger
     if repr(aggregator) != repr(named):
         return f"by it aggregator = {aggregator}, and by guarantee.json {named}"
     return None
+
+
+def _accountant_name(config: RunConfig) -> str | None:
+    """None where config.toml names none, or one of a user's own, whose code a report does not run."""
+    return config.accountant if config.accountant in ACCOUNTANTS else None
 
 
 class _RunFiles:

@@ -44,7 +44,7 @@ def build_guarantees(
             epsilon=spent,
             delta=delta,
             rounds=ledger.rounds,
-            accountant=ledger.accountant,
+            accountant=ledger.accountant.name,
             method=method.name,
             private=spent is not None,
             releasable=secret and spent is not None,

@@ -13,7 +13,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.accounting.accountant import Accountant, compute_epsilon, default_accountant
+from silodp.accounting.accountant import (
+    Accountant,
+    compute_epsilon,
+    default_accountant,
+    find_accountant,
+    supports_all,
+)
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import ACCOUNTING, Budget, Ledger, LedgerHeader
@@ -77,7 +83,7 @@ class Terms:
         task, names = self.task, list(self.setting.names)
         model = f"{task.model!r} {task.dtype} {task.loss.name}"
         public = [self.federation.name, names, self.setting.index]
-        run = [repr(self.method), repr(self.aggregator), self.seed, self.delta, self.accountant]
+        run = [repr(self.method), repr(self.aggregator), self.seed, self.delta, self.accountant.name]
         return hashlib.sha256(json.dumps([public, model, *run]).encode()).hexdigest()
 
 
@@ -91,7 +97,7 @@ def agreed(
     budget: Budget | Mapping[str, Any] | None,
     seed: int | None,
     delta: float,
-    accountant: Accountant | None,
+    accountant: Accountant | str | None,
     evaluate_every: int,
     on_round: object,
     silo_limits: Mapping[Adversary, float] | None = None,
@@ -132,17 +138,16 @@ def agreed(
             code="argument.conflict",
             field="rounds",
         )
-    usual = default_accountant(cost.values())
-    if accountant == "pld" and usual != "pld":
+    by = default_accountant(cost.values()) if accountant is None else find_accountant(accountant)
+    if not supports_all(by, cost.values()):
         raise SilodpError(
-            f"accountant = 'pld' knows no integer noise, which '{aggregator.name}' adds: choose 'rdp', or leave "
-            "it out.",
+            f"accountant = '{by.name}' has no rule for a release of '{method.name}' under '{aggregator.name}' (integer "
+            f"noise, for 'pld'): choose '{default_accountant(cost.values()).name}', or leave it out.",
             code="accounting.unsupported",
             field="accountant",
         )
-    accountant = usual if accountant is None else accountant
     limits = _limits(silo_limits)
-    terms = Terms(federation, task, aggregator, setting, accountant, budget, seed, limits)
+    terms = Terms(federation, task, aggregator, setting, by, budget, seed, limits)
     if budget is not None:
         terms = replace(terms, budget=replace(budget, delta=terms.noise_delta))
         _check_affordable(terms, cost)

@@ -9,12 +9,12 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from silodp.accounting.accountant import Accountant, check_accountant, check_delta
+from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.budget_curve import ChargingMode
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_real, check_whole
+from silodp.errors import SilodpError, check_delta, check_whole
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
 from silodp.methods.base import BaseMethod, LocalContext, Population, check_server
@@ -58,7 +58,7 @@ class TwoStageSampling(BaseMethod):
     client_sampling: float = 1.0
     optimizer: Optimizer = "sgd"
     calibration: Calibration = "exact"
-    accountant: Accountant = "rdp"
+    accountant: Accountant | str = "rdp"
     ledger: ChargingMode = "planned"
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
@@ -78,10 +78,9 @@ class TwoStageSampling(BaseMethod):
             )
         check_probability("client_sampling", self.client_sampling)
         check_whole("rounds", self.rounds, what="rounds")
-        check_real("delta", self.delta)
-        check_delta(self.delta)
+        check_delta("delta", self.delta)
         check_server(self.server_learning_rate, self.server_momentum)
-        check_accountant(self.accountant)
+        find_accountant(self.accountant)
         for name, value, known in (
             ("calibration", self.calibration, get_args(Calibration)),
             ("ledger", self.ledger, get_args(ChargingMode)),
@@ -113,7 +112,7 @@ class TwoStageSampling(BaseMethod):
             self.delta,
             self.largest,
             self.calibration,
-            self.accountant,
+            find_accountant(self.accountant),
             self.ledger,
         )
 
