@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from silodp import data, methods
     from silodp.accounting.accountant import Accountant
     from silodp.accounting.ledger import Budget
-    from silodp.data.federation import Federation, SiloData
-    from silodp.data.tables.reader import Schema
+    from silodp.data.federation import Federation
+    from silodp.data.silo_data import SiloData
+    from silodp.data.tables.schema import Schema
     from silodp.methods.model_averaging import average_models
     from silodp.runtime.train import Result, train
     from silodp.training.losses import Loss
@@ -53,8 +54,8 @@ _HOMES = {
     "LocalTraining": "silodp.training.sgd.local",
     "Loss": "silodp.training.losses",
     "Result": "silodp.runtime.train",
-    "Schema": "silodp.data.tables.reader",
-    "SiloData": "silodp.data.federation",
+    "Schema": "silodp.data.tables.schema",
+    "SiloData": "silodp.data.silo_data",
     "Task": "silodp.training.task",
     "average_models": "silodp.methods.model_averaging",
     "train": "silodp.runtime.train",

@@ -15,18 +15,22 @@ Every check takes the name of a setting and its value, and raises `SilodpError` 
     check_whole        a whole number from `least` to `most`         argument.value, .out_of_range
     check_shape        the shape of an array or tensor               argument.shape
     check_fields       several fields of a dataclass, in one call
+    lookup             the entry of a registry, by name              argument.value
     optional           turns a check into one that lets None pass
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class SilodpError(ValueError):
@@ -118,6 +122,7 @@ CODES: dict[str, str] = {
     "gate.rounds": "a silo was asked for more rounds or releases than were agreed",
     "gate.run": "a silo was asked in another run than its own",
     "gate.set_back": "a silo's store or its ledger is an old copy, or was lost",
+    "gate.state": "a silo was sent a state that its method cannot have",
     "invalid": "an error from outside silodp (a method or transport of somebody's own) that names no code",
     "ledger.charge": "a charge lacks an adversary, or is not what the ledger was charged before",
     "ledger.closed": "a ledger is closed already",
@@ -371,6 +376,33 @@ def check_whole(
             code="argument.out_of_range",
             field=name,
         )
+
+
+def lookup(name: str, registry: Mapping[str, T], field: str) -> T:
+    """Return the entry of a registry; "-" and "_" are one character here.
+
+    Args:
+        name: of the entry.
+        registry: name → entry.
+        field: the setting that names it, for the message.
+
+    Raises:
+        SilodpError: `argument.value`, with the closest name, where there is no such entry.
+    """
+    for known, entry in registry.items():
+        if known.replace("_", "-") == name.replace("_", "-"):
+            return entry
+    remedy = suggest_name(name, list(registry)) or f"use one of {', '.join(registry)}."
+    raise SilodpError(
+        f"{field} = '{shorten(name)[1:-1]}' is not known: {remedy}", code="argument.value", field=field
+    )
+
+
+def suggest_name(name: str, known: Sequence[str]) -> str | None:
+    """Return "did you mean 'NAME'?" for the closest of the known names; None where none is close."""
+    beginnings = [word for word in known if name and word.startswith(name)]
+    close = get_close_matches(name, known, n=1) or beginnings
+    return f"did you mean '{close[0]}'?" if close else None
 
 
 def check_shape(name: str, array: Any, *shape: int | None, kind: str | None = None) -> None:

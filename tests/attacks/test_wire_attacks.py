@@ -156,7 +156,7 @@ class Parties:
         federation = small_federation(silos=silos)
         self.names = tuple(silo.name for silo in federation.silos)
         aggregator = Masked(min_silos=fewest)
-        setting = Setting("run", self.names, AVG, Population(silos, 12, aggregator.shares_for(silos)), 5)
+        setting = Setting("run", self.names, AVG, Population(silos, 12, aggregator.min_silos_for(silos)), 5)
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.silos = {

@@ -14,14 +14,13 @@ from silodp.accounting.accountant import default_accountant
 from silodp.aggregators import AGGREGATORS, Masked, Plain
 from silodp.aggregators.base import round_events
 from silodp.cli.compare import compare_methods
-from silodp.config.public_spec import ASSUMED_USERS, SHAPES, outline, setting_of
+from silodp.config.public_spec import ASSUMED_USERS, outline, setting_of
 from silodp.config.schema import RunConfig, load_config, parse_config
-from silodp.data import benchmarks
+from silodp.data.catalog import DATASETS
 from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_epsilon
 from silodp.planning.plan import plan_run
 from silodp.report.formatting import format_bytes
-from silodp.report.visibility import SIGHTS
 from silodp.runtime.train import train
 from support.commands import Silodp, assert_sentence
 
@@ -301,7 +300,7 @@ def test_a_plan_without_the_list_of_persons_says_so(silodp: Silodp, config: Path
     assert silodp(*given).json["users"] == 2
 
 
-@pytest.mark.parametrize("source", SHAPES)
+@pytest.mark.parametrize("source", [name for name, found in DATASETS.items() if found.is_published])
 def test_the_outline_has_the_shape_of_the_data(source: str) -> None:
     more = {"max_per_state": 3} if source == "acs_income" else {}
     config = made(data={"source": source, **more})
@@ -320,10 +319,9 @@ def test_the_outline_has_the_shape_of_the_data(source: str) -> None:
     assert assumed == (source == "acs_income")
     assert assumed or drawn.users == federation.users
     assert config.task(drawn).size == config.task(federation).size
-
-
-def test_every_source_has_an_outline() -> None:
-    assert set(SHAPES) == set(benchmarks.LOADERS)
+    declared, loaded = config.public_data(federation.users), federation.public()
+    features = declared.features or loaded.features  # tcga_brca's are in its file
+    assert replace(declared, features=features, index_digest=loaded.index_digest) == loaded
 
 
 # --- comparisons --------------------------------------------------------------------------------------------
@@ -462,7 +460,7 @@ def test_a_report_says_who_saw_what_and_what_travelled(silodp: Silodp, config: P
     page = Path("a/report.html").read_text()
     assert "<h2>Who saw what</h2>" in page
     assert "With the aggregator <code>masked</code>" in page
-    for sight in SIGHTS["masked"]:
+    for sight in Masked().visibility:
         assert f'<th scope="row">{sight.party}</th>' in page
     rows = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
     for row in rows[1:]:
@@ -496,15 +494,15 @@ def test_the_guarantee_names_the_aggregator_of_a_run_from_python(silodp: Silodp,
 
 
 def test_every_aggregator_is_described() -> None:
-    assert set(AGGREGATORS) <= set(SIGHTS)
-    for rows in SIGHTS.values():
+    seen = {name: maker().visibility for name, maker in AGGREGATORS.items()}
+    for rows in seen.values():
         assert {"The server", "Each silo", "Whoever gets the models"} <= {row.party for row in rows}
     for name in ("lattice", "paillier"):  # what they are for
-        server = next(row for row in SIGHTS[name] if row.party == "The server")
+        server = next(row for row in seen[name] if row.party == "The server")
         assert "record counts" in server.not_seen
         assert "record counts" not in server.sees
     for name in ("plain", "masked"):
-        server = next(row for row in SIGHTS[name] if row.party == "The server")
+        server = next(row for row in seen[name] if row.party == "The server")
         assert "record counts" in server.sees
 
 

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
-from silodp.aggregators.base import Plain, Setting
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Setting
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
@@ -305,8 +306,8 @@ def test_resuming_without_a_seed_repeats_the_round_in_flight_byte_for_byte(tmp_p
     released: list[np.ndarray] = []
     play = Server.run_round
 
-    def dying(self, round_, params):
-        released.append(play(self, round_, params).numpy())
+    def dying(self, round_, params, *state):
+        released.append(play(self, round_, params, *state).numpy())
         if len(released) == 1:
             raise KeyboardInterrupt
         return torch.from_numpy(released[-1])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from end_to_end.test_private_sampling import HALF, HIDDEN
-from silodp.aggregators.base import Plain
+from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError

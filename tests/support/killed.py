@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from silodp.aggregators.base import Plain
+from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
 from silodp.methods import UldpAvg
 from silodp.runtime.train import train

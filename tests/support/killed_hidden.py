@@ -19,7 +19,7 @@ from unit.methods.test_distributed import DDP
 NAME, STRIDE = sys.argv[1:]
 sys.argv[1:] = ["plain", STRIDE]  # `killed` reads them as it is imported
 
-from silodp.aggregators.base import Plain  # noqa: E402
+from silodp.aggregators import Plain  # noqa: E402
 from silodp.aggregators.masked import Masked  # noqa: E402
 from silodp.crypto import private_sampling  # noqa: E402
 from silodp.crypto.private_sampling import SamplingRatio  # noqa: E402
@@ -68,11 +68,11 @@ class Watched:
                 (out / "model.safetensors").write_bytes(self.verdict(out).encode())
             return lived
 
-        def watched_play(server, round_, params):  # type: ignore[no-untyped-def]
+        def watched_play(server, round_, params, *state):  # type: ignore[no-untyped-def]
             self.round = round_
             if self.operation and round_ == killed.ROUNDS - 1:
                 die_at(self.operation)
-            return play(server, round_, params)
+            return play(server, round_, params, *state)
 
         def watched_answer(silo, request):  # type: ignore[no-untyped-def]
             if request.kind == "chosen":

@@ -138,7 +138,7 @@ def contents(held: Any, seen: set[int]) -> Iterator[str]:
         yield str(held)
     elif hasattr(held, "__self__"):
         yield from contents(held.__self__, seen)
-    elif type(held).__module__.startswith("silodp") or type(held).__module__.startswith("federation"):
+    elif type(held).__module__.startswith("silodp") or type(held).__module__.startswith("support"):
         for value in vars(held).values():
             yield from contents(value, seen)
 
@@ -383,7 +383,7 @@ def parties() -> Parties:
     if not PARTIES:
         made = Parties(HIDDEN["lattice"], HALF)
         made.server = replace(made.server, randomness=Randomness(KEY))
-        made.play(0)
+        made.run_round(0)
         PARTIES.append(made)
     return PARTIES[0]
 
@@ -542,13 +542,13 @@ def test_the_test_sees_what_is_printed(text, secret):
 
 
 PUBLIC = {
-    "Hello.identity", "Hello.ephemeral", "Hello.nonce", "Hello.signature",
-    "Opening.nonce", "Session.transcript", "Session.identities", "Plan.session",
+    "ClientHello.identity", "ClientHello.ephemeral", "ClientHello.nonce", "ClientHello.signature",
+    "HandshakeState.nonce", "Session.transcript", "Session.identities", "ReciprocalParameters.session",
     "TransferReceiver.domain", "TransferSender.domain", "Lookup.domain", "Lookup.message",
-    "Own.pins", "Member.pins", "SignedParty.server", "SignedChannel.silos",
+    "SiloContext.pins", "SiloKeyAgreement.pins", "SignedParty.server", "SignedChannel.silos",
     "PublicKey.n",
-    "Checkpoint.params", "Checkpoint.velocity", "Result.params",
-    "Stepwise.steps",
+    "Checkpoint.params", "Result.params",
+    "MultiStepUpdate.steps",
 }  # fmt: skip
 """Bytes and arrays that others may see: public keys, what was sent, hashes of these, the model; and a generator, of
 which only the name is printed."""
@@ -560,7 +560,7 @@ def test_bytes_and_arrays_of_every_dataclass_are_public_or_not_printed():
     """So that the next class with a secret is not forgotten in the list above."""
     data = re.compile(r"\b(bytes|NDArray|ndarray|Tensor|mpz|Integers|Words|Bytes|Shares|Unsigned|Strings)\b")
     printed = set()
-    for folder in ("crypto", "mechanisms", "federation", "data"):
+    for folder in ("crypto", "mechanisms", "wire", "aggregators", "runtime", "data"):
         package = importlib.import_module(f"silodp.{folder}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             for kind in vars(importlib.import_module(module.name)).values():

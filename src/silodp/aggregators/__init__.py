@@ -1,20 +1,35 @@
-"""The aggregators, and the one registry of their names."""
+"""How silos' shares become their sum; `Aggregator` is the base class of another way of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from silodp.aggregators.base import Aggregator, Plain
+from silodp.aggregators.base import (
+    Aggregator,
+    ServerAggregator,
+    ServerContext,
+    Setting,
+    SiloAggregator,
+    SiloContext,
+    Visibility,
+)
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
+from silodp.aggregators.plain import Plain
+from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord, find_aggregator
 
-AGGREGATORS: dict[str, Callable[..., Any]] = {
-    "plain": Plain,
-    "masked": Masked,
-    "paillier": Paillier,
-    "lattice": Lattice,
-}
-
-__all__ = ["AGGREGATORS", "Aggregator", "Lattice", "Masked", "Paillier", "Plain"]
+__all__ = [
+    "AGGREGATORS",
+    "Aggregator",
+    "AggregatorRecord",
+    "Lattice",
+    "Masked",
+    "Paillier",
+    "Plain",
+    "ServerAggregator",
+    "ServerContext",
+    "Setting",
+    "SiloAggregator",
+    "SiloContext",
+    "Visibility",
+    "find_aggregator",
+]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.guarantee import Adversary, View
+from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
 from silodp.aggregators._private_sampling import sampling_ratio
-from silodp.aggregators.base import Setting
+from silodp.aggregators.base import RECIPIENT, Aggregator, Setting, Visibility
 from silodp.aggregators.masked import MinSilosMixin
 from silodp.crypto.private_sampling import SamplingRatio
 from silodp.errors import SilodpError
@@ -17,8 +18,35 @@ from silodp.mechanisms.clipping import Bounds, ClippedRowStream
 from silodp.mechanisms.quantization import Quantizer
 from silodp.methods.base import Method
 
+_EACH_SILO = Visibility(
+    "Each silo",
+    "the global models",
+    "other silos' record counts, sums and records; the weights; who was sampled",
+)
+_SAMPLE_DRAWN_BY_SERVER = (
+    Visibility(
+        "The server",
+        "only the noisy weighted sum, and whom it sampled",
+        "record counts, not even whether a person has any; weights; any single silo's sum; records",
+    ),
+    _EACH_SILO,
+)
+_SAMPLE_UNKNOWN = (
+    Visibility(
+        "The server",
+        "only the noisy weighted sum, and which silos answered",
+        "who was sampled; record counts, not even whether a person has any; weights; any single silo's sum; records",
+    ),
+    _EACH_SILO,
+    Visibility(
+        "Silo 0 (the first)",
+        "the same; it also takes from the server, and passes to the other silos, what they multiply with",
+        "the same: whether that counts a person in or out is encrypted, or shared with the server",
+    ),
+)
 
-class PrivateWeighting(MinSilosMixin):
+
+class PrivateWeighting(MinSilosMixin, Aggregator):
     """Aggregators under which nobody learns a count; `hidden_sample` P is a field of theirs.
 
     With P cells, nobody learns who is sampled either: the server draws one cell for each person, the silos another
@@ -26,6 +54,26 @@ class PrivateWeighting(MinSilosMixin):
     """
 
     hidden_sample: int | None
+
+    adds_integers = True
+    weights_privately = True
+    protocol_assumptions: tuple[str, ...]
+    """Of the protocol while the server draws the sample."""
+    first_silo: tuple[Visibility, ...] = ()
+    """What else silo 0 sees then, if anything."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Those of the protocol, and of the private sample where there is one."""
+        more = (SAMPLING_ASSUMPTION,) if self.samples_users_privately else ()
+        return (*self.protocol_assumptions, *more)
+
+    @property
+    def visibility(self) -> tuple[Visibility, ...]:
+        """Nobody sees counts or weights; the server sees the sample where it draws it."""
+        if self.samples_users_privately:
+            return (*_SAMPLE_UNKNOWN, RECIPIENT)
+        return (*_SAMPLE_DRAWN_BY_SERVER, *self.first_silo, RECIPIENT)
 
     @property
     def samples_users_privately(self) -> bool:
@@ -38,7 +86,7 @@ class PrivateWeighting(MinSilosMixin):
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """Everyone sees the sum; the server alone, if it draws the sample, knows it; nobody knows counts."""
-        m, known = self.shares_for(silos), self.law(method) is None
+        m, known = self.min_silos_for(silos), self.law(method) is None
         return {
             "released": View("released", silos, shares_for=m, survivors=survivors),
             "server": View("server", silos, knows_sample=known, shares_for=m, survivors=survivors),

@@ -1,28 +1,30 @@
-"""How silos' shares become their sum, and therefore who sees what.
+"""The contract of an aggregator: how silos' shares become their sum, and therefore who sees what.
 
-An aggregator is public constants with two sides: one for the server, one for each silo. Methods do not know which one
-is used; both sides know the same `Setting`.
+An aggregator is a frozen dataclass of public constants with two sides: one for the server, one for each silo. Both know
+the same `Setting`; methods do not know which aggregator is used. Everything that a run, a plan or a report needs of an
+aggregator is a member of `Aggregator`, so a new one is one file (docs/extending.md); `AGGREGATORS` names those of this
+package.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from silodp.accounting.events import Event, costliest_event, without_amplification
 from silodp.accounting.guarantee import Adversary, View
 from silodp.crypto.keys import Identity
-from silodp.mechanisms.clipping import Bounds, LocallyNoisedUpdate, Share, Update, release
-from silodp.methods.base import Method, Population
+from silodp.mechanisms.clipping import Bounds, Update
+from silodp.methods.base import Method, MethodState, Population
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
 
 
@@ -47,6 +49,11 @@ class Setting:
     rounds: int = 10**6
 
     @property
+    def sum_size(self) -> int:
+        """Numbers in what silos add up: d, and the method's extra coordinates."""
+        return self.size + self.method.extra_coordinates
+
+    @property
     def bounds(self) -> Bounds | None:
         """What holds for the sums; None where silos finish their updates themselves."""
         return self.method.bounds(self.population)
@@ -65,53 +72,88 @@ class Setting:
         return json.dumps([*public, repr(aggregator)])
 
 
+T = TypeVar("T")
+
 LocalUpdateFn = Callable[[int], tuple[Update, Tensor, np.random.Generator]]
 """Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
 
 Handler = Callable[[Message], Message]
+"""Answer one kind of request."""
 
 
 class ServerContext(Protocol):
-    """What the server lends an aggregator."""
+    """What the server lends its side of an aggregator."""
 
     @property
-    def store(self) -> Store:
-        """The server's durable memory."""
+    def store(self) -> RoundStore:
+        """The server's durable memory: what is put in a round's namespace is dropped with the round."""
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
-        """One blocking call; failures are data."""
+        """Send one request to each silo named, and wait.
+
+        Returns:
+            answers, each of its kind's type, and failures, both by the name of the silo.
+        """
 
     def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
-        """The same where everyone must answer."""
+        """Send one request to each silo named, and wait; raise if one of them does not answer."""
 
     def charged(self, round_: int, release: int) -> bool:
-        """Whether a release was charged before."""
+        """Return whether a release was charged before."""
 
     def affords(self, round_: int, release: int, survivors: int) -> bool:
-        """Whether a release may still be charged, or was."""
+        """Return whether a release may still be charged, or was."""
 
     def charge(self, round_: int, release: int, survivors: int) -> bool:
-        """Charge a release durably, before anything of it can be seen; False if the budget forbids it."""
+        """Charge a release durably, before anything of it can be seen.
+
+        Args:
+            round_: counted from 0.
+            release: counted from 0 within the round; a further one has fresh noise.
+            survivors: number of silos whose noise is in the sum.
+
+        Returns:
+            False, with nothing charged, if the budget forbids it.
+        """
 
 
 class ServerAggregator(Protocol):
-    """The server's part in adding up."""
+    """The server's side of an aggregator in one run."""
 
     def set_up(self, desk: ServerContext) -> None:
-        """Once per run, before the first round."""
+        """Exchange what is needed once per run, before the first round; a repeated call does nothing twice."""
 
     def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
-        """Σ_s share_s (d,) float64 of one round, charged; None: the budget forbids it."""
+        """Add up the silos' shares of one round.
+
+        `desk.charge` must be called before anything is sent that lets the sum, or a part of it, be seen.
+
+        Args:
+            desk: the server.
+            round_: counted from 0.
+            arrays: of the round's requests, see `round_arrays`.
+
+        Returns:
+            Σ_s share_s (d,) float64; None if the budget forbids the release.
+        """
 
 
 class SiloAggregator(Protocol):
-    """A silo's part."""
+    """A silo's side of an aggregator in one run."""
 
     handlers: Mapping[str, Handler]
-    """Its own kinds of request."""
+    """By kind, for every request of the script but "counts", "setup" and "update"."""
 
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
-        """The answer to a round's request, and how many rows were not finite (for the silo alone)."""
+        """Answer a round's request with this silo's share.
+
+        Args:
+            request: of kind "update"; it passed the silo's gate and was charged in the silo's ledger.
+            work: trains and clips, for a release of the round.
+
+        Returns:
+            the answer, and how many rows were not finite, which stays in the silo.
+        """
 
 
 @dataclass(frozen=True)
@@ -119,71 +161,176 @@ class SiloContext:
     """What only one silo knows; counts and keys do not show when it is printed.
 
     Attributes:
-        identity: its long-term key. pins: the silos' pinned public keys. store: its own. counts: n[s,u] (U,) int64.
-        masked: gives the digest of the update that it masked last.
+        identity: its long-term key.
+        pins: the silos' pinned public keys.
+        store: its memory of the run; what it puts in a round's namespace is dropped with the round.
+        counts: n[s,u] (U,) int64.
+        masked: returns the digest of the update that it masked last.
     """
 
     identity: Identity
     pins: Mapping[str, bytes]
-    store: Store = field(repr=False)
+    store: RoundStore = field(repr=False)
     counts: np.ndarray = field(repr=False)
     masked: Callable[[], str] = field(repr=False)
 
 
-class Aggregator(Protocol):
-    """Public constants of how shares are added up."""
+@dataclass(frozen=True)
+class Visibility:
+    """One party of a run, what it sees beyond what is public, and what it does not see; a row of a report's table."""
+
+    party: str
+    sees: str
+    not_seen: str
+
+
+DISCLOSED_COUNTS = (
+    'where the method needs them (weighting = "records", uldp-group), each person\'s record counts'
+)
+RECIPIENT = Visibility(
+    "Whoever gets the models",
+    "the global models, as many as were handed on",
+    "any silo's part in them; who was sampled in a round; record counts",
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Aggregator(ABC):
+    """Public constants of how shares are added up; the base class of every aggregator.
+
+    A subclass is a frozen dataclass whose fields are its settings in a configuration. It must define `script`,
+    `server` and `silo`. The other members have defaults, which hold for an aggregator under which the server sees each
+    silo's noisy share: one that hides more overrides `views` and `visibility`, one that draws other noise overrides
+    `event`. The three must describe the same protocol, since ε is computed from what they say.
+
+    A field that is a party's private choice, of which the sum does not depend (a device), is declared as
+    `field(compare=False, repr=False)`.
+    """
 
     @property
     def name(self) -> str:
-        """Its name in a config."""
+        """Its name in a configuration, a ledger and a report."""
+        return type(self).__name__
 
     @property
-    def exact(self) -> bool:
-        """Whether integers are added, with integer noise, under encryption or masks."""
+    def settings(self) -> dict[str, Any]:
+        """Its public settings by name, without those that are None; a run directory keeps them."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.compare}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def __repr__(self) -> str:
+        # Part of what silos sign and of a run's fingerprint: its form is stored, and stays.
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.repr}
+        shown |= {"name": self.name, "exact": self.adds_integers, "weights_privately": self.weights_privately}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    # --- what it is ---
+
+    @property
+    def adds_integers(self) -> bool:
+        """Whether shares are integers with integer noise, so that sums are exact."""
+        return False
 
     @property
     def weights_privately(self) -> bool:
-        """Whether silos weight by counts that nobody else gets to know."""
+        """Whether silos weight by record counts that no other party learns."""
+        return False
 
     @property
     def samples_users_privately(self) -> bool:
         """Whether the parties draw each round's user sample between them, so that nobody knows it."""
+        return False
 
     @property
     def max_rounds(self) -> int | None:
-        """What a run may not exceed, repeated attempts included; None: no limit."""
+        """Most rounds of a run, repeated attempts included; None: no limit."""
+        return None
 
     @property
     def delta_share(self) -> float:
-        """The part of δ that noise is accounted at; the rest pays for what encryption discloses."""
+        """The part of δ, in (0, 1], that noise is accounted at; the rest pays for what encryption discloses."""
+        return 1.0
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What hiding the parts of the sum rests on."""
+        """What hiding the parts of the sum rests on; a guarantee lists them."""
+        return ()
 
-    def check(self, setting: Setting) -> None:
-        """Refuse, before anything runs, what cannot be added up this way."""
+    def check(self, setting: Setting) -> None:  # noqa: B027  # a default, not a duty
+        """Refuse, before anything runs, what cannot be added up this way; by default nothing.
 
-    def shares_for(self, silos: int) -> int:
-        """m: the fewest silos whose shares are added up, which noise is sized for."""
+        Raises:
+            SilodpError: naming the setting at fault and a remedy.
+        """
+
+    def min_silos_for(self, silos: int) -> int:
+        """Return m, the fewest silos whose shares are added up, of `silos`; noise is sized for m shares."""
+        return silos
+
+    # --- who sees what, and what it costs ---
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """What each adversary sees of a round that so many silos answer (None: all)."""
+        """Return what each adversary sees of one round.
+
+        By default the server sees every share: the second column of docs/privacy.md, section 3.
+
+        Args:
+            method: the run's.
+            silos: S.
+            survivors: number of silos that answer the round; None: all.
+        """
+        disclosed = method.needs_counts
+        return {
+            "released": View("released", silos),
+            "server": View("server", silos, sees_shares=True, knows_sample=True, counts_disclosed=disclosed),
+            "silo": View("silo", silos, knows_sample=True, counts_disclosed=disclosed),
+        }
 
     def event(self, setting: Setting, view: View) -> Event:
-        """What a round costs against a view, with the noise that is really drawn."""
+        """Return what one round costs against a view, with the noise that is drawn; by default the method's event.
+
+        Post-processing at the server does not change it. Whatever weakens the noise in what an adversary sees does.
+        """
+        return setting.method.dp_event(view)
+
+    @property
+    def visibility(self) -> tuple[Visibility, ...]:
+        """Who sees what, for people; each party is assumed to follow the protocol and not to pool what it sees."""
+        return (
+            Visibility(
+                "The server",
+                f"every silo's noisy sum, on its own; whom it sampled; {DISCLOSED_COUNTS}, silo by silo",
+                "records; a single person's update; sums without noise",
+            ),
+            Visibility(
+                "Each silo",
+                "the global models; who was sampled; where weights go by records, for its own persons also their "
+                "totals over all silos",
+                "other silos' sums, records and separate counts",
+            ),
+            RECIPIENT,
+        )
 
     def describe(self, setting: Setting) -> dict[str, Any]:
-        """What it will cost and is allowed, for people, known before anything runs."""
+        """Return what it costs and what its limits are, by a name for people; a plan shows it."""
+        return {}
 
+    # --- how it is done ---
+
+    @abstractmethod
     def script(self, setting: Setting, name: str) -> Script:
-        """The messages that the silo of this name answers."""
+        """Return the messages that the silo of this name answers, with their types; its gate admits no others.
 
+        `setup_kinds` and `round_arrays` give the parts that do not depend on the aggregator.
+        """
+
+    @abstractmethod
     def server(self, setting: Setting) -> ServerAggregator:
-        """The server's side of a run."""
+        """Return the server's side of a run."""
 
+    @abstractmethod
     def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
-        """A silo's side of a run."""
+        """Return a silo's side of a run."""
 
 
 def round_events(
@@ -242,13 +389,32 @@ def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind
 
 
 def round_arrays(setting: Setting, shows_sample: bool = True) -> dict[str, Array]:
-    """The arrays of an update: the model, and who and which silos take part where the method draws them."""
+    """The arrays of an update: the model, who and which silos take part where the method draws them, and its state."""
     arrays = {"params": Array(setting.dtype, (setting.size,), finite=True)}
-    if shows_sample and setting.method.draws_users:
+    if shows_sample and setting.method.samples_users:
         arrays["sample"] = Array("bool", (setting.population.users,))
-    if setting.method.draws_clients:
+    if setting.method.samples_silos:
         arrays["clients"] = Array("bool", (setting.population.silos,))
-    return arrays
+    initial = setting.method.initial_state(setting.population)
+    state = {name: Array(str(value.dtype), value.shape, finite=True) for name, value in initial.items()}
+    return {**arrays, **_of_state(state)}
+
+
+_STATE = "state."
+
+
+def _of_state(values: Mapping[str, T]) -> dict[str, T]:
+    return {_STATE + name: value for name, value in values.items()}
+
+
+def request_state(state: MethodState) -> dict[str, np.ndarray]:
+    """Return the method's state as entries of an update's request."""
+    return _of_state(state)
+
+
+def state_of(request: Message) -> dict[str, np.ndarray]:
+    """Return the method's state that an update's request carries."""
+    return {name[len(_STATE) :]: value for name, value in request.arrays.items() if name.startswith(_STATE)}
 
 
 def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
@@ -265,92 +431,4 @@ def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
         for name, view in views.items():
             costs.setdefault(name, []).append((view, aggregator.event(setting, view)))
     delta = setting.delta * aggregator.delta_share
-    return replace(setting, method=setting.method.calibrated(costs, setting.population, delta))
-
-
-@dataclass(frozen=True)
-class Plain:
-    """The server adds what it receives: it sees every silo's noisy share, and drew the user sample itself.
-
-    Allotments travel in clear. A silo sees which persons have weight 0 this round, and with weights by records it can
-    work out each person's total from its own count.
-    """
-
-    name: str = field(default="plain", init=False)
-    exact: bool = field(default=False, init=False)
-    weights_privately: bool = field(default=False, init=False)
-    samples_users_privately: bool = field(default=False, init=False, repr=False)
-    max_rounds: None = field(default=None, init=False, repr=False)
-    delta_share: float = field(default=1.0, init=False, repr=False)
-    assumptions: tuple[str, ...] = field(default=(), init=False, repr=False)
-
-    def check(self, setting: Setting) -> None:
-        """Everything can be added in clear."""
-
-    def shares_for(self, silos: int) -> int:
-        """All of them."""
-        return silos
-
-    def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """The server sees every share: the second column of docs/privacy.md, section 3."""
-        return {
-            "released": View("released", silos),
-            "server": View(
-                "server", silos, sees_shares=True, knows_sample=True, counts_disclosed=method.needs_counts
-            ),
-            "silo": View("silo", silos, knows_sample=True, counts_disclosed=method.needs_counts),
-        }
-
-    def event(self, setting: Setting, view: View) -> Event:
-        """The method's own: noise is Gaussian."""
-        return setting.method.dp_event(view)
-
-    def describe(self, setting: Setting) -> dict[str, Any]:
-        """What travels."""
-        return {"bytes up, per silo and round": 8 * setting.size, "exactness": "floating point"}
-
-    def script(self, setting: Setting, name: str) -> Script:
-        """Set-up and updates in clear."""
-        share = Schema(arrays={"share": Array("float64", (setting.size,))})
-        return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), share))
-
-    def server(self, setting: Setting) -> ServerAggregator:
-        """Asks, and adds."""
-        return _PlainServer(setting)
-
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
-        """Weights, sums, adds noise, sends."""
-        return _PlainSilo()
-
-
-@dataclass(frozen=True)
-class _PlainServer:
-    setting: Setting
-
-    def set_up(self, desk: ServerContext) -> None:
-        """Nothing to set up."""
-
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
-        """Charged before it is asked for."""
-        if not desk.charge(round_, 0, self.setting.population.silos):
-            return None
-        request = Message("update", self.setting.run, round_, arrays=dict(arrays))
-        answers = desk.ask_all({name: request for name in self.setting.names})
-        shares = [torch.from_numpy(answers[name].arrays["share"]) for name in sorted(answers)]
-        return torch.stack(shares).sum(dim=0)  # in the order of the names: float addition depends on it
-
-
-class _PlainSilo:
-    handlers: Mapping[str, Handler] = {}
-
-    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
-        """The share as it is."""
-        share = share_in_clear(*work(0))
-        return request.answer(share=share.value.numpy()), share.refused
-
-
-def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
-    """Σ weight·clipped row + Gaussian noise, in floating point."""
-    if isinstance(update, LocallyNoisedUpdate):
-        return Share(update.value, 0.0, update.refused)
-    return release(update, weights, noise)
+    return replace(setting, method=setting.method.calibrate(costs, setting.population, delta))

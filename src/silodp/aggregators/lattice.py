@@ -21,7 +21,6 @@ from silodp.accounting.accountant import compute_epsilon, default_accountant
 from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import current, key_agreement_kinds, set_up
-from silodp.aggregators._private_sampling import ASSUMPTION as HIDDEN_SAMPLE
 from silodp.aggregators._private_sampling import box_blob
 from silodp.aggregators._private_weights import (
     PrivateWeighting,
@@ -45,6 +44,7 @@ from silodp.aggregators.base import (
     Setting,
     SiloAggregator,
     SiloContext,
+    Visibility,
     round_arrays,
     setup_kinds,
 )
@@ -80,7 +80,7 @@ _FEWEST_UNITS = 1 << 12
 _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, section 3)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lattice(PrivateWeighting):
     """Private weighting for models of any size.
 
@@ -100,15 +100,16 @@ class Lattice(PrivateWeighting):
     hidden_sample: int | None = None
     device: Device = field(default="cpu", compare=False, repr=False)  # a party's own affair
 
-    name: str = field(default="lattice", init=False)
-    exact: bool = field(default=True, init=False)
-    weights_privately: bool = field(default=True, init=False)
-    delta_share: float = field(default=0.99, init=False, repr=False)
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What hiding the parts of the sum rests on."""
-        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_users_privately else ASSUMPTIONS
+    name = "lattice"
+    protocol_assumptions = ASSUMPTIONS
+    first_silo = (
+        Visibility(
+            "Silo 0 (the first)",
+            "the same; it also prepares the encrypted tables that weights are looked up in",
+            "the same: it does not learn which entries were looked up",
+        ),
+    )
+    delta_share = 0.99
 
     @property
     def max_rounds(self) -> int:
@@ -145,7 +146,7 @@ class Lattice(PrivateWeighting):
         """The method's, with Skellam noise at the scale of 2^r, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
-        return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.size, reach)
+        return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, reach)
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """What it costs, and every rule it meets."""
@@ -156,7 +157,7 @@ class Lattice(PrivateWeighting):
             "grid steps to the clip": p.clip_units,
             "weights are multiples of": f"2^-{p.weight_bits}",
             "ring": f"N = {p.ring_size}, Q = 2^{p.modulus_bits} in limbs of {p.limb_bits} bits, T = {p.plaintext_bits}",
-            "bytes up, per silo and round": round(p.bytes_up * setting.size),
+            "bytes up, per silo and round": round(p.bytes_up * setting.sum_size),
             "bytes down, per silo and round": p.bytes_down,
             **described_sampling(
                 self.law(setting.method), setting.population.silos, setting.population.users, 8, 2
@@ -216,8 +217,8 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
     )
     event, spent = costliest_event([setting.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, NonPrivate):
-        reach = 1 + math.sqrt(setting.size) / _NOISE_STEPS
-        release = to_discrete(event, _FEWEST_UNITS, setting.size, reach)
+        reach = 1 + math.sqrt(setting.sum_size) / _NOISE_STEPS
+        release = to_discrete(event, _FEWEST_UNITS, setting.sum_size, reach)
         delta = setting.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
         most_in_a_round = 1 + silos - setting.population.m
@@ -226,7 +227,7 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
         charges = [(release, rounds), (without_amplification(release), further)]
         spent = compute_epsilon(charges, delta, default_accountant([release]))
     return search_parameters(
-        dimension=setting.size,
+        dimension=setting.sum_size,
         users=setting.population.users,
         silos=silos,
         count_cap=aggregator.count_cap,
@@ -255,7 +256,7 @@ class _Server:
         """Sessions, then shares of the weights."""
         shares = ServerShares(self.setting, self.aggregator.constants(self.setting), desk)
         run, names = self.setting.run, self.setting.names
-        set_up(run, names, desk.store, desk.ask_all, shares.set_up)
+        set_up(run, names, desk.store.run, desk.ask_all, shares.set_up)
 
     def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Encrypt shares, collect, open, decrypt once."""
@@ -266,7 +267,7 @@ class _Server:
         shares, boxes = (
             (held.of_round(round_, sample), None) if law is None else held.of_hidden_round(round_, law)
         )
-        session = current(desk.store).session
+        session = current(desk.store.run).session
 
         def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(desk, attempt)
@@ -289,23 +290,24 @@ class _Server:
         """Of one attempt: secret key and encryptions follow from it. Kept before it is used, so that a repeated
         request is the same, and forgotten with its round: whoever learns one of them reads no other attempt.
         """
-        name = f"request/{attempt.round}/{attempt.attempt}"
-        key = desk.store.get(name)
+        store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
+        key = store.get(name)
         if key is None:
-            self._count(desk, name)
+            self._count(desk, attempt)
             key = secrets.token_bytes(KEY_BYTES)
-            desk.store.put(name, key)
+            store.put(name, key)
         return key
 
-    def _count(self, desk: ServerContext, name: str) -> None:
+    def _count(self, desk: ServerContext, attempt: RoundAttempt) -> None:
         """One attempt more, durably, before its key is made: keys are forgotten with their rounds, their number never.
 
         Raises:
             SilodpError: the encryption was chosen for no more.
         """
-        stored = desk.store.get("attempts made")
+        stored = desk.store.run.get("attempts made")
         counted: dict[str, Any] = {"made": 0, "last": ""} if stored is None else Message.decode(stored).fields
-        if counted["last"] == name:
+        this = f"{attempt.round}/{attempt.attempt}"
+        if counted["last"] == this:
             return  # counted by a process that died before it had made the key
         if counted["made"] >= self.aggregator.attempts:
             raise SilodpError(
@@ -314,8 +316,8 @@ class _Server:
                 code="run.attempts",
                 field="attempts",
             )
-        counted = {"made": counted["made"] + 1, "last": name}
-        desk.store.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
+        counted = {"made": counted["made"] + 1, "last": this}
+        desk.store.run.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
 
     def _digits(self, name: str, answer: Message) -> np.ndarray:
         try:
@@ -361,11 +363,10 @@ class _Silo:
 
     def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p = self._aggregator.parameters(self._setting)
-        share = draw_skellam(self._setting.size, noise_std(bounds, p) ** 2, stream)
+        share = draw_skellam(self._setting.sum_size, noise_std(bounds, p) ** 2, stream)
         return {"noise": scaled_noise(share, p.noise_shift, stream)}
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""
-        return claim(
-            self._own.store, f"{request.run}/seeds/{request.round}/{seed.hex()}", request.digest().encode()
-        )
+        store = self._own.store.round(request.round)
+        return claim(store, f"seeds/{seed.hex()}", request.digest().encode())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ from silodp.accounting.guarantee import TECHNICAL, Adversary, View
 from silodp.aggregators._key_agreement import key_agreement_kinds, set_up
 from silodp.aggregators.attempts import ServerAttempts, SiloAttempts, open_kind, update_kind
 from silodp.aggregators.base import (
+    DISCLOSED_COUNTS,
+    RECIPIENT,
+    Aggregator,
     Handler,
     LocalUpdateFn,
     ServerAggregator,
@@ -30,6 +33,7 @@ from silodp.aggregators.base import (
     Setting,
     SiloAggregator,
     SiloContext,
+    Visibility,
     round_arrays,
     setup_kinds,
 )
@@ -61,7 +65,7 @@ class MinSilosMixin:
 
     min_silos: int | None
 
-    def shares_for(self, silos: int) -> int:
+    def min_silos_for(self, silos: int) -> int:
         """`min_silos`."""
         if self.min_silos is None:
             return silos
@@ -69,8 +73,8 @@ class MinSilosMixin:
         return self.min_silos
 
 
-@dataclass(frozen=True)
-class Masked(MinSilosMixin):
+@dataclass(frozen=True, repr=False)
+class Masked(MinSilosMixin, Aggregator):
     """Secure aggregation.
 
     `min_silos` m: the fewest whose answers are added up; noise is sized for them (None: all silos must answer).
@@ -81,13 +85,24 @@ class Masked(MinSilosMixin):
     min_silos: int | None = None
     units: int | None = None
 
-    name: str = field(default="masked", init=False)
-    exact: bool = field(default=True, init=False)
-    weights_privately: bool = field(default=False, init=False)
-    samples_users_privately: bool = field(default=False, init=False, repr=False)
-    max_rounds: None = field(default=None, init=False, repr=False)
-    delta_share: float = field(default=1.0, init=False, repr=False)
-    assumptions: tuple[str, ...] = field(default=ASSUMPTIONS, init=False, repr=False)
+    name = "masked"
+    adds_integers = True
+    assumptions = ASSUMPTIONS
+    visibility = (
+        Visibility(
+            "The server",
+            f"the noisy sum over the silos that answered, and which silos these were; whom it sampled; "
+            f"{DISCLOSED_COUNTS}, silo by silo",
+            "any single silo's sum, with noise or without; records; a single person's update",
+        ),
+        Visibility(
+            "Each silo",
+            "the global models; which silos answered; who was sampled; where weights go by records, for its own "
+            "persons also their totals over all silos",
+            "other silos' sums, records and separate counts",
+        ),
+        RECIPIENT,
+    )
 
     def check(self, setting: Setting) -> None:
         """A grid and a ring must exist."""
@@ -96,7 +111,7 @@ class Masked(MinSilosMixin):
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """Everyone sees the sum: the first column of docs/privacy.md, section 3."""
-        common = {"shares_for": self.shares_for(silos), "survivors": survivors}
+        common = {"shares_for": self.min_silos_for(silos), "survivors": survivors}
         knows = {"knows_sample": True, "counts_disclosed": method.needs_counts}
         return {
             "released": View("released", silos, **common),  # type: ignore[arg-type]
@@ -121,19 +136,19 @@ class Masked(MinSilosMixin):
         else:
             # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
             units = units * min(view.n, spread_over) // spread_over
-        return to_discrete(event, max(1, units), setting.size)
+        return to_discrete(event, max(1, units), setting.sum_size)
 
     def ring(self, setting: Setting) -> tuple[Words, float]:
         """The ring that sums live in, and the size of a grid step."""
         if setting.bounds is None:
-            return Words(setting.size, 64), FIXED_POINT_STEP
+            return Words(setting.sum_size, 64), FIXED_POINT_STEP
         grid = Quantizer.for_(setting.bounds, self.units)
-        return Words(setting.size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
+        return Words(setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """Grid, ring, and what travels."""
         ring, step = self.ring(setting)
-        words = setting.size * ring.dtype.itemsize
+        words = setting.sum_size * ring.dtype.itemsize
         return {
             "silos needed in a sum": setting.population.m,
             "grid steps to the clip": None if setting.bounds is None else round(setting.bounds.clip / step),
@@ -146,7 +161,7 @@ class Masked(MinSilosMixin):
     def script(self, setting: Setting, name: str) -> Script:
         """Set-up, the silos' meeting, then attempts."""
         ring, _ = self.ring(setting)
-        masked = Schema(arrays={"masked": Array(ring.dtype.name, (setting.size,))})
+        masked = Schema(arrays={"masked": Array(ring.dtype.name, (setting.sum_size,))})
         return Script(
             (*setup_kinds(setting), *key_agreement_kinds(setting.names, name)),
             update_kind(setting, round_arrays(setting), {}, masked),
@@ -181,7 +196,7 @@ class _Server:
 
     def set_up(self, desk: ServerContext) -> None:
         """Let the silos meet."""
-        set_up(self.setting.run, self.setting.names, desk.store, desk.ask_all, lambda met: None)
+        set_up(self.setting.run, self.setting.names, desk.store.run, desk.ask_all, lambda met: None)
 
     def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """The sum over everyone who answered."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from torch import Tensor
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import SessionInfo, key_agreement_kinds, set_up
-from silodp.aggregators._private_sampling import ASSUMPTION as HIDDEN_SAMPLE
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
@@ -73,7 +72,7 @@ ASSUMPTIONS = (
 _MOST_UNITS = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Paillier(PrivateWeighting):
     """Private weighting for small models.
 
@@ -90,16 +89,8 @@ class Paillier(PrivateWeighting):
     insecure_for_tests: bool = False
     hidden_sample: int | None = None
 
-    name: str = field(default="paillier", init=False)
-    exact: bool = field(default=True, init=False)
-    weights_privately: bool = field(default=True, init=False)
-    max_rounds: None = field(default=None, init=False, repr=False)
-    delta_share: float = field(default=1.0, init=False, repr=False)
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What hiding the parts of the sum rests on."""
-        return (*ASSUMPTIONS, HIDDEN_SAMPLE) if self.samples_users_privately else ASSUMPTIONS
+    name = "paillier"
+    protocol_assumptions = ASSUMPTIONS
 
     def check(self, setting: Setting) -> None:
         """Weights by records, enough silos, a grid, and room in a plaintext."""
@@ -112,10 +103,11 @@ class Paillier(PrivateWeighting):
         bounds = check_private_weights(setting, self.name)
         finest = Quantizer.for_(bounds).units
         grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
-        if grid.units < 64 * math.sqrt(setting.size):
+        if grid.units < 64 * math.sqrt(setting.sum_size):
             raise SilodpError(
-                f"{grid.units} grid steps to the clip are too few for {setting.size} parameters under 'paillier': set "
-                f"units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.size)))}, or aggregator = 'lattice'.",
+                f"{grid.units} grid steps to the clip are too few for {setting.sum_size} parameters under "
+                f"'paillier': set units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.sum_size)))}, or "
+                f"aggregator = 'lattice'.",
                 code="argument.grid",
                 field="units",
             )
@@ -127,7 +119,7 @@ class Paillier(PrivateWeighting):
         return PaillierParameters(
             silos=setting.population.silos,
             users=setting.population.users,
-            dimension=setting.size,
+            dimension=setting.sum_size,
             count_cap=self.count_cap,
             row_bound=grid.units,
             noise_std=math.sqrt(noise_variance(bounds, grid)),
@@ -139,7 +131,7 @@ class Paillier(PrivateWeighting):
         """The method's, with Skellam noise at the scale C_LCM, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         return to_discrete(
-            setting.method.dp_event(view), int(p.sensitivity), setting.size, p.sensitivity / p.row_bound
+            setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, p.sensitivity / p.row_bound
         )
 
     def describe(self, setting: Setting) -> dict[str, Any]:
@@ -218,23 +210,23 @@ class _Server:
             server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
             if self.aggregator.samples_users_privately:
                 OtServer(self.setting, desk).set_up(met)
-            desk.store.put("paillier", server.pack())
+            desk.store.run.put("paillier", server.pack())
 
-        set_up(self.setting.run, self.setting.names, desk.store, desk.ask_all, prepare)
+        set_up(self.setting.run, self.setting.names, desk.store.run, desk.ask_all, prepare)
 
     def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Encrypt inverses, collect, open, multiply, decrypt once."""
         p, law = self.aggregator.parameters(self.setting), self.aggregator.law(self.setting.method)
-        server = PaillierServer.unpack(p, desk.store.get("paillier") or b"")
+        server = PaillierServer.unpack(p, desk.store.run.get("paillier") or b"")
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
 
         def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
             """Fresh ciphertexts for every attempt, kept so that a repeated request is the same."""
-            name = f"request/{attempt.round}/{attempt.attempt}"
-            stored = desk.store.get(name)
+            store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
+            stored = store.get(name)
             if stored is None:
                 stored = server.encrypted_inverses(sampled)
-                desk.store.put(name, stored)
+                store.put(name, stored)
             return {"inverses": stored}
 
         attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
@@ -257,7 +249,7 @@ class _Server:
         self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio
     ) -> dict[str, bytes]:
         """What silo 0 chose among this round's ciphertexts, sealed for each other silo."""
-        done = desk.store.get(f"hidden/{round_}")
+        done = desk.store.round(round_).get("hidden")
         if done is not None:
             return Message.decode(done).blobs
         drawn, offers = self._drawn(desk, round_, server, law), OtServer(self.setting, desk)
@@ -268,19 +260,19 @@ class _Server:
             offers.asked(round_),
             lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
         )
-        desk.store.put(f"hidden/{round_}", Message("kept", self.setting.run, blobs=boxes).encode())
+        desk.store.round(round_).put("hidden", Message("kept", self.setting.run, blobs=boxes).encode())
         return boxes
 
     def _drawn(self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio) -> Message:
         """i_u and the ciphertexts of a round: kept before they are used, since two tables would show two entries."""
-        stored = desk.store.get(f"hidden/drawn {round_}")
+        stored = desk.store.round(round_).get("hidden drawn")
         if stored is None:
             places = private_sampling.draw_server_cells(self.setting.population.users, law)
             kept = Message(
                 "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypted_pairs()}
             )
             stored = kept.encode()
-            desk.store.put(f"hidden/drawn {round_}", stored)
+            desk.store.round(round_).put("hidden drawn", stored)
         return Message.decode(stored)
 
 
@@ -335,7 +327,7 @@ class _Silo:
         session = self._member.session(request.run, request.fields["session"])
         p, key = self._aggregator.parameters(self._setting), request.blobs["key"]
         verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
-        self._own.store.put(f"{request.run}/paillier key", key)
+        self._own.store.run.put("paillier key", key)
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
@@ -343,7 +335,7 @@ class _Silo:
         return request.reply(counts=silo.blinded_counts(masks))
 
     def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
-        key = self._own.store.get(f"{run}/paillier key") or b""
+        key = self._own.store.run.get("paillier key") or b""
         p = self._aggregator.parameters(self._setting)
         silo = PaillierSilo(
             p,

@@ -18,7 +18,8 @@ import numpy as np
 from silodp.accounting.accountant import default_accountant
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.aggregators.base import Aggregator, Plain, round_events
+from silodp.aggregators import Plain
+from silodp.aggregators.base import Aggregator, round_events
 from silodp.cli._rehearsal import rehearse
 from silodp.config.public_spec import setting_of
 from silodp.config.schema import MethodSpec, RunConfig
@@ -293,8 +294,7 @@ def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> F
 
 def _met_against(method: Method, guarantees: Fields) -> Fields:
     """The guarantee towards whomever budgets of one's own are met against."""
-    personal = getattr(method, "personal", None)
-    found: Fields = guarantees["released" if personal is None else personal.adversary]
+    found: Fields = guarantees[method.budget_adversary or "released"]
     return found
 
 

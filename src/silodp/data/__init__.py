@@ -1,16 +1,30 @@
-"""Tables of the silos: what they hold, how they are read, allocated, loaded and fetched."""
+"""The data of the silos: tables, benchmarks and data sets as plug-ins; how they are read, allocated and fetched."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from silodp.data.federation import Federation, SiloData
+from silodp.data.dataset import Dataset, Origin
+from silodp.data.federation import Federation
+from silodp.data.public import PublicData
+from silodp.data.silo_data import SiloData
 
 if TYPE_CHECKING:
-    from silodp.data import allocation, benchmarks, fetch, tables
+    from silodp.data import allocation, benchmarks, catalog, fetch, tables
 
-__all__ = ["Federation", "SiloData", "allocation", "benchmarks", "fetch", "tables"]
+__all__ = [
+    "Dataset",
+    "Federation",
+    "Origin",
+    "PublicData",
+    "SiloData",
+    "allocation",
+    "benchmarks",
+    "catalog",
+    "fetch",
+    "tables",
+]
 
 
 def __getattr__(name: str) -> Any:

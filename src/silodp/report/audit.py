@@ -31,7 +31,7 @@ from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
 from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.accounting.steps import flatten_per_unit
-from silodp.aggregators.base import Aggregator
+from silodp.aggregators import AggregatorRecord
 from silodp.errors import SilodpError, counted
 from silodp.report.rederive import rederive_guarantees
 from silodp.runtime.train import MetricsRow
@@ -68,7 +68,7 @@ def audit_run(
     directory: Path,
     guarantees: Iterable[Guarantee],
     summary: Mapping[str, Any],
-    aggregator: Aggregator | None,
+    aggregator: AggregatorRecord | None,
     rows: Sequence[MetricsRow] | None = None,
 ) -> AuditResult | None:
     """The guarantees of a run directory, each compared with the ledger there; None when there is no ledger.
@@ -179,7 +179,7 @@ def _about_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
 
 
 def _about_run(
-    summary: Mapping[str, Any], aggregator: Aggregator | None, kept: LedgerHeader, rounds: int
+    summary: Mapping[str, Any], aggregator: AggregatorRecord | None, kept: LedgerHeader, rounds: int
 ) -> str | None:
     named = None if aggregator is None else aggregator.name
     for name, claimed, known in (

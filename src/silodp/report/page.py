@@ -22,7 +22,6 @@ from silodp.report import budget_plots, formatting, guarantee_text, plots
 from silodp.report.divergence import divergence_warnings, left_out
 from silodp.report.formatting import compute_attack_accuracy, format_epsilon, format_measure
 from silodp.report.run_record import RunRecord, keep_allocation, read_run, versions
-from silodp.report.visibility import list_visibility
 from silodp.runtime.train import MetricsRow
 
 MOST_ROWS = 26  # of the table of rounds; metrics.jsonl has them all
@@ -117,7 +116,7 @@ def write_report(
         and pictures.add("allocation", plots.allocation(run.allocation), _allocation_caption(run.allocation)),
         table=_table(run.rows),
         sent=any(row.get("bytes") for row in run.rows),
-        sights=list_visibility(run.aggregator) if run.aggregator else (),
+        sights=run.aggregator.visibility if run.aggregator else (),
         persons=guarantee_text.persons(run.guarantees.values()),
         budgets=[
             (spent, pictures.add(f"budgets-{i}", figure, _budgets_caption(spent, _unit(released))))

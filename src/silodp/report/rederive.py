@@ -21,17 +21,19 @@ from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
-from silodp.aggregators.base import Aggregator, Setting, round_events
+from silodp.aggregators import AggregatorRecord
+from silodp.aggregators.base import Setting, round_events
 from silodp.config.budgets import budget_unit
 from silodp.config.public_spec import ASSUMED_USERS, declared_users, outline, setting_of
 from silodp.config.schema import RunConfig, load_config
-from silodp.data.federation import Federation, SiloData
+from silodp.data.federation import Federation
+from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.guarantees import build_guarantees, delta_warning
 from silodp.runtime.server import COMPLETED_ROUNDS_KEY, Server
 from silodp.wire.messages import Message
-from silodp.wire.store import DirectoryStore, MemoryStore, unseal
+from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, Store, unseal
 from silodp.wire.transport import Channel
 
 CONFIG = "config.toml"
@@ -99,7 +101,7 @@ class Rederived:
 
 
 def rederive_guarantees(
-    directory: Path, said: Sequence[Guarantee], aggregator: Aggregator | None, ledger: Ledger
+    directory: Path, said: Sequence[Guarantee], aggregator: AggregatorRecord | None, ledger: Ledger
 ) -> Rederived:
     """What a run's directory makes known once more; `aggregator` as guarantee.json names it.
 
@@ -160,7 +162,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _config_mismatch(config: RunConfig, named: Aggregator | None, ledger: Ledger) -> str | None:
+def _config_mismatch(config: RunConfig, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
     """How a configuration contradicts the ledger, or the aggregator that guarantee.json names."""
     kept, aggregator = ledger.subject, config.aggregator()
     for name, claimed, known in (
@@ -171,8 +173,9 @@ def _config_mismatch(config: RunConfig, named: Aggregator | None, ledger: Ledger
     ):
         if claimed != known:
             return f"by it {name} = {claimed}, and by the ledger {known}"
-    if repr(aggregator) != repr(named):
-        return f"by it aggregator = {aggregator}, and by guarantee.json {named}"
+    if AggregatorRecord.from_aggregator(aggregator) != named:
+        stored = None if named is None else named.to_dict()
+        return f"by it aggregator = {aggregator}, and by guarantee.json {stored}"
     return None
 
 
@@ -272,7 +275,7 @@ class _RunFiles:
             declared = declared_users(self._config)
             if declared is not None:
                 return declared
-        if self._config.source != "tables":
+        if self._config.dataset.is_published:
             return None if sizes is None else sum(sizes)  # every record is a person of its own
         if self._method.unit == "user" and self._groups:
             return sum(int(group["units"]) for group in self._groups)  # each is in one of them
@@ -288,21 +291,25 @@ class _RunFiles:
         )
         return None if kept is None else Message.decode(kept).arrays
 
-    def _joined(self, setting: Setting) -> MemoryStore:
+    def _joined(self, setting: Setting) -> RoundStore:
         """The server's memory of which silos were drawn for each round: a copy, so that nothing new is drawn there."""
-        store, folder = MemoryStore(), self._checkpoint / "server"
-        rounds = [f"clients/{round_}" for round_ in range(self._ledger.rounds)]
-        for key in (COMPLETED_ROUNDS_KEY, *rounds) if folder.exists() else ():
-            drawn = DirectoryStore(folder, private=False).get(key)
-            if drawn is not None:
-                store.put(key, drawn)
-        drawn_at_all = self._method.clients(setting.population, np.random.default_rng(0)) is not None
-        kept = store.get(COMPLETED_ROUNDS_KEY)
-        asked = rounds[0 if kept is None else Message.decode(kept).round :]
-        forgotten = self._config.seed is None and not set(asked) <= set(store.names())
+        copy, folder, over, forgotten = RoundStore(MemoryStore()), self._checkpoint / "server", 0, False
+        kept: Store = DirectoryStore(folder, private=False) if folder.exists() else MemoryStore()
+        mark = kept.get(COMPLETED_ROUNDS_KEY)
+        if mark is not None:
+            over = Message.decode(mark).round
+            copy.run.put(COMPLETED_ROUNDS_KEY, mark)
+        for round_ in range(over, self._ledger.rounds):
+            drawn = RoundStore(kept).round(round_).get("clients")
+            drawn = kept.get(f"clients/{round_}") if drawn is None else drawn  # checkpoints of format 3
+            if drawn is None:
+                forgotten = self._config.seed is None
+            else:
+                copy.round(round_).put("clients", drawn)
+        drawn_at_all = self._method.sample_silos(setting.population, np.random.default_rng(0)) is not None
         if self._groups and drawn_at_all and (COLUMN in self._unchecked or forgotten):
             self._unchecked.append(JOINED)
-        return store
+        return copy
 
 
 def _with_records(silo: SiloData, budget: np.ndarray | None, size: int) -> SiloData:

@@ -16,7 +16,7 @@ from typing import Any
 from silodp import __version__
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Guarantee
 from silodp.accounting.ledger import Budget
-from silodp.aggregators.base import Aggregator
+from silodp.aggregators import AggregatorRecord
 from silodp.config.builders import build_aggregator
 from silodp.errors import SilodpError, name_file
 from silodp.report import plots
@@ -37,7 +37,7 @@ class RunRecord:
     summary: dict[str, Any]
     guarantees: dict[Adversary, Guarantee]
     config: str | None
-    aggregator: Aggregator | None
+    aggregator: AggregatorRecord | None
     model_digest: str | None
     allocation: plots.Allocation | None
     audit: AuditResult | None
@@ -116,15 +116,18 @@ def _check_summary(summary: Mapping[str, Any]) -> None:
         raise ValueError
 
 
-def _aggregator(summary: dict[str, Any], config: str | None) -> Aggregator | None:
+def _aggregator(summary: dict[str, Any], config: str | None) -> AggregatorRecord | None:
     """As guarantee.json names it, {"name": ..., its settings}; else by config.toml."""
     try:
         if "aggregator" in summary:
             named = dict(summary["aggregator"])
-            return build_aggregator(named.pop("name"), named)
+            if "class" in named:
+                return AggregatorRecord.from_dict(named)
+            return AggregatorRecord.from_aggregator(build_aggregator(named.pop("name"), named))
         if config is not None:
             values = tomllib.loads(config)
-            return build_aggregator(values.get("aggregator", "plain"), values.get("aggregation", {}))
+            aggregator = build_aggregator(values.get("aggregator", "plain"), values.get("aggregation", {}))
+            return AggregatorRecord.from_aggregator(aggregator)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None  # of another version: nothing is said of it, and its ledger is compared as it is
     return None

@@ -32,7 +32,7 @@ def build_guarantees(
 ) -> dict[Adversary, Guarantee]:
     """Against every adversary, for the rounds that the ledger has; `secret`: all randomness was the system's."""
     views = server.aggregator.views(method, server.setting.population.silos)
-    integers = server.aggregator.exact and method.bounds(server.setting.population) is not None
+    integers = server.aggregator.adds_integers and method.bounds(server.setting.population) is not None
     tested = federation.test is not None and len(federation.test.x) > 0
     at_most = _at_most(server, ledger)
     result: dict[Adversary, Guarantee] = {}
@@ -113,7 +113,9 @@ def _groups(federation: Federation, server: Server, ledger: Ledger, view: View) 
     if not budgets:
         return ()
     joined = server.participation_counts(ledger.rounds)[: len(budgets)]
-    return server.setting.method.groups(view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant)
+    return server.setting.method.budget_report(
+        view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant
+    )
 
 
 def _claims(server: Server, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:

@@ -8,17 +8,17 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from silodp.accounting.guarantee import FORMAT, Adversary, Guarantee
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Setting
+from silodp.aggregators import AggregatorRecord, Setting
 from silodp.errors import SilodpError, counted, name_file
-from silodp.runtime.checkpoint import Checkpoint, empty_velocity, load_checkpoint, save_checkpoint
+from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.run_spec import Terms
 from silodp.runtime.silo import make_ledger
@@ -71,7 +71,9 @@ class RunDirectory:
             return state
         self._check_empty()
         params = terms.task.initial(terms.seed)
-        return Checkpoint(secrets.token_hex(16), terms.fingerprint, 0, params, empty_velocity(params))
+        return Checkpoint.initial(
+            secrets.token_hex(16), terms.fingerprint, params, terms.method, terms.setting.population
+        )
 
     def _check_empty(self) -> None:
         if self.path is None:
@@ -195,14 +197,11 @@ class RunDirectory:
         if self.path is None:
             return
         method, aggregator, released = terms.method, terms.aggregator, guarantees["released"]
-        public = {
-            f.name: getattr(aggregator, f.name) for f in fields(cast(Any, aggregator)) if f.init and f.compare
-        }
         guarantee = {
             "format": FORMAT,
             "simulation": True,  # `train` plays every party in this process
             "method": method.name,
-            "aggregator": {"name": aggregator.name, **{n: v for n, v in public.items() if v is not None}},
+            "aggregator": AggregatorRecord.from_aggregator(aggregator).to_dict(),
             "settings": repr(method),
             "rounds": released.rounds,
             "stopped": stopped,

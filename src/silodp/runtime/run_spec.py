@@ -8,7 +8,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from silodp.accounting.accountant import (
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import ACCOUNTING, Budget, Ledger, LedgerHeader
-from silodp.aggregators import AGGREGATORS
+from silodp.aggregators import find_aggregator
 from silodp.aggregators.base import Aggregator, Setting, calibrate_setting, round_events
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_real, counted, shorten
@@ -122,7 +122,7 @@ def agreed(
     _check_task(federation, task, method)
     names = tuple(silo.name for silo in federation.silos)
     own = None if federation.user_budgets is None else tuple(federation.user_budgets.tolist())
-    population = Population(len(names), federation.users, aggregator.shares_for(len(names)), own)
+    population = Population(len(names), federation.users, aggregator.min_silos_for(len(names)), own)
     setting = Setting(
         "", names, method, population, task.size, index_of(federation), delta, dtype_of(task), int(rounds)
     )
@@ -161,8 +161,7 @@ def dtype_of(task: Task) -> str:
 
 def index_of(federation: Federation) -> str:
     """Of the public list of persons, in order, and of their budgets."""
-    own = None if federation.user_budgets is None else federation.user_budgets.tolist()
-    return hashlib.sha256(json.dumps([federation.users, federation.user_keys, own]).encode()).hexdigest()
+    return federation.public().index_digest
 
 
 def _check_kinds(federation: object, task: object, method: object, on_round: object) -> None:
@@ -203,13 +202,7 @@ def _check_whole(**given: tuple[object, int]) -> None:
 def _aggregator(given: str | Aggregator) -> Aggregator:
     """By name, or as it is."""
     if isinstance(given, str):
-        if given not in AGGREGATORS:
-            raise SilodpError(
-                f"aggregator = '{given}' is not known: use one of {', '.join(AGGREGATORS)}.",
-                code="argument.value",
-                field="aggregator",
-            )
-        return cast(Aggregator, AGGREGATORS[given]())
+        return find_aggregator(given)()
     if isinstance(given, type) or not hasattr(given, "views"):
         raise SilodpError(
             f"aggregator is {given!r}: give a name, or an object such as Masked(min_silos=3).",

@@ -5,8 +5,11 @@ import pandas as pd
 import pytest
 
 from silodp.data import benchmarks
-from silodp.data.benchmarks import LOADERS, data_root, read_idx
+from silodp.data.benchmarks import data_root, read_idx
+from silodp.data.catalog import DATASETS
 from silodp.errors import SilodpError
+
+LOADERS = {name: dataset.loader for name, dataset in DATASETS.items() if dataset.is_published}
 
 
 def sizes(federation):
@@ -190,7 +193,7 @@ def test_creditcard_from_the_full_table(tmp_path):
 def test_broken_idx_files(tmp_path, content):
     path = tmp_path / "broken.gz"
     path.write_bytes(content)
-    with pytest.raises(SilodpError, match=r"broken\.gz is no whole idx file"):
+    with pytest.raises(SilodpError, match=r"broken\.gz is not a whole idx file"):
         read_idx(path)
 
 

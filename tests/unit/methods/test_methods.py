@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silodp.aggregators.base import share_in_clear
+from silodp.aggregators.plain import share_in_clear
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share
@@ -54,7 +54,7 @@ def shares(
             population,
             own,
         )
-        result.append(share_in_clear(method.silo_update(work), work.allotment, own.stream("noise")))
+        result.append(share_in_clear(method.local_update(work), work.weights, own.stream("noise")))
     return result
 
 

@@ -45,7 +45,7 @@ FILLED: dict[str, Any] = {
 
 def planned(method: Any, aggregator: str = "plain", **settings: Any) -> dict[str, Any]:
     adder = build_aggregator(aggregator, settings)
-    population = Population(SILOS, USERS, adder.shares_for(SILOS))
+    population = Population(SILOS, USERS, adder.min_silos_for(SILOS))
     names = tuple(f"silo-{s}" for s in range(SILOS))
     setting = calibrate_setting(adder, Setting("", names, method, population, SIZE, delta=DELTA))
     return plan_run(adder, setting, rounds=ROUNDS)

@@ -1,0 +1,101 @@
+"""`plain`: the server adds what it receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.aggregators.base import (
+    Aggregator,
+    Handler,
+    LocalUpdateFn,
+    ServerAggregator,
+    ServerContext,
+    Setting,
+    SiloAggregator,
+    SiloContext,
+    round_arrays,
+    setup_kinds,
+)
+from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, release
+from silodp.wire.messages import Message
+from silodp.wire.schemas import Array, Kind, Schema, Script
+
+
+@dataclass(frozen=True, repr=False)
+class Plain(Aggregator):
+    """The server adds what it receives: it sees every silo's noisy share, and drew the user sample itself.
+
+    Weights travel in clear. A silo sees which persons have weight 0 this round, and with weights by records it can work
+    out each person's total from its own count.
+    """
+
+    name = "plain"
+
+    def describe(self, setting: Setting) -> dict[str, Any]:
+        """Return the size of a share."""
+        return {"bytes up, per silo and round": 8 * setting.sum_size, "exactness": "floating point"}
+
+    def script(self, setting: Setting, name: str) -> Script:
+        """Return the set-up, then updates in clear."""
+        share = Schema(arrays={"share": Array("float64", (setting.sum_size,))})
+        return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), share))
+
+    def server(self, setting: Setting) -> ServerAggregator:
+        """Return the side that asks and adds."""
+        return PlainServer(setting)
+
+    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+        """Return the side that weights, sums, adds noise and sends."""
+        return _PlainSilo()
+
+
+@dataclass(frozen=True)
+class PlainServer:
+    """The server's side; a subclass may combine the shares in another way, which is post-processing."""
+
+    setting: Setting
+
+    def set_up(self, desk: ServerContext) -> None:
+        """Do nothing."""
+
+    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        """Charge the round, ask every silo, and combine the shares."""
+        if not desk.charge(round_, 0, self.setting.population.silos):
+            return None
+        request = Message("update", self.setting.run, round_, arrays=dict(arrays))
+        answers = desk.ask_all({name: request for name in self.setting.names})
+        # In the order of the names: float addition depends on it.
+        return self.combine(
+            torch.stack([torch.from_numpy(answers[n].arrays["share"]) for n in sorted(answers)])
+        )
+
+    def combine(self, shares: Tensor) -> Tensor:
+        """Return the sum (d,) of the silos' noisy shares (S, d) float64."""
+        return shares.sum(dim=0)
+
+
+class _PlainSilo:
+    handlers: Mapping[str, Handler] = {}
+
+    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
+        share = share_in_clear(*work(0))
+        return request.answer(share=share.value.numpy()), share.refused
+
+
+def share_in_clear(update: Update, weights: Tensor, noise: np.random.Generator) -> Share:
+    """Return Σ weight·clipped row + Gaussian noise, in floating point.
+
+    Args:
+        update: the silo's; one that is noised already is sent as it is.
+        weights: (U,) float64.
+        noise: the stream of the silo's share of noise.
+    """
+    if isinstance(update, LocallyNoisedUpdate):
+        return Share(update.value, 0.0, update.refused)
+    return release(update, weights, noise)

@@ -1,0 +1,95 @@
+"""The registry of the aggregators' names, and what a run directory keeps of the aggregator that was used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from silodp.aggregators.base import Aggregator, Visibility
+from silodp.aggregators.lattice import Lattice
+from silodp.aggregators.masked import Masked
+from silodp.aggregators.paillier import Paillier
+from silodp.aggregators.plain import Plain
+from silodp.errors import SilodpError
+
+AGGREGATORS: dict[str, type[Aggregator]] = {
+    "plain": Plain,
+    "masked": Masked,
+    "paillier": Paillier,
+    "lattice": Lattice,
+}
+"""By the name in a configuration."""
+
+
+def find_aggregator(name: str) -> type[Aggregator]:
+    """Return the class that is registered under a name.
+
+    Raises:
+        SilodpError: there is none.
+    """
+    if name not in AGGREGATORS:
+        raise SilodpError(
+            f"aggregator = '{name}' is not known: use one of {', '.join(AGGREGATORS)}.",
+            code="argument.value",
+            field="aggregator",
+        )
+    return AGGREGATORS[name]
+
+
+@dataclass(frozen=True)
+class AggregatorRecord:
+    """What a report needs of the aggregator of a finished run, also where its code is not at hand.
+
+    Attributes:
+        name: as in the run's ledger.
+        settings: its public settings.
+        delta_share: see `Aggregator.delta_share`.
+        visibility: see `Aggregator.visibility`.
+        registered: whether it is one of `AGGREGATORS`; the rest are what the author of a plug-in states.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    delta_share: float
+    visibility: tuple[Visibility, ...]
+    registered: bool
+
+    @classmethod
+    def from_aggregator(cls, aggregator: Aggregator) -> AggregatorRecord:
+        """Return the record of an aggregator, its settings as JSON has them."""
+        return cls(
+            aggregator.name,
+            json.loads(json.dumps(aggregator.settings, default=repr)),
+            aggregator.delta_share,
+            aggregator.visibility,
+            AGGREGATORS.get(aggregator.name) is type(aggregator),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of guarantee.json: the name and the settings, by which a registered one is made again.
+
+        What follows from a plug-in's code is stored under "class", which is no name that a setting can have.
+        """
+        entry = {"name": self.name, **self.settings}
+        if self.registered:
+            return entry
+        stated = {"delta_share": self.delta_share, "visibility": [asdict(row) for row in self.visibility]}
+        return {**entry, "class": stated}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> AggregatorRecord:
+        """Return the record of a plug-in, the inverse of `to_dict`.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is damaged.
+        """
+        settings = dict(entry)
+        name, stated = settings.pop("name"), settings.pop("class")
+        share = float(stated["delta_share"])
+        rows = tuple(Visibility(**row) for row in stated["visibility"])
+        texts = [name, *(text for row in rows for text in asdict(row).values())]
+        if not (0 < share <= 1 and all(isinstance(text, str) for text in texts)):
+            raise ValueError("not what an aggregator states")
+        return cls(name, settings, share, rows, registered=False)

@@ -1,0 +1,716 @@
+"""Compute what the golden files hold, from public entry points only: commands, configurations, stored files, the wire.
+
+Usage: python tests/golden/freeze.py --write [PART ...]     PART: runs, resumed, epsilon, plans, … (see PARTS)
+
+Everything is computed twice; what differs between both, because it comes from secret keys, is written as "~" and is
+not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import math
+import platform
+import re
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import cases
+import numpy as np
+import tomli_w
+from safetensors.numpy import load
+
+HERE = Path(__file__).parent
+RANDOM = "~"
+TRANSPORT = "InProcess"
+"""The class that carries signed bytes in one process; the one name from inside the package."""
+
+
+# --- the commands ---
+
+
+def _entry_point() -> Callable[[list[str]], None]:
+    """What the program `silodp` runs, as pyproject.toml says."""
+    project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())
+    module, name = project["project"]["scripts"]["silodp"].split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def silodp(*arguments: object) -> tuple[int, str]:
+    """Exit status and standard output of a command."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            _entry_point()([str(argument) for argument in arguments])
+            status = 0
+        except SystemExit as left:
+            status = int(left.code or 0)
+    return status, out.getvalue()
+
+
+def answer(*arguments: object) -> Any:
+    """The object that a command prints with --json; an error is an answer, too."""
+    status, out = silodp(*arguments, "--json")
+    if status:
+        return {"status": status, "error": code_of(out)}
+    return numbers_in(json.loads(out))
+
+
+def code_of(out: str) -> str:
+    error = json.loads(out)["error"]
+    return f"{error['code']} @ {error['field']}"
+
+
+# --- what is kept of an answer ---
+
+PROSE = frozenset(
+    ("assumptions", "not_covered", "in_words", "beyond", "warnings", "remarks", "why", "reason", "note")
+)
+NAMELESS = frozenset(
+    ("settings", "run", "starts", "out", "report", "hash", "previous", "seconds", "plot", "message")
+)
+
+
+def numbers_in(value: Any) -> Any:
+    """A JSON value without prose, reprs, paths, times and random ids; of a sentence only that there is one."""
+    if isinstance(value, Mapping):
+        kept = {key: numbers_in(inner) for key, inner in value.items() if key not in PROSE | NAMELESS}
+        return kept | {f"has {key}": bool(value[key]) for key in PROSE & value.keys() if key == "reason"}
+    if isinstance(value, list):
+        return [numbers_in(inner) for inner in value]
+    if isinstance(value, str):
+        return "(text)" if " " in value else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def sha(data: bytes, digits: int = 12) -> str:
+    return hashlib.sha256(data).hexdigest()[:digits]
+
+
+def about(array: np.ndarray) -> dict[str, Any]:
+    """What is compared of numbers: with a tolerance everywhere, and bit by bit where the platform is the same."""
+    flat = array.astype(np.float64).ravel()
+    return {
+        "shape": list(array.shape),
+        "norm": float(np.linalg.norm(flat)),
+        "projection": float(flat @ np.cos(np.arange(len(flat)))),
+        "first": [float(x) for x in flat[:4]],
+        "bits": sha(np.ascontiguousarray(array).tobytes()),
+    }
+
+
+# --- the wire ---
+
+
+@contextlib.contextmanager
+def wire() -> Iterator[list[tuple[str, str, bytes]]]:
+    """Record what a transport carries inside: direction, silo, bytes. This function alone knows what it is called."""
+    modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "silodp"]
+    found = next((vars(module)[TRANSPORT] for module in modules if TRANSPORT in vars(module)), None)
+    if found is None:
+        raise LookupError(
+            f"no class {TRANSPORT} in silodp: say in {__file__} what carries messages in one process."
+        )
+    seen: list[tuple[str, str, bytes]] = []
+    ask = found.ask
+
+    def recorded(self: Any, requests: Mapping[str, bytes], *more: Any, **named: Any) -> Any:
+        seen.extend((">", name, request) for name, request in requests.items())
+        answers, failures = ask(self, requests, *more, **named)
+        seen.extend(("<", name, given) for name, given in answers.items())
+        seen.extend(("!", name, b"") for name in failures)
+        return answers, failures
+
+    found.ask = recorded
+    try:
+        yield seen
+    finally:
+        found.ask = ask
+
+
+SIGNED = 8 + 64
+"""Bytes of marker and signature before a message."""
+
+
+def message_of(direction: str, data: bytes) -> dict[str, Any]:
+    """What is frozen of a message; decoded here, so that the encoding on the wire is frozen with it."""
+    if not data:
+        return {"what": direction}
+    length = int.from_bytes(data[SIGNED : SIGNED + 8], "little")
+    entries = json.loads(data[SIGNED + 8 : SIGNED + 8 + length])
+    header = json.loads(entries.pop("__metadata__")["message"])
+    arrays = load(data[SIGNED:])
+    layout = [f"{name}:{entry['dtype']}{entry['shape']}" for name, entry in sorted(entries.items())]
+    if len(layout) > 12:
+        layout = [*layout[:6], f"and {len(layout) - 6} more ({sha(json.dumps(layout).encode())})"]
+    floats = {name: a for name, a in sorted(arrays.items()) if a.dtype.kind == "f"}
+    whole = {name: a for name, a in sorted(arrays.items()) if a.dtype.kind != "f"}
+    found = {
+        "what": f"{data[:8].decode()} {direction} {header['kind']} {header['round']}.{header['attempt']} "
+        + " ".join([*sorted(header["fields"]), *layout]).replace(", ", ","),
+        "size": len(data),
+        "fields": header["fields"],
+        "norms": {name: float(np.linalg.norm(a.astype(np.float64))) for name, a in floats.items()},
+        "bits": sha(b"".join(a.tobytes() for a in floats.values())) if floats else None,
+        "whole": {name: sha(a.tobytes(), 8) for name, a in whole.items()},
+    }
+    if len(whole) > 12:
+        found["whole"] = sha(json.dumps(found["whole"]).encode())
+    return {key: value for key, value in found.items() if value not in (None, {}, [])}
+
+
+def messages_of(seen: list[tuple[str, str, bytes]]) -> list[dict[str, Any]]:
+    """Messages in order; those of several silos that differ in their content only are one entry, with a list each."""
+    groups: list[tuple[str, list[str], list[dict[str, Any]]]] = []
+    for direction, name, data in seen:
+        message = message_of(direction, data)
+        if groups and groups[-1][0] == message["what"]:
+            groups[-1][1].append(name)
+            groups[-1][2].append(message)
+        else:
+            groups.append((message["what"], [name], [message]))
+    return [{"what": what, "silos": ",".join(names), **_merged(of)} for what, names, of in groups]
+
+
+def _merged(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    keys = [key for key in messages[0] if key != "what"]
+    found = {}
+    for key in keys:
+        values = [message.get(key) for message in messages]
+        found[key] = values[0] if all(value == values[0] for value in values) else values
+    return found
+
+
+# --- runs ---
+
+
+def files_of(directory: Path) -> list[str]:
+    """The files of a run directory; the run's id is left out of their names."""
+    ledger = directory / "checkpoint" / "ledger.jsonl"
+    run = json.loads(ledger.read_text().splitlines()[0])["run"] if ledger.exists() else "?"
+    names = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    return sorted(re.sub(r"[0-9a-f]{16,}", "ID", name.replace(run, "RUN")) for name in names)
+
+
+def ledger_of(path: Path) -> dict[str, Any]:
+    """A ledger's first line, and its charges; neighbors with the same events are one entry."""
+    head, *lines = (json.loads(line) for line in path.read_text().splitlines())
+    charges: list[dict[str, Any]] = []
+    for line in lines:
+        at = [line["round"], line["release"]]
+        events = numbers_in({key: value for key, value in line.items() if key not in ("round", "release")})
+        if charges and charges[-1]["line"] == events:
+            charges[-1]["at"].append(at)
+        else:
+            charges.append({"line": events, "at": [at]})
+    return {"head": numbers_in(head), "charges": charges}
+
+
+def books_of(directory: Path, charges: Any) -> list[Any]:
+    """The ledgers of the silos, with the server's charges; neighbors that are equal are one entry, with places."""
+    found: list[dict[str, Any]] = []
+    for place, path in enumerate(sorted(directory.glob("checkpoint/silo_ledgers/*.jsonl"))):
+        book = ledger_of(path)
+        if book["charges"] == charges:
+            book["charges"] = "as the server's"
+        if found and found[-1]["book"] == book:
+            found[-1]["silos"].append(place)
+        else:
+            found.append({"book": book, "silos": [place]})
+    return found
+
+
+def columns(rows: list[Any]) -> Any:
+    """Rows of equal kind as one entry for each column: the value where all are equal, else a list of them."""
+    if rows and all(row == rows[0] for row in rows):
+        return rows[0]
+    if not all(isinstance(row, dict) for row in rows):
+        return rows
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: columns([row.get(key, "(no entry)") for row in rows]) for key in keys}
+
+
+def rows_of(directory: Path) -> Any:
+    """The rows of metrics.jsonl, as columns."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return {"rows": len(lines), **columns([numbers_in(json.loads(line)) for line in lines])}
+
+
+def guarantee_of(directory: Path) -> dict[str, Any]:
+    """guarantee.json; what is said against each adversary as columns."""
+    found = numbers_in(json.loads((directory / "guarantee.json").read_text()))
+    return {**found, "guarantees": columns(found["guarantees"])}
+
+
+def model_of(directory: Path) -> dict[str, Any]:
+    """Names and numbers of the final model."""
+    tensors = load((directory / "model.safetensors").read_bytes())
+    return {name: about(tensor) for name, tensor in sorted(tensors.items())}
+
+
+def kept_of(directory: Path) -> dict[str, Any]:
+    """What a run left in its directory."""
+    ledger = ledger_of(directory / "checkpoint" / "ledger.jsonl")
+    return {
+        "guarantee": guarantee_of(directory),
+        "metrics": rows_of(directory),
+        "ledger": ledger,
+        "silo ledgers": books_of(directory, ledger["charges"]),
+        "model": model_of(directory),
+    }
+
+
+@contextlib.contextmanager
+def workplace(config: Mapping[str, Any] | None = None) -> Iterator[Path]:
+    """A folder with the clinics' tables and, where one is given, config.toml."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number, clinic in enumerate(cases.CLINICS):
+            (folder / f"{clinic}.csv").write_text("\n".join(cases.rows_of(number)) + "\n")
+        if config is not None:
+            (folder / "config.toml").write_text(tomli_w.dumps(config))
+        yield folder
+
+
+SUMMARY = frozenset(("stopped", "loss", "epsilon", "private", "releasable", "attacks", "persons_by_silos"))
+"""What is kept of the summary that a run prints; its guarantees and metrics are those in the directory."""
+
+
+def played(name: str) -> dict[str, Any]:
+    """A run, from its configuration to what it leaves."""
+    importlib.import_module("silodp").train  # noqa: B018  loads what carries messages
+    with workplace(cases.RUNS[name]) as folder, wire() as seen:
+        status, out = silodp("run", folder / "config.toml", "--out", folder / "out", "--json")
+        if status:
+            return {"error": code_of(out)}
+        summary = {key: numbers_in(value) for key, value in json.loads(out).items() if key in SUMMARY}
+        found = {"summary": summary, **kept_of(folder / "out"), "wire": messages_of(seen)}
+        if name in cases.LISTED_RUNS:
+            found |= {"files": files_of(folder / "out"), "report": reported(folder / "out")}
+        return found
+
+
+def resumed(name: str) -> dict[str, Any]:
+    """The same run, stopped after its first round."""
+    with workplace(cases.RUNS[name]) as folder:
+        config = cases.RUNS[name]
+        method = config["method"]
+        laid_out = method["name"] in ("rpdp", "rpdp-minimum", "rpdp-dropout")
+        rounds = ["--set", f"method.rounds={config['rounds']}"] if laid_out else []
+        silodp("run", folder / "config.toml", "--out", folder / "out", "--set", "rounds=1", *rounds)
+        status, out = silodp(
+            "run", folder / "out", "--resume", "--set", f"rounds={config['rounds']}", "--json"
+        )
+        return {"error": code_of(out)} if status else kept_of(folder / "out")
+
+
+# --- the other commands ---
+
+
+def cells_of(page: str) -> list[str]:
+    """The numbers in the tables of a page, in order."""
+    texts = (re.sub(r"<[^>]*>|\s", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", page, re.DOTALL))
+    return [text for text in texts if re.fullmatch(r"[-+≤≥<>±×·–/%.,\d]+", text)]
+
+
+def reported(directory: Path) -> dict[str, Any]:
+    """What `silodp report` says of a directory, its pictures, and the numbers in its tables."""
+    status, out = silodp("report", directory, "--json")
+    if status:
+        return {"error": code_of(out)}
+    said = json.loads(out)
+    page = Path(said["report"]).read_text(encoding="utf-8")
+    pictures = sorted(path.name for path in directory.glob("plots/*"))
+    return {
+        "not checked": len(said["not_checked"]),
+        "pictures": pictures,
+        "numbers": " ".join(cells_of(page)),
+    }
+
+
+def planned(name: str) -> Any:
+    config, more = cases.PLANS[name]
+    with workplace(config) as folder:
+        return answer("plan", folder / "config.toml", *more)
+
+
+def compared(_: str) -> Any:
+    """A comparison of methods: its result, and its files but for the pages."""
+    with workplace(cases.COMPARED) as folder:
+        arguments = ("--methods", cases.COMPARED_METHODS, "--seeds", 2, "--out", folder / "out")
+        found = answer("compare", folder / "config.toml", *arguments)
+        for method in found.get("methods", ()):
+            method.get("bytes", {}).pop("seconds", None)
+        return found
+
+
+def averaged(_: str) -> Any:
+    return answer("table", "averaged-models")
+
+
+def mistaken(name: str) -> str:
+    """Status, code and field of a mistake."""
+    command, config, more = cases.MISTAKES[name]
+    with workplace(config) as folder, contextlib.chdir(folder):
+        arguments = [command] if config is None else [command, "config.toml"]
+        if config is not None and command != "plan":
+            arguments += ["--out", "out"]
+        status, out = silodp(*arguments, *more, "--json")
+        return f"{status} {code_of(out)}" if status else "no error"
+
+
+def shown(name: str) -> list[str]:
+    """Every ε that a command shows to people, as it is rounded there."""
+    arguments = cases.SHOWN[name]
+    if arguments[0] == "epsilon":
+        return re.findall(r"ε = (\S+)", silodp(*arguments)[1])
+    with workplace(cases.RUNS[name]) as folder:
+        return re.findall(
+            r"ε = (\S+)", silodp(*arguments, folder / "config.toml", "--out", folder / "out")[1]
+        )
+
+
+def checkpoint_of(name: str) -> dict[str, str]:
+    """What lies in the checkpoint of a run: of every file with entries their kind, fields, types and shapes."""
+    with workplace(cases.RUNS[name]) as folder:
+        silodp("run", folder / "config.toml", "--out", folder / "out")
+        return layouts_of(folder / "out")
+
+
+def layouts_of(directory: Path) -> dict[str, str]:
+    run = json.loads((directory / "checkpoint" / "ledger.jsonl").read_text().splitlines()[0])["run"]
+    found = {}
+    for path in sorted(directory.glob("checkpoint/**/*")):
+        if path.is_file() and "silo_ledgers" not in path.parts:
+            name = str(path.relative_to(directory / "checkpoint")).replace(run, "RUN")
+            found[re.sub(r"[0-9a-f]{16,}", "ID", name)] = layout_of(path.read_bytes())
+    return found
+
+
+def layout_of(data: bytes) -> str:
+    data = data if data[8:9] == b"{" else data[32:]  # a party's store puts a digest first
+    length = int.from_bytes(data[:8], "little")
+    try:
+        entries = json.loads(data[8 : 8 + length])
+        header = entries.pop("__metadata__", {})
+    except (ValueError, AttributeError):
+        return "no entries"
+    message = (
+        json.loads(header["message"]) if "message" in header else {"kind": "-", "fields": sorted(header)}
+    )
+    layout = [f"{name}:{entry['dtype']}{entry['shape']}" for name, entry in sorted(entries.items())]
+    return " ".join([message["kind"], *sorted(message["fields"]), *layout]).replace(", ", ",")
+
+
+def stored(name: str) -> dict[str, Any]:
+    """What is read from a run directory that an earlier version wrote, and how the run goes on from there.
+
+    The directories are never made anew: `earlier` is of commit 9d96a47, the others are of commit e1ea5bb.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place) / "run"
+        with tarfile.open(HERE / "stored" / f"{name}.tar.gz") as packed:
+            packed.extractall(place, filter="data")
+        found = {"report": reported(directory), "kept": kept_of(directory)}
+        if (directory / "checkpoint" / "state.safetensors").exists():
+            status, out = silodp("run", directory, "--resume", "--set", "rounds=3", "--json")
+            found["resumed"] = {"error": code_of(out)} if status else kept_of(directory)
+            found["report of the resumed"] = reported(directory)
+        return found
+
+
+# --- Python ---
+
+
+def _linear(bias: float) -> Any:
+    import torch
+
+    layer = torch.nn.Linear(4, 1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(4.0) + bias)
+        layer.bias.fill_(bias)
+    return layer
+
+
+def _said(guarantee: Any) -> Any:
+    return numbers_in(json.loads(json.dumps(guarantee.to_dict())))
+
+
+def average_of(**settings: Any) -> dict[str, Any]:
+    """Three models, averaged."""
+    import silodp as package
+
+    found = package.average_models(
+        [_linear(b) for b in (0.0, 1.0, 5.0)], delta=1e-5, record_sampling=0.1, **settings
+    )
+    return {
+        "model": {n: p.tolist() for n, p in found.model.state_dict().items()},
+        "guarantee": _said(found.guarantee),
+    }
+
+
+def federation(**changes: Any) -> Any:
+    """Three silos with 20 records each, from whole numbers."""
+    import silodp as package
+
+    rows = np.arange(240, dtype=np.int64)
+    x = ((rows[:, None] * np.array([7, 11, 13, 17]) + np.array([1, 2, 3, 5])) % 29 / 14.5 - 1).astype(
+        np.float32
+    )
+    y = (x @ np.array([2.0, -1.0, 1.0, 0.5]) > 0).astype(np.int64)
+    user = rows * 37 % 8
+    silos = tuple(package.SiloData(f"silo{s}", x[s:60:3], y[s:60:3], user[s:60:3]) for s in range(3))
+    test = package.SiloData("test", x[60:], y[60:], np.full(180, -1))
+    return package.Federation(**{"silos": silos, "users": 8, "test": test, "classes": 2} | changes)
+
+
+def trained(model: str, **settings: Any) -> dict[str, Any]:
+    """A run by `silodp.train`, with arrays and a model of the caller's."""
+    import torch
+
+    import silodp as package
+    from silodp.training import accuracy, binary_cross_entropy
+
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 1)
+    if model == "deep":
+        network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    task = package.Task(network, binary_cross_entropy(), {"accuracy": accuracy})
+    local = package.LocalTraining(learning_rate=0.3, epochs=2, batch_size=3)
+    method = package.methods.UldpAvg(noise_multiplier=2.0, clip=0.5, local=local, server_learning_rate=4.0)
+    shown: list[Any] = []
+    result = package.train(
+        federation(), task, method, on_round=shown.append, **{"rounds": 3, "seed": 7} | settings
+    )
+    rows = [numbers_in(json.loads(json.dumps(row))) for row in result.metrics]
+    return {
+        "params": about(result.params.numpy()),
+        "stopped": result.stopped,
+        "epsilon": result.epsilon,
+        "metrics": columns(rows),
+        "rows shown": len(shown),
+        "guarantees": {name: _said(guarantee) for name, guarantee in result.guarantees.items()},
+    }
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """Code and field of what a call is refused with."""
+    import silodp as package
+
+    try:
+        call()
+    except package.SilodpError as error:
+        return f"{error.code} @ {error.field}"
+    return "no error"
+
+
+PYTHON: dict[str, Callable[[], Any]] = {
+    "train linear": lambda: trained("linear"),
+    "train deep": lambda: trained("deep"),
+    "train deep masked": lambda: trained("deep", aggregator="masked", evaluate_every=2),
+    "train until the budget": lambda: trained("linear", rounds=9, budget={"epsilon": 5.0, "delta": 1e-5}),
+    "average one step": lambda: average_of(noise_multiplier=1.5, local_steps=1),
+    "average ten steps": lambda: average_of(
+        noise_multiplier=[1.5, 2.0, 2.5], local_steps=10, accountant="rdp"
+    ),
+    "average fewer clients": lambda: average_of(noise_multiplier=1.5, local_steps=1, clients=2),
+    "refused rounds": lambda: refused(lambda: trained("linear", rounds=-1)),
+    "refused rounds of a bool": lambda: refused(lambda: trained("linear", rounds=True)),
+    "refused seed": lambda: refused(lambda: trained("linear", seed="one")),
+    "refused delta": lambda: refused(lambda: trained("linear", delta=0.0)),
+    "refused aggregator": lambda: refused(lambda: trained("linear", aggregator="open")),
+    "refused budget": lambda: refused(lambda: trained("linear", budget={"epsilon": 0.0, "delta": 1e-5})),
+    "refused budget's delta": lambda: refused(
+        lambda: trained("linear", budget={"epsilon": 1.0, "delta": 1e-3})
+    ),
+    "refused accountant": lambda: refused(lambda: trained("linear", accountant="exact")),
+    "refused out": lambda: refused(lambda: trained("linear", out=3)),
+    "refused resume": lambda: refused(lambda: trained("linear", resume=True)),
+    "refused limits": lambda: refused(lambda: trained("linear", silo_limits={"server": 0.5})),
+    "refused on_round": lambda: refused(lambda: trained("linear", evaluate_every=0)),
+    "refused users": lambda: refused(lambda: federation(users=3)),
+    "refused silos": lambda: refused(lambda: federation(silos=())),
+    "refused steps of averages": lambda: refused(lambda: average_of(noise_multiplier=1.0, local_steps=0)),
+    "refused clients of averages": lambda: refused(
+        lambda: average_of(noise_multiplier=1.0, local_steps=1, clients=4)
+    ),
+}
+
+
+# --- comparing ---
+
+
+def platform_here() -> dict[str, str]:
+    """Where equal bits may be expected."""
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    flags = re.search(r"flags\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    vectors = [flag for flag in flags[1].split() if flag.startswith(("avx", "fma", "amx"))] if flags else []
+    packages = ("torch", "numpy", "scipy", "dp-accounting", "scikit-learn", "randomgen")
+    return {
+        "cpu": model[1] if model else platform.processor(),
+        "vectors": sha(" ".join(sorted(vectors)).encode()),
+        **{package: version(package) for package in packages},
+    }
+
+
+LOOSE = frozenset(("loss", "norm", "norms", "projection", "first", "utility"))
+"""Numbers that training makes: they differ a little between versions of torch and kinds of CPUs."""
+COARSE = frozenset(("metrics", "accuracy", "roc_auc"))
+"""Numbers that a record near the decision boundary moves."""
+
+
+def differences(golden: Any, now: Any, same_platform: bool, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Where two values differ, by paths."""
+    where = " / ".join(path)
+    if golden == RANDOM or (path and path[-1] == "bits" and not same_platform):
+        return
+    if isinstance(golden, dict) and isinstance(now, dict):
+        for key in sorted(golden.keys() ^ now.keys()):
+            yield f"{where}: {key} {'is missing' if key in golden else 'is new'}"
+        for key in golden.keys() & now.keys():
+            yield from differences(golden[key], now[key], same_platform, (*path, key))
+    elif isinstance(golden, list) and isinstance(now, list):
+        if len(golden) != len(now):
+            yield f"{where}: {len(now)} entries, golden {len(golden)}"
+        for number, (one, other) in enumerate(zip(golden, now, strict=False)):
+            yield from differences(one, other, same_platform, (*path, str(number)))
+    elif not _are_close(golden, now, same_platform, path):
+        yield f"{where}: {now!r}, golden {golden!r}"
+
+
+def _are_close(golden: Any, now: Any, same_platform: bool, path: tuple[str, ...]) -> bool:
+    if path[-1:] == ("numbers",) and not same_platform:
+        tokens = list(zip(golden.split(), now.split(), strict=False))
+        return len(golden.split()) == len(now.split()) and all(_are_alike(*pair) for pair in tokens)
+    numbers = (int, float)
+    are_numbers = type(golden) in numbers and type(now) in numbers
+    if not are_numbers or same_platform or float not in (type(golden), type(now)):
+        return type(golden) is type(now) and golden == now
+    if COARSE & set(path) and path[-1] != "loss":
+        return math.isclose(golden, now, rel_tol=0, abs_tol=0.05)
+    if LOOSE & set(path):
+        return math.isclose(golden, now, rel_tol=1e-4, abs_tol=1e-4)
+    return math.isclose(golden, now, rel_tol=1e-9, abs_tol=1e-15)
+
+
+def _are_alike(golden: str, now: str) -> bool:
+    """Whether two numbers as a page shows them differ by no more than training does between platforms."""
+    try:
+        return math.isclose(float(golden), float(now), rel_tol=0.01, abs_tol=0.05)
+    except ValueError:
+        return golden == now
+
+
+def without_random(one: Any, other: Any) -> Any:
+    """What two computations agree on, and "~" for the rest."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        found = {key: without_random(one[key], other[key]) for key in one}
+        return RANDOM if found and set(map(str, found.values())) == {RANDOM} else found
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        both = [without_random(*pair) for pair in zip(one, other, strict=True)]
+        return RANDOM if both and set(map(str, both)) == {RANDOM} else both
+    return one if type(one) is type(other) and one == other else RANDOM
+
+
+def random_in(value: Any, path: str = "") -> Iterator[str]:
+    """Where a value is not compared; entries of lists are told by their list."""
+    if isinstance(value, dict | list):
+        entries = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
+        for key, inner in entries:
+            yield from random_in(inner, f"{path}/{key}" if key else path)
+    elif value == RANDOM:
+        yield path
+
+
+# --- the parts ---
+
+PARTS: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
+    "runs": (tuple(cases.RUNS), played),
+    "resumed": (cases.REPEATED_RUNS, resumed),
+    "epsilon": (tuple(cases.QUESTIONS), lambda name: answer("epsilon", *cases.QUESTIONS[name])),
+    "plans": (tuple(cases.PLANS), planned),
+    "shown": (tuple(cases.SHOWN), shown),
+    "checkpoints": (cases.CHECKPOINTS, checkpoint_of),
+    "compare": (("compare",), compared),
+    "table": (("averaged models",), averaged),
+    "python": (tuple(PYTHON), lambda name: PYTHON[name]()),
+    "errors": (tuple(cases.MISTAKES), mistaken),
+    "stored": (tuple(sorted(path.name.split(".")[0] for path in (HERE / "stored").glob("*.tar.gz"))), stored),
+}
+
+
+def check(part: str, name: str, bits: bool = True) -> None:
+    """Recompute a case and compare it with its golden file.
+
+    Raises:
+        AssertionError: something has changed; it says so where only the last bits of numbers have.
+    """
+    golden = goldens(part)
+    now = json.loads(json.dumps(PARTS[part][1](name)))
+    same = bits and golden["platform"] == platform_here()
+    found = sorted(differences(golden["cases"][name], now, same))
+    if not found:
+        return
+    close = same and not list(differences(golden["cases"][name], now, same_platform=False))
+    noise = [
+        "all numbers agree within the tolerance, only bits differ (SILODP_GOLDEN=close passes over that)"
+    ]
+    raise AssertionError("\n".join([*(noise if close else ()), *found[:40]]))
+
+
+def goldens(part: str) -> dict[str, Any]:
+    return json.loads((HERE / f"{part}.json").read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", required=True)
+    parser.add_argument(
+        "--only", metavar="TEXT", default="", help="cases whose names hold it; the others are kept"
+    )
+    parser.add_argument("parts", nargs="*")
+    options = parser.parse_args()
+    for part in options.parts or PARTS:
+        names, compute = PARTS[part]
+        found: dict[str, Any] = goldens(part)["cases"] if options.only else {}
+        for name in (name for name in names if options.only in name):
+            found[name] = without_random(
+                json.loads(json.dumps(compute(name))), json.loads(json.dumps(compute(name)))
+            )
+            left_out = dict(Counter(random_in(found[name])))
+            print(part, name, left_out or "", found[name] if "error" in found[name] else "", flush=True)
+        text = written({"platform": platform_here(), "cases": found})
+        (HERE / f"{part}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def written(value: Any, depth: int = 0, wide: int = 150) -> str:
+    """JSON with short values on one line, so that a change is a short diff."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(line) + depth <= wide:
+        return line
+    pad = " " * (depth + 1)
+    if isinstance(value, dict):
+        inner = [f"{json.dumps(k, ensure_ascii=False)}: {written(v, depth + 1)}" for k, v in value.items()]
+    else:
+        inner = [written(v, depth + 1) for v in value]
+    ends = "{}" if isinstance(value, dict) else "[]"
+    return ends[0] + "\n" + ",\n".join(pad + text for text in inner) + "\n" + " " * depth + ends[1]
+
+
+if __name__ == "__main__":
+    main()

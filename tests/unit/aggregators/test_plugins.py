@@ -1,0 +1,143 @@
+"""Aggregators that are not part of the package: they train, die, resume and are reported on like the others."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plugins.trimmed import Trimmed, TrimmedServer
+from silodp.accounting.events import Gaussian
+from silodp.aggregators import AGGREGATORS, Aggregator, AggregatorRecord, Plain, Setting, find_aggregator
+from silodp.aggregators.base import round_events
+from silodp.methods import Population, UldpAvg
+from silodp.report.page import write_report
+from silodp.report.run_record import read_run
+from silodp.runtime.train import Result, train
+from silodp.training.sgd.local import LocalTraining
+from support.oracles import logistic_task, small_federation
+from support.refusals import refused
+
+METHOD = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1))
+BY_RECORDS = replace(METHOD, weighting="records")
+
+
+@dataclass(frozen=True)
+class Mine(Plain):
+    name = "mine"
+
+
+def run(out: Path | None, aggregator: Any = Trimmed(trim=1), **more: Any) -> Result:  # noqa: B008
+    return train(
+        small_federation(), logistic_task(), METHOD, rounds=3, aggregator=aggregator, seed=0, out=out, **more
+    )
+
+
+def die(out: Path) -> None:
+    """Run until the second round was charged and its shares are there, and die before they are combined."""
+    combine, calls = TrimmedServer.combine, []
+
+    def dying(self: TrimmedServer, shares: torch.Tensor) -> torch.Tensor:
+        calls.append(shares)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGKILL)
+        return combine(self, shares)
+
+    TrimmedServer.combine = dying  # type: ignore[method-assign]
+    run(out)
+
+
+def test_three_lines_are_an_aggregator_that_trains_and_is_reported_on(tmp_path: Path) -> None:
+    done = run(tmp_path / "mine", Mine())
+    assert torch.equal(done.params, run(None, "plain").params)
+    kept = read_run(tmp_path / "mine")
+    assert kept.audit is not None
+    assert kept.audit.rounds == 3
+    assert kept.aggregator == AggregatorRecord.from_aggregator(Mine())
+    write_report(tmp_path / "mine")
+    page = (tmp_path / "mine" / "report.html").read_text()
+    assert "With the aggregator <code>mine</code>" in page
+    assert "not part of silodp" in page
+    for row in Plain().visibility:
+        assert f'<th scope="row">{row.party}</th>' in page
+
+
+def test_its_settings_tell_runs_apart(tmp_path: Path) -> None:
+    run(tmp_path / "a", Trimmed(trim=1))
+    with refused("checkpoint.setup"):
+        run(tmp_path / "a", Trimmed(trim=0), resume=True)
+
+
+def test_a_killed_run_is_resumed_to_the_same_model_and_charged_once(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from unit.aggregators.test_plugins import die; die(pathlib.Path(sys.argv[1]))"
+    )
+    here = Path(__file__).parents[2]
+    died = subprocess.run([sys.executable, "-c", code, tmp_path / "run"], cwd=here, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert len((tmp_path / "run" / "checkpoint" / "ledger.jsonl").read_text().splitlines()) == 1 + 2
+    done, whole = run(tmp_path / "run", resume=True), run(None)
+    assert torch.equal(done.params, whole.params)
+    assert not torch.equal(done.params, run(None, "plain").params)
+    assert done.guarantees == whole.guarantees
+    assert read_run(tmp_path / "run").audit.rounds == 3  # type: ignore[union-attr]
+
+
+def test_trimming_is_charged_as_if_every_share_were_seen() -> None:
+    names = ("a", "b", "c", "d")
+    for method, adversary, multiplier in (
+        (METHOD, "released", 5.0),  # four shares move by C/4 each: together as the sum does
+        (METHOD, "server", 5.0),
+    ):
+        setting = Setting("", names, method, Population(4, 12), 5)
+        assert round_events(Trimmed(), setting)[adversary] == Gaussian(multiplier)
+    # By records a person may lie in one silo, whose share carries half of the noise of the sum.
+    view = Trimmed().views(BY_RECORDS, 4)["released"]
+    setting = Setting("", names, BY_RECORDS, Population(4, 12), 5)
+    assert Trimmed().event(setting, view) == Gaussian(2.5)
+    assert Plain().event(setting, Plain().views(BY_RECORDS, 4)["released"]) == Gaussian(5.0)
+
+
+def test_nothing_is_promised_against_a_silo_where_plain_promises_nothing() -> None:
+    setting = Setting("", ("a", "b", "c"), BY_RECORDS, Population(3, 12), 5)
+    for name, event in round_events(Plain(), setting).items():
+        assert type(round_events(Trimmed(), setting)[name]) is type(event)
+
+
+def test_trimming_needs_shares_that_are_left() -> None:
+    with refused("argument.value") as caught:
+        run(None, Trimmed(trim=2))
+    assert caught.value.field == "trim"
+
+
+def test_what_a_plugin_states_is_read_back_or_refused() -> None:
+    record = AggregatorRecord.from_aggregator(Trimmed(trim=2))
+    entry = json.loads(json.dumps(record.to_dict()))
+    assert AggregatorRecord.from_dict(entry) == record
+    assert entry["trim"] == 2
+    for share in (0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="states"):
+            AggregatorRecord.from_dict({**entry, "class": {**entry["class"], "delta_share": share}})
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_a_registered_aggregator_is_stored_by_its_name_and_settings(name: str) -> None:
+    made = find_aggregator(name)()
+    assert made.name == name
+    assert AggregatorRecord.from_aggregator(made).to_dict() == {"name": name, **made.settings}
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with refused("argument.value"):
+        find_aggregator("plane")
+
+
+def test_what_has_no_default_must_be_written() -> None:
+    assert Aggregator.__abstractmethods__ == {"script", "server", "silo"}
