@@ -402,13 +402,15 @@ def layouts_of(directory: Path) -> dict[str, str]:
 
 
 def layout_of(data: bytes) -> str:
-    data = data if data[8:9] == b"{" else data[32:]  # a party's store puts a digest first
-    length = int.from_bytes(data[:8], "little")
-    try:
-        entries = json.loads(data[8 : 8 + length])
-        header = entries.pop("__metadata__", {})
-    except (ValueError, AttributeError):
+    for start in range(0, 160, 32):  # stores put digests first
+        length = int.from_bytes(data[start : start + 8], "little")
+        text = data[start + 8 : start + 8 + length]
+        if len(text) == length and text.startswith(b'{"'):
+            break
+    else:
         return "no entries"
+    entries = json.loads(text)
+    header = entries.pop("__metadata__", {})
     message = (
         json.loads(header["message"]) if "message" in header else {"kind": "-", "fields": sorted(header)}
     )
