@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.accountant import compute_epsilon, default_accountant
 from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import current, key_agreement_kinds, set_up
@@ -216,9 +216,8 @@ def _parameters(aggregator: Lattice, setting: RunSpec) -> LatticeParameters:
         most_in_a_round = 1 + silos - setting.population.m
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
-        spent = compute_epsilon(
-            [(release, rounds), *[(without_amplification(release), further)] * (further > 0)], delta, "rdp"
-        )
+        charges = [(release, rounds), (without_amplification(release), further)]
+        spent = compute_epsilon(charges, delta, default_accountant([release]))
     return search_parameters(
         dimension=setting.sum_size,
         users=setting.population.users,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from silodp.accounting.accountant import Accountant
+from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.events import Event, costliest_event, without_amplification
 from silodp.accounting.guarantee import Adversary, View
 from silodp.accounting.ledger import ACCOUNTING, Budget, LedgerHeader
@@ -67,7 +67,7 @@ class RunSpec:
     min_silos: int
     rounds: int = 10**6
     delta: float = 1e-5
-    accountant: Accountant = "pld"
+    accountant: Accountant = field(default_factory=lambda: find_accountant("pld"))
     budget: Budget | None = None
     seed: int | None = None
     silo_limits: Mapping[Adversary, float] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class RunSpec:
             "aggregator": {"name": self.aggregator.name, "settings": repr(self.aggregator)},
             "min_silos": self.min_silos,
             "delta": self.delta,
-            "accountant": str(self.accountant),
+            "accountant": self.accountant.name,
             "seed": self.seed,
         }
 

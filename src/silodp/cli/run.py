@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.attack import MembershipAttack
+from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.cli._resuming import (

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Budget
 from silodp.config.budgets import (
@@ -43,7 +44,7 @@ from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
-from silodp.errors import MOST_WHOLE, SilodpError, check_whole, lookup
+from silodp.errors import MOST_WHOLE, SilodpError, check_whole, lookup, shorten
 
 if TYPE_CHECKING:
     from silodp.aggregators.base import Aggregator
@@ -92,7 +93,7 @@ class RunConfig(_Section):
     rounds: Annotated[int, Field(ge=0, le=MOST_WHOLE)]
     seed: Annotated[int, Field(ge=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    accountant: Literal["pld", "rdp"] | None = None
+    accountant: str | None = None
     aggregator_name: str = Field(default="plain", alias="aggregator")
     aggregation: TomlTable = Field(default_factory=dict)
     evaluate_every: Annotated[int, Field(ge=1, le=MOST_WHOLE)] = 1
@@ -105,6 +106,17 @@ class RunConfig(_Section):
         default_factory=dict
     )
     budgets_section: TomlTable | None = Field(default=None, alias="budgets")
+
+    @field_validator("accountant")
+    @classmethod
+    def _check_accountant(cls, name: str | None) -> str | None:
+        if name is not None and ":" not in name and name not in ACCOUNTANTS:
+            raise SilodpError(
+                f"accountant = {shorten(name)}: set one of {', '.join(ACCOUNTANTS)}, or 'file.py:Name'.",
+                code="config.value",
+                field="accountant",
+            )
+        return name
 
     @model_validator(mode="after")
     def _checked(self) -> RunConfig:

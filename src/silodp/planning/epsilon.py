@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from silodp.accounting import accountant as accounting
-from silodp.accounting.accountant import Accountant, EventCount, default_accountant
+from silodp.accounting.accountant import Accountant, EventCount, default_accountant, find_accountant
 from silodp.accounting.events import Event, costliest_event
 from silodp.accounting.events import reason_not_private as reason_of
 from silodp.accounting.group_privacy import PERSONS_RECORDS, event_for_person
@@ -19,7 +19,7 @@ from silodp.config.construct import fields_of, validate_arguments
 from silodp.config.public_spec import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_whole, lookup
+from silodp.errors import SilodpError, check_delta, check_whole, lookup
 from silodp.methods import METHODS, Method, Population
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import delta_warning
@@ -55,7 +55,7 @@ class Cost:
 
 def compute_cost(spent: Sequence[EventCount], delta: float, accountant: Accountant) -> Cost:
     """What all charges (event, count) cost together."""
-    accounting.check_delta(delta)
+    check_delta("delta", delta)
     nothing = next((why for event, _ in spent if (why := reason_of(event)) is not None), None)
     if nothing is not None:
         return Cost(None, nothing)
@@ -89,7 +89,7 @@ def compute_epsilon(
     *,
     rounds: int,
     delta: float = 1e-5,
-    accountant: str | None = None,
+    accountant: Accountant | str | None = None,
     adversary: str = "released",
     silos: int | None = None,
     aggregator: str = "plain",
@@ -110,7 +110,7 @@ def compute_epsilon(
     Raises:
         SilodpError: a value out of range, a missing field, an unknown name.
     """
-    accounting.check_delta(delta)
+    check_delta("delta", delta)
     for name, value, least in (("rounds", rounds, 0), ("dimension", dimension, 1)):
         check_whole(name, value, least)
     if users is not None:
@@ -118,8 +118,7 @@ def compute_epsilon(
     made, sampling = _made(method, fields, rounds, delta)
     adder = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
-    if accountant is not None:
-        accounting.check_accountant(accountant)
+    wanted = None if accountant is None else find_accountant(accountant)
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
     data = PublicData("question", names, ASSUMED_USERS if users is None else users, (), "real")
     model = ModelSpec(dimension)
@@ -140,7 +139,7 @@ def compute_epsilon(
         return costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
 
     charged = count_events(event_in, rounds) or [(event_in(0), 0)]
-    chosen = cast(Accountant, accountant) if accountant else default_accountant(event for event, _ in charged)
+    chosen = wanted or default_accountant(event for event, _ in charged)
     delta_of_noise = spec.noise_delta
     found = compute_cost(charged, delta_of_noise, chosen)
     any_dropouts = None
@@ -171,7 +170,7 @@ def compute_epsilon(
         ],
         "delta": delta,
         "adversary": adversary,
-        "accountant": chosen,
+        "accountant": chosen.name,
         "aggregator": adder.name,
         "rounds": rounds,
         "noise_multiplier": getattr(made, "noise_multiplier", 0.0),

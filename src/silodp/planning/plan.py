@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from silodp.accounting import calibration
-from silodp.accounting.accountant import Accountant, EventCount, default_accountant
+from silodp.accounting.accountant import Accountant, EventCount, default_accountant, find_accountant
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, describe_any_dropouts, format_rounded_up
 from silodp.aggregators.run_spec import RunSpec
@@ -35,7 +35,7 @@ _ABOUT_TARGETS = ("epsilon", "adversary", "of", "unlimited", "reasons")
 def plan_run(
     spec: RunSpec,
     *,
-    accountant: Accountant | None = None,
+    accountant: Accountant | str | None = None,
     target: float | None = None,
     own: BudgetDistribution | None = None,
     picture: Path | None = None,
@@ -66,14 +66,14 @@ def plan_run(
         a: count_events(lambda r, a=a: spec.round_events(round_=r)[a], rounds)  # type: ignore[misc]
         for a in ADVERSARIES
     }
-    accountant = accountant or default_accountant(events.values())
+    accountant = default_accountant(events.values()) if accountant is None else find_accountant(accountant)
     delta = spec.noise_delta
     result: dict[str, Any] = {
         "method": spec.method.name,
         "unit": spec.method.unit,
         "rounds": rounds,
         "delta": spec.delta,
-        "accountant": accountant,
+        "accountant": accountant.name,
         "aggregator": aggregator.name,
         "silos": spec.population.silos,
         "users": spec.population.users,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
@@ -165,7 +166,7 @@ def _config_mismatch(config: RunConfig, named: AggregatorRecord | None, ledger: 
     for name, claimed, known in (
         ("method", repr(config.method()), kept and kept.settings),
         ("delta", config.delta * aggregator.delta_share, ledger.delta),
-        ("accountant", config.accountant or ledger.accountant, ledger.accountant),
+        ("accountant", _accountant_name(config) or ledger.accountant.name, ledger.accountant.name),
         ("seed", "none" if config.seed is None else "set", "none" if kept and kept.secret else "set"),
     ):
         if claimed != known:
@@ -174,6 +175,11 @@ def _config_mismatch(config: RunConfig, named: AggregatorRecord | None, ledger: 
         stored = None if named is None else named.to_dict()
         return f"by it aggregator = {aggregator}, and by guarantee.json {stored}"
     return None
+
+
+def _accountant_name(config: RunConfig) -> str | None:
+    """None where config.toml names none, or one of a user's own, whose code a report does not run."""
+    return config.accountant if config.accountant in ACCOUNTANTS else None
 
 
 def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
@@ -192,7 +198,7 @@ def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
             int(stored["min_silos"]),
             rounds=config.rounds,
             delta=config.delta,
-            accountant=config.accountant or ledger.accountant,
+            accountant=ledger.accountant,
             seed=config.seed,
             tested=bool(stored["tested"]),
             run=ledger.run,

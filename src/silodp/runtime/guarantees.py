@@ -53,7 +53,7 @@ def build_guarantees(
             epsilon=spent,
             delta=spec.delta,
             rounds=ledger.rounds,
-            accountant=ledger.accountant,
+            accountant=ledger.accountant.name,
             method=spec.method.name,
             private=spent is not None,
             releasable=spec.is_secret and spent is not None,

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from silodp.accounting.accountant import Accountant, compute_epsilon, default_accountant
+from silodp.accounting.accountant import (
+    Accountant,
+    compute_epsilon,
+    default_accountant,
+    find_accountant,
+    supports_all,
+)
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget, Ledger
@@ -31,7 +37,7 @@ def prepare_run(
     budget: Budget | Mapping[str, Any] | None = None,
     seed: int | None = None,
     delta: float = 1e-5,
-    accountant: Accountant | None = None,
+    accountant: Accountant | str | None = None,
     silo_limits: Mapping[Adversary, float] | None = None,
     tested: bool = False,
 ) -> RunSpec:
@@ -97,15 +103,15 @@ def prepare_run(
             code="argument.conflict",
             field="rounds",
         )
-    usual = default_accountant(cost.values())
-    if accountant == "pld" and usual != "pld":
+    by = default_accountant(cost.values()) if accountant is None else find_accountant(accountant)
+    if not supports_all(by, cost.values()):
         raise SilodpError(
-            f"accountant = 'pld' knows no integer noise, which '{aggregator.name}' adds: choose 'rdp', or leave "
-            "it out.",
+            f"accountant = '{by.name}' has no rule for a release of '{method.name}' under '{aggregator.name}' (integer "
+            f"noise, for 'pld'): choose '{default_accountant(cost.values()).name}', or leave it out.",
             code="accounting.unsupported",
             field="accountant",
         )
-    spec = replace(spec, accountant=usual if accountant is None else accountant)
+    spec = replace(spec, accountant=by)
     if budget is None:
         return spec
     spec = replace(spec, budget=replace(budget, delta=spec.noise_delta))

@@ -63,7 +63,7 @@ def train(
     budget: Budget | Mapping[str, Any] | None = None,
     seed: int | None = None,
     delta: float = 1e-5,
-    accountant: Accountant | None = None,
+    accountant: Accountant | str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     evaluate_every: int = 1,
@@ -84,8 +84,8 @@ def train(
         seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its
             guarantees say "not for release".
         delta: δ at which ε is reported.
-        accountant: "pld" (tight, pessimistic grid) or "rdp", the only one that knows integer noise; None: the tightest
-            that can be used.
+        accountant: "pld" (tight, pessimistic grid) or "rdp", the only one that knows integer noise, or an object of a
+            class derived from `silodp.Accountant`; None: the tightest of the first two that can be used.
         out: directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.
         resume: go on from the checkpoint in `out`.
         evaluate_every: evaluate after every so many rounds, and after the last.

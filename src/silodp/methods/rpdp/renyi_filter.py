@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.accountant import Accountant, check_delta, compute_epsilon
+from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import filter_budget
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_delta
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
@@ -93,8 +93,7 @@ class RpdpFilter(Method):
                 code="argument.value",
                 field="noise_multiplier",
             )
-        check_real("delta", self.delta)
-        check_delta(self.delta)
+        check_delta("delta", self.delta)
         check_budget("largest_budget", self.largest_budget)
         super().__post_init__()
 
