@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from silodp.errors import SilodpError, shorten, suggest_name
+from silodp.errors import SilodpError, lookup, shorten, suggest_name
 
 T = TypeVar("T")
 

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import NOT_COVERED, Guarantee
-from silodp.errors import SilodpError, check_whole, counted
-from silodp.mechanisms.sampling import check_probability
-from silodp.methods.base import check_noise_multiplier
+from silodp.errors import SilodpError, check_noise_multiplier, check_probability, check_whole, counted
 from silodp.methods.ddp.method import CLAIM
 
 NAME = "average-models"
@@ -89,7 +87,7 @@ def average_models(
             field="noise_multiplier",
         )
     for sigma in noise:
-        check_noise_multiplier(sigma)
+        check_noise_multiplier("noise_multiplier", sigma)
     check_whole("local_steps", local_steps)
     check_probability("record_sampling", record_sampling)
     unknown = len(given) if clients is None else clients

@@ -24,8 +24,15 @@ from silodp.accounting.events import (
     list_nested,
 )
 from silodp.accounting.guarantee import TECHNICAL, Adversary, View
-from silodp.errors import SilodpError, check_real, check_whole, counted
-from silodp.mechanisms.sampling import check_probability
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_epsilon,
+    check_fields,
+    check_probability,
+    check_whole,
+    counted,
+)
 
 By = Literal["sampling", "clip"]
 _LEAST = 1e-4  # a rate or clip below is as good as none
@@ -61,22 +68,9 @@ class UserBudgets:
         return f"Personal({given})"
 
     def __post_init__(self) -> None:
-        for name, kind in (("by", By), ("adversary", Adversary)):
-            if getattr(self, name) not in get_args(kind):
-                known = " or ".join(repr(known) for known in get_args(kind))
-                raise SilodpError(
-                    f"personal.{name} = {getattr(self, name)!r} is not known: use {known}.",
-                    code="argument.value",
-                    field=f"personal.{name}",
-                )
-        check_whole("personal.rounds", self.rounds)
-        check_real("personal.largest_budget", self.largest_budget)
-        if not 0 < self.largest_budget < math.inf:
-            raise SilodpError(
-                f"personal.largest_budget = {self.largest_budget}: set a finite ε > 0.",
-                code="argument.value",
-                field="personal.largest_budget",
-            )
+        check_choice("personal.by", self.by, get_args(By))
+        check_choice("personal.adversary", self.adversary, get_args(Adversary))
+        check_fields(self, "personal.", rounds=check_whole, largest_budget=check_epsilon)
         if (self.by == "sampling") != (self.mean_sampling is not None):
             raise SilodpError(
                 f"personal.mean_sampling = {self.mean_sampling} with by = '{self.by}': set it where persons are "

@@ -9,8 +9,7 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import View
-from silodp.errors import SilodpError
-from silodp.methods.ddp.clients import check_positive
+from silodp.errors import SilodpError, check_positive
 from silodp.methods.ddp.method import Ddp
 
 

@@ -28,7 +28,15 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.guarantee import Unit, View
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_real, check_whole
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_fields,
+    check_momentum,
+    check_positive,
+    check_probability,
+    check_whole,
+)
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -38,12 +46,11 @@ from silodp.mechanisms.clipping import (
     sum_rows,
 )
 from silodp.mechanisms.noise import draw_gaussian
-from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
+from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.ddp.clients import (
     PER_CLIENT,
     Client,
-    check_positive,
     expand_per_client,
     validate_per_client,
 )
@@ -96,23 +103,11 @@ class Ddp(Method):
             object.__setattr__(self, name, value)
         check_probability("record_sampling", self.record_sampling)
         super().__post_init__()
-        for name in ("expected_batch_size", "trajectory_ratio"):
-            check_positive(name, getattr(self, name))
-        check_real("local_momentum", self.local_momentum)
-        if not 0 <= self.local_momentum < 1:
-            raise SilodpError(
-                f"local_momentum = {self.local_momentum}: set a number in [0, 1).",
-                code="argument.value",
-                field="local_momentum",
-            )
+        check_fields(self, expected_batch_size=check_positive, trajectory_ratio=check_positive)
+        check_momentum("local_momentum", self.local_momentum)
         if self.most_batch is not None:
             check_whole("most_batch", self.most_batch, most=10**15)  # the ring refuses it long before
-        if self.trajectory not in TRAJECTORIES:
-            raise SilodpError(
-                f"trajectory = '{self.trajectory}' is not known: use 'decoupled', 'local' or 'paper'.",
-                code="argument.value",
-                field="trajectory",
-            )
+        check_choice("trajectory", self.trajectory, TRAJECTORIES)
         steps = self.local_steps
         if self.trajectory != "decoupled" and isinstance(steps, tuple) and len(set(steps)) > 1:
             raise SilodpError(

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_epsilon
 from silodp.methods.rpdp.method import TwoStageSampling
-from silodp.methods.rpdp.sampling_rates import check_budget
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -22,7 +21,7 @@ class RpdpMinimum(TwoStageSampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget("budget", self.budget)
+        check_epsilon("budget", self.budget)
 
     @property
     def largest(self) -> float:
@@ -56,7 +55,7 @@ class RpdpDropout(TwoStageSampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget("threshold", self.threshold)
+        check_epsilon("threshold", self.threshold)
 
     @property
     def largest(self) -> float:

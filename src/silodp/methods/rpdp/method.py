@@ -9,21 +9,27 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 import torch
 
-from silodp.accounting.accountant import Accountant, check_accountant, check_delta
+from silodp.accounting.accountant import Accountant, check_accountant
 from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, two_stage_curve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_real, check_whole
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_probability,
+    check_whole,
+)
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
+from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     Calibration,
     SamplingRates,
-    check_budget,
     check_records,
     require_record_budgets,
     without_budgets,
@@ -85,20 +91,11 @@ class TwoStageSampling(Method):
             )
         check_probability("client_sampling", self.client_sampling)
         check_whole("rounds", self.rounds, what="rounds")
-        check_real("delta", self.delta)
-        check_delta(self.delta)
+        check_delta("delta", self.delta)
         super().__post_init__()
         check_accountant(self.accountant)
-        for name, value, known in (
-            ("calibration", self.calibration, get_args(Calibration)),
-            ("ledger", self.ledger, get_args(ChargingMode)),
-        ):
-            if value not in known:
-                raise SilodpError(
-                    f"{name} = {value!r} is not known: use one of {', '.join(known)}.",
-                    code="argument.value",
-                    field=name,
-                )
+        check_choice("calibration", self.calibration, get_args(Calibration))
+        check_choice("ledger", self.ledger, get_args(ChargingMode))
 
     @property
     def largest(self) -> float:
@@ -283,7 +280,7 @@ class Rpdp(TwoStageSampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget("largest_budget", self.largest_budget)
+        check_epsilon("largest_budget", self.largest_budget)
 
     @property
     def largest(self) -> float:

@@ -28,19 +28,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.accountant import Accountant, check_delta, compute_epsilon
+from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import filter_budget
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_delta, check_epsilon
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     bins,
-    check_budget,
     check_records,
     require_record_budgets,
     without_budgets,
@@ -93,9 +92,8 @@ class RpdpFilter(Method):
                 code="argument.value",
                 field="noise_multiplier",
             )
-        check_real("delta", self.delta)
-        check_delta(self.delta)
-        check_budget("largest_budget", self.largest_budget)
+        check_delta("delta", self.delta)
+        check_epsilon("largest_budget", self.largest_budget)
         super().__post_init__()
 
     @property

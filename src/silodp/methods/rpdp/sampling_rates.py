@@ -22,7 +22,7 @@ from silodp.accounting.budget_curve import (
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.two_stage import TwoStage
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import check_batch
 
@@ -183,17 +183,6 @@ def without_budgets(name: str) -> SilodpError:
     return SilodpError(
         f"{name} needs a privacy budget for every record: none were given.", code="data.budgets"
     )
-
-
-def check_budget(name: str, value: float) -> None:
-    """Check that a public budget is a finite ε > 0.
-
-    Raises:
-        SilodpError: it is not.
-    """
-    check_real(name, value)
-    if not (math.isfinite(value) and value > 0):
-        raise SilodpError(f"{name} = {value}: set a finite ε > 0.", code="argument.value", field=name)
 
 
 def check_records(name: str, federation: Federation, own_delta: float, delta: float, batch: float) -> None:
