@@ -37,7 +37,7 @@ from silodp.training.sgd.records import RecordGradients
 Optimizer = Literal["sgd", "adam"]
 
 Keep = Callable[[ClippedRows], ClippedRows]
-"""Which of a step's clipped gradients count, decided record by record (see `record_filter`)."""
+"""From a step's clipped gradients to those that count, decided record by record (see `rpdp.renyi_filter`)."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class DpSgd:
 
     @classmethod
     def of(cls, method: object) -> Self:
-        """The constants among a method's own fields; those it has not stay at their defaults."""
+        """Return the constants among a method's fields; those that it lacks keep their defaults."""
         return cls(**{f.name: getattr(method, f.name) for f in fields(cls) if hasattr(method, f.name)})
 
     @property
     def bounds(self) -> Bounds:
-        """Of one step. As many records as there are may be drawn: no public constant bounds what it adds up to."""
+        """The bounds of one step; all records may be drawn, so no public constant bounds the sum."""
         return Bounds(self.clip, self.clip, self.noise_multiplier, total=math.inf)
 
     def train(

@@ -1,4 +1,4 @@
-"""Settings that the clients of `ddp` may have of their own (docs/decoupled.md; DDP, A.3)."""
+"""Settings that may differ between the clients of `ddp` (docs/decoupled.md; DDP, A.3)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PER_CLIENT: dict[str, Check] = {
 
 
 def validate_per_client(method: object) -> dict[str, Any]:
-    """Those settings that are given one by one, as tuples.
+    """Return the settings that are given one by one, as tuples.
 
     Raises:
         SilodpError: a value cannot be, or there are different numbers of them.
@@ -72,7 +72,7 @@ def validate_per_client(method: object) -> dict[str, Any]:
 
 
 def expand_per_client(settings: Mapping[str, Any], silos: int) -> tuple[Client, ...]:
-    """All clients' settings, in the public order.
+    """Return all clients' settings, in the public order.
 
     Raises:
         SilodpError: there are more or fewer values than clients.

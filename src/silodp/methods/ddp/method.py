@@ -131,12 +131,12 @@ class Ddp(Method):
         return tuple(found)
 
     def check(self, federation: Federation, rounds: int, delta: float) -> None:
-        """Every client has at least a batch, and settings of its own if any has."""
+        """Check that every client has at least a batch, and its own settings if any has."""
         check_batch(federation, self.expected_batch_size)
         self.clients_of(len(federation.silos))
 
     def local_update(self, context: LocalContext) -> ClippedRowStream | MultiStepUpdate:
-        """−γ_i/γ_ref·Σ_j g_j of this client, as rows; nothing of it is computed before it is asked for."""
+        """Return −γ_i/γ_ref·Σ_j g_j of this client, as rows that are computed when they are consumed."""
         clients = self.clients_of(context.population.silos)
         own, bounds = clients[context.silo], self.bounds(context.population)
         share = math.sqrt(own.variance) / bounds.clip
@@ -171,7 +171,7 @@ class Ddp(Method):
             local.move(released / own.rate)
 
     def bounds(self, population: Population) -> Bounds:
-        """C* = max_i c_i; the noise is the largest share of a client, all steps together."""
+        """Return bounds with C* = max_i c_i and the largest noise share of a client, all steps together."""
         clients = self.clients_of(population.silos)
         reach = max(client.reach for client in clients)
         share = math.sqrt(max(client.variance for client in clients)) / reach
@@ -180,12 +180,12 @@ class Ddp(Method):
         return Bounds(reach, reach, share, total, min(client.reach for client in clients) / reach)
 
     def server_scale(self, population: Population) -> float:
-        """γ_ref/(K·N), with the largest of the clients' learning rates."""
+        """Return γ_ref/(K·N), with the largest of the clients' learning rates."""
         rate = max(client.learning_rate for client in self.clients_of(population.silos))
         return rate / (self.expected_batch_size * population.silos)
 
     def dp_event(self, view: View) -> Event:
-        """One round (docs/decoupled.md); the same for all clients, or one for each.
+        """Return the event of one round (docs/decoupled.md): the same for all clients, or one for each.
 
         Step j of client i is released, at the least, with the part 1/J_i of all the noise in the sum.
         """
@@ -229,7 +229,7 @@ class Ddp(Method):
         return event if self.record_sampling == 1 else PoissonSampled(self.record_sampling, event)
 
     def trajectory_noise(self, own: Client, clients: tuple[Client, ...]) -> float:
-        """σ_a = R·σ_total, in units of the client's clip; of all silos' noise, whoever drops out."""
+        """Return σ_a = R·σ_total in units of the client's clip, by all silos' noise, whoever drops out."""
         total = math.sqrt(sum(client.variance for client in clients) / own.steps) / own.reach
         return self.trajectory_ratio * total
 
@@ -241,7 +241,7 @@ class Ddp(Method):
         return _Claimed(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})
 
     def clients_of(self, silos: int) -> tuple[Client, ...]:
-        """Everyone's settings, in the public order."""
+        """Return all clients' settings, in the public order."""
         return expand_per_client({name: getattr(self, name) for name in PER_CLIENT}, silos)
 
     @property
@@ -282,17 +282,17 @@ class _LocalSgd:
         )
 
     def clipped(self) -> Iterator[ClippedRows]:
-        """−clip_C of the gradients of a fresh batch's records, at y."""
+        """Yield −clip_C of the gradients of a fresh batch's records, at y."""
         drawn = draw_poisson_sample(self._records, self._method.record_sampling, self._batches)
         batch = torch.from_numpy(np.flatnonzero(drawn))
         for records, gradients in self._gradients.of(self._model, batch):
             yield clip_rows(records, gradients.neg_(), self._own.clip)
 
     def scaled(self, rows: ClippedRows) -> ClippedRows:
-        """The same rows in units of the largest learning rate."""
+        """Return the same rows in units of the largest learning rate."""
         return ClippedRows(rows.owners, rows.rows, rows.factors * self._own.rate, self._own.reach)
 
     def move(self, direction: Tensor) -> None:
-        """y ← y + γ/K·v with v ← momentum·v + direction (d,), which is −(g + noise)."""
+        """Step: y ← y + γ/K·v with v ← momentum·v + direction (d,), which is −(g + noise)."""
         self._velocity = self._method.local_momentum * self._velocity + direction
         self._model += self._own.learning_rate / self._method.expected_batch_size * self._velocity

@@ -29,11 +29,11 @@ class RpdpMinimum(TwoStageSampling):
         return self.budget
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """The same for all."""
+        """Return the same ε for all."""
         return np.full(len(budget), self.budget)
 
     def check(self, federation: Federation, rounds: int, delta: float) -> None:
-        """Also: nobody asks for less."""
+        """Check, too, that no record asks for less."""
         super().check(federation, rounds, delta)
         own = np.concatenate([silo.budget for silo in federation.silos if silo.budget is not None])
         if (own < self.budget).any():
@@ -63,5 +63,5 @@ class RpdpDropout(TwoStageSampling):
         return self.threshold
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """The threshold, or nothing."""
+        """Return the threshold, or 0 below it."""
         return np.where(budget >= self.threshold, self.threshold, 0.0)

@@ -1,4 +1,4 @@
-"""rPDP-FL: every record is drawn as often as its own privacy budget allows."""
+"""rPDP-FL: every record is sampled as often as its own privacy budget allows."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class TwoStageSampling(Method):
         raise NotImplementedError
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """(n,) the ε that records with these budgets are protected at; 0 for those that take no part."""
+        """Return the ε, (n,), that records with these budgets are protected at; 0 for those that take no part."""
         raise NotImplementedError
 
     @property
@@ -269,9 +269,11 @@ class TwoStageSampling(Method):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rpdp(TwoStageSampling):
-    """rPDP-FL: every record has a budget of its own.
+    """rPDP-FL: every record has its own budget.
 
-    largest_budget: a public constant; records that ask for more are protected at it, so the run's ε holds for everyone.
+    Attributes:
+        largest_budget: a public constant; records that ask for more are protected at it, so that the run's ε holds for
+            everyone.
     """
 
     largest_budget: float
@@ -288,7 +290,7 @@ class Rpdp(TwoStageSampling):
         return self.largest_budget
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """Its own, up to the largest."""
+        """Return the record's own budget, up to the largest."""
         capped: np.ndarray = np.minimum(budget, self.largest_budget)
         return capped
 
