@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from silodp.data.allocation import allocate
 from silodp.data.silo_data import SiloData
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_choice
 
 Normalize = Literal["private", "public"]
 Floats = NDArray[Any]
@@ -63,12 +63,7 @@ def find_file(root: str | Path | None, dataset: str, name: str) -> Path:
 
 def check_normalize(value: str, *allowed: str) -> None:
     """Raise for a normalization that the data set does not have."""
-    if value not in allowed:
-        raise SilodpError(
-            f"normalize is {value!r}; choose {' or '.join(map(repr, allowed))}",
-            code="argument.value",
-            field="normalize",
-        )
+    check_choice("normalize", value, allowed)
 
 
 def make_fixed_silos(

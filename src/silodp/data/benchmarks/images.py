@@ -22,7 +22,7 @@ from silodp.data.benchmarks._common import (
 )
 from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_choice
 
 Split = Literal["source", "pooled", "tuning"]
 
@@ -105,12 +105,7 @@ def _split(
     train: tuple[Floats, Floats], test: tuple[Floats, Floats], split: Split, seed: int
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
     """Return train and test as they come; or pooled and cut at .8; or the first .8 of that cut at .7."""
-    if split not in get_args(Split):
-        raise SilodpError(
-            f"split is {split!r}; choose one of {', '.join(map(repr, get_args(Split)))}",
-            code="argument.value",
-            field="split",
-        )
+    check_choice("split", split, get_args(Split))
     if split == "source":
         return train, test
     x, y = (np.concatenate(both) for both in zip(train, test, strict=True))

@@ -27,7 +27,7 @@ from silodp.accounting.events import (
     WorstOf,
 )
 from silodp.accounting.guarantee import Unit, View
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import (
     SilodpError,
     check_choice,
@@ -130,10 +130,10 @@ class Ddp(Method):
             found.append("no silo shows its local model, nor the noise that moves it, to anyone")
         return tuple(found)
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Check that every client has at least a batch, and its own settings if any has."""
-        check_batch(federation, self.expected_batch_size)
-        self.clients_of(len(federation.silos))
+        check_batch(data, self.expected_batch_size)
+        self.clients_of(len(data.silos))
 
     def local_update(self, context: LocalContext) -> ClippedRowStream | MultiStepUpdate:
         """Return −γ_i/γ_ref·Σ_j g_j of this client, as rows that are computed when they are consumed."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_epsilon
 from silodp.methods.rpdp.method import TwoStageSampling
 
@@ -32,10 +32,10 @@ class RpdpMinimum(TwoStageSampling):
         """Return the same ε for all."""
         return np.full(len(budget), self.budget)
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Check, too, that no record asks for less."""
-        super().check(federation, rounds, delta)
-        own = np.concatenate([silo.budget for silo in federation.silos if silo.budget is not None])
+        super().check(data, rounds, delta)
+        own = np.concatenate(data.silo_budgets or (np.empty(0),))
         if (own < self.budget).any():
             raise SilodpError(
                 f"rpdp-minimum: {int((own < self.budget).sum())} of {len(own)} records ask for less than budget = "
