@@ -129,7 +129,7 @@ class Silo:
             self._store.drop_rounds_before(request.round)
         return answer
 
-    def book(self) -> dict[str, np.ndarray]:
+    def record_accounts(self) -> dict[str, np.ndarray]:
         """The records' accounts in the run, for this silo's people alone: who asked for how much and has spent what.
 
         Entries (n,) as the method names them ("asked", "spent", …), 0 for records that take no part; none where
