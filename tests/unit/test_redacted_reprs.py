@@ -542,13 +542,13 @@ def test_the_test_sees_what_is_printed(text, secret):
 
 
 PUBLIC = {
-    "Hello.identity", "Hello.ephemeral", "Hello.nonce", "Hello.signature",
-    "Opening.nonce", "Session.transcript", "Session.identities", "Plan.session",
+    "ClientHello.identity", "ClientHello.ephemeral", "ClientHello.nonce", "ClientHello.signature",
+    "HandshakeState.nonce", "Session.transcript", "Session.identities", "ReciprocalParameters.session",
     "TransferReceiver.domain", "TransferSender.domain", "Lookup.domain", "Lookup.message",
-    "Own.pins", "Member.pins", "SignedParty.server", "SignedChannel.silos",
+    "SiloContext.pins", "SiloKeyAgreement.pins", "SignedParty.server", "SignedChannel.silos",
     "PublicKey.n",
     "Checkpoint.params", "Checkpoint.velocity", "Result.params",
-    "Stepwise.steps",
+    "MultiStepUpdate.steps",
 }  # fmt: skip
 """Bytes and arrays that others may see: public keys, what was sent, hashes of these, the model; and a generator, of
 which only the name is printed."""

@@ -1,19 +1,48 @@
-"""Attempts at one round, on the server's side and on a silo's (docs/protocols.md, section 2)."""
+"""Rounds that are attempts under masks and seals, and what every aggregator with such rounds has (docs/protocols.md,
+section 2).
+
+In an attempt every silo on its roster sends its noisy integers under pairwise masks and a seal. If all have answered,
+the release is charged and the seals are opened. If one is missing, the others send the same noisy integers again under
+fresh masks and seals: nothing was seen, so nothing is charged twice. If one fails only when seals are opened, others
+may have opened theirs: the next attempt is a further release, with fresh noise and its own charge.
+
+Source: pairwise masks follow Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning"
+(CCS 2017), section 4; seals take the place of their second mask.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from silodp.aggregators._key_agreement import SiloKeyAgreement, current
-from silodp.aggregators.base import Aggregator, Handler, ServerContext, Setting, SiloContext
+from silodp.accounting.guarantee import TECHNICAL
+from silodp.aggregators._key_agreement import (
+    SessionInfo,
+    SiloKeyAgreement,
+    current,
+    key_agreement_kinds,
+    set_up,
+)
+from silodp.aggregators.base import (
+    Aggregator,
+    Handler,
+    LocalUpdateFn,
+    ServerContext,
+    Setting,
+    SiloContext,
+    round_arrays,
+    setup_kinds,
+)
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError, check_whole, counted
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest, is_roster, is_whole
+from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest, is_roster, is_whole
 from silodp.wire.store import Store
 from silodp.wire.transport import Failure
 
@@ -41,24 +70,106 @@ def common_digest(request: Message) -> str:
     ).digest()
 
 
-def _fields(setting: Setting) -> dict[str, Check]:
-    return {"session": is_digest, "release": is_whole, "roster": is_roster(setting.names)}
+MIN_SUM = 3
+"""Silos in a sum: of two, each can subtract its own part and sees the other's."""
+
+MASKING_ASSUMPTIONS = (
+    "each silo has checked the other silos' long-term keys by another channel (in a simulation, one process makes them "
+    "all)",
+    "the server follows the protocol: it draws samples and computes weights as the method says (one silo sees its own "
+    "weights only, and cannot check that a person's add to at most 1 over all silos)",
+    TECHNICAL
+    + "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20. The protocol was not reviewed outside this "
+    "project, and hides no timing",
+)
 
 
-def update_kind(
-    setting: Setting, arrays: Mapping[str, Array], blobs: Mapping[str, Blob], answer: Schema
-) -> Kind:
-    """An update in attempts."""
-    return Kind("update", Schema(_fields(setting), arrays, blobs), answer)
+class MaskedAggregator(Aggregator):
+    """Aggregators whose rounds are attempts; `min_silos` is a field of theirs (None: all silos must answer)."""
+
+    min_silos: int | None
+
+    adds_integers = True
+
+    def min_silos_for(self, silos: int) -> int:
+        """Return `min_silos`."""
+        if self.min_silos is None:
+            return silos
+        check_whole("min_silos", self.min_silos)
+        return self.min_silos
+
+    @staticmethod
+    def check_min_silos(setting: Setting) -> None:
+        """Refuse sums of too few silos.
+
+        Raises:
+            SilodpError: `min_silos` is below `MIN_SUM`, or above the number of silos.
+        """
+        silos, fewest = setting.population.silos, setting.population.m
+        if not min(MIN_SUM, silos) <= fewest <= silos or silos < 2:
+            raise SilodpError(
+                f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {MIN_SUM} silos (all, "
+                "where there are two), and no more than there are.",
+                code="argument.value",
+                field="min_silos",
+            )
+
+    def attempt_script(
+        self,
+        setting: Setting,
+        name: str,
+        answer: Schema,
+        *,
+        setup: tuple[Kind, ...] = (),
+        prepare: tuple[Kind, ...] = (),
+        blobs: Mapping[str, Blob] | None = None,
+    ) -> Script:
+        """Return the script of one silo: set-up, key agreement, then updates and openings.
+
+        Args:
+            setting: public constants.
+            name: the silo's.
+            answer: what it answers to an update.
+            setup: messages of the set-up after the key agreement.
+            prepare: messages of a round before its updates.
+            blobs: of an update.
+        """
+        private = self.weights_privately
+        fields: dict[str, Check] = {
+            "session": is_digest, "release": is_whole, "roster": is_roster(setting.names)
+        }  # fmt: skip
+        update = Schema(fields, round_arrays(setting, shows_sample=not private), blobs or {})
+        opening = Schema({**fields, "request": is_digest})
+        return Script(
+            (*setup_kinds(setting, private), *key_agreement_kinds(setting.names, name), *setup),
+            Kind("update", update, answer),
+            prepare,
+            Kind("open", opening, Schema(blobs={"seal": Blob.of(_SEAL_BYTES)})),
+        )
 
 
-def open_kind(setting: Setting) -> Kind:
-    """The request to open the seal of an attempt, named by its number and the digest of its update."""
-    return Kind(
-        "open",
-        Schema({**_fields(setting), "request": is_digest}),
-        Schema(blobs={"seal": Blob.of(_SEAL_BYTES)}),
-    )
+@dataclass(frozen=True)
+class RoundRequest:
+    """What the updates of a round carry.
+
+    Attributes:
+        arrays: the same in every attempt.
+        blobs: of an attempt, the same for all silos; a repeated call returns the same bytes.
+        boxes: by silo, what goes to it alone in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
+    """
+
+    arrays: Mapping[str, np.ndarray] = field(repr=False)
+    blobs: Callable[[RoundAttempt], Mapping[str, bytes]] = field(default=lambda attempt: {}, repr=False)
+    boxes: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class OpenedAttempt:
+    """The attempt at a round that succeeded, with all answers to its update and all seal keys, by name."""
+
+    attempt: RoundAttempt
+    answers: Mapping[str, Message] = field(repr=False)
+    seals: Mapping[str, bytes] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -69,16 +180,15 @@ class ServerAttempts:
     desk: ServerContext
     fewest: int
 
-    def collect(
-        self,
-        round_: int,
-        arrays: Mapping[str, np.ndarray],
-        blobs: Callable[[RoundAttempt], Mapping[str, bytes]] = lambda attempt: {},
-        boxes: Mapping[str, bytes] | None = None,
-    ) -> tuple[dict[str, Message], dict[str, bytes], RoundAttempt] | None:
-        """(answers, seals, attempt): of everyone on the roster of the first attempt that succeeds; None: budget spent.
+    def collect(self, round_: int, sent: RoundRequest) -> OpenedAttempt | None:
+        """Make attempts until one succeeds.
 
-        `boxes`: what goes to one silo alone, in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
+        Args:
+            round_: counted from 0.
+            sent: what the updates carry.
+
+        Returns:
+            the attempt that succeeded; None if the budget forbids it.
 
         Raises:
             SilodpError: a silo refuses, or too few are left; resuming goes on with the round.
@@ -89,13 +199,20 @@ class ServerAttempts:
                 return None  # before silos charge for it in ledgers of their own
             fields = {"session": session, "release": now.release, "roster": list(now.roster)}
             request = Message(
-                "update", self.setting.run, round_, now.attempt, fields, dict(arrays), dict(blobs(now))
+                "update",
+                self.setting.run,
+                round_,
+                now.attempt,
+                fields,
+                dict(sent.arrays),
+                dict(sent.blobs(now)),
             )
-            requests = {name: request for name in now.roster}
-            for name in requests.keys() & (boxes or {}).keys():
-                requests[name] = replace(
-                    request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: (boxes or {})[name]}
-                )
+            requests = {
+                name: replace(request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: sent.boxes[name]})
+                if name in sent.boxes
+                else request
+                for name in now.roster
+            }
             answers, failures = self.desk.ask(requests)
             if failures:  # a release that was charged may have been opened before this process began
                 now = self._without(now, failures, now.release + self.desk.charged(round_, now.release))
@@ -108,7 +225,9 @@ class ServerAttempts:
             if failures:  # the others' seals may be open: what comes next is seen beside this
                 now = self._without(now, failures, now.release + 1)
                 continue
-            return answers, {name: answer.blobs["seal"] for name, answer in opened.items()}, now
+            return OpenedAttempt(
+                now, answers, {name: answer.blobs["seal"] for name, answer in opened.items()}
+            )
 
     def _progress(self, round_: int) -> RoundAttempt:
         stored = self.desk.store.get(_progress_key(round_))
@@ -201,3 +320,57 @@ class SiloAttempts:
     def _attempt(self, request: Message, digest: str) -> RoundAttempt:
         release, roster = request.fields["release"], tuple(request.fields["roster"])
         return RoundAttempt(request.round, request.attempt, release, roster, PURPOSE, digest)
+
+
+@dataclass(frozen=True)
+class MaskedServer(ABC):
+    """The server's side of an aggregator whose rounds are attempts."""
+
+    setting: Setting
+
+    def set_up(self, desk: ServerContext) -> None:
+        """Let the silos agree on keys, then prepare what else a session needs."""
+        set_up(
+            self.setting.run,
+            self.setting.names,
+            desk.store,
+            desk.ask_all,
+            lambda session: self.prepare(desk, session),
+        )
+
+    def prepare(self, desk: ServerContext, session: SessionInfo) -> None:  # noqa: B027  # a default
+        """Exchange what else a session needs; by default nothing. Called anew if the set-up was interrupted."""
+
+    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
+        attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
+        result = attempts.collect(round_, self.request(desk, round_, arrays))
+        return None if result is None else torch.from_numpy(self.combine(desk, result))
+
+    def request(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+        """Return what updates of this round carry; by default the arrays alone."""
+        return RoundRequest(arrays)
+
+    @abstractmethod
+    def combine(self, desk: ServerContext, result: OpenedAttempt) -> np.ndarray:
+        """Return the sum (d,) float64 of an attempt's answers, their seals taken off."""
+
+
+class MaskedSilo(ABC):
+    """A silo's side of an aggregator whose rounds are attempts."""
+
+    def __init__(self, aggregator: Aggregator, setting: Setting, own: SiloContext) -> None:
+        self._setting, self._own = setting, own
+        self._seals = SiloAttempts.of(aggregator, setting, own)
+        self._member = self._seals.member
+        self.handlers: Mapping[str, Handler] = self._seals.handlers
+
+    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
+        """Answer an update with this silo's noisy integers under the attempt's masks and seal."""
+        return self.answer(request, self._seals.session(request), self._seals.attempt(request), work)
+
+    @abstractmethod
+    def answer(
+        self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
+    ) -> tuple[Message, int]:
+        """Return the answer to an update, and how many rows were not finite."""

@@ -14,20 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
 from silodp.accounting.guarantee import TECHNICAL, View
-from silodp.aggregators._key_agreement import current, key_agreement_kinds, set_up
+from silodp.aggregators._key_agreement import SessionInfo, current
 from silodp.aggregators._private_sampling import box_blob
-from silodp.aggregators._private_weights import (
-    PrivateWeighting,
-    check_private_weights,
-    described_sampling,
-    integer_rows,
-)
+from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
 from silodp.aggregators._weight_shares import (
     Constants,
     ServerShares,
@@ -35,21 +28,16 @@ from silodp.aggregators._weight_shares import (
     sampling_kinds,
     weight_kinds,
 )
-from silodp.aggregators.attempts import ServerAttempts, SiloAttempts, open_kind, update_kind
+from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, OpenedAttempt, RoundRequest
 from silodp.aggregators.base import (
-    Handler,
-    LocalUpdateFn,
     ServerAggregator,
     ServerContext,
     Setting,
     SiloAggregator,
     SiloContext,
     Visibility,
-    round_arrays,
-    setup_kinds,
 )
-from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
-from silodp.aggregators.masked import check_survivors
+from silodp.crypto.keys import Session
 from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import scaled_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
@@ -59,7 +47,7 @@ from silodp.crypto.lattice.torch_transform import Device, transform_on
 from silodp.crypto.secure_aggregation import RoundAttempt, masked, opened
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError, check_whole
-from silodp.mechanisms.clipping import Bounds, ClippedRowStream
+from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
 from silodp.mechanisms.quantization import Quantizer
 from silodp.wire.messages import Message
@@ -67,7 +55,7 @@ from silodp.wire.schemas import Blob, Schema, Script
 from silodp.wire.store import claim
 
 ASSUMPTIONS = (
-    *SECURE_AGGREGATION,
+    *MASKING_ASSUMPTIONS,
     TECHNICAL
     + "ring-LWE is hard at the parameters shown, and oblivious transfer over ristretto255 hides choices",
     "silo 0 offers the tables it should, and no silo tells the server the silos' common secret: together they would "
@@ -118,8 +106,8 @@ class Lattice(PrivateWeighting):
 
     def check(self, setting: Setting) -> None:
         """Weights by records, enough silos, and an encryption that meets every rule."""
-        bounds = check_private_weights(setting, self.name)
-        check_survivors(setting)
+        bounds = self.bounds_of(setting)
+        self.check_min_silos(setting)
         self.law(setting.method)
         check_whole("weight_bits", self.weight_bits, most=512)
         if self.units is not None and (self.units < 1 or self.units & (self.units - 1)):
@@ -152,16 +140,12 @@ class Lattice(PrivateWeighting):
         """What it costs, and every rule it meets."""
         p = self.parameters(setting)
         return {
-            "silos needed in a sum": setting.population.m,
-            "count cap per person and silo": self.count_cap,
-            "grid steps to the clip": p.clip_units,
+            **self.describe_grid(setting, p.clip_units),
             "weights are multiples of": f"2^-{p.weight_bits}",
             "ring": f"N = {p.ring_size}, Q = 2^{p.modulus_bits} in limbs of {p.limb_bits} bits, T = {p.plaintext_bits}",
             "bytes up, per silo and round": round(p.bytes_up * setting.size),
             "bytes down, per silo and round": p.bytes_down,
-            **described_sampling(
-                self.law(setting.method), setting.population.silos, setting.population.users, 8, 2
-            ),
+            **self.describe_sampling(setting, entry=8, lookups=2),
             "exactness": "integers, every block verified",
             "most attempts": self.attempts,
             "δ kept for what ciphertexts disclose": (1 - self.delta_share) * setting.delta,
@@ -182,25 +166,18 @@ class Lattice(PrivateWeighting):
         p, constants, law = self.parameters(setting), self.constants(setting), self.law(setting.method)
         sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
         box = {} if law is None else box_blob(setting, name, 8)
-        return Script(
-            (
-                *setup_kinds(setting, weights_privately=True),
-                *key_agreement_kinds(setting.names, name),
-                *weight_kinds(setting, constants, name),
-            ),
-            update_kind(
-                setting,
-                round_arrays(setting, shows_sample=False),
-                {**sent, **box},
-                Schema(blobs={"masked": Blob.of(p.digits.size)}),
-            ),
-            sampling_kinds(setting, constants, name),
-            open_kind(setting),
+        return self.attempt_script(
+            setting,
+            name,
+            Schema(blobs={"masked": Blob.of(p.digits.size)}),
+            setup=weight_kinds(setting, constants, name),
+            prepare=sampling_kinds(setting, constants, name),
+            blobs={**sent, **box},
         )
 
     def server(self, setting: Setting) -> ServerAggregator:
         """Holds shares and the secret key."""
-        return _Server(self, setting, self.transform(setting))
+        return _Server(setting, self, self.transform(setting))
 
     def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
         """Multiplies encrypted shares."""
@@ -209,7 +186,7 @@ class Lattice(PrivateWeighting):
 
 @lru_cache(maxsize=32)
 def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
-    bounds = check_private_weights(setting, aggregator.name)
+    bounds = aggregator.bounds_of(setting)
     silos = setting.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
     views = (
@@ -248,44 +225,47 @@ def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
 
 
 @dataclass(frozen=True)
-class _Server:
+class _Server(MaskedServer):
     aggregator: Lattice
-    setting: Setting
     transform: Transform
 
-    def set_up(self, desk: ServerContext) -> None:
-        """Sessions, then shares of the weights."""
-        shares = ServerShares(self.setting, self.aggregator.constants(self.setting), desk)
-        run, names = self.setting.run, self.setting.names
-        set_up(run, names, desk.store, desk.ask_all, shares.set_up)
+    def prepare(self, desk: ServerContext, session: SessionInfo) -> None:
+        """Make shares of the weights with silo 0."""
+        self._shares(desk).set_up(session)
 
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
-        """Encrypt shares, collect, open, decrypt once."""
-        p, names = self.aggregator.parameters(self.setting), self.setting.names
-        constants = self.aggregator.constants(self.setting)
-        sample, law = arrays.get("sample"), self.aggregator.law(self.setting.method)
-        held = ServerShares(self.setting, constants, desk)
-        shares, boxes = (
-            (held.of_round(round_, sample), None) if law is None else held.of_hidden_round(round_, law)
+    def request(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+        """Return the encrypted shares of the weights, of the sampled persons only."""
+        p, law, held = (
+            self.aggregator.parameters(self.setting),
+            self.aggregator.law(self.setting.method),
+            self._shares(desk),
         )
+        boxes: Mapping[str, bytes] = {}
+        if law is None:
+            shares = held.of_round(round_, arrays.get("sample"))
+        else:
+            shares, boxes = held.of_hidden_round(round_, law)
         session = current(desk.store).session
 
-        def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
+        def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(desk, attempt)
             return LatticeServer(p, key, self.transform).request(shares, context(session, attempt), key)
 
-        sent = {name: value for name, value in arrays.items() if name != "sample"}
-        attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
-        result = attempts.collect(round_, sent, request, boxes)
-        if result is None:
-            return None
-        answers, seals, attempt = result
-        values = [self._digits(name, answers[name]) for name in names if name in answers]
-        total = LatticeServer(p, self._key(desk, attempt), self.transform).decrypt(
-            opened(values, seals, p.digits)
-        )
-        bounds = check_private_weights(self.setting, self.aggregator.name)
-        return torch.from_numpy(total * (bounds.clip / p.clip_units / 2.0**p.weight_bits))
+        return RoundRequest({n: array for n, array in arrays.items() if n != "sample"}, encrypted, boxes)
+
+    def combine(self, desk: ServerContext, result: OpenedAttempt) -> np.ndarray:
+        """Add the masked ciphertexts, take the seals off, and decrypt once."""
+        p = self.aggregator.parameters(self.setting)
+        values = [
+            self._digits(name, result.answers[name]) for name in self.setting.names if name in result.answers
+        ]
+        server = LatticeServer(p, self._key(desk, result.attempt), self.transform)
+        total: np.ndarray = server.decrypt(opened(values, result.seals, p.digits))
+        clip = self.aggregator.bounds_of(self.setting).clip
+        return total * (clip / p.clip_units / 2.0**p.weight_bits)
+
+    def _shares(self, desk: ServerContext) -> ServerShares:
+        return ServerShares(self.setting, self.aggregator.constants(self.setting), desk)
 
     def _key(self, desk: ServerContext, attempt: RoundAttempt) -> bytes:
         """Of one attempt: secret key and encryptions follow from it. Kept before it is used, so that a repeated
@@ -331,40 +311,40 @@ def context(session: str, attempt: RoundAttempt) -> bytes:
     return f"{session} round {attempt.round} attempt {attempt.attempt}".encode()
 
 
-class _Silo:
+class _Silo(PrivateWeightingSilo):
     def __init__(self, aggregator: Lattice, setting: Setting, own: SiloContext) -> None:
-        self._aggregator, self._setting, self._own = aggregator, setting, own
-        self._transform = aggregator.transform(setting)
-        self._seals = SiloAttempts.of(aggregator, setting, own)
-        self._member = self._seals.member
-        constants = aggregator.constants(setting)
-        self._weights = SiloWeights(setting, constants, self._member, own.store, own.counts)
-        self.handlers: Mapping[str, Handler] = {**self._seals.handlers, **self._weights.handlers}
+        super().__init__(aggregator, setting, own)
+        self._parameters, self._transform = aggregator.parameters(setting), aggregator.transform(setting)
+        self._weights = SiloWeights(
+            setting, aggregator.constants(setting), self._member, own.store, own.counts
+        )
+        self.handlers = {**self.handlers, **self._weights.handlers}
 
-    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
-        """Encrypted shares times this silo's vectors, its noise, masks and seal."""
-        session, attempt = self._seals.session(request), self._seals.attempt(request)
-        p = self._aggregator.parameters(self._setting)
-        update, _, stream = work(attempt.release)
-        if not isinstance(update, ClippedRowStream):
-            raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
-        drawn = self._seals.get_or_draw(request, attempt, lambda: self._noise(update.bounds, stream))
-        refused = [0]
+    def grid(self, bounds: Bounds) -> Quantizer:
+        return Quantizer(bounds.clip, self._parameters.clip_units)
+
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
+        share = draw_skellam(self._setting.size, noise_std(bounds, self._parameters) ** 2, stream)
+        return {"noise": scaled_noise(share, self._parameters.noise_shift, stream)}
+
+    def multiply(
+        self,
+        request: Message,
+        session: Session,
+        attempt: RoundAttempt,
+        rows: Rows,
+        noise: dict[str, np.ndarray],
+    ) -> dict[str, bytes]:
+        p = self._parameters
         digits = LatticeSilo(p, lambda seed: self._claim(request, seed), transform=self._transform).answer(
             {part: request.blobs[part] for part in p.request_bytes},
             context(session.transcript.hex(), attempt),
             self._weights.capped,
-            integer_rows(update, Quantizer(update.bounds.clip, p.clip_units), refused),
+            rows,
             self._weights.of_round(request),
-            drawn["noise"],
+            noise["noise"],
         )
-        hidden = masked(digits, p.digits, session, attempt, request.digest())
-        return request.reply(masked=p.digits.to_bytes(hidden)), refused[0]
-
-    def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        p = self._aggregator.parameters(self._setting)
-        share = draw_skellam(self._setting.size, noise_std(bounds, p) ** 2, stream)
-        return {"noise": scaled_noise(share, p.noise_shift, stream)}
+        return {"masked": p.digits.to_bytes(masked(digits, p.digits, session, attempt, request.digest()))}
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""

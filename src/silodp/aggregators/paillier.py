@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import TECHNICAL, View
-from silodp.aggregators._key_agreement import SessionInfo, key_agreement_kinds, set_up
+from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
@@ -27,26 +25,9 @@ from silodp.aggregators._private_sampling import (
     choice_kinds,
     chosen_kind,
 )
-from silodp.aggregators._private_weights import (
-    PrivateWeighting,
-    check_private_weights,
-    described_sampling,
-    integer_rows,
-)
-from silodp.aggregators.attempts import ServerAttempts, SiloAttempts, open_kind, update_kind
-from silodp.aggregators.base import (
-    Handler,
-    LocalUpdateFn,
-    ServerAggregator,
-    ServerContext,
-    Setting,
-    SiloAggregator,
-    SiloContext,
-    round_arrays,
-    setup_kinds,
-)
-from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
-from silodp.aggregators.masked import check_survivors
+from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
+from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, OpenedAttempt, RoundRequest
+from silodp.aggregators.base import ServerAggregator, ServerContext, Setting, SiloAggregator, SiloContext
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
@@ -56,14 +37,14 @@ from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, chose
 from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
 from silodp.crypto.secure_aggregation import RoundAttempt, masked, pair_masked
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import ClippedRowStream
+from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, noise_variance
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest
 
 ASSUMPTIONS = (
-    *SECURE_AGGREGATION,
+    *MASKING_ASSUMPTIONS,
     TECHNICAL + "nobody but the server factors its Paillier modulus",
     "no silo tells the server the silos' common secret: together they would learn every count",
     "against a malicious server no ε is promised: silos cannot see which weights it encrypts, and a weight of its own "
@@ -94,13 +75,13 @@ class Paillier(PrivateWeighting):
 
     def check(self, setting: Setting) -> None:
         """Weights by records, enough silos, a grid, and room in a plaintext."""
-        check_survivors(setting)
+        self.check_min_silos(setting)
         self.law(setting.method)
         self.parameters(setting)
 
     def grid(self, setting: Setting) -> Quantizer:
         """Of the rows; at least 64√d steps to the clip, so that the shift of the uniform part costs little."""
-        bounds = check_private_weights(setting, self.name)
+        bounds = self.bounds_of(setting)
         finest = Quantizer.for_(bounds).units
         grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
         if grid.units < 64 * math.sqrt(setting.size):
@@ -114,7 +95,7 @@ class Paillier(PrivateWeighting):
 
     def parameters(self, setting: Setting) -> PaillierParameters:
         """A function of public constants alone."""
-        bounds, grid = check_private_weights(setting, self.name), self.grid(setting)
+        bounds, grid = self.bounds_of(setting), self.grid(setting)
         return PaillierParameters(
             silos=setting.population.silos,
             users=setting.population.users,
@@ -135,14 +116,12 @@ class Paillier(PrivateWeighting):
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """What it costs."""
-        p, law = self.parameters(setting), self.law(setting.method)
-        sampling = described_sampling(law, p.silos, p.users, 8 * p.entry_words, 1)
+        p = self.parameters(setting)
+        sampling = self.describe_sampling(setting, entry=8 * p.entry_words, lookups=1)
         if sampling:  # one of zero and one of the inverse, whatever P
             sampling["encryptions by the server, per round"] = 2 * p.users
         return {
-            "silos needed in a sum": setting.population.m,
-            "count cap per person and silo": self.count_cap,
-            "grid steps to the clip": p.row_bound,
+            **self.describe_grid(setting, p.row_bound),
             "key": f"{p.key_bits} bits",
             "parameters in one ciphertext": p.slots,
             "bytes up, per silo and round": p.ciphertexts * p.key_bits // 4,
@@ -165,26 +144,19 @@ class Paillier(PrivateWeighting):
             prepare = (sample, chosen_kind(setting, law, p.entry_words, p.key_bits // 4))
         sent = {} if law is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
         box = {} if law is None else box_blob(setting, name, p.key_bits // 4)
-        return Script(
-            (
-                *setup_kinds(setting, weights_privately=True),
-                *key_agreement_kinds(setting.names, name),
-                Kind("blinded counts", Schema(session, blobs=key), counts),
-                *(choice_kinds() if law is not None and first else ()),
-            ),
-            update_kind(
-                setting,
-                round_arrays(setting, shows_sample=False),
-                {**sent, **box},
-                Schema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
-            ),
-            prepare,
-            open_kind(setting),
+        blinded = Kind("blinded counts", Schema(session, blobs=key), counts)
+        return self.attempt_script(
+            setting,
+            name,
+            Schema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
+            setup=(blinded, *(choice_kinds() if law is not None and first else ())),
+            prepare=prepare,
+            blobs={**sent, **box},
         )
 
     def server(self, setting: Setting) -> ServerAggregator:
         """Holds the private key."""
-        return _Server(self, setting)
+        return _Server(setting, self)
 
     def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
         """Raises ciphertexts to powers."""
@@ -192,34 +164,32 @@ class Paillier(PrivateWeighting):
 
 
 @dataclass(frozen=True)
-class _Server:
+class _Server(MaskedServer):
     aggregator: Paillier
-    setting: Setting
 
-    def set_up(self, desk: ServerContext) -> None:
-        """Sessions, then blinded counts under a fresh key."""
+    def prepare(self, desk: ServerContext, session: SessionInfo) -> None:
+        """Collect blinded counts under a fresh key."""
+        server = PaillierServer(self.aggregator.parameters(self.setting))
+        # Bound to the session, so that a proof made for another one is not one here.
+        blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(session.session))}
+        named = {"session": session.session}
+        request = Message("blinded counts", self.setting.run, 0, session.number, named, blobs=blobs)
+        answers = desk.ask_all({name: request for name in self.setting.names})
+        server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
+        if self.aggregator.samples_users_privately:
+            OtServer(self.setting, desk).set_up(session)
+        desk.store.put("paillier", server.pack())
 
-        def prepare(met: SessionInfo) -> None:
-            server = PaillierServer(self.aggregator.parameters(self.setting))
-            # Bound to the session, so that a proof made for another one is not one here.
-            blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(met.session))}
-            named = {"session": met.session}
-            request = Message("blinded counts", self.setting.run, 0, met.number, named, blobs=blobs)
-            answers = desk.ask_all({name: request for name in self.setting.names})
-            server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
-            if self.aggregator.samples_users_privately:
-                OtServer(self.setting, desk).set_up(met)
-            desk.store.put("paillier", server.pack())
-
-        set_up(self.setting.run, self.setting.names, desk.store, desk.ask_all, prepare)
-
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
-        """Encrypt inverses, collect, open, multiply, decrypt once."""
+    def request(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+        """Return the encrypted inverses, of the sampled persons only."""
         p, law = self.aggregator.parameters(self.setting), self.aggregator.law(self.setting.method)
-        server = PaillierServer.unpack(p, desk.store.get("paillier") or b"")
+        server = self._party(desk)
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
+        sent = {name: array for name, array in arrays.items() if name != "sample"}
+        if law is not None:
+            return RoundRequest(sent, boxes=self._boxes(desk, round_, server, law))
 
-        def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
+        def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
             """Fresh ciphertexts for every attempt, kept so that a repeated request is the same."""
             name = f"request/{attempt.round}/{attempt.attempt}"
             stored = desk.store.get(name)
@@ -228,21 +198,23 @@ class _Server:
                 desk.store.put(name, stored)
             return {"inverses": stored}
 
-        attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
-        sent = {name: value for name, value in arrays.items() if name != "sample"}
-        if law is None:
-            result = attempts.collect(round_, sent, request)
-        else:
-            result = attempts.collect(round_, sent, boxes=self._boxes(desk, round_, server, law))
-        if result is None:
-            return None
-        answers, seals, _ = result
-        group = Residues(p.ciphertexts, int.from_bytes(server.public_key(), "big"))
+        return RoundRequest(sent, encrypted)
+
+    def combine(self, desk: ServerContext, result: OpenedAttempt) -> np.ndarray:
+        """Multiply the masked ciphertexts, and decrypt once."""
+        server = self._party(desk)
+        group = Residues(server.parameters.ciphertexts, int.from_bytes(server.public_key(), "big"))
         sealed = group.zero()
-        for key in seals.values():
+        for key in result.seals.values():
             sealed = group.mask(sealed, key, 1)
-        scaled = server.scaled_sum([answer.blobs["answer"] for answer in answers.values()], sealed)
-        return torch.from_numpy(server.rounded(scaled) * self.aggregator.grid(self.setting).step)
+        scaled = server.scaled_sum([answer.blobs["answer"] for answer in result.answers.values()], sealed)
+        total: np.ndarray = server.rounded(scaled) * self.aggregator.grid(self.setting).step
+        return total
+
+    def _party(self, desk: ServerContext) -> PaillierServer:
+        return PaillierServer.unpack(
+            self.aggregator.parameters(self.setting), desk.store.get("paillier") or b""
+        )
 
     def _boxes(
         self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio
@@ -275,48 +247,37 @@ class _Server:
         return Message.decode(stored)
 
 
-class _Silo:
+class _Silo(PrivateWeightingSilo):
     def __init__(self, aggregator: Paillier, setting: Setting, own: SiloContext) -> None:
-        self._aggregator, self._setting, self._own = aggregator, setting, own
-        self._seals = SiloAttempts.of(aggregator, setting, own)
-        self._member = self._seals.member
+        super().__init__(aggregator, setting, own)
+        self._aggregator = aggregator
         law = aggregator.law(setting.method)
         self._choices = None if law is None else OtClient(setting, law, self._member, own.store, self._chosen)
         hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
-        self.handlers: Mapping[str, Handler] = {
-            **self._seals.handlers,
-            "blinded counts": self._counts,
-            **hidden,
-        }
+        self.handlers = {**self.handlers, "blinded counts": self._counts, **hidden}
 
-    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
-        """Powers of the ciphertexts, noise, masks and seal."""
-        session, attempt = self._seals.session(request), self._seals.attempt(request)
-        update, _, stream = work(attempt.release)
-        if not isinstance(update, ClippedRowStream):
-            raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
+    def grid(self, bounds: Bounds) -> Quantizer:
+        return self._aggregator.grid(self._setting)
+
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
+        p = self._aggregator.parameters(self._setting)
+        noise = draw_skellam(p.dimension, noise_variance(bounds, self.grid(bounds)), stream)
+        return {"noise": noise, "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)}
+
+    def multiply(
+        self,
+        request: Message,
+        session: Session,
+        attempt: RoundAttempt,
+        rows: Rows,
+        noise: dict[str, np.ndarray],
+    ) -> dict[str, bytes]:
         silo, public = self._party(request.run, session)
-        p, grid = silo.parameters, self._aggregator.grid(self._setting)
-
-        def draw() -> dict[str, np.ndarray]:
-            noise = draw_skellam(p.dimension, noise_variance(update.bounds, grid), stream)
-            return {
-                "noise": noise,
-                "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8),
-            }
-
-        drawn = self._seals.get_or_draw(request, attempt, draw)
-        group = Residues(p.ciphertexts, int(public.n))
+        group = Residues(silo.parameters.ciphertexts, int(public.n))
         masks: list[int] = masked(group.zero(), group, session, attempt, request.digest())
-        refused = [0]
-        answer = silo.answer(
-            request.blobs["inverses"] if self._choices is None else self._choices.of_round(request),
-            integer_rows(update, grid, refused),
-            drawn["noise"],
-            masks,
-            uniform_parts(drawn["uniform"].tobytes(), p),
-        )
-        return request.reply(answer=answer), refused[0]
+        sent = request.blobs["inverses"] if self._choices is None else self._choices.of_round(request)
+        uniform = uniform_parts(noise["uniform"].tobytes(), silo.parameters)
+        return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         p = self._aggregator.parameters(self._setting)
