@@ -30,11 +30,17 @@ from silodp.wire.transport import Failure
 
 @dataclass(frozen=True)
 class Setting:
-    """What everyone in a run knows.
+    """The public constants of a run, known to every party.
 
     Attributes:
-        run: its id. names: the silos, in order. method, population: as given. size: d, the model's parameters.
-        index: digest of the users' index. delta: δ. dtype: numpy's name of the type of parameters.
+        run: its id.
+        names: the silos, in the public order.
+        method: calibrated.
+        population: number of silos and users.
+        size: d, the number of the model's parameters.
+        index: digest of the list of users.
+        delta: δ.
+        dtype: numpy's name of the type of the parameters.
         rounds: T; a silo answers no more. A run may be resumed with another T, so it is no part of `constants`.
     """
 
@@ -50,11 +56,11 @@ class Setting:
 
     @property
     def bounds(self) -> Bounds | None:
-        """What holds for the sums; None where silos finish their updates themselves."""
+        """Bounds of the sums; None where silos add all noise to their updates themselves."""
         return self.method.bounds(self.population)
 
     def constants(self, aggregator: Aggregator) -> str:
-        """All of it as one string, to be compared."""
+        """Return all of it as one string; silos sign its hash when they agree on keys."""
         public = [
             list(self.names),
             self.population.users,
@@ -329,7 +335,14 @@ class Aggregator(ABC):
 def round_events(
     aggregator: Aggregator, setting: Setting, survivors: int | None = None, round_: int = 0
 ) -> dict[Adversary, Event]:
-    """What one round (counted from 0) costs against each adversary, if so many silos answer."""
+    """Return what one round costs against each adversary.
+
+    Args:
+        aggregator: the run's.
+        setting: public constants.
+        survivors: number of silos that answer; None: all.
+        round_: counted from 0.
+    """
     views = aggregator.views(setting.method, setting.population.silos, survivors)
     seen = {name: replace(view, round=round_) for name, view in views.items()}
     largest = setting.method.event_for_largest_budget
@@ -339,10 +352,17 @@ def round_events(
 def release_events(
     aggregator: Aggregator, setting: Setting, survivors: int | None, round_: int, release: int
 ) -> dict[Adversary, Event]:
-    """What one release of a round (both counted from 0) costs against each adversary, if so many silos answer.
+    """Return what one release of a round costs against each adversary.
 
-    Persons are drawn once in a round, so a further release of it is of the same sample: it is charged without
-    amplification. Records are drawn anew, inside a silo, for every release.
+    Users are sampled once in a round, so a further release has the same sample and is charged without amplification by
+    sampling. Records are sampled anew, inside a silo, for every release.
+
+    Args:
+        aggregator: the run's.
+        setting: public constants.
+        survivors: number of silos that answer; None: all.
+        round_: counted from 0.
+        release: counted from 0 within the round.
     """
     cost = round_events(aggregator, setting, survivors, round_)
     if release == 0 or setting.method.clips_records:
@@ -353,12 +373,14 @@ def release_events(
 def costliest_events(
     aggregator: Aggregator, setting: Setting, round_: int = 0, release: int = 0
 ) -> dict[Adversary, Event]:
-    """Return what one release costs at most, whichever of the silos answer it.
+    """Return what one release costs with the number of silos that costs most.
 
-    Where the silos that answer are chosen by looking at the earlier models, rounds cost this, and not what the
-    numbers that happened to answer would cost (docs/privacy.md, section 3).
+    Where dropouts depend on the earlier models, rounds cost this, and not what the numbers of silos that happened to
+    answer would cost (docs/privacy.md, section 3).
 
     Args:
+        aggregator: the run's.
+        setting: public constants.
         round_: counted from 0.
         release: counted from 0 within the round.
     """
@@ -371,7 +393,15 @@ def costliest_events(
 
 
 def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind, ...]:
-    """The messages of the set-up that do not depend on how shares are added up: counts, if needed, and allotments."""
+    """Return the messages of the set-up that every script begins with.
+
+    Args:
+        setting: public constants.
+        weights_privately: whether the server sees neither counts nor weights.
+
+    Returns:
+        "counts" where the method needs them, then "setup" with the silo's weights where it has any.
+    """
     persons = (setting.population.users,)
     dtype = None if weights_privately else setting.method.allotment_dtype
     allotment = {} if dtype is None else {"allotment": Array(dtype, persons, finite=True)}
@@ -382,7 +412,12 @@ def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind
 
 
 def round_arrays(setting: Setting, shows_sample: bool = True) -> dict[str, Array]:
-    """The arrays of an update: the model, and who and which silos take part where the method draws them."""
+    """Return the arrays of an update: the model, and where the method samples them, users and silos of the round.
+
+    Args:
+        setting: public constants.
+        shows_sample: whether silos see which users were sampled.
+    """
     arrays = {"params": Array(setting.dtype, (setting.size,), finite=True)}
     if shows_sample and setting.method.draws_users:
         arrays["sample"] = Array("bool", (setting.population.users,))
@@ -392,10 +427,10 @@ def round_arrays(setting: Setting, shows_sample: bool = True) -> dict[str, Array
 
 
 def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
-    """The same setting, its method knowing what persons' own budgets allow; every party makes the same.
+    """Return the setting with its method calibrated to per-user budgets; every party computes the same.
 
     Raises:
-        SilodpError: budgets cannot be met against the adversary they are for.
+        SilodpError: the budgets cannot be met against the adversary they are for.
     """
     if setting.method.max_rounds is None:
         return setting

@@ -1,7 +1,10 @@
-"""`lattice`: weights by records that nobody sees, by ring-LWE and oblivious transfer (docs/protocols.md, section 3).
+"""`lattice`: weighting by record counts that nobody else sees, by ring-LWE and oblivious transfer.
 
 The server learns Σ_s Σ_u ⌊2^k/N[u]⌋·n[s,u]·Δ[s,u] plus noise, as integers, and nothing else; a silo learns nothing of
 other silos' counts, nor who was sampled. Rounds are attempts with seals, as in `masked`.
+
+Source: docs/protocols.md, section 3; a replacement of Protocol 1 of ULDP-FL (Kato et al., "ULDP-FL: Federated Learning
+with Across-Silo User-Level Differential Privacy", PVLDB 2024), which needs no Paillier encryption.
 """
 
 from __future__ import annotations
@@ -72,12 +75,15 @@ _NOISE_STEPS = 1 << 17  # of integer noise to the clip (docs/protocols.md, secti
 class Lattice(PrivateWeighting):
     """Private weighting for models of any size.
 
-    `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `attempts`: most
-    rounds of the run, repeated ones included. `min_silos` as for `masked`. `weight_bits` k: weights are multiples of
-    2^-k. `units`: grid steps to the clip, a power of two (None: the finest for which there is an encryption).
-    `hidden_sample` P: nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows it);
-    silo 0 must answer in every round, and no seed fixes whom it draws.
-    `device`: where this party computes its products, "cpu" or "cuda"; the sums are the same, and parties may differ.
+    Args:
+        count_cap: n_max, the most records of one user in one silo that count; a public constant.
+        attempts: most rounds of the run, repeated ones included; the encryption is chosen for so many.
+        min_silos: m, the fewest silos whose answers are added up (None: all must answer).
+        weight_bits: k; weights are multiples of 2^-k.
+        units: grid steps to the clip, a power of two (None: the finest for which there is an encryption).
+        hidden_sample: P; nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows
+            it). Silo 0 must answer in every round, and no seed fixes the sample.
+        device: where this party computes its products, "cpu" or "cuda"; the sums are the same, and parties may differ.
     """
 
     count_cap: int = 100
@@ -86,7 +92,7 @@ class Lattice(PrivateWeighting):
     weight_bits: int = 20
     units: int | None = None
     hidden_sample: int | None = None
-    device: Device = field(default="cpu", compare=False, repr=False)  # a party's own affair
+    device: Device = field(default="cpu", compare=False, repr=False)  # each party's choice
 
     name = "lattice"
     protocol_assumptions = ASSUMPTIONS
@@ -101,11 +107,11 @@ class Lattice(PrivateWeighting):
 
     @property
     def max_rounds(self) -> int:
-        """Every round is an attempt."""
+        """`attempts`: every round is one at least."""
         return self.attempts
 
     def check(self, setting: Setting) -> None:
-        """Weights by records, enough silos, and an encryption that meets every rule."""
+        """Refuse methods without weights by records, too few silos, and constants for which no encryption is safe."""
         bounds = self.bounds_of(setting)
         self.check_min_silos(setting)
         self.law(setting.method)
@@ -127,17 +133,25 @@ class Lattice(PrivateWeighting):
         self.parameters(setting)
 
     def parameters(self, setting: Setting) -> LatticeParameters:
-        """The encryption that this run uses: a function of public constants alone."""
+        """Return the encryption's parameters, a function of public constants alone.
+
+        Raises:
+            SilodpError: no parameters meet every rule of docs/protocols.md, section 3.
+        """
         return _parameters(self, setting)
 
     def event(self, setting: Setting, view: View) -> Event:
-        """The method's, with Skellam noise at the scale of 2^r, and the shift of the uniform part charged."""
+        """Return the method's event, with Skellam noise at the scale of 2^r.
+
+        The uniform part of width 2^r is not noise that counts: it lets a row move the rounded sum by up to √d more,
+        which the sensitivity includes.
+        """
         p = self.parameters(setting)
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
         return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.size, reach)
 
     def describe(self, setting: Setting) -> dict[str, Any]:
-        """What it costs, and every rule it meets."""
+        """Return sizes, limits, and every rule that the encryption meets."""
         p = self.parameters(setting)
         return {
             **self.describe_grid(setting, p.clip_units),
@@ -153,16 +167,20 @@ class Lattice(PrivateWeighting):
         }
 
     def constants(self, setting: Setting) -> Constants:
-        """Of the shares of weights."""
+        """Return the constants of the shares of weights."""
         bits = self.parameters(setting).plaintext_bits
         return Constants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
 
     def transform(self, setting: Setting) -> Transform:
-        """What a party multiplies with, on its device; refuses a device that is not there."""
+        """Return what a party multiplies with, on its device.
+
+        Raises:
+            SilodpError: the device is not there.
+        """
         return transform_on(self.device, self.parameters(setting).ring_size)
 
     def script(self, setting: Setting, name: str) -> Script:
-        """Set-up, the silos' meeting, shares of weights; then the round's sample, of silo 0, and attempts."""
+        """Return set-up, key agreement, shares of weights; then, of silo 0, a round's sample, and attempts."""
         p, constants, law = self.parameters(setting), self.constants(setting), self.law(setting.method)
         sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
         box = {} if law is None else box_blob(setting, name, 8)
@@ -176,16 +194,17 @@ class Lattice(PrivateWeighting):
         )
 
     def server(self, setting: Setting) -> ServerAggregator:
-        """Holds shares and the secret key."""
+        """Return the side that holds shares of the weights and the secret key."""
         return _Server(setting, self, self.transform(setting))
 
     def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
-        """Multiplies encrypted shares."""
+        """Return the side that multiplies encrypted shares."""
         return _Silo(self, setting, own)
 
 
 @lru_cache(maxsize=32)
 def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
+    """Search parameters for which what ciphertexts disclose, at the run's ε, fits in the δ kept for it."""
     bounds = aggregator.bounds_of(setting)
     silos = setting.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
@@ -219,7 +238,7 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
 
 
 def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
-    """Of one silo's Skellam share, in units of 2^r."""
+    """Return the standard deviation of one silo's Skellam share, in units of 2^r."""
     scale = math.ldexp(parameters.clip_units, parameters.weight_bits - parameters.noise_shift)
     return bounds.noise_multiplier * bounds.sensitivity / bounds.clip * scale
 
@@ -234,12 +253,9 @@ class _Server(MaskedServer):
         self._shares(desk).set_up(session)
 
     def request(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
-        """Return the encrypted shares of the weights, of the sampled persons only."""
-        p, law, held = (
-            self.aggregator.parameters(self.setting),
-            self.aggregator.law(self.setting.method),
-            self._shares(desk),
-        )
+        """Return encryptions of the server's shares of the sampled users' weights, anew for every attempt."""
+        p, held = self.aggregator.parameters(self.setting), self._shares(desk)
+        law = self.aggregator.law(self.setting.method)
         boxes: Mapping[str, bytes] = {}
         if law is None:
             shares = held.of_round(round_, arrays.get("sample"))
@@ -268,8 +284,10 @@ class _Server(MaskedServer):
         return ServerShares(self.setting, self.aggregator.constants(self.setting), desk)
 
     def _key(self, desk: ServerContext, attempt: RoundAttempt) -> bytes:
-        """Of one attempt: secret key and encryptions follow from it. Kept before it is used, so that a repeated
-        request is the same, and forgotten with its round: whoever learns one of them reads no other attempt.
+        """Return the key of one attempt, from which its secret key and encryptions follow.
+
+        It is stored before it is used, so that a repeated request is the same, and dropped with its round: whoever
+        learns one of them can read no other attempt.
         """
         name = f"request/{attempt.round}/{attempt.attempt}"
         key = desk.store.get(name)
@@ -280,10 +298,10 @@ class _Server(MaskedServer):
         return key
 
     def _count(self, desk: ServerContext, name: str) -> None:
-        """One attempt more, durably, before its key is made: keys are forgotten with their rounds, their number never.
+        """Count an attempt durably, before its key is made: keys are dropped with their rounds, their number is not.
 
         Raises:
-            SilodpError: the encryption was chosen for no more.
+            SilodpError: the encryption was chosen for no more (code run.attempts).
         """
         stored = desk.store.get("attempts made")
         counted: dict[str, Any] = {"made": 0, "last": ""} if stored is None else Message.decode(stored).fields
@@ -307,7 +325,7 @@ class _Server(MaskedServer):
 
 
 def context(session: str, attempt: RoundAttempt) -> bytes:
-    """What the ciphertexts of an attempt are bound to."""
+    """Return the context that the ciphertexts of an attempt are bound to."""
     return f"{session} round {attempt.round} attempt {attempt.attempt}".encode()
 
 
@@ -347,7 +365,7 @@ class _Silo(PrivateWeightingSilo):
         return {"masked": p.digits.to_bytes(masked(digits, p.digits, session, attempt, request.digest()))}
 
     def _claim(self, request: Message, seed: bytes) -> bool:
-        """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""
+        """Return whether a seed is new, or of this very request: a repeated request is the same to the byte."""
         return claim(
             self._own.store, f"{request.run}/seeds/{request.round}/{seed.hex()}", request.digest().encode()
         )

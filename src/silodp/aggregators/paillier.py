@@ -1,8 +1,10 @@
-"""`paillier`: weights by records that nobody sees, by ULDP-FL's Protocol 1, repaired (docs/protocols.md, section 4).
-
-For small models. The server learns Σ_s Σ_u n[s,u]/N[u]·Δ[s,u] plus noise, scaled to integers, and nothing else; a silo
+"""`paillier`: weighting by record counts that nobody else sees, by Paillier encryption; for small models.
+ The server learns Σ_s Σ_u n[s,u]/N[u]·Δ[s,u] plus noise, scaled to integers, and nothing else; a silo
 learns nothing of other silos' counts, nor who was sampled. Silo 0 counts one record more for everyone, so that weights
 are n/(N+1) and nobody's absence shows. Rounds are attempts with seals, as in `masked`.
+
+Source: Protocol 1 of Kato et al., "ULDP-FL: Federated Learning with Across-Silo User-Level Differential Privacy" (PVLDB
+2024), with the repairs of docs/protocols.md, section 4.
 """
 
 from __future__ import annotations
@@ -57,10 +59,14 @@ _MOST_UNITS = 1 << 16
 class Paillier(PrivateWeighting):
     """Private weighting for small models.
 
-    `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `min_silos` as for
-    `masked`. `units`: grid steps to the clip (None: 2^16). `key_bits` below 3072 need `insecure_for_tests`.
-    `hidden_sample` P: nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows it);
-    silo 0 must answer in every round, and no seed fixes whom it draws.
+    Args:
+        count_cap: n_max, the most records of one user in one silo that count; a public constant.
+        min_silos: m, the fewest silos whose answers are added up (None: all must answer).
+        units: grid steps to the clip (None: 2^16).
+        key_bits: of the modulus.
+        insecure_for_tests: allow `key_bits` below 3072.
+        hidden_sample: P; nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows
+            it). Silo 0 must answer in every round, and no seed fixes the sample.
     """
 
     count_cap: int = 100
@@ -74,13 +80,18 @@ class Paillier(PrivateWeighting):
     protocol_assumptions = ASSUMPTIONS
 
     def check(self, setting: Setting) -> None:
-        """Weights by records, enough silos, a grid, and room in a plaintext."""
+        """Refuse too few silos, methods without weights by records, a coarse grid, and sums beyond a plaintext."""
         self.check_min_silos(setting)
         self.law(setting.method)
         self.parameters(setting)
 
     def grid(self, setting: Setting) -> Quantizer:
-        """Of the rows; at least 64√d steps to the clip, so that the shift of the uniform part costs little."""
+        """Return the grid of the rows.
+
+        Raises:
+            SilodpError: it has fewer than 64√d steps to the clip, with which the shift of the uniform part would add
+                more than 1/64 to the sensitivity.
+        """
         bounds = self.bounds_of(setting)
         finest = Quantizer.for_(bounds).units
         grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
@@ -94,7 +105,11 @@ class Paillier(PrivateWeighting):
         return grid
 
     def parameters(self, setting: Setting) -> PaillierParameters:
-        """A function of public constants alone."""
+        """Return the encryption's parameters, a function of public constants alone.
+
+        Raises:
+            SilodpError: the sum does not fit in a plaintext.
+        """
         bounds, grid = self.bounds_of(setting), self.grid(setting)
         return PaillierParameters(
             silos=setting.population.silos,
@@ -108,14 +123,18 @@ class Paillier(PrivateWeighting):
         )
 
     def event(self, setting: Setting, view: View) -> Event:
-        """The method's, with Skellam noise at the scale C_LCM, and the shift of the uniform part charged."""
+        """Return the method's event, with Skellam noise at the scale C_LCM.
+
+        The uniform part of width C_LCM is not noise that counts: it lets a row move the rounded sum by up to √d more,
+        which the sensitivity includes.
+        """
         p = self.parameters(setting)
         return to_discrete(
             setting.method.dp_event(view), int(p.sensitivity), setting.size, p.sensitivity / p.row_bound
         )
 
     def describe(self, setting: Setting) -> dict[str, Any]:
-        """What it costs."""
+        """Return sizes and limits."""
         p = self.parameters(setting)
         sampling = self.describe_sampling(setting, entry=8 * p.entry_words, lookups=1)
         if sampling:  # one of zero and one of the inverse, whatever P
@@ -132,7 +151,7 @@ class Paillier(PrivateWeighting):
         }
 
     def script(self, setting: Setting, name: str) -> Script:
-        """Set-up, the silos' meeting, blinded counts; then the round's sample, of silo 0, and attempts."""
+        """Return set-up, key agreement, blinded counts; then, of silo 0, a round's sample, and attempts."""
         p, law, first = self.parameters(setting), self.law(setting.method), name == setting.names[0]
         session: dict[str, Check] = {"session": is_digest}
         key = {"key": Blob.of(p.key_bits // 8), "proof": Blob.of(proof_bytes(p.key_bits))}
@@ -155,11 +174,11 @@ class Paillier(PrivateWeighting):
         )
 
     def server(self, setting: Setting) -> ServerAggregator:
-        """Holds the private key."""
+        """Return the side that holds the private key."""
         return _Server(setting, self)
 
     def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
-        """Raises ciphertexts to powers."""
+        """Return the side that raises ciphertexts to powers."""
         return _Silo(self, setting, own)
 
 
@@ -170,7 +189,7 @@ class _Server(MaskedServer):
     def prepare(self, desk: ServerContext, session: SessionInfo) -> None:
         """Collect blinded counts under a fresh key."""
         server = PaillierServer(self.aggregator.parameters(self.setting))
-        # Bound to the session, so that a proof made for another one is not one here.
+        # The proof is bound to the session, so that one made for another session is refused.
         blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(session.session))}
         named = {"session": session.session}
         request = Message("blinded counts", self.setting.run, 0, session.number, named, blobs=blobs)
@@ -181,7 +200,7 @@ class _Server(MaskedServer):
         desk.store.put("paillier", server.pack())
 
     def request(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
-        """Return the encrypted inverses, of the sampled persons only."""
+        """Return encryptions of the sampled users' blinded inverses 1/N[u]."""
         p, law = self.aggregator.parameters(self.setting), self.aggregator.law(self.setting.method)
         server = self._party(desk)
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
@@ -190,7 +209,7 @@ class _Server(MaskedServer):
             return RoundRequest(sent, boxes=self._boxes(desk, round_, server, law))
 
         def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
-            """Fresh ciphertexts for every attempt, kept so that a repeated request is the same."""
+            # Fresh ciphertexts for every attempt; stored, so that a repeated request is the same.
             name = f"request/{attempt.round}/{attempt.attempt}"
             stored = desk.store.get(name)
             if stored is None:
@@ -219,7 +238,7 @@ class _Server(MaskedServer):
     def _boxes(
         self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio
     ) -> dict[str, bytes]:
-        """What silo 0 chose among this round's ciphertexts, sealed for each other silo."""
+        """Return what silo 0 chose among this round's ciphertexts, sealed for each other silo."""
         done = desk.store.get(f"hidden/{round_}")
         if done is not None:
             return Message.decode(done).blobs
@@ -235,7 +254,7 @@ class _Server(MaskedServer):
         return boxes
 
     def _drawn(self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio) -> Message:
-        """i_u and the ciphertexts of a round: kept before they are used, since two tables would show two entries."""
+        """Return i_u and the ciphertexts of a round, stored before use: two tables would show two entries of a user."""
         stored = desk.store.get(f"hidden/drawn {round_}")
         if stored is None:
             places = private_sampling.draw_server_cells(self.setting.population.users, law)
@@ -313,7 +332,12 @@ def _width(p: PaillierParameters) -> int:
 
 
 def uniform_parts(drawn: bytes, p: PaillierParameters) -> list[int]:
-    """d integers, centered uniform of width C_LCM, from that many times 128 bits more than they need."""
+    """Return d integers, centered uniform of width C_LCM.
+
+    Args:
+        drawn: random bytes, 128 bits more for each integer than it needs, so that reducing them leaves no bias.
+        p: parameters.
+    """
     width = _width(p)
     numbers = (int.from_bytes(drawn[i : i + width], "little") for i in range(0, len(drawn), width))
     return [number % p.scale - p.scale // 2 for number in numbers]
