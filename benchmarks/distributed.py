@@ -80,7 +80,7 @@ def measure() -> list[dict[str, Any]]:
         work = LocalContext(
             task, params, x, y, torch.zeros(RECORDS), weights, population, Randomness.secret()
         )
-        grid.release(method.silo_update(work), weights, work.randomness.stream("share noise"))
+        grid.release(method.local_update(work), weights, work.randomness.stream("share noise"))
 
     cases: dict[str, Callable[[], None]] = {"gradients": gradients, "integers": integers, "a round": whole}
     for batch in (128, 256, 512, 2048):

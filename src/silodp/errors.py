@@ -1,9 +1,27 @@
-"""The error that users read, its stable codes, and the checks that every number passes first."""
+"""The error that users read, its stable codes, and the checks of arguments and settings.
+
+Every check takes the name of a setting and its value, and raises `SilodpError` with the name as `field`:
+
+    check_type         an instance of a class                        argument.type
+    check_choice       one of some values                            argument.value
+    check_real         a real number, with any bounds                argument.type, .out_of_range, .value
+    check_positive     a finite number > 0                           as check_real
+    check_epsilon      a privacy budget: finite, > 0                 as check_real
+    check_delta        in (0, 1)                                     as check_real
+    check_probability  in (0, 1]                                     as check_real
+    check_momentum     in [0, 1)                                     as check_real
+    check_clip         the bound of a 2-norm: finite, > 0            as check_real
+    check_noise_multiplier  in [0, 1e6]                              as check_real
+    check_whole        a whole number from `least` to `most`         argument.value, .out_of_range
+    check_shape        the shape of an array or tensor               argument.shape
+    check_fields       several fields of a dataclass, in one call
+    optional           turns a check into one that lets None pass
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -99,6 +117,7 @@ CODES: dict[str, str] = {
     "gate.rounds": "a silo was asked for more rounds or releases than were agreed",
     "gate.run": "a silo was asked in another run than its own",
     "gate.set_back": "a silo's store or its ledger is an old copy, or was lost",
+    "gate.state": "a silo was sent a state that its method cannot have",
     "invalid": "an error from outside silodp (a method or transport of somebody's own) that names no code",
     "ledger.charge": "a charge lacks an adversary, or is not what the ledger was charged before",
     "ledger.closed": "a ledger is closed already",
@@ -205,25 +224,140 @@ LEAST_REAL, MOST_REAL = 1e-50, 1e38
 MOST_WHOLE = 10**9
 
 
-def check_real(name: str, value: object) -> None:
-    """Check that a setting is a real number (True is not 1) of a magnitude that can be squared and put in float32.
-
-    0, infinity and NaN pass: which of them a setting may be, its own check says.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise SilodpError(f"{name} = {shorten(value)}: set a number.", code="argument.type", field=name)
-    size: Any = abs(value)  # of any kind: a whole number may be too large for a float
-    if LEAST_REAL <= size <= MOST_REAL or size == 0 or size == math.inf or size != size:
+def check_type(name: str, value: object, kind: type | tuple[type, ...], example: str = "") -> None:
+    """Check that a value is an instance of `kind`; `example` is code that makes one, for the message."""
+    if isinstance(value, kind):
         return
+    kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+    tip = f", for example {example}" if example else ""
     raise SilodpError(
-        f"{name} = {shorten(value)}: set a number whose magnitude is between {LEAST_REAL:g} and {MOST_REAL:g}.",
-        code="argument.out_of_range",
-        field=name,
+        f"{name} is a {type(value).__name__}: set a {kinds}{tip}.", code="argument.type", field=name
     )
 
 
-def check_whole(name: str, value: object, least: int = 1, most: int = MOST_WHOLE, what: str = "") -> None:
-    """Check that a setting is a whole number from `least` to `most`; `what` it counts, for the message."""
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Check that a value is one of `choices`."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise SilodpError(
+            f"{name} = {shorten(value)}: set one of {', '.join(map(repr, choices))}.",
+            code="argument.value",
+            field=name,
+        )
+
+
+def check_real(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    what: str = "number",
+    tip: str = "",
+) -> None:
+    """Check that a setting is a real number (True is not 1) of a magnitude that can be squared and put in float32.
+
+    Without a bound, 0, infinity and NaN pass; with one, the number must be finite.
+
+    Args:
+        name: the setting, as the caller wrote it.
+        value: what was given.
+        above: the number must be larger than this.
+        least: the number must not be smaller than this.
+        below: the number must be smaller than this.
+        most: the number must not be larger than this.
+        what: the noun of the message, for example "ε".
+        tip: a last clause of the message, for example "0 means no privacy".
+
+    Raises:
+        SilodpError: "argument.type", "argument.out_of_range" (the magnitude), "argument.value" (a bound).
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise SilodpError(f"{name} = {shorten(value)}: set a {what}.", code="argument.type", field=name)
+    size: Any = abs(value)  # of any kind: a whole number may be too large for a float
+    if size == size and size not in (0, math.inf) and not LEAST_REAL <= size <= MOST_REAL:
+        raise SilodpError(
+            f"{name} = {shorten(value)}: set a {what} whose magnitude is between {LEAST_REAL:g} and {MOST_REAL:g}.",
+            code="argument.out_of_range",
+            field=name,
+        )
+    ends = {"> ": above, "≥ ": least, "< ": below, "≤ ": most}
+    wanted = [f"{sign}{end:g}" for sign, end in ends.items() if end is not None]
+    number: Any = value
+    holds = (
+        (above is None or number > above)
+        and (least is None or number >= least)
+        and (below is None or number < below)
+        and (most is None or number <= most)
+    )
+    if wanted and not (math.isfinite(number) and holds):
+        raise SilodpError(
+            f"{name} = {shorten(value)}: set a finite {what} {' and '.join(wanted)}{tip and '; ' + tip}.",
+            code="argument.value",
+            field=name,
+        )
+
+
+def check_positive(name: str, value: object, what: str = "number") -> None:
+    """Check that a setting is a finite number above 0; `what` it is, for the message."""
+    check_real(name, value, above=0, what=what)
+
+
+def check_epsilon(name: str, value: object) -> None:
+    """Check that a setting is a privacy budget ε: a finite number above 0."""
+    check_positive(name, value, "ε")
+
+
+def check_delta(name: str, value: object) -> None:
+    """Check that δ lies strictly between 0 and 1."""
+    check_real(name, value, above=0, below=1, tip="for example 1e-5")
+
+
+def check_probability(name: str, value: object) -> None:
+    """Check that a setting is a sampling probability in (0, 1]."""
+    check_real(name, value, above=0, most=1, what="sampling probability")
+
+
+def check_momentum(name: str, value: object) -> None:
+    """Check that a setting is a momentum, dropout or other number in [0, 1)."""
+    check_real(name, value, least=0, below=1)
+
+
+def check_clip(name: str, value: object) -> None:
+    """Check that a clip bounds a 2-norm: a finite number above 0."""
+    check_real(name, value, above=0, what="clip", tip="it is in units of the update's 2-norm")
+
+
+MOST_NOISE = 1e6
+"""The largest noise multiplier that a method may have and that plans look for."""
+
+
+def check_noise_multiplier(name: str, value: object) -> None:
+    """Check that a noise multiplier is finite, not negative, and at most `MOST_NOISE`: above, accountants take long."""
+    check_real(name, value, least=0, what="noise multiplier", tip="0 means no privacy")
+    number: Any = value
+    if number > MOST_NOISE:
+        raise SilodpError(
+            f"{name} = {number:g}: set a number of at most {MOST_NOISE:g}.",
+            code="argument.out_of_range",
+            field=name,
+        )
+
+
+def check_whole(
+    name: str,
+    value: object,
+    least: int = 1,
+    most: int = MOST_WHOLE,
+    what: str = "",
+) -> None:
+    """Check that a setting is a whole number from `least` to `most`; `what` it counts, for the message.
+
+    Raises:
+        SilodpError: "argument.value" (no whole number, or below `least`), "argument.out_of_range" (above `most`).
+    """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         counted_things = f" of {what}" if what else ""
         raise SilodpError(
@@ -237,6 +371,53 @@ def check_whole(name: str, value: object, least: int = 1, most: int = MOST_WHOLE
             code="argument.out_of_range",
             field=name,
         )
+
+
+def check_shape(name: str, array: Any, *shape: int | None, kind: str | None = None) -> None:
+    """Check the shape of an array or tensor, and of an array its kind of number.
+
+    Args:
+        name: the argument, as the caller wrote it.
+        array: anything with `shape`, and with `dtype.kind` where `kind` is given.
+        shape: its lengths; None stands for any.
+        kind: the allowed letters of numpy's `dtype.kind`, for example "iu" for whole numbers.
+
+    Raises:
+        SilodpError: "argument.shape".
+    """
+    found = tuple(array.shape)
+    fits = len(found) == len(shape) and all(s is None or s == f for s, f in zip(shape, found, strict=True))
+    if fits and (kind is None or array.dtype.kind in kind):
+        return
+    wanted = ", ".join("any" if length is None else str(length) for length in shape)
+    of_kind = "" if kind is None else f" of dtype kind '{kind}'"
+    raise SilodpError(
+        f"{name} has shape {found} and type {array.dtype}: give an array of shape ({wanted}){of_kind}.",
+        code="argument.shape",
+        field=name,
+    )
+
+
+Check = Callable[[str, Any], None]
+
+
+def check_fields(settings: object, prefix: str = "", /, **checks: Check) -> None:
+    """Check fields of a dataclass in its `__post_init__`, in the given order.
+
+    For example `check_fields(self, clip=check_positive, rounds=check_whole, seed=optional(check_whole))`.
+
+    Args:
+        settings: the object.
+        prefix: put before the names in messages, for example "personal.".
+        checks: for each field a function of its name and value that raises.
+    """
+    for field, check in checks.items():
+        check(prefix + field, getattr(settings, field))
+
+
+def optional(check: Check) -> Check:
+    """Return a check that lets None pass."""
+    return lambda name, value: None if value is None else check(name, value)
 
 
 @contextmanager

@@ -77,10 +77,10 @@ def test_who_is_admitted_is_drawn_once_and_survives_a_restart():
     answer(silo, quota)
     again = quiet_party(GROUP, store)
     again.answer(Message("setup", "run", arrays={"allotment": quota}))
-    np.testing.assert_array_equal(silo._admitted("run")[0], again._admitted("run")[0])
+    np.testing.assert_array_equal(silo._admitted()[0], again._admitted()[0])
     other = quiet_party(GROUP)
     answer(other, quota)
-    assert not np.array_equal(other._admitted("run")[0], silo._admitted("run")[0]), "it is drawn"
+    assert not np.array_equal(other._admitted()[0], silo._admitted()[0]), "it is drawn"
 
 
 @pytest.mark.parametrize("method", [AVG, replace(AVG, user_sampling=0.5), GROUP], ids=lambda m: m.name)
@@ -114,7 +114,7 @@ def test_noise_is_drawn_in_double_precision():
 
 def test_persons_and_records_are_sampled_at_their_rates(monkeypatch):
     method = replace(AVG, user_sampling=0.3)
-    draws = [method.sample(Population(3, 5000), Randomness.secret().stream()) for _ in range(2)]
+    draws = [method.sample_users(Population(3, 5000), Randomness.secret().stream()) for _ in range(2)]
     assert not np.array_equal(*draws)
     assert abs(np.mean(draws) - 0.3) < 5 * np.sqrt(0.21 / 10_000)
 
@@ -171,8 +171,8 @@ def dies_once(monkeypatch) -> list[np.ndarray]:
     seen: list[np.ndarray] = []
     play = Server.run_round
 
-    def dying(self, round_, params):
-        total = play(self, round_, params)
+    def dying(self, round_, params, *state):
+        total = play(self, round_, params, *state)
         if total is not None:
             seen.append(total.numpy())
         if len(seen) == 1:
@@ -210,8 +210,8 @@ def test_the_server_step_is_heavy_ball_momentum(monkeypatch):
 
     play = Server.run_round
 
-    def watched(self, round_, params):
-        seen.append(play(self, round_, params).numpy())
+    def watched(self, round_, params, *state):
+        seen.append(play(self, round_, params, *state).numpy())
         return torch.from_numpy(seen[-1])
 
     monkeypatch.setattr(Server, "run_round", watched)

@@ -343,7 +343,7 @@ def test_whoever_reads_a_store_later_cannot_draw_the_noise_of_earlier_rounds():
     keys = []
     for round_ in range(3):
         parties.run_round(round_)
-        keys.append(parties.silos["silo0"]._round_key("run", round_))
+        keys.append(parties.silos["silo0"]._round_key(round_))
     assert len(set(keys)) == 3
     kept = b"".join(parties.stores["silo0"]._values.values())
     assert keys[2] in kept
@@ -559,7 +559,7 @@ def test_the_set_up_of_a_session_is_not_gone_on_with_by_another_process(name):
         asked = parties.last(kind)
         silo = parties.started("silo0")
         set_state(silo, step=kinds.index(kind), answered=())
-        store.pop(asked.key, None)
+        store.pop(f"run/answer/{kind}/0/{asked.attempt}")
         with refused("gate.restarted"):
             silo.answer(asked)
 

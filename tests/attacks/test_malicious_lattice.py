@@ -19,8 +19,8 @@ from support.refusals import refused
 
 def keys(parties: Parties) -> dict[str, bytes]:
     """The secrets that the server's keys follow from, as it has them now."""
-    store = parties.server.store
-    return {name: store.get(name) for name in store.names() if name.startswith(("request/", "lattice key"))}
+    store = parties.server.store.run
+    return {name: store.get(name) for name in store.names() if "/request/" in name}
 
 
 def test_every_attempt_has_a_secret_key_of_its_own_that_goes_with_its_round():
@@ -29,10 +29,10 @@ def test_every_attempt_has_a_secret_key_of_its_own_that_goes_with_its_round():
     p, secrets, seen = LATTICE.parameters(parties.setting), [], []
     for round_ in range(3):
         parties.run_round(round_)
-        assert list(keys(parties)) == [f"request/{round_}/0"], (
+        assert list(keys(parties)) == [f"round/{round_}/request/0"], (
             "the keys of rounds that are over are forgotten"
         )
-        seen.append(keys(parties)[f"request/{round_}/0"])
+        seen.append(keys(parties)[f"round/{round_}/request/0"])
         secrets.append(LatticeServer(p, seen[-1])._secret)
     for one in range(3):
         for other in range(one):
@@ -44,7 +44,7 @@ def test_the_key_of_one_attempt_does_not_decrypt_another():
     parties = Parties(LATTICE, RECORDS)
     parties.transport.lost = lambda name, m: m.kind == "open" and m.round == 1
     parties.run_round(0)
-    old = keys(parties)["request/0/0"]
+    old = keys(parties)["round/0/request/0"]
     with refused("run.too_few_silos"):
         parties.run_round(1)
     p = LATTICE.parameters(parties.setting)
@@ -59,7 +59,7 @@ def test_the_key_of_one_attempt_does_not_decrypt_another():
         )
     with pytest.raises(ValueError, match="does not decrypt"):
         LatticeServer(p, old).decrypt(total)
-    LatticeServer(p, keys(parties)["request/1/0"]).decrypt(total)
+    LatticeServer(p, keys(parties)["round/1/request/0"]).decrypt(total)
 
 
 # --- what no check of a silo can prevent ---

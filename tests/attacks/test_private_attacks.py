@@ -97,7 +97,7 @@ def test_a_seed_seen_before_is_refused_and_the_same_request_is_not(monkeypatch):
         with pytest.raises(SilodpError, match="disk full"):
             parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
-    other = encrypted(parties, asked, parties.server.store.get("request/0/0"), 1)
+    other = encrypted(parties, asked, parties.server.store.round(0).get("request/0"), 1)
     assert other.blobs["nonce"] == asked.blobs["nonce"]
     with pytest.raises(SilodpError, match="the server sent ciphertexts under a seed seen before"):
         silo.answer(other)
@@ -112,10 +112,12 @@ def test_two_attempts_of_one_roster_are_masked_apart():
         parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
     digits = LATTICE.parameters(parties.setting).digits
-    before, key = dict(parties.stores["silo1"]._values), parties.server.store.get("request/0/0")
+    before, key = dict(parties.stores["silo1"]._values), parties.server.store.round(0).get("request/0")
     sent = [digits.from_bytes(silo.answer(asked).blobs["masked"])]
     # The gate asks for a smaller roster in a further attempt; a store that was set back knows of no first one.
-    for name in [n for n in before if n.startswith(("run/update/0", "run/gate", "run/seeds"))]:
+    for name in [
+        n for n in before if n.startswith(("run/round/0/answer/update", "run/gate", "run/round/0/seeds"))
+    ]:
         del parties.stores["silo1"]._values[name]
     parties.stores["silo1"]._values["run/gate"] = State(step=5, session=0).encode()
     again = encrypted(parties, replace(asked, attempt=1), key, 1)

@@ -164,7 +164,7 @@ def played(aggregator) -> tuple[Parties, list[np.ndarray]]:
     parties, samples = Parties(aggregator, SAMPLED, federation=PERSONS), []
     for round_ in (0, 1):
         parties.run_round(round_)
-        samples.append(parties.kept(f"sample/{round_}").arrays["value"])
+        samples.append(parties.kept(f"round/{round_}/sample").arrays["value"])
     return parties, samples
 
 

@@ -35,7 +35,7 @@ def member(parties: Parties) -> SiloKeyAgreement:
 
 def alter(parties: Parties, what: str, blob: str) -> bytes:
     """One bit of something that silo0 keeps of its session; gives what was there."""
-    store, key = member(parties).store, f"run/session/{what}/0"
+    store, key = member(parties).store, f"session/{what}/0"
     before = store.get(key)
     kept = Message.decode(before)
     # The last byte but one is within the last key or signature, whatever stands around it.
@@ -88,7 +88,7 @@ def test_a_changed_store_is_noticed_at_the_next_request(what, blob, says):
     before = alter(parties, what, blob)
     with pytest.raises(SilodpError, match=says):
         silo.answer(parties.opening(update))
-    member(parties).store.put(f"run/session/{what}/0", before)
+    member(parties).store.put(f"session/{what}/0", before)
     assert silo.answer(parties.opening(update)).blobs["seal"]
 
 

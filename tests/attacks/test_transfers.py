@@ -16,7 +16,7 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
-from silodp.wire.store import MemoryStore
+from silodp.wire.store import MemoryStore, RoundStore
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 from support.wires import set_state
@@ -42,11 +42,11 @@ class Parties:
             for data in federation.silos
         }  # fmt: skip
         self.ask_all({name: Message("setup", "run") for name in self.setting.names})
-        self.store = MemoryStore()
+        self.store = RoundStore(MemoryStore())
         self.shares = ServerShares(self.setting, self.aggregator.constants(self.setting), self)  # type: ignore
         self.met = SessionInfo(run_key_agreement("run", self.setting.names, self.ask_all), 0)
         fields = {"session": self.met.session, "number": 0}
-        self.store.put("session ready", Message("session", "run", fields=fields).encode())
+        self.store.run.put("session ready", Message("session", "run", fields=fields).encode())
         self.shares.set_up(self.met)
 
     def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
@@ -68,7 +68,7 @@ def test_one_failed_check_ends_the_transfers_of_a_session():
     outcomes: list[str] = []
     zero = parties.silos["silo0"]
     for column in range(24):
-        kept = parties.shares._kept("shares")
+        kept = parties.shares._kept()
         request = parties.shares._awaited(column + 1, everyone, kept).message
         altered = {"request": with_a_flipped_bit(request, column)}
         try:

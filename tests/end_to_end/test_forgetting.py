@@ -21,7 +21,7 @@ from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
 from silodp.runtime.run_directory import RunDirectory
 from silodp.runtime.server import COMPLETED_ROUNDS_KEY
-from silodp.wire.store import DirectoryStore, MemoryStore
+from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
 from support.clear import released
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, SAMPLED, Parties, hidden_samples, in_clear, run
@@ -59,7 +59,7 @@ def test_stores_hold_after_five_rounds_what_they_held_after_two(name, tmp_path):
     before = kept(tmp_path)
     run(aggregator, method, 5, federation=FEW, out=tmp_path, resume=True)
     assert kept(tmp_path) == before
-    assert before["server", "sample/·"] == 1, "of the last round: it is over when the next one begins"
+    assert before["server", "round/·/sample"] == 1, "of the last round: it is over when the next one begins"
 
 
 @pytest.mark.parametrize("name", ["masked", "lattice", "paillier"])
@@ -72,7 +72,7 @@ def test_nor_do_they_where_every_round_loses_a_silo(name, wire, tmp_path):  # no
     )
     run(aggregator, method, 2, federation=FOUR, out=tmp_path)
     before = kept(tmp_path)
-    assert before["server", "progress/·"] == 1
+    assert before["server", "round/·/progress"] == 1
     run(aggregator, method, 4, federation=FOUR, out=tmp_path, resume=True)
     assert kept(tmp_path) == before
 
@@ -127,7 +127,7 @@ def test_a_store_without_the_last_round_is_noticed(tmp_path):
     """Who joined it would be drawn anew."""
     aggregator, method = RUNS["plain"]
     run(aggregator, method, 3, federation=FEW, out=tmp_path, seed=None)
-    DirectoryStore(tmp_path / "checkpoint" / "server").drop("clients/2")
+    RoundStore(DirectoryStore(tmp_path / "checkpoint" / "server")).round(2).drop("clients")
     with pytest.raises(SilodpError, match=r"^the server's store knows nothing of round 3"):
         run(aggregator, method, 4, federation=FEW, out=tmp_path, resume=True, seed=None)
 
@@ -213,7 +213,7 @@ def dying_at(number: int, operation: str, key: str, after: bool = False):
     return operation, call
 
 
-OF_A_ROUND = r"/\d+(/(?!base)\w+)?$| \d+$"
+OF_A_ROUND = r"round/\d+/"
 DEATHS = {
     "before rounds are over": (0, "put", COMPLETED_ROUNDS_KEY),
     "when rounds are over": (0, "put", COMPLETED_ROUNDS_KEY, True),
@@ -251,9 +251,9 @@ def test_a_run_that_dies_while_it_forgets_goes_on_as_if_it_had_not(name, death, 
 class Drawn(UldpAvg):
     """Silos are drawn for every round."""
 
-    draws_clients = True
+    samples_silos = True
 
-    def clients(self, population, stream):
+    def sample_silos(self, population, stream):
         return stream.random(population.silos) < 0.5
 
 
@@ -265,7 +265,7 @@ def test_how_often_a_silo_took_part_is_known_when_the_draws_are_forgotten(death,
     for round_ in range(8):
         if death and round_:
             with monkeypatch.context() as patch:
-                gone = {"put": COMPLETED_ROUNDS_KEY, "drop": f"clients/{round_ - 1}"}[death]
+                gone = {"put": COMPLETED_ROUNDS_KEY, "drop": f"round/{round_ - 1}/clients"}[death]
                 patch.setattr(MemoryStore, death, lambda self, key, *value, gone=gone: forbidden(key, gone))
                 with pytest.raises(KeyboardInterrupt):
                     parties.run_round(round_)
@@ -273,17 +273,17 @@ def test_how_often_a_silo_took_part_is_known_when_the_draws_are_forgotten(death,
         told += parties.last("update").arrays["clients"]
         np.testing.assert_array_equal(parties.server.participation_counts(round_ + 1), told)
     assert 0 < told.sum() < 24
-    assert sum(key.startswith("clients/") for key in parties.server.store.names()) == 1
+    assert sum(key.endswith("/clients") for key in parties.server.store.run.names()) == 1
 
 
 def forbidden(key: str, gone: str) -> None:
-    assert key.startswith(("rounds over", "sample/", "clients/"))
+    assert key.startswith("rounds over") or key.endswith(("/sample", "/clients"))
     if key == gone:
         raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("key", ["attempts made", "request/0/0"])
+@pytest.mark.parametrize("key", ["attempts made", "round/0/request/0"])
 def test_an_attempt_is_counted_once_though_its_process_dies(key, after, monkeypatch, tmp_path):
     """Two attempts are allowed, two are made; and a third is not, though the keys of the first two are forgotten."""
     two = replace(LATTICE, attempts=2)

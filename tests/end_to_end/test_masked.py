@@ -61,8 +61,8 @@ def released(monkeypatch, aggregator, method, rounds, **more) -> np.ndarray:
     totals: list[np.ndarray] = []
     play = Server.run_round
 
-    def watched(self, round_, params):
-        total = play(self, round_, params)
+    def watched(self, round_, params, *state):
+        total = play(self, round_, params, *state)
         totals.append(total.numpy())
         return total * 0  # the model stays where it is, so that rounds repeat one another but for the noise
 

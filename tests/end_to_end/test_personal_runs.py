@@ -18,6 +18,7 @@ from silodp.errors import SilodpError
 from silodp.methods import Method, Population, Rpdp, RpdpDropout, RpdpFilter, RpdpMinimum
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import DpSgd
+from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import Result, train
@@ -58,10 +59,6 @@ def silos(monkeypatch: pytest.MonkeyPatch) -> list[Silo]:
 
     monkeypatch.setattr("silodp.runtime.simulation.Silo", Seen)
     return made
-
-
-def run_of(silo: Silo) -> str:
-    return next(key.split("/")[0] for key in silo._store.names() if key.endswith("/setup"))
 
 
 @pytest.mark.parametrize("aggregator", ["plain", "masked"])
@@ -142,7 +139,7 @@ def test_no_record_is_charged_more_than_it_asked_for_in_a_run_of_any_length(book
                 events = [(method.accounts.event(q, False), int(last))]
             assert compute_epsilon(events, DELTA, "rdp") <= silo.budget[record] * (1 + 1e-6)
             assert compute_epsilon(events, DELTA, "pld") <= silo.budget[record] * (1 + 1e-6)
-        spent = silos[s].book(run_of(silos[s]))
+        spent = silos[s].book()
         assert (spent["spent"] <= silo.budget).all()
         assert (spent["spent"] > 0.5 * spent["protected"]).any()
     assert sum(group["units"] for group in result.guarantees["released"].groups) == 90
@@ -154,9 +151,9 @@ def test_a_silo_that_is_not_drawn_sends_zeros_and_nobody_else_is_scaled_up(monke
     totals = []
     plain = Server.step
 
-    def spied(self: Server, params: object, velocity: object, total: torch.Tensor) -> object:
+    def spied(self: Server, before: Checkpoint, total: torch.Tensor) -> Checkpoint:
         totals.append(total)
-        return plain(self, params, velocity, total)  # type: ignore[arg-type]
+        return plain(self, before, total)
 
     monkeypatch.setattr(Server, "step", spied)
     method = replace(RPDP, client_sampling=0.2, rounds=12)
@@ -178,7 +175,7 @@ class Dies(Exception):
 def test_a_run_that_dies_between_any_two_writes_goes_on_as_if_it_had_not(method, tmp_path, monkeypatch):
     """Memory is written before the answer: a repeated round reads what was there before it, and spends once."""
     straight = run(method, 3, out=tmp_path / "straight")
-    for death in ("/memory/1/0", "/update/1/0", "clients/1", "/memory/2/0"):
+    for death in ("/memory/1/0", "/update/1/0", "round/1/clients", "/memory/2/0"):
         for after in (False, True):
             place = tmp_path / death.replace("/", "-") / str(after)
             with monkeypatch.context() as patched:
@@ -221,7 +218,7 @@ def test_what_the_filter_has_spent_lives_through_rounds_and_stays_in_the_silo(si
     result = run(replace(FILTER, noise_multiplier=6.0), 4, federation=MIXED, out=tmp_path)
     inside = []
     for silo, data in zip(silos, MIXED.silos, strict=True):
-        book = silo.book(run_of(silo))
+        book = silo.book()
         assert (book["spent"] <= book["limit"]).all()
         assert (book["spent"][book["active"] > 0] > 0).all()
         assert len(book["asked"]) == len(data)
@@ -237,7 +234,7 @@ def test_what_the_filter_has_spent_lives_through_rounds_and_stays_in_the_silo(si
 def test_those_left_out_by_dropout_are_in_the_silos_book_with_nothing_spent(silos):
     run(RpdpDropout(**COMMON, rounds=2, threshold=1.0), 2)
     for silo, data in zip(silos, WHOLE.silos, strict=True):
-        book = silo.book(run_of(silo))
+        book = silo.book()
         np.testing.assert_array_equal(book["spent"] > 0, data.budget >= 1.0)
 
 

@@ -206,16 +206,16 @@ def test_the_server_never_holds_the_sample_and_no_message_does(aggregator):
     secret = [*both.drawn.values(), *both.shifts.values(), *both.cells.values()]
     for message in (m for _, m in parties.transport.asked + parties.transport.answered):
         assert not any(holds(message, vector) for vector in secret), message.kind
-    store = parties.server.store
+    store = parties.server.store.run
     for key in store.names():
         for vector in (*both.drawn.values(), *both.shifts.values()):
             wanted = [vector.astype(kind).tobytes() for kind in ("<u1", "<u2", "<u4", "<i8", "<f8")]
             assert not any(one in (store.get(key) or b"") for one in wanted), key
-    assert parties.kept("sample/1").arrays["value"].size == 0
+    assert parties.kept("round/1/sample").arrays["value"].size == 0
     old = both.cells[0].tobytes()
     assert not any(old in (store.get(key) or b"") for key in store.names()), "of past rounds i is forgotten"
     for name, silo in parties.silos.items():
-        kept = [silo._store.get(key) or b"" for key in silo._store.names()]
+        kept = [silo._store.run.get(key) or b"" for key in silo._store.run.names()]
         for vector in (*both.drawn.values(), *both.cells.values()):
             assert not any(vector.astype("<i8").tobytes() in one for one in kept), name
 
@@ -272,7 +272,7 @@ def test_silo_0_is_sent_fresh_ciphertexts_and_the_server_does_not_see_which():
     with hidden_samples(LAW) as both:
         parties.run_round(0)
     p = PAILLIER.parameters(parties.setting)
-    server = PaillierServer.unpack(p, parties.server.store.get("paillier"))
+    server = PaillierServer.unpack(p, parties.server.store.run.get("paillier"))
     chosen = [
         parties.silos[name]._side._choices.of_round(parties.last("update", name)) for name in parties.names
     ]
@@ -353,4 +353,4 @@ def test_without_the_option_nothing_changes():
         kinds = {m.kind for _, m in parties.transport.asked}
         assert not kinds & {"choice base", "choice keys", "chosen"}
         assert "sampled" not in parties.last("update").blobs
-        assert parties.kept("sample/0").arrays["value"].size == 12
+        assert parties.kept("round/0/sample").arrays["value"].size == 12

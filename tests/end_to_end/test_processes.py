@@ -11,9 +11,10 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population
+from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.server import Server
 from silodp.wire.signatures import SignedChannel
-from silodp.wire.store import MemoryStore
+from silodp.wire.store import MemoryStore, RoundStore
 from support.oracles import logistic_task, small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED
 from support.processes import Processes
@@ -34,12 +35,12 @@ def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, meth
         SignedChannel(processes, identity, processes.pins),
         aggregator,
         Ledger(None, 1e-5, accountant, run="run"),
-        MemoryStore(),
+        RoundStore(MemoryStore()),
         Randomness.from_seed(1),
     )
     server.set_up()
-    params, velocity = task.initial(1), torch.zeros(task.size, dtype=torch.float64)
+    state = Checkpoint.initial("run", "", task.initial(1), method, setting.population)
     for round_ in range(3):
-        params, velocity = server.step(params, velocity, server.run_round(round_, params))
+        state = server.step(state, server.run_round(round_, state.params))
     processes.close()
-    assert torch.equal(params, run(aggregator, method, rounds=3, seed=1).params)
+    assert torch.equal(state.params, run(aggregator, method, rounds=3, seed=1).params)

@@ -161,9 +161,20 @@ def test_what_a_budget_was_charged_cannot_be_changed(copy: Ran, kind: str) -> No
 def test_which_silos_joined_is_read_where_the_server_keeps_it(copy: Ran) -> None:
     directory = copy("coins")
     assert {group["realized"] for group in told(directory)[0]["groups"]} != {0.0}
-    for path in (directory / "checkpoint" / "server").glob("clients*"):
+    for path in (directory / "checkpoint" / "server").glob("*clients"):
         path.unlink()
     assert audit(directory).unchecked == (rederive.DATA, rederive.JOINED)
+
+
+def test_which_silos_joined_is_read_under_the_names_of_earlier_formats(copy: Ran) -> None:
+    directory = copy("coins")
+    before = told(directory)
+    store = DirectoryStore(directory / "checkpoint" / "server")
+    for key in [key for key in store.names() if key.endswith("/clients")]:
+        store.put(f"clients/{key.split('/')[1]}", store.get(key) or b"")
+        store.drop(key)
+    assert audit(directory).unchecked == (rederive.DATA,)
+    assert told(directory) == before
 
 
 def test_which_silos_joined_follows_from_a_seed(copy: Ran) -> None:

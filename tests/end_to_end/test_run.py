@@ -306,8 +306,8 @@ def test_resuming_without_a_seed_repeats_the_round_in_flight_byte_for_byte(tmp_p
     released: list[np.ndarray] = []
     play = Server.run_round
 
-    def dying(self, round_, params):
-        released.append(play(self, round_, params).numpy())
+    def dying(self, round_, params, *state):
+        released.append(play(self, round_, params, *state).numpy())
         if len(released) == 1:
             raise KeyboardInterrupt
         return torch.from_numpy(released[-1])

@@ -17,7 +17,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population, UldpAvg, UserBudgets
 from silodp.runtime.run_spec import index_of
 from silodp.runtime.server import Server
-from silodp.wire.store import MemoryStore
+from silodp.wire.store import MemoryStore, RoundStore
 from support.clear import released
 from support.oracles import logistic_task, small_federation, without_user
 from support.private import LATTICE, PAILLIER, in_clear, run
@@ -66,9 +66,9 @@ class Watched(UldpAvg):
     weights: list = field(default_factory=list, repr=False, compare=False)
     lengths: list = field(default_factory=list, repr=False, compare=False)
 
-    def silo_update(self, work):
-        self.weights.append((work.silo, (work.allotment > 0).numpy()))
-        stream = super().silo_update(work)
+    def local_update(self, context):
+        self.weights.append((context.silo, (context.weights > 0).numpy()))
+        stream = super().local_update(context)
 
         def watched(chunks):
             for chunk in chunks:
@@ -77,7 +77,7 @@ class Watched(UldpAvg):
                 for u, after, before in zip(
                     chunk.owners.tolist(), rows.norm(dim=1).tolist(), long.tolist(), strict=True
                 ):
-                    self.lengths.append((work.silo, u, after, before))
+                    self.lengths.append((context.silo, u, after, before))
                 yield chunk
 
         return replace(stream, chunks=watched(stream.chunks))
@@ -246,7 +246,7 @@ def test_missing_budgets_are_refused_before_anything_runs(personal, tmp_path):
 def test_no_release_is_charged_that_the_budgets_were_not_met_for():
     setting = known(method(CLIP))
     ledger = Ledger(None, 1e-5, "pld", run="run")
-    server = Server(setting, None, Plain(), ledger, MemoryStore(), Randomness.secret())  # type: ignore[arg-type]
+    server = Server(setting, None, Plain(), ledger, RoundStore(MemoryStore()), Randomness.secret())  # type: ignore[arg-type]
     assert server.charge(0, 0, 3)
     assert not server.charge(0, 1, 3), "a second release of the round"
     assert not server.charge(20, 0, 3), "one round more"

@@ -206,8 +206,8 @@ def released() -> Iterator[list[np.ndarray]]:
     totals: list[np.ndarray] = []
     play = Server.run_round
 
-    def watched(self, round_, params):
-        total = play(self, round_, params)
+    def watched(self, round_, params, *state):
+        total = play(self, round_, params, *state)
         totals.append(total.numpy().copy())
         return total
 

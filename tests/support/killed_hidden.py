@@ -68,11 +68,11 @@ class Watched:
                 (out / "model.safetensors").write_bytes(self.verdict(out).encode())
             return lived
 
-        def watched_play(server, round_, params):  # type: ignore[no-untyped-def]
+        def watched_play(server, round_, params, *state):  # type: ignore[no-untyped-def]
             self.round = round_
             if self.operation and round_ == killed.ROUNDS - 1:
                 die_at(self.operation)
-            return play(server, round_, params)
+            return play(server, round_, params, *state)
 
         def watched_answer(silo, request):  # type: ignore[no-untyped-def]
             if request.kind == "chosen":

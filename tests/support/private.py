@@ -27,7 +27,7 @@ from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import Result, train
 from silodp.wire.messages import Message
-from silodp.wire.store import MemoryStore
+from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import Failure
 from support.clear import LatticeInClear, PaillierInClear
 from support.oracles import logistic_task, small_federation
@@ -159,7 +159,7 @@ class Parties:
         self.transport = Recording(self.silos)
         ledger = Ledger(None, 1e-5, "rdp", run="run")
         self.server = Server(
-            self.setting, self.transport, aggregator, ledger, MemoryStore(), Randomness.secret()
+            self.setting, self.transport, aggregator, ledger, RoundStore(MemoryStore()), Randomness.secret()
         )
         self.server.set_up()
         self.params = task.initial(1)
@@ -202,7 +202,7 @@ class Parties:
 
     @property
     def session(self) -> str:
-        return current(self.server.store).session
+        return current(self.server.store.run).session
 
     def last(self, kind: str, name: str = "silo0", round_: int | None = None) -> Message:
         """The request of this kind that this silo was asked last (in this round)."""
@@ -211,4 +211,4 @@ class Parties:
 
     def kept(self, what: str) -> Message:
         """From the server's store."""
-        return Message.decode(self.server.store.get(what) or b"")
+        return Message.decode(self.server.store.run.get(what) or b"")

@@ -96,4 +96,4 @@ class Direct:
 def set_state(silo: Silo, **changes) -> None:
     """As if a silo's gate were somewhere else."""
     state = replace(silo.gate.state, **changes)
-    silo._store.put(silo.gate._key, state.encode())
+    silo._store.run.put(silo.gate._key, state.encode())

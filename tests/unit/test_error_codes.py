@@ -220,7 +220,7 @@ def test_files_tell_damage_from_another_configuration(tmp_path):
     with refused("run.nothing_to_resume") as caught:
         load_checkpoint(path, "print")
     assert caught.value.field == "out"
-    save_checkpoint(path, Checkpoint("run", "print", 1, torch.zeros(2), torch.zeros(2)))
+    save_checkpoint(path, Checkpoint("run", "print", 1, torch.zeros(2)))
     with refused("checkpoint.setup"):
         load_checkpoint(path, "other print")
     path.write_bytes(path.read_bytes()[:-1])

@@ -547,7 +547,7 @@ PUBLIC = {
     "TransferReceiver.domain", "TransferSender.domain", "Lookup.domain", "Lookup.message",
     "SiloContext.pins", "SiloKeyAgreement.pins", "SignedParty.server", "SignedChannel.silos",
     "PublicKey.n",
-    "Checkpoint.params", "Checkpoint.velocity", "Result.params",
+    "Checkpoint.params", "Result.params",
     "MultiStepUpdate.steps",
 }  # fmt: skip
 """Bytes and arrays that others may see: public keys, what was sent, hashes of these, the model; and a generator, of

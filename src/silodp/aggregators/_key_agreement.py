@@ -110,7 +110,8 @@ def _to_all(names: tuple[str, ...], message: Message) -> dict[str, Message]:
 class SiloKeyAgreement:
     """A silo's side of the set-up, and its durable memory of the session.
 
-    `pins`: the long-term keys of all silos of the run. `constants`: what is public, as this silo knows it.
+    `pins`: the long-term keys of all silos of the run. `constants`: what is public, as this silo knows it. `store`:
+    what lasts as long as the run.
     """
 
     identity: Identity
@@ -132,7 +133,7 @@ class SiloKeyAgreement:
         Raises:
             SilodpError: there is none, or it is not the one that a request names.
         """
-        number = self.store.get(_key(run, "confirmed"))
+        number = self.store.get("session/confirmed")
         if number is None:
             raise SilodpError(
                 f"silo '{self.identity.name}' has no confirmed session in run {run}: it was never set up, or its store "
@@ -151,19 +152,19 @@ class SiloKeyAgreement:
     def group_secret(self, run: str) -> bytes:
         """R, which all silos of the session know."""
         self.session(run)
-        number = int(self._kept(run, "confirmed"))
-        return Message.decode(self._kept(run, f"group/{number}")).blobs["group"]
+        number = int(self._kept("confirmed"))
+        return Message.decode(self._kept(f"group/{number}")).blobs["group"]
 
     def _hello(self, request: Message) -> Message:
         opening = HandshakeState.fresh(self.identity, request.run)
         secret = {"ephemeral": opening.ephemeral, "nonce": opening.nonce}
         secret |= {"seal": opening.seal, "contribution": opening.contribution}
         kept = Message("opening", request.run, blobs=secret).encode()
-        self.store.put(_key(request.run, f"opening/{request.attempt}"), kept)
+        self.store.put(f"session/opening/{request.attempt}", kept)
         return request.reply(hello=opening.hello.to_bytes())
 
     def _roster(self, request: Message) -> Message:
-        self.store.put(_key(request.run, f"roster/{request.attempt}"), request.encode())
+        self.store.put(f"session/roster/{request.attempt}", request.encode())
         session = self._met(request.run, request.attempt)
         sealed = {f"to/{peer}": box for peer, box in session.sealed_contributions().items()}
         return request.reply(signature=session.signature(), **sealed)
@@ -173,15 +174,15 @@ class SiloKeyAgreement:
         session.confirm({n: request.blobs.get(f"signature/{n}", b"") for n in session.roster})
         group = session.group_secret({n: request.blobs.get(f"sealed/{n}", b"") for n in session.roster})
         kept = Message("group", request.run, blobs={"group": group})
-        self.store.put(_key(request.run, f"group/{request.attempt}"), kept.encode())
-        self.store.put(_key(request.run, "confirmed"), str(request.attempt).encode())
+        self.store.put(f"session/group/{request.attempt}", kept.encode())
+        self.store.put("session/confirmed", str(request.attempt).encode())
         answer = request.reply()
         return replace(answer, fields={"session": session.transcript.hex()})
 
     def _met(self, run: str, number: int) -> Session:
         """A session from the store. Its signatures are verified and its keys derived once in a process, and again when
         anything that this rests on is not, to the byte, what it was then: the stored secrets and roster, or a pin."""
-        opening, roster = self._kept(run, f"opening/{number}"), self._kept(run, f"roster/{number}")
+        opening, roster = self._kept(f"opening/{number}"), self._kept(f"roster/{number}")
         read = (run, number, opening, roster, tuple(sorted(self.pins.items())))
         session = self._met_last.get(read)
         if session is None:
@@ -197,15 +198,11 @@ class SiloKeyAgreement:
         ]
         return HandshakeState(self.identity, run, **opening.blobs).meet(hellos, self.pins, self.constants)
 
-    def _kept(self, run: str, what: str) -> bytes:
-        kept = self.store.get(_key(run, what))
+    def _kept(self, what: str) -> bytes:
+        kept = self.store.get(f"session/{what}")
         if kept is None:
             raise SilodpError(
                 f"silo '{self.identity.name}' was asked to go on with a session it never began: begin a new run.",
                 code="session.missing",
             )
         return kept
-
-
-def _key(run: str, what: str) -> str:
-    return f"{run}/session/{what}"

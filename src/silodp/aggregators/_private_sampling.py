@@ -35,7 +35,7 @@ from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, is_digest
-from silodp.wire.store import Store, claim
+from silodp.wire.store import RoundStore, claim
 
 V = TypeVar("V")
 ASSUMPTION = (
@@ -136,12 +136,12 @@ class OtServer:
         offer = self._ask("choice base", met, 0, met.number).blobs["offer"]
         session = bytes.fromhex(met.session)
         sender, reply = blame_silo(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
-        self.desk.store.put("hidden/transfers", sender.pack())
+        self.desk.store.run.put("hidden/transfers", sender.pack())
         self._ask("choice keys", met, 0, met.number, reply=reply)
 
     def asked(self, round_: int, **request: bytes) -> Message:
         """Silo 0's request for its entries of this round's tables, and its answer to the server's own `request`."""
-        return self._ask("sample", current(self.desk.store), round_, 0, **request)
+        return self._ask("sample", current(self.desk.store.run), round_, 0, **request)
 
     def passed_on(
         self, round_: int, asked: Message, offer: Callable[[TransferSender, bytes], bytes]
@@ -152,10 +152,10 @@ class OtServer:
             SilodpError: silo 0 asks a second time or passes on something else; or its request fails the check, after
                 which nothing is offered.
         """
-        zero, store = self.setting.names[0], self.desk.store
+        zero, store = self.setting.names[0], self.desk.store.run
         choice = asked.blobs["choice"]
         sender = TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
-        if not claim(store, f"hidden/choice {round_}", hashlib.sha256(choice).digest()):
+        if not claim(self.desk.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
             raise SilodpError(
                 f"silo '{zero}' asked for entries of round {round_ + 1} a second time, otherwise than the first time: "
                 "two entries of one person would show the server's share; nothing was sent.",
@@ -174,7 +174,7 @@ class OtServer:
             if sender.ended:
                 store.put("hidden/ended", b"ended")
             else:
-                store.drop(f"hidden/choice {round_}")
+                self.desk.store.round(round_).drop("hidden choice")
             raise
         answer = self._ask("chosen", current(store), round_, 0, answer=offered)
         return {name: answer.blobs[f"to/{name}"] for name in self.setting.names[1:]}
@@ -195,7 +195,7 @@ class OtClient:
     setting: Setting
     law: SamplingRatio
     member: SiloKeyAgreement
-    store: Store
+    store: RoundStore
     opened: Callable[[Message, Lookup, bytes], bytes] = field(repr=False)
 
     @property
@@ -222,7 +222,7 @@ class OtClient:
         zero = session.roster[0]
         if session.name != zero:
             return session.decrypt(zero, request.blobs[SEALED_SAMPLE_BLOB], *_use(request))
-        own = self.store.get(_key(request, "drawn"))
+        own = self.store.round(request.round).get("drawn")
         if own is None:
             raise SilodpError(
                 f"silo '{zero}' was asked for round {request.round + 1} before it chose for it: nothing was sent.",
@@ -232,21 +232,21 @@ class OtClient:
 
     def _base(self, request: Message) -> Message:
         base = BaseTransfers(self._session(request).transcript, SILO_CHOOSES)
-        self.store.put(self._place(request, "choice base"), base.pack())
+        self.store.run.put(self._place(request, "choice base"), base.pack())
         return request.reply(offer=base.offer)
 
     def _keys(self, request: Message) -> Message:
         self._session(request)
         base = BaseTransfers.unpack(self._stored(self._place(request, "choice base")))
         receiver = base.receiver(request.blobs["reply"])
-        self.store.put(self._place(request, "choices"), receiver.pack())
-        self.store.drop(self._place(request, "choice base"))
+        self.store.run.put(self._place(request, "choices"), receiver.pack())
+        self.store.run.drop(self._place(request, "choice base"))
         return request.reply()
 
     def _chosen(self, request: Message) -> Message:
         session = self._session(request)
         drawn = self.opened(request, self._lookup(request), request.blobs["answer"])
-        self.store.put(_key(request, "drawn"), drawn)
+        self.store.round(request.round).put("drawn", drawn)
         return request.reply(
             **{f"to/{peer}": session.encrypt(peer, drawn, *_use(request)) for peer in session.roster[1:]}
         )
@@ -256,21 +256,21 @@ class OtClient:
 
     def _place(self, request: Message, what: str) -> str:
         """Of one session: transfers of another one would be used a second time."""
-        return f"{request.run}/{what}/{request.fields['session']}"
+        return f"{what}/{request.fields['session']}"
 
     def _lookup(self, request: Message) -> Lookup:
-        stored = self.store.get(_key(request, "choice"))
+        stored = self.store.round(request.round).get("choice")
         if stored is not None:
             return Lookup.unpack(stored)
         receiver = TransferReceiver.unpack(self._stored(self._place(request, "choices")), 0)
         session = self.member.session(request.run)
         secret, users = self.member.group_secret(request.run), self.setting.population.users
         part = private_sampling.ask(receiver, secret, session.transcript, users, self.law, request.round)
-        self.store.put(_key(request, "choice"), part.pack())
+        self.store.round(request.round).put("choice", part.pack())
         return part
 
     def _stored(self, key: str) -> bytes:
-        stored = self.store.get(key)
+        stored = self.store.run.get(key)
         if stored is None:
             raise SilodpError(
                 f"silo '{self.member.identity.name}' was asked for transfers it has no base for: begin a new run.",
@@ -282,7 +282,3 @@ class OtClient:
 def _use(request: Message) -> tuple[str | int, ...]:
     """What the keys of a round's boxes are derived for."""
     return SEALED_SAMPLE_BLOB, request.round
-
-
-def _key(request: Message, what: str) -> str:
-    return f"{request.run}/{what}/{request.round}"

@@ -49,10 +49,11 @@ from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, Words, pair
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore, Store
 
 Shares = NDArray[np.uint64]
 _USE = "sample of the round"
+_SHARES = "weights/shares"
 
 
 @dataclass(frozen=True)
@@ -105,28 +106,34 @@ class ServerShares:
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
         if self.constants.law(self.setting) is not None:
             OtServer(self.setting, self.desk).set_up(met)
-        self._keep("shares", {"shares": shares}, {"receiver": receiver.pack()}, {"counter": receiver.counter})
+        self._keep(
+            self.desk.store.run,
+            _SHARES,
+            {"shares": shares},
+            {"receiver": receiver.pack()},
+            {"counter": receiver.counter},
+        )
 
     def of_round(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
         """Shares of v_u, or of β_u·v_u for a sample β (U,)."""
-        kept = self._kept("shares")
+        kept = self._kept()
         if sample is None:
             return kept.arrays["shares"]
-        done = self.desk.store.get(f"weights/{round_}")
+        done = self.desk.store.round(round_).get("weights")
         if done is not None:
             return Message.decode(done).arrays["shares"]
         awaited = self._awaited(round_, sample, kept)
-        answer = self._ask_zero("sample", current(self.desk.store), round_, request=awaited.message)
+        answer = self._ask_zero("sample", current(self.desk.store.run), round_, request=awaited.message)
         shares = blame_silo(self.setting.names[0], lambda: awaited.finish(answer.blobs["answer"]))
-        self._keep(str(round_), {"shares": shares})
+        self._keep(self.desk.store.round(round_), "weights", {"shares": shares})
         return shares
 
     def of_hidden_round(self, round_: int, law: SamplingRatio) -> tuple[Shares, dict[str, bytes]]:
         """Shares of β_u·v_u for a sample that nobody knows; and silo 0's part, sealed for each other silo."""
-        done = self.desk.store.get(f"weights/{round_}")
+        done = self.desk.store.round(round_).get("weights")
         if done is not None:
             return Message.decode(done).arrays["shares"], Message.decode(done).blobs
-        kept, offers = self._kept("shares"), OtServer(self.setting, self.desk)
+        kept, offers = self._kept(), OtServer(self.setting, self.desk)
         awaited = self._awaited(round_, law, kept)
         asked = offers.asked(round_, request=awaited.message)
         shares = blame_silo(self.setting.names[0], lambda: awaited.finish(asked.blobs["answer"]))
@@ -136,13 +143,13 @@ class ServerShares:
             asked,
             lambda sender, choice: answer_unknown(sender, awaited, law, own, choice),
         )
-        self._keep(str(round_), {"shares": shares}, boxes)
+        self._keep(self.desk.store.round(round_), "weights", {"shares": shares}, boxes)
         return shares, boxes
 
     def _awaited(self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message) -> PendingLookup:
         """The request of a round, stored before it is sent: a second one would show where the two differ."""
-        plan = self.constants.plan(self.setting, current(self.desk.store).session)
-        stored = self.desk.store.get(f"weights/asked {round_}")
+        plan = self.constants.plan(self.setting, current(self.desk.store.run).session)
+        stored = self.desk.store.round(round_).get("weights asked")
         if stored is None:
             receiver = TransferReceiver.unpack(kept.blobs["receiver"], kept.fields["counter"])
             server, shares = Server(plan, receiver), kept.arrays["shares"]
@@ -151,7 +158,8 @@ class ServerShares:
                 if isinstance(drawn, SamplingRatio)
                 else server.sample(round_, shares, drawn.astype(np.int64))
             )
-            self._keep(f"asked {round_}", {"own": awaited.own}, {"part": awaited.part.pack()})
+            parts = {"own": awaited.own}, {"part": awaited.part.pack()}
+            self._keep(self.desk.store.round(round_), "weights asked", *parts)
             return awaited
         old = Message.decode(stored)
         return PendingLookup(plan, Lookup.unpack(old.blobs["part"]), old.arrays["own"])
@@ -164,16 +172,17 @@ class ServerShares:
 
     def _keep(
         self,
-        what: str,
+        store: Store,
+        key: str,
         arrays: dict[str, np.ndarray],
         blobs: dict[str, bytes] | None = None,
         fields: dict[str, int] | None = None,
     ) -> None:
         kept = Message("kept", self.setting.run, fields=fields or {}, arrays=arrays, blobs=blobs or {})
-        self.desk.store.put(f"weights/{what}", kept.encode())
+        store.put(key, kept.encode())
 
-    def _kept(self, what: str) -> Message:
-        stored = self.desk.store.get(f"weights/{what}")
+    def _kept(self) -> Message:
+        stored = self.desk.store.run.get(_SHARES)
         if stored is None:
             raise SilodpError(
                 "the server holds no shares of the weights: its store is lost; begin a new run.",
@@ -189,7 +198,7 @@ class SiloWeights:
     setting: Setting
     constants: Constants
     member: SiloKeyAgreement
-    store: Store
+    store: RoundStore
     counts: NDArray[np.int64] = field(repr=False)
 
     @property
@@ -213,7 +222,7 @@ class SiloWeights:
         if self._choices is not None:
             return np.frombuffer(self._choices.of_round(request), "<u8").astype(np.uint64)
         silo = self._shares(request.run)
-        return silo.masks(request.round, _USE) if self.setting.method.draws_users else silo.shares()
+        return silo.masks(request.round, _USE) if self.setting.method.samples_users else silo.shares()
 
     @cached_property
     def _choices(self) -> OtClient | None:
@@ -243,7 +252,7 @@ class SiloWeights:
     def _base(self, request: Message) -> Message:
         session = self._session(request)
         sender, reply = TransferSender.accept(session.transcript, SERVER_CHOOSES, request.blobs["offer"])
-        self.store.put(self._transfers(request), sender.pack())
+        self.store.run.put(self._transfers(request), sender.pack())
         return request.reply(reply=reply)
 
     def _reciprocals(self, request: Message) -> Message:
@@ -266,25 +275,25 @@ class SiloWeights:
         try:
             return request.reply(answer=offer(request.blobs["request"]))
         except SilodpError:
-            self.store.put(self._ended(request), b"ended")
+            self.store.run.put(self._ended(request), b"ended")
             raise
 
     def _ended(self, request: Message) -> str:
-        return f"{request.run}/transfers ended/{request.fields['session']}"
+        return f"transfers ended/{request.fields['session']}"
 
     def _transfers(self, request: Message) -> str:
         """Of one session: pads of another session's transfers, used again, would show counts."""
-        return f"{request.run}/transfers/{request.fields['session']}"
+        return f"transfers/{request.fields['session']}"
 
     def _zero(self, request: Message) -> FirstSilo:
         session = self._session(request)
-        if self.store.get(self._ended(request)) is not None:
+        if self.store.run.get(self._ended(request)) is not None:
             raise SilodpError(
                 f"silo '{session.name}' has ended its transfers, because a request failed their check: begin a new "
                 "run, and find out who altered it.",
                 code="session.transfers_ended",
             )
-        packed = self.store.get(self._transfers(request))
+        packed = self.store.run.get(self._transfers(request))
         if packed is None:
             raise SilodpError(
                 f"silo '{self.member.identity.name}' was asked for transfers it has no base for.",
@@ -318,7 +327,7 @@ def weight_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kin
 def sampling_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kind, ...]:
     """What the silo of this name is asked in a round before its update."""
     law, users = constants.law(setting), setting.population.users
-    if name != setting.names[0] or not setting.method.draws_users:
+    if name != setting.names[0] or not setting.method.samples_users:
         return ()
     if law is None:
         return (_lookup_kind("sample", users, 2),)

@@ -43,13 +43,14 @@ from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError, check_whole, counted
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest, is_roster, is_whole
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
 
 PURPOSE = "update"
 SEALED_SAMPLE_BLOB = "sampled"
 """The blob of an update that differs between silos: what silo 0 sealed for the one that is asked."""
 _SEAL_BYTES = 32
+_PROGRESS = "progress"
 
 
 def model_and_sample(request: Message) -> str:
@@ -193,7 +194,7 @@ class ServerAttempts:
         Raises:
             SilodpError: a silo refuses, or too few are left; resuming goes on with the round.
         """
-        now, session = self._progress(round_), current(self.desk.store).session
+        now, session = self._progress(round_), current(self.desk.store.run).session
         while True:
             if not self.desk.affords(round_, now.release, len(now.roster)):
                 return None  # before silos charge for it in ledgers of their own
@@ -230,7 +231,7 @@ class ServerAttempts:
             )
 
     def _progress(self, round_: int) -> RoundAttempt:
-        stored = self.desk.store.get(_progress_key(round_))
+        stored = self.desk.store.round(round_).get(_PROGRESS)
         if stored is None:
             return RoundAttempt(round_, 0, 0, self.setting.names, PURPOSE)
         fields = Message.decode(stored).fields
@@ -253,12 +254,8 @@ class ServerAttempts:
         now = RoundAttempt(last.round, last.attempt + 1, release, roster, PURPOSE)
         fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
         kept = Message("progress", self.setting.run, last.round, fields=fields)
-        self.desk.store.put(_progress_key(last.round), kept.encode())
+        self.desk.store.round(last.round).put(_PROGRESS, kept.encode())
         return now
-
-
-def _progress_key(round_: int) -> str:
-    return f"progress/{round_}"
 
 
 @dataclass(frozen=True)
@@ -266,14 +263,14 @@ class SiloAttempts:
     """A silo's side: what it has drawn for a release, and its seals. What it may be asked, its gate decides."""
 
     member: SiloKeyAgreement
-    store: Store
+    store: RoundStore
     masked: Callable[[], str]
 
     @classmethod
     def of(cls, aggregator: Aggregator, setting: Setting, own: SiloContext) -> SiloAttempts:
         """Of one silo in a run."""
         return cls(
-            SiloKeyAgreement(own.identity, own.pins, setting.constants(aggregator), own.store),
+            SiloKeyAgreement(own.identity, own.pins, setting.constants(aggregator), own.store.run),
             own.store,
             own.masked,
         )
@@ -295,8 +292,9 @@ class SiloAttempts:
         self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
     ) -> dict[str, np.ndarray]:
         """What this silo drew for this release: once, and kept before it is used, for further attempts at it."""
-        key, asked = f"{request.run}/noisy/{attempt.round}/{attempt.release}", model_and_sample(request)
-        stored = self.store.get(key)
+        key, asked = f"noisy/{attempt.release}", model_and_sample(request)
+        store = self.store.round(attempt.round)
+        stored = store.get(key)
         if stored is not None:
             kept = Message.decode(stored)
             if kept.fields["asked"] == asked:
@@ -308,7 +306,7 @@ class SiloAttempts:
                 code="gate.model",
             )
         arrays = draw()
-        self.store.put(key, Message("kept", request.run, attempt.round, 0, {"asked": asked}, arrays).encode())
+        store.put(key, Message("kept", request.run, attempt.round, 0, {"asked": asked}, arrays).encode())
         return arrays
 
     def open(self, request: Message) -> Message:
@@ -333,7 +331,7 @@ class MaskedServer(ABC):
         set_up(
             self.setting.run,
             self.setting.names,
-            desk.store,
+            desk.store.run,
             desk.ask_all,
             lambda session: self.prepare(desk, session),
         )

@@ -2,7 +2,7 @@
 
 An aggregator is a frozen dataclass of public constants with two sides: one for the server, one for each silo. Both know
 the same `Setting`; methods do not know which aggregator is used. Everything that a run, a plan or a report needs of an
-aggregator is a member of `Aggregator`, so a new one is one file (docs/extending.md); `AGGREGATORS` names those of this
+aggregator is a member of `Aggregator`, so a new one is one file (tests/plugins/trimmed.py is an example); `AGGREGATORS` names those of this
 package.
 """
 
@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -21,10 +21,10 @@ from silodp.accounting.events import Event, costliest_event, without_amplificati
 from silodp.accounting.guarantee import Adversary, View
 from silodp.crypto.keys import Identity
 from silodp.mechanisms.clipping import Bounds, Update
-from silodp.methods.base import Method, Population
+from silodp.methods.base import Method, MethodState, Population
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
 
 
@@ -55,6 +55,11 @@ class Setting:
     rounds: int = 10**6
 
     @property
+    def sum_size(self) -> int:
+        """Numbers in what silos add up: d, and the method's extra coordinates."""
+        return self.size + self.method.extra_coordinates
+
+    @property
     def bounds(self) -> Bounds | None:
         """Bounds of the sums; None where silos add all noise to their updates themselves."""
         return self.method.bounds(self.population)
@@ -73,6 +78,8 @@ class Setting:
         return json.dumps([*public, repr(aggregator)])
 
 
+T = TypeVar("T")
+
 LocalUpdateFn = Callable[[int], tuple[Update, Tensor, np.random.Generator]]
 """Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
 
@@ -84,8 +91,8 @@ class ServerContext(Protocol):
     """What the server lends its side of an aggregator."""
 
     @property
-    def store(self) -> Store:
-        """The server's durable memory."""
+    def store(self) -> RoundStore:
+        """The server's durable memory: what is put in a round's namespace is dropped with the round."""
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
         """Send one request to each silo named, and wait.
@@ -133,7 +140,7 @@ class ServerAggregator(Protocol):
             arrays: of the round's requests, see `round_arrays`.
 
         Returns:
-            Σ_s share_s (d,) float64; None if the budget forbids the release.
+            Σ_s share_s (`Setting.sum_size`,) float64; None if the budget forbids the release.
         """
 
 
@@ -162,14 +169,14 @@ class SiloContext:
     Attributes:
         identity: its long-term key.
         pins: the silos' pinned public keys.
-        store: its durable memory.
+        store: its durable memory of the run.
         counts: n[s,u] (U,) int64.
         masked: returns the digest of the update that it masked last.
     """
 
     identity: Identity
     pins: Mapping[str, bytes]
-    store: Store = field(repr=False)
+    store: RoundStore = field(repr=False)
     counts: np.ndarray = field(repr=False)
     masked: Callable[[], str] = field(repr=False)
 
@@ -412,18 +419,37 @@ def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind
 
 
 def round_arrays(setting: Setting, shows_sample: bool = True) -> dict[str, Array]:
-    """Return the arrays of an update: the model, and where the method samples them, users and silos of the round.
+    """Return the arrays of an update: the model, the users and silos that the method samples, and its state.
 
     Args:
         setting: public constants.
         shows_sample: whether silos see which users were sampled.
     """
     arrays = {"params": Array(setting.dtype, (setting.size,), finite=True)}
-    if shows_sample and setting.method.draws_users:
+    if shows_sample and setting.method.samples_users:
         arrays["sample"] = Array("bool", (setting.population.users,))
-    if setting.method.draws_clients:
+    if setting.method.samples_silos:
         arrays["clients"] = Array("bool", (setting.population.silos,))
-    return arrays
+    initial = setting.method.initial_state(setting.population)
+    state = {name: Array(str(value.dtype), value.shape, finite=True) for name, value in initial.items()}
+    return {**arrays, **_of_state(state)}
+
+
+_STATE = "state."
+
+
+def _of_state(values: Mapping[str, T]) -> dict[str, T]:
+    return {_STATE + name: value for name, value in values.items()}
+
+
+def request_state(state: MethodState) -> dict[str, np.ndarray]:
+    """Return the method's state as entries of an update's request."""
+    return _of_state(state)
+
+
+def state_of(request: Message) -> dict[str, np.ndarray]:
+    """Return the method's state that an update's request carries."""
+    return {name[len(_STATE) :]: value for name, value in request.arrays.items() if name.startswith(_STATE)}
 
 
 def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
@@ -440,4 +466,4 @@ def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
         for name, view in views.items():
             costs.setdefault(name, []).append((view, aggregator.event(setting, view)))
     delta = setting.delta * aggregator.delta_share
-    return replace(setting, method=setting.method.calibrated(costs, setting.population, delta))
+    return replace(setting, method=setting.method.calibrate(costs, setting.population, delta))

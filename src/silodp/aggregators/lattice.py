@@ -148,7 +148,7 @@ class Lattice(PrivateWeighting):
         """
         p = self.parameters(setting)
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
-        return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.size, reach)
+        return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, reach)
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """Return sizes, limits, and every rule that the encryption meets."""
@@ -157,7 +157,7 @@ class Lattice(PrivateWeighting):
             **self.describe_grid(setting, p.clip_units),
             "weights are multiples of": f"2^-{p.weight_bits}",
             "ring": f"N = {p.ring_size}, Q = 2^{p.modulus_bits} in limbs of {p.limb_bits} bits, T = {p.plaintext_bits}",
-            "bytes up, per silo and round": round(p.bytes_up * setting.size),
+            "bytes up, per silo and round": round(p.bytes_up * setting.sum_size),
             "bytes down, per silo and round": p.bytes_down,
             **self.describe_sampling(setting, entry=8, lookups=2),
             "exactness": "integers, every block verified",
@@ -213,8 +213,8 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
     )
     event, spent = costliest_event([setting.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, NonPrivate):
-        reach = 1 + math.sqrt(setting.size) / _NOISE_STEPS
-        release = to_discrete(event, _FEWEST_UNITS, setting.size, reach)
+        reach = 1 + math.sqrt(setting.sum_size) / _NOISE_STEPS
+        release = to_discrete(event, _FEWEST_UNITS, setting.sum_size, reach)
         delta = setting.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
         most_in_a_round = 1 + silos - setting.population.m
@@ -224,7 +224,7 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
             [(release, rounds), *[(without_amplification(release), further)] * (further > 0)], delta, "rdp"
         )
     return search_parameters(
-        dimension=setting.size,
+        dimension=setting.sum_size,
         users=setting.population.users,
         silos=silos,
         count_cap=aggregator.count_cap,
@@ -261,7 +261,7 @@ class _Server(MaskedServer):
             shares = held.of_round(round_, arrays.get("sample"))
         else:
             shares, boxes = held.of_hidden_round(round_, law)
-        session = current(desk.store).session
+        session = current(desk.store.run).session
 
         def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(desk, attempt)
@@ -289,23 +289,24 @@ class _Server(MaskedServer):
         It is stored before it is used, so that a repeated request is the same, and dropped with its round: whoever
         learns one of them can read no other attempt.
         """
-        name = f"request/{attempt.round}/{attempt.attempt}"
-        key = desk.store.get(name)
+        store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
+        key = store.get(name)
         if key is None:
-            self._count(desk, name)
+            self._count(desk, attempt)
             key = secrets.token_bytes(KEY_BYTES)
-            desk.store.put(name, key)
+            store.put(name, key)
         return key
 
-    def _count(self, desk: ServerContext, name: str) -> None:
+    def _count(self, desk: ServerContext, attempt: RoundAttempt) -> None:
         """Count an attempt durably, before its key is made: keys are dropped with their rounds, their number is not.
 
         Raises:
             SilodpError: the encryption was chosen for no more (code run.attempts).
         """
-        stored = desk.store.get("attempts made")
+        stored = desk.store.run.get("attempts made")
         counted: dict[str, Any] = {"made": 0, "last": ""} if stored is None else Message.decode(stored).fields
-        if counted["last"] == name:
+        this = f"{attempt.round}/{attempt.attempt}"
+        if counted["last"] == this:
             return  # counted by a process that died before it had made the key
         if counted["made"] >= self.aggregator.attempts:
             raise SilodpError(
@@ -314,8 +315,8 @@ class _Server(MaskedServer):
                 code="run.attempts",
                 field="attempts",
             )
-        counted = {"made": counted["made"] + 1, "last": name}
-        desk.store.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
+        counted = {"made": counted["made"] + 1, "last": this}
+        desk.store.run.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
 
     def _digits(self, name: str, answer: Message) -> np.ndarray:
         try:
@@ -342,7 +343,7 @@ class _Silo(PrivateWeightingSilo):
         return Quantizer(bounds.clip, self._parameters.clip_units)
 
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        share = draw_skellam(self._setting.size, noise_std(bounds, self._parameters) ** 2, stream)
+        share = draw_skellam(self._setting.sum_size, noise_std(bounds, self._parameters) ** 2, stream)
         return {"noise": scaled_noise(share, self._parameters.noise_shift, stream)}
 
     def multiply(
@@ -366,6 +367,5 @@ class _Silo(PrivateWeightingSilo):
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Return whether a seed is new, or of this very request: a repeated request is the same to the byte."""
-        return claim(
-            self._own.store, f"{request.run}/seeds/{request.round}/{seed.hex()}", request.digest().encode()
-        )
+        store = self._own.store.round(request.round)
+        return claim(store, f"seeds/{seed.hex()}", request.digest().encode())

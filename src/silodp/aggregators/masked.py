@@ -103,14 +103,14 @@ class Masked(MaskedAggregator):
         else:
             # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
             units = units * min(view.n, spread_over) // spread_over
-        return to_discrete(event, max(1, units), setting.size)
+        return to_discrete(event, max(1, units), setting.sum_size)
 
     def ring(self, setting: Setting) -> tuple[Words, float]:
         """Return the ring that sums live in, and the size of a grid step in units of the update."""
         if setting.bounds is None:
-            return Words(setting.size, 64), FIXED_POINT_STEP
+            return Words(setting.sum_size, 64), FIXED_POINT_STEP
         grid = Quantizer.for_(setting.bounds, self.units)
-        return Words(setting.size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
+        return Words(setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """Return grid, ring, and what travels."""
@@ -119,7 +119,7 @@ class Masked(MaskedAggregator):
             "silos needed in a sum": setting.population.m,
             "grid steps to the clip": None if setting.bounds is None else round(setting.bounds.clip / step),
             "sums modulo": f"2^{ring.bits}",
-            "bytes up, per silo and round": setting.size * ring.dtype.itemsize,
+            "bytes up, per silo and round": setting.sum_size * ring.dtype.itemsize,
             "exactness": "integers, exact",
             "security": "X25519, Ed25519, HKDF-SHA256, ChaCha20: 128 bits",
         }
@@ -127,7 +127,7 @@ class Masked(MaskedAggregator):
     def script(self, setting: Setting, name: str) -> Script:
         """Return set-up, key agreement, then attempts."""
         ring, _ = self.ring(setting)
-        answer = Schema(arrays={"masked": Array(ring.dtype.name, (setting.size,))})
+        answer = Schema(arrays={"masked": Array(ring.dtype.name, (setting.sum_size,))})
         return self.attempt_script(setting, name, answer)
 
     def server(self, setting: Setting) -> ServerAggregator:

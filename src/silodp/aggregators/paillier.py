@@ -95,10 +95,11 @@ class Paillier(PrivateWeighting):
         bounds = self.bounds_of(setting)
         finest = Quantizer.for_(bounds).units
         grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
-        if grid.units < 64 * math.sqrt(setting.size):
+        if grid.units < 64 * math.sqrt(setting.sum_size):
             raise SilodpError(
-                f"{grid.units} grid steps to the clip are too few for {setting.size} parameters under 'paillier': set "
-                f"units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.size)))}, or aggregator = 'lattice'.",
+                f"{grid.units} grid steps to the clip are too few for {setting.sum_size} parameters under "
+                f"'paillier': set units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.sum_size)))}, or "
+                f"aggregator = 'lattice'.",
                 code="argument.grid",
                 field="units",
             )
@@ -114,7 +115,7 @@ class Paillier(PrivateWeighting):
         return PaillierParameters(
             silos=setting.population.silos,
             users=setting.population.users,
-            dimension=setting.size,
+            dimension=setting.sum_size,
             count_cap=self.count_cap,
             row_bound=grid.units,
             noise_std=math.sqrt(noise_variance(bounds, grid)),
@@ -130,7 +131,7 @@ class Paillier(PrivateWeighting):
         """
         p = self.parameters(setting)
         return to_discrete(
-            setting.method.dp_event(view), int(p.sensitivity), setting.size, p.sensitivity / p.row_bound
+            setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, p.sensitivity / p.row_bound
         )
 
     def describe(self, setting: Setting) -> dict[str, Any]:
@@ -197,7 +198,7 @@ class _Server(MaskedServer):
         server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
         if self.aggregator.samples_users_privately:
             OtServer(self.setting, desk).set_up(session)
-        desk.store.put("paillier", server.pack())
+        desk.store.run.put("paillier", server.pack())
 
     def request(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
         """Return encryptions of the sampled users' blinded inverses 1/N[u]."""
@@ -210,11 +211,11 @@ class _Server(MaskedServer):
 
         def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
             # Fresh ciphertexts for every attempt; stored, so that a repeated request is the same.
-            name = f"request/{attempt.round}/{attempt.attempt}"
-            stored = desk.store.get(name)
+            store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
+            stored = store.get(name)
             if stored is None:
                 stored = server.encrypted_inverses(sampled)
-                desk.store.put(name, stored)
+                store.put(name, stored)
             return {"inverses": stored}
 
         return RoundRequest(sent, encrypted)
@@ -232,14 +233,14 @@ class _Server(MaskedServer):
 
     def _party(self, desk: ServerContext) -> PaillierServer:
         return PaillierServer.unpack(
-            self.aggregator.parameters(self.setting), desk.store.get("paillier") or b""
+            self.aggregator.parameters(self.setting), desk.store.run.get("paillier") or b""
         )
 
     def _boxes(
         self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio
     ) -> dict[str, bytes]:
         """Return what silo 0 chose among this round's ciphertexts, sealed for each other silo."""
-        done = desk.store.get(f"hidden/{round_}")
+        done = desk.store.round(round_).get("hidden")
         if done is not None:
             return Message.decode(done).blobs
         drawn, offers = self._drawn(desk, round_, server, law), OtServer(self.setting, desk)
@@ -250,19 +251,19 @@ class _Server(MaskedServer):
             offers.asked(round_),
             lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
         )
-        desk.store.put(f"hidden/{round_}", Message("kept", self.setting.run, blobs=boxes).encode())
+        desk.store.round(round_).put("hidden", Message("kept", self.setting.run, blobs=boxes).encode())
         return boxes
 
     def _drawn(self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio) -> Message:
         """Return i_u and the ciphertexts of a round, stored before use: two tables would show two entries of a user."""
-        stored = desk.store.get(f"hidden/drawn {round_}")
+        stored = desk.store.round(round_).get("hidden drawn")
         if stored is None:
             places = private_sampling.draw_server_cells(self.setting.population.users, law)
             kept = Message(
                 "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypted_pairs()}
             )
             stored = kept.encode()
-            desk.store.put(f"hidden/drawn {round_}", stored)
+            desk.store.round(round_).put("hidden drawn", stored)
         return Message.decode(stored)
 
 
@@ -306,7 +307,7 @@ class _Silo(PrivateWeightingSilo):
         session = self._member.session(request.run, request.fields["session"])
         p, key = self._aggregator.parameters(self._setting), request.blobs["key"]
         verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
-        self._own.store.put(f"{request.run}/paillier key", key)
+        self._own.store.run.put("paillier key", key)
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
@@ -314,7 +315,7 @@ class _Silo(PrivateWeightingSilo):
         return request.reply(counts=silo.blinded_counts(masks))
 
     def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
-        key = self._own.store.get(f"{run}/paillier key") or b""
+        key = self._own.store.run.get("paillier key") or b""
         p = self._aggregator.parameters(self._setting)
         silo = PaillierSilo(
             p,

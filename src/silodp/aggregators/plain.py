@@ -39,11 +39,11 @@ class Plain(Aggregator):
 
     def describe(self, setting: Setting) -> dict[str, Any]:
         """Return the size of a share."""
-        return {"bytes up, per silo and round": 8 * setting.size, "exactness": "floating point"}
+        return {"bytes up, per silo and round": 8 * setting.sum_size, "exactness": "floating point"}
 
     def script(self, setting: Setting, name: str) -> Script:
         """Return the set-up, then updates in clear."""
-        share = Schema(arrays={"share": Array("float64", (setting.size,))})
+        share = Schema(arrays={"share": Array("float64", (setting.sum_size,))})
         return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), share))
 
     def server(self, setting: Setting) -> ServerAggregator:

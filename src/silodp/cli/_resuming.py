@@ -60,9 +60,7 @@ def differences(config: RunConfig, directory: Path) -> list[str]:
 
 def budgeted_rounds(config: RunConfig) -> int | None:
     """The rounds that budgets of one's own are laid out over; None where the method has none."""
-    method = config.method()
-    rounds: int | None = getattr(getattr(method, "personal", None) or method, "rounds", None)
-    return rounds
+    return config.method().budgeted_rounds
 
 
 def previous_budgeted_rounds(directory: Path) -> int | None:

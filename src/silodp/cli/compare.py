@@ -294,8 +294,7 @@ def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> F
 
 def _met_against(method: Method, guarantees: Fields) -> Fields:
     """The guarantee towards whomever budgets of one's own are met against."""
-    personal = getattr(method, "personal", None)
-    found: Fields = guarantees["released" if personal is None else personal.adversary]
+    found: Fields = guarantees[method.budget_adversary or "released"]
     return found
 
 

@@ -27,8 +27,6 @@ from silodp.data.federation import Federation
 from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
-from silodp.methods.rpdp.method import TwoStageSampling
-from silodp.planning.budget_plan import count_infeasible
 from silodp.report import guarantee_text
 from silodp.report.divergence import divergence_warnings, left_out
 from silodp.report.page import write_report
@@ -140,7 +138,7 @@ def _left_out(config: RunConfig, federation: Federation, size: int) -> list[str]
     method = setting_of(federation, size, method, config.aggregator(), config.delta).method
     own = [federation.user_budgets] if unit == "user" else [silo.budget for silo in federation.silos]
     budgets = np.concatenate([budget for budget in own if budget is not None])
-    left_out = count_infeasible(method, budgets) or 0
+    left_out = method.count_infeasible(budgets) or 0
     if not left_out:
         return []
     # A plan reads no tables: of budgets in a column only the report knows.
@@ -154,12 +152,12 @@ def _left_out(config: RunConfig, federation: Federation, size: int) -> list[str]
 
 def _retired(method: Method, played: int) -> list[str]:
     """That more rounds were played than records' budgets were laid out over, so that records fell away."""
-    if not isinstance(method, TwoStageSampling) or method.calibration == "scf" or played <= method.rounds:
+    if method.retires_after is None or played <= method.retires_after:
         return []
     return [
-        f"budgets were laid out over {counted(method.rounds, 'round')} and {played:,} were played: records retired as "
-        "their budgets were used up, many of them right after that, and what followed was trained on fewer records or "
-        "none (leave method.rounds out, and it is the run's)"
+        f"budgets were laid out over {counted(method.retires_after, 'round')} and {played:,} were played: records "
+        "retired as their budgets were used up, many of them right after that, and what followed was trained "
+        "on fewer records or none (leave method.rounds out, and it is the run's)"
     ]
 
 
@@ -168,7 +166,7 @@ def _laid_out_anew(config: RunConfig, directory: Path) -> str:
     now, before = budgeted_rounds(config), previous_budgeted_rounds(directory)
     if before is None or now == before:
         return ""
-    personal = getattr(config.method(), "personal", None) is not None
+    personal = config.method().budget_unit == "user"
     return (
         f" Its budgets were laid out over {counted(before, 'round')}, and nothing of what was spent can be laid out "
         f"anew: resume with rounds = {before}, or with method{'.personal' if personal else ''}.rounds = {before}."

@@ -86,30 +86,22 @@ def levels(budgets: Budgets) -> tuple[BudgetLevel, ...]:
 
 def budget_unit(method: Method) -> Unit | None:
     """Whose own budgets a method reads; None: nobody's."""
-    from silodp.methods import RpdpFilter, UldpAvg
-    from silodp.methods.rpdp.method import TwoStageSampling
-
-    if isinstance(method, UldpAvg) and method.personal is not None:
-        return "user"
-    return "record" if isinstance(method, TwoStageSampling | RpdpFilter) else None
+    return method.budget_unit
 
 
 def samples_by_budget(name: str) -> bool:
     """Whether the method of this name finds how often a record is drawn from the record's own budget."""
     from silodp.methods import METHODS
-    from silodp.methods.rpdp.method import TwoStageSampling
 
     maker = METHODS.get(name.replace("_", "-"))
-    return isinstance(maker, type) and issubclass(maker, TwoStageSampling)
+    return maker is not None and maker.samples_by_budget
 
 
 def methods_for(unit: Unit) -> str:
     """The methods that keep budgets of every such unit, for messages."""
-    from silodp.methods import METHODS, RpdpFilter, UldpAvg
-    from silodp.methods.rpdp.method import TwoStageSampling
+    from silodp.methods import METHODS
 
-    kinds = (UldpAvg,) if unit == "user" else (TwoStageSampling, RpdpFilter)
-    names = [name for name, maker in METHODS.items() if isinstance(maker, type) and issubclass(maker, kinds)]
+    names = [name for name, maker in METHODS.items() if maker.budgets_of == unit]
     with_table = " with [method.personal]" if unit == "user" else ""
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names) + with_table
 

@@ -5,12 +5,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation, SiloData
+from silodp.data.public import PublicData
 
 if TYPE_CHECKING:
     from silodp.data import allocation, benchmarks, fetch, tables
 
-__all__ = ["Federation", "SiloData", "allocation", "benchmarks", "fetch", "tables"]
+__all__ = [
+    "Dataset",
+    "Federation",
+    "Origin",
+    "PublicData",
+    "SiloData",
+    "allocation",
+    "benchmarks",
+    "fetch",
+    "tables",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.budget_distributions import PREFERENCES, Preference
+from silodp.data.public import LabelKind, PublicData, digest_user_index
 from silodp.errors import SilodpError, shorten
 
 if TYPE_CHECKING:
@@ -290,6 +291,29 @@ class Federation:
         return (
             f"Federation({self.name!r}, users={self.users}, classes={self.classes}, silos={self.silos}, "
             f"test={self.test}, user_budgets={self.user_budgets is not None})"
+        )
+
+    @property
+    def labels(self) -> LabelKind:
+        """The kind of label that all silos have."""
+        y = self.silos[0].y
+        return "survival" if y.ndim == 2 else "classes" if y.dtype == np.int64 else "real"
+
+    def public(self) -> PublicData:
+        """Return the facts that everyone may know, with the digest of the users' index and of their budgets."""
+        budgets = None if self.user_budgets is None else tuple(self.user_budgets.tolist())
+        return PublicData(
+            name=self.name,
+            silos=tuple(silo.name for silo in self.silos),
+            users=self.users,
+            record_shape=self.silos[0].x.shape[1:],
+            labels=self.labels,
+            classes=self.classes,
+            features=self.features,
+            assumptions=self.assumptions,
+            user_budgets=budgets,
+            record_budgets=all(silo.budget is not None for silo in self.silos),
+            index_digest=digest_user_index(self.users, self.user_keys, budgets),
         )
 
     def counts(self) -> NDArray[np.int64]:

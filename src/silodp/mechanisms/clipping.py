@@ -92,7 +92,7 @@ class ClippedRowStream:
 class LocallyNoisedUpdate:
     """An update (d,) float64 to which nothing is added: its noise is inside already, or there is no privacy.
 
-    memory: what the silo keeps for its next round (`SiloWork.memory`), durably, before its answer is stored.
+    memory: what the silo keeps for its next round (`LocalContext.memory`), durably, before its answer is stored.
     """
 
     value: Tensor = field(repr=False)

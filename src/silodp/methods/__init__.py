@@ -1,8 +1,6 @@
-"""The methods, and the one registry of their names."""
+"""The methods, and the one registry of their names; the base class to write another."""
 
-from collections.abc import Callable
-from typing import Any
-
+from silodp.errors import SilodpError
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.ddp.method import Ddp
 from silodp.methods.fedavg import Default
@@ -11,10 +9,11 @@ from silodp.methods.naive import UldpNaive
 from silodp.methods.rpdp.baselines import RpdpDropout, RpdpMinimum
 from silodp.methods.rpdp.method import Rpdp
 from silodp.methods.rpdp.renyi_filter import RpdpFilter
+from silodp.methods.server_optimizer import ServerAdam, ServerOptimizer, ServerSgd, TailAverage
 from silodp.methods.uldp import UldpAvg, UldpSgd
 from silodp.methods.user_budgets import UserBudgets
 
-METHODS: dict[str, Callable[..., Any]] = {
+METHODS: dict[str, type[Method]] = {
     "default": Default,
     "uldp-naive": UldpNaive,
     "uldp-group": UldpGroup,
@@ -26,6 +25,24 @@ METHODS: dict[str, Callable[..., Any]] = {
     "rpdp-filter": RpdpFilter,
     "ddp": Ddp,
 }
+"""The methods by their names in a configuration."""
+
+
+def find_method(name: str) -> type[Method]:
+    """Return the class of a method, by its name in a configuration; "-" and "_" are one character.
+
+    Raises:
+        SilodpError: there is no method of this name.
+    """
+    found = METHODS.get(name.replace("_", "-"))
+    if found is None:
+        raise SilodpError(
+            f"method = '{name}' is not known: use one of {', '.join(METHODS)}.",
+            code="argument.value",
+            field="method",
+        )
+    return found
+
 
 __all__ = [
     "METHODS",
@@ -38,9 +55,14 @@ __all__ = [
     "RpdpDropout",
     "RpdpFilter",
     "RpdpMinimum",
+    "ServerAdam",
+    "ServerOptimizer",
+    "ServerSgd",
+    "TailAverage",
     "UldpAvg",
     "UldpGroup",
     "UldpNaive",
     "UldpSgd",
     "UserBudgets",
+    "find_method",
 ]

@@ -1,34 +1,43 @@
-"""What a method is: public constants, and pure functions of them.
+"""The base class of methods: who is protected, what a silo computes in a round, and what that costs against whom.
 
-Noise and accounting read the same fields of the same frozen object, so they cannot drift apart.
+A method is a frozen dataclass of public constants with pure functions of them. Noise and accounting read the same
+fields of the same object, so they cannot drift apart. A new method is one file: a subclass of `Method` that defines the
+five members that begin the class. Every other member has a default, and is overridden where the method needs it.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import Tensor
 
 from silodp.accounting.accountant import Accountant
+from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary, Unit, View
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
+from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd, check_server_optimizer
 from silodp.training.sgd._schedule import LocalTraining
 from silodp.training.task import Task
 
 
 @dataclass(frozen=True)
 class Population:
-    """The public size of a federation: S silos, the list of ids 1..U, and how many silos noise shares are sized for.
+    """The public size of a federation.
 
-    `budgets`: the persons' own ε (U,), public as the list of ids is; None where nobody has one.
+    Attributes:
+        silos: S.
+        users: U, the length of the public list of ids.
+        shares_for: the number of silos that noise shares are sized for; None: all.
+        budgets: (U,) the users' own ε, as public as the list of ids; None where nobody has one.
     """
 
     silos: int
@@ -38,19 +47,31 @@ class Population:
 
     @property
     def m(self) -> int:
-        """The fewest silos whose answers may be added up."""
+        """The smallest number of silos whose answers may be added up."""
         return self.silos if self.shares_for is None else self.shares_for
+
+
+MethodState = Mapping[str, np.ndarray]
+"""A method's public arrays by name; the server keeps them, and sends them with each round's request."""
 
 
 @dataclass(frozen=True)
 class LocalContext:
     """All that a silo's part of one round depends on.
 
-    params (d,): the global model. x (n, ...), y (n, ...), user (n,): the records admitted to training.
-    allotment (U,) float64: this silo's share of each person (see `Method.allotments`), 0 for those not sampled.
-    randomness: this silo's streams for this round. silo: its place in the public order. budget (n,) float64: the ε of
-    each admitted record, None where records have none. memory: what this silo's last `Finished` update asked to be
-    kept, None in the first round. round: counted from 0.
+    Attributes:
+        task: the model and its loss.
+        params: (d,), the global model.
+        x, y: (n, ...), the records that were selected.
+        user: (n,) int64, whose record each is.
+        weights: (U,) float64, this silo's weight of each user, 0 for those not sampled; 1 where a method has none.
+        population: the public size of the federation.
+        randomness: this silo's streams for this round.
+        silo: its place in the public order.
+        budget: (n,) float64, the ε of each record; None where records have none.
+        memory: what this silo's last `LocallyNoisedUpdate` asked to be kept; None in the first round.
+        round: counted from 0.
+        state: the method's state in this round (see `Method.initial_state`).
     """
 
     task: Task
@@ -58,121 +79,294 @@ class LocalContext:
     x: Tensor
     y: Tensor
     user: Tensor
-    allotment: Tensor
+    weights: Tensor
     population: Population
     randomness: Randomness
     silo: int = 0
     budget: Tensor | None = None
     memory: np.ndarray | None = None
     round: int = 0
+    state: MethodState = field(default_factory=dict)
 
 
 EventsBySurvivors = Mapping[Adversary, Sequence[tuple[View, Event]]]
 """For every number of silos that may answer a round: its view, and what it costs with the noise that is drawn."""
 
 
-class Method(Protocol):
-    """How silos turn records into updates, and what that costs whom."""
+@dataclass(frozen=True, repr=False)
+class Method(ABC):
+    """Base class of methods.
+
+    Attributes:
+        server_optimizer: takes the server's steps; None: `ServerSgd` with `server_momentum`.
+    """
+
+    server_optimizer: ServerOptimizer | None = field(default=None, kw_only=True)
+
+    # --- What every method defines ---
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        """Its name on the command line."""
+        """The name in a configuration, a ledger and a guarantee."""
 
     @property
+    @abstractmethod
     def unit(self) -> Unit | None:
-        """Whom it protects; None for nobody."""
+        """Whom it protects: "user", "record", or None for nobody."""
 
-    @property
-    def needs_counts(self) -> bool:
-        """Whether n[s,u] must be known to the party that computes the allotments."""
+    @abstractmethod
+    def local_update(self, context: LocalContext) -> Update:
+        """Train on a silo's records, and clip.
 
-    @property
-    def clips_records(self) -> bool:
-        """Whether it clips single records' gradients, so that the loss must be a mean over records."""
+        Returns:
+            clipped rows of d + `extra_coordinates` numbers each (`ClippedRowStream`), which the aggregator weights,
+            sums and adds this silo's share of noise to; the same in several steps (`MultiStepUpdate`); or an update
+            whose noise is in it already (`LocallyNoisedUpdate`).
+        """
+
+    @abstractmethod
+    def bounds(self, population: Population) -> Bounds | None:
+        """Return what holds for the rows of `local_update` in every round; None where silos add the noise themselves.
+
+        Clip, sensitivity and noise are constants of a run. A method whose clip changes scales its rows to a unit clip.
+        """
+
+    @abstractmethod
+    def dp_event(self, view: View) -> Event:
+        """Return what one round costs against one adversary, all coordinates together.
+
+        Where units have their own budgets, it is what the round costs any of them at most.
+        """
+
+    # --- The server's step ---
 
     @property
     def server_learning_rate(self) -> float:
-        """η_g."""
+        """η_g, above 0."""
+        return 1.0
 
     @property
     def server_momentum(self) -> float:
-        """Heavy-ball momentum of the server step; post-processing, free of charge."""
+        """Heavy-ball momentum of the default server optimizer, in [0, 1)."""
+        return 0.0
+
+    def server_scale(self, population: Population) -> float:
+        """Return the public constant that makes the sum over silos a mean: by default 1/S."""
+        return 1.0 / population.silos
+
+    def make_server_optimizer(self) -> ServerOptimizer:
+        """Return what takes the server's steps: `server_optimizer`, or the default one."""
+        return self.server_optimizer or ServerSgd(self.server_momentum)
+
+    # --- What a run must fulfil, and what its guarantee says ---
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether n[s,u], each user's number of records in each silo, is needed for weights or quotas."""
+        return False
+
+    @property
+    def clips_records(self) -> bool:
+        """Whether single records' gradients are clipped, so that the loss must be a mean over records."""
+        return False
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the guarantee rests on beyond what every method's does."""
+        """What the guarantee rests on beyond what every method's does, one clause each."""
+        return ()
 
-    def allotments(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> np.ndarray | None:
-        """(S, U): the weight of each person in each silo, or how many of her records it may use; None: everything."""
+    @property
+    def paper_claim(self) -> Method | None:
+        """The same method with a `dp_event` that its paper claims without a proof that holds; None: no such claim.
+
+        The last of its `assumptions` says what is wrong.
+        """
+        return None
+
+    def check(self, federation: Federation, rounds: int, delta: float) -> None:  # noqa: B027  by default nothing
+        """Refuse, before anything runs, a federation that the method cannot train on, or rounds and δ not its own.
+
+        Raises:
+            SilodpError: it cannot.
+        """
+
+    # --- Who and what takes part ---
+
+    @property
+    def samples_users(self) -> bool:
+        """Whether `sample_users` draws users in every round."""
+        return False
+
+    def sample_users(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+        """Draw who takes part in a round, in all silos at once: (U,) bool; None: everyone."""
+        return None
+
+    @property
+    def samples_silos(self) -> bool:
+        """Whether `sample_silos` draws silos in every round."""
+        return False
+
+    def sample_silos(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+        """Draw which silos take part in a round: (S,) bool; None: all."""
+        return None
 
     def select_records(
         self,
         user: np.ndarray,
-        allotment: np.ndarray | None,
+        quotas: np.ndarray | None,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
-        """(n,) bool: which records of a silo take part in the run, drawn once; `budget` (n,): the records' own ε."""
-
-    def clients(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
-        """(S,) bool: which silos take part in a round; None: all of them."""
-
-    def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
-        """(U,) bool: who takes part in a round, in all silos at once; None: everyone."""
-
-    @property
-    def draws_users(self) -> bool:
-        """Whether `sample` draws persons."""
-
-    @property
-    def draws_clients(self) -> bool:
-        """Whether `clients` draws silos."""
-
-    @property
-    def allotment_dtype(self) -> str | None:
-        """numpy's name of the type of allotments; None where there are none."""
-
-    def allotment_problem(
-        self, allotment: np.ndarray, counts: np.ndarray, population: Population, silo: int
-    ) -> str | None:
-        """Check what the server allots to a silo, which takes the server for an adversary.
+        """Draw, once for the run, which records of a silo take part: (n,) bool; by default all.
 
         Args:
-            allotment: (U,), of type `allotment_dtype`.
+            user: (n,) int64, whose record each is.
+            quotas: (U,) int64, what `record_quotas` gave this silo; None where the method has none.
+            stream: the silo's own.
+            budget: (n,) the records' own ε; None where they have none.
+        """
+        return np.ones(len(user), dtype=bool)
+
+    # --- Weights of users, or quotas of their records; a method has one of them at most ---
+
+    weights_users: ClassVar[bool] = False
+    """Whether `user_weights` weights users; it must then be defined."""
+
+    def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
+        """Return w[s,u], (S, U) float64, with Σ_s w[s,u] ≤ 1 for every user.
+
+        Args:
+            counts: (S, U) int64; None unless `needs_counts`.
+            population: the public size of the federation.
+        """
+        raise NotImplementedError
+
+    def weights_problem(
+        self, weights: np.ndarray, counts: np.ndarray, population: Population, silo: int
+    ) -> str | None:
+        """Check the weights that the server gives to a silo, which takes the server for an adversary.
+
+        A silo sees its own weights only; that they add to at most 1 over all silos it cannot check.
+
+        Args:
+            weights: (U,) float64.
             counts: (U,) int64, the silo's own record counts.
-            population: the run's.
+            population: the public size of the federation.
             silo: its place in the public order.
 
         Returns:
-            what is wrong with it, as the end of a sentence ("is not …"); None if it is as this method defines it. One
-            silo sees its own part only: that parts add to at most 1 over all silos it cannot check.
+            what is wrong, as the end of a sentence ("is not …"); None if they are as the method defines them.
         """
+        within = (weights >= 0) & (weights <= 1)
+        return None if within.all() else "is not between 0 and 1 for every person"
 
-    def silo_update(self, work: LocalContext) -> Update:
-        """Train and clip; the aggregator weights with the allotments, sums, and adds this silo's share of noise."""
+    limits_records: ClassVar[bool] = False
+    """Whether `record_quotas` limits the records of a user; it must then be defined."""
 
-    def bounds(self, population: Population) -> Bounds | None:
-        """What holds for the streams of `silo_update`; None where silos finish their updates themselves."""
+    def record_quotas(
+        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
+    ) -> np.ndarray:
+        """Draw how many of each user's records each silo may use: (S, U) int64.
 
-    def server_scale(self, population: Population) -> float:
-        """What multiplies η_g·Σ_s Δ_s; a public constant."""
+        Args:
+            counts: (S, U) int64; None unless `needs_counts`.
+            population: the public size of the federation.
+            stream: the server's.
+        """
+        raise NotImplementedError
 
-    def dp_event(self, view: View) -> Event:
-        """What one round costs against one adversary; where units have budgets of their own, any of them at most."""
+    def quotas_problem(
+        self, quotas: np.ndarray, counts: np.ndarray, population: Population, silo: int
+    ) -> str | None:
+        """Check the quotas, (U,) int64, that the server gives to a silo, as `weights_problem` does the weights."""
+        within = (quotas >= 0) & (quotas <= counts)
+        return None if within.all() else "is not a part of each person's records here"
+
+    # --- State that changes from round to round ---
+
+    extra_coordinates: ClassVar[int] = 0
+    """How many numbers each row carries behind the d of the model, under the same clip, noise and event."""
+
+    def initial_state(self, population: Population) -> dict[str, np.ndarray]:
+        """Return the state before the first round: public arrays by name, none by default.
+
+        Names, types and shapes stay the same in all rounds, and silos check them. The state is a function of public
+        constants and of noisy sums, so that it costs no ε beyond `dp_event`.
+        """
+        return {}
+
+    def state_problem(self, state: MethodState, population: Population) -> str | None:
+        """Check the values that the server sends, of the right types and shapes and finite, on the silo's side.
+
+        Returns:
+            what is wrong, as the end of a sentence ("is not …"); None if they are values that the state can take.
+        """
+        return None
+
+    def read_sum(
+        self, total: Tensor, state: MethodState, population: Population
+    ) -> tuple[Tensor, dict[str, np.ndarray]]:
+        """Split a round's noisy sum into the update of the model and the next state.
+
+        Args:
+            total: (d + `extra_coordinates`,) float64.
+            state: of this round.
+            population: the public size of the federation.
+
+        Returns:
+            the sum of the updates (d,) float64, and the state of the next round.
+        """
+        return total, dict(state)
+
+    # --- Privacy budgets of single units ---
+
+    budgets_of: ClassVar[Unit | None] = None
+    """Whose own budgets a method of this class can keep; None: nobody's."""
+
+    samples_by_budget: ClassVar[bool] = False
+    """Whether every record is sampled with a probability that follows from its own budget."""
+
+    @property
+    def budget_unit(self) -> Unit | None:
+        """Whose own budgets this method needs, with these settings."""
+        return self.budgets_of
+
+    @property
+    def budget_adversary(self) -> Adversary | None:
+        """Whom the units' own budgets are met against; None: each adversary that the run's budget is met against."""
+        return None
 
     @property
     def max_rounds(self) -> int | None:
-        """The rounds that units' own budgets are for, each released once; None: no limit."""
+        """The number of rounds that the units' own budgets are met over, each released once; None: no limit."""
+        return None
 
-    def calibrated(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
-        """With what units' own budgets allow, found from what a round costs; the same method where they have none."""
+    @property
+    def budgeted_rounds(self) -> int | None:
+        """The number of rounds that units' own budgets are spread over; None where there are no such budgets."""
+        return self.max_rounds
+
+    @property
+    def retires_after(self) -> int | None:
+        """The number of rounds after which units leave one by one, as their budgets are used up; None: they do not."""
+        return None
+
+    def calibrate(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
+        """Return the method with what the units' own budgets allow, found from what a round costs.
+
+        Args:
+            costs: by adversary, with the noise that is drawn.
+            population: with the budgets.
+            delta: δ of the accounting.
+        """
+        return self
 
     def event_for_largest_budget(self, event: Event, view: View) -> Event:
-        """What a round that costs any unit `event` at most costs the unit with the largest budget."""
+        """Return what a round costs the unit with the largest budget, if it costs any unit `event` at most."""
+        return event
 
-    def groups(
+    def budget_report(
         self,
         view: View,
         budgets: Sequence[np.ndarray],
@@ -181,122 +375,104 @@ class Method(Protocol):
         delta: float,
         accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
-        """For units with budgets of their own: what was asked for and what was charged, one entry for each budget.
+        """Return one entry for each budget: what was asked for, and what was charged.
 
-        budgets: of the records of each silo (n_s,), or of all persons ((U,), once); public. joined (S,): in how many of
-        the `rounds` each silo took part. An entry: {"budget", "units", "planned", "realized", ...}, ε at `delta`.
+        Args:
+            view: the adversary.
+            budgets: of the records of each silo (n_s,), or of all users ((U,), once); public.
+            joined: (S,), the number of rounds each silo took part in.
+            rounds: the number of rounds that were run.
+            delta: δ.
+            accountant: the run's.
+
+        Returns:
+            entries {"budget", "units", "planned", "realized", ...}, the last two being ε at δ.
         """
+        return ()
 
-    def book(
+    def record_accounts(
         self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
     ) -> Mapping[str, np.ndarray]:
-        """What a silo's own people may read of its records' accounts, each entry (n,), and nobody else.
+        """Return a silo's own records' accounts, for its own people alone.
 
-        Of the admitted records: their budgets, after so many rounds, with what was kept in memory.
+        Args:
+            budget: (n,) the ε of the selected records; None where they have none.
+            rounds: the number of rounds so far.
+            memory: what the silo keeps (see `LocalContext.memory`).
+
+        Returns:
+            arrays (n,) by name.
         """
+        return {}
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
-        """Refuse, before anything runs, a federation that the method cannot train on, and rounds and δ not its own."""
+    def count_infeasible(self, budgets: np.ndarray) -> int | None:
+        """Return how many of these budgets (n,) are too small for taking part; None where that is not known."""
+        return None
+
+    def event_at_sampling(self, sampling: float) -> Event:
+        """Return what a round costs a record that is sampled with this probability, where `samples_by_budget`."""
+        raise NotImplementedError
+
+    def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
+        """Return ε after `rounds` rounds against a record's sampling probability, where `samples_by_budget`."""
+        raise NotImplementedError
+
+    def without_budgets(self) -> Self:
+        """Return the method that treats all units alike."""
+        return self
+
+    # --- Not to be overridden ---
+
+    def __post_init__(self) -> None:
+        """Check the settings of the server's step; subclasses call it from theirs."""
+        check_server(self.server_learning_rate, self.server_momentum)
+        if self.server_optimizer is None:
+            return
+        check_server_optimizer("server_optimizer", self.server_optimizer)
+        if self.server_momentum != 0:
+            raise SilodpError(
+                f"server_momentum = {self.server_momentum} and server_optimizer: set the momentum in one of them.",
+                code="argument.conflict",
+                field="server_momentum",
+            )
+
+    def __repr__(self) -> str:
+        # Ledgers, guarantees and fingerprints hold this text: it stays as it is where no server optimizer is set.
+        shown = [f.name for f in fields(self) if f.repr and f.name != "server_optimizer"]
+        shown += [] if self.server_optimizer is None else ["server_optimizer"]
+        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
-    def paper_claim(self) -> Method | None:
-        """The same method with the `dp_event` that its paper claims and nobody has proven; None: no such claim."""
-
-
-class BaseMethod:
-    """What holds for most methods."""
+    def allotment_dtype(self) -> str | None:
+        """numpy's name of the type of weights or quotas; None where there are neither."""
+        return "float64" if self.weights_users else "int64" if self.limits_records else None
 
     def allotments(
         self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
     ) -> np.ndarray | None:
-        """Everything counts as it is."""
-        return None
-
-    def select_records(
-        self,
-        user: np.ndarray,
-        allotment: np.ndarray | None,
-        stream: np.random.Generator,
-        budget: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Every record."""
-        return np.ones(len(user), dtype=bool)
-
-    def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
-        """Everyone, always; records may be drawn inside a silo."""
-        return None
-
-    @property
-    def draws_users(self) -> bool:
-        """Nobody is drawn."""
-        return False
-
-    @property
-    def draws_clients(self) -> bool:
-        """Every silo takes part."""
-        return False
-
-    @property
-    def allotment_dtype(self) -> str | None:
-        """There are no allotments."""
-        return None
+        """Return the weights or quotas, (S, U), that the server sends out at set-up as "allotment"; None: neither."""
+        if self.weights_users:
+            return self.user_weights(counts, population)
+        return self.record_quotas(counts, population, stream) if self.limits_records else None
 
     def allotment_problem(
         self, allotment: np.ndarray, counts: np.ndarray, population: Population, silo: int
     ) -> str | None:
-        """There are no allotments."""
-        return "this method does not have"
-
-    @property
-    def max_rounds(self) -> int | None:
-        """No limit."""
-        return None
-
-    def calibrated(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
-        """Nobody has a budget of her own."""
-        return self
-
-    def event_for_largest_budget(self, event: Event, view: View) -> Event:
-        """The same for every unit."""
-        return event
-
-    def clients(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
-        """Every silo."""
-        return None
-
-    def groups(
-        self,
-        view: View,
-        budgets: Sequence[np.ndarray],
-        joined: np.ndarray,
-        rounds: int,
-        delta: float,
-        accountant: Accountant,
-    ) -> tuple[dict[str, Any], ...]:
-        """Budgets of one's own are not read."""
-        return ()
-
-    def book(
-        self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
-    ) -> Mapping[str, np.ndarray]:
-        """No accounts but the run's."""
-        return {}
-
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
-        """Any will do."""
-
-    @property
-    def paper_claim(self) -> Method | None:
-        """Nothing is claimed that is not proven."""
-        return None
+        """Check the weights or quotas (U,) that a silo receives (see `weights_problem`)."""
+        problem = self.weights_problem if self.weights_users else self.quotas_problem
+        return problem(allotment, counts, population, silo)
 
 
 MOST_NOISE = 1e6
-"""The largest noise multiplier that plans look for, too."""
+"""The largest noise multiplier that a method takes, and that plans look for."""
 
 
 def check_noise_multiplier(sigma: float) -> None:
-    """Refuse a noise multiplier that is negative, not finite, or so large that accountants take forever."""
+    """Check that a noise multiplier is finite, not negative, and not so large that accountants take forever.
+
+    Raises:
+        SilodpError: it is not.
+    """
     check_real("noise_multiplier", sigma)
     if not (math.isfinite(sigma) and sigma >= 0):
         raise SilodpError(
@@ -313,7 +489,11 @@ def check_noise_multiplier(sigma: float) -> None:
 
 
 def check_server(learning_rate: float, momentum: float) -> None:
-    """Refuse server settings that cannot train."""
+    """Check that server settings can train.
+
+    Raises:
+        SilodpError: they cannot.
+    """
     check_real("server_learning_rate", learning_rate)
     check_real("server_momentum", momentum)
     if not (math.isfinite(learning_rate) and learning_rate > 0):
@@ -331,7 +511,11 @@ def check_server(learning_rate: float, momentum: float) -> None:
 
 
 def check_local(local: LocalTraining) -> None:
-    """Refuse, as local training, anything else (a learning rate alone, a table of settings)."""
+    """Check that local training is a `LocalTraining`, and not a learning rate alone or a table of settings.
+
+    Raises:
+        SilodpError: it is not.
+    """
     if not isinstance(local, LocalTraining):
         raise SilodpError(
             f"local is a {type(local).__name__}: set a LocalTraining, for example LocalTraining(learning_rate=0.01).",

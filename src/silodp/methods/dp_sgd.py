@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.errors import SilodpError, check_real, check_whole
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError, check_real, check_whole, counted
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -76,7 +77,7 @@ class DpSgd:
         return Bounds(self.clip, self.clip, self.noise_multiplier, total=math.inf)
 
     def train(
-        self, work: LocalContext, rates: float | np.ndarray, keep: Keep | None = None
+        self, context: LocalContext, rates: float | np.ndarray, keep: Keep | None = None
     ) -> LocallyNoisedUpdate:
         """`local_steps` steps from the global model; the update is local minus start, and its noise is inside.
 
@@ -84,20 +85,20 @@ class DpSgd:
         Local states are not released. The optimizer's state is fresh in every round, and works on noisy sums alone:
         whatever it does is post-processing.
         """
-        params = work.params.clone()
-        batches, noise = work.randomness.stream("batches"), work.randomness.stream("noise")
-        dropout = work.randomness.torch("dropout")
-        gradients = RecordGradients(work.task, work.x, work.y, self.local_steps, dropout)
+        params = context.params.clone()
+        batches, noise = context.randomness.stream("batches"), context.randomness.stream("noise")
+        dropout = context.randomness.torch("dropout")
+        gradients = RecordGradients(context.task, context.x, context.y, self.local_steps, dropout)
         step_of = _STEPS[self.optimizer](self.local_learning_rate)
         refused = 0
         for _ in range(self.local_steps):
-            batch = torch.from_numpy(np.flatnonzero(draw_poisson_sample(len(work.user), rates, batches)))
+            batch = torch.from_numpy(np.flatnonzero(draw_poisson_sample(len(context.user), rates, batches)))
             clipped = self._clipped(gradients, params, batch, keep)
-            step = ClippedRowStream(clipped, work.task.size, self.bounds, weighted=False)
+            step = ClippedRowStream(clipped, context.task.size, self.bounds, weighted=False)
             noisy = weighted_sum(step).release(self.noise_multiplier, noise)
             params -= step_of(noisy.value, self.expected_batch_size).to(params)
             refused += noisy.refused
-        return LocallyNoisedUpdate((params - work.params).double().cpu(), refused)
+        return LocallyNoisedUpdate((params - context.params).double().cpu(), refused)
 
     def _clipped(
         self, gradients: RecordGradients, params: Tensor, batch: Tensor, keep: Keep | None
@@ -105,6 +106,24 @@ class DpSgd:
         for records, rows in gradients.of(params, batch):
             clipped = clip_rows(records, rows, self.clip)
             yield clipped if keep is None else keep(clipped)
+
+
+def check_batch(federation: Federation, batch: float) -> None:
+    """Check that every silo with records has at least a batch of them.
+
+    The number of records is public where records are the unit: emptied, a record leaves its slot behind.
+
+    Raises:
+        SilodpError: a silo has fewer.
+    """
+    for silo in federation.silos:
+        if 0 < len(silo) < batch:
+            raise SilodpError(
+                f"silo '{silo.name}' has {counted(len(silo), 'record')}, fewer than expected_batch_size = {batch:g}: "
+                "lower that, or leave the silo out.",
+                code="data.too_few_records",
+                field="expected_batch_size",
+            )
 
 
 class _Sgd:

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Unit, View
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.methods.base import BaseMethod, LocalContext, Population, check_local, check_server
+from silodp.methods.base import LocalContext, Method, Population, check_local
 from silodp.training.sgd.local import LocalTraining, silo_update
 
 
-@dataclass(frozen=True)
-class Default(BaseMethod):
-    """FedAvg with two-sided learning rates: each silo trains on all its records (ULDP-FL, DEFAULT)."""
+@dataclass(frozen=True, repr=False)
+class Default(Method):
+    """FedAvg with a local and a server learning rate: each silo trains on all its records.
+
+    Source: Kato et al., ULDP-FL, 2024, baseline DEFAULT.
+    """
 
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
     server_learning_rate: float = 1.0
@@ -23,26 +26,26 @@ class Default(BaseMethod):
     unit: Unit | None = field(default=None, init=False)
     needs_counts: bool = field(default=False, init=False)
     assumptions: tuple[str, ...] = field(default=(), init=False)
-    clips_records: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_local(self.local)
-        check_server(self.server_learning_rate, self.server_momentum)
+        super().__post_init__()
 
-    def silo_update(self, work: LocalContext) -> LocallyNoisedUpdate:
-        """The silo's own SGD, as it is."""
+    def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
+        """Run the silo's own SGD; nothing is clipped, and no noise added."""
         delta = silo_update(
-            work.task, work.params, work.x, work.y, self.local, work.randomness.torch("batches")
+            context.task,
+            context.params,
+            context.x,
+            context.y,
+            self.local,
+            context.randomness.torch("batches"),
         ).double()
         return LocallyNoisedUpdate(delta.cpu())
 
     def bounds(self, population: Population) -> None:
-        """The update is finished in the silo."""
-
-    def server_scale(self, population: Population) -> float:
-        """1/S."""
-        return 1.0 / population.silos
+        """Return None: no noise is added."""
 
     def dp_event(self, view: View) -> Event:
-        """No privacy."""
+        """Return the event that promises nothing."""
         return NonPrivate("the method 'default' adds no noise")

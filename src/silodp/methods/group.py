@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,19 +13,28 @@ from silodp.accounting.guarantee import Unit, View
 from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.sampling import check_probability
-from silodp.methods.base import BaseMethod, LocalContext, Population, check_server
+from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd
 
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
 
 
-@dataclass(frozen=True)
-class UldpGroup(BaseMethod):
+@dataclass(frozen=True, repr=False)
+class UldpGroup(Method):
     """Each silo runs `local_steps` of DP-SGD (Poisson rate γ, per-record clip C, noise σC) on ≤ k records per person.
 
-    ULDP-FL, Algorithm 2, corrected as in docs/privacy.md, section 4, G. `expected_batch_size` is a public constant that
-    divides every gradient sum; the realized batch size is private and divides nothing. k, γ and the number of steps
-    are the same public constants in every silo.
+    All settings are the same public constants in every silo.
+
+    Attributes:
+        noise_multiplier: σ, of every step in every silo.
+        clip: C, of every record's gradient.
+        group_size: k, the largest number of records of a person that are used, in all silos together.
+        record_sampling: γ.
+        local_steps: the number of steps in a round.
+        expected_batch_size: divides every gradient sum; the realized batch size is private and divides nothing.
+        local_learning_rate: of the noisy mean gradient.
+
+    Source: Kato et al., ULDP-FL, 2024, Algorithm 2, corrected as in docs/privacy.md, section 4, G.
     """
 
     noise_multiplier: float
@@ -45,7 +55,7 @@ class UldpGroup(BaseMethod):
     def __post_init__(self) -> None:
         self._dp_sgd  # noqa: B018  its constants are checked as it is made
         check_probability("record_sampling", self.record_sampling)
-        check_server(self.server_learning_rate, self.server_momentum)
+        super().__post_init__()
         check_real("group_size", self.group_size)
         if not (isinstance(self.group_size, Integral) and 1 <= self.group_size <= _LARGEST_GROUP):
             raise SilodpError(
@@ -61,7 +71,7 @@ class UldpGroup(BaseMethod):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the selection of k records showed to whom."""
+        """What the selection of k records shows to whom."""
         return (
             f"group_size = {self.group_size} is a public constant, not read off the data",
             "whoever coordinates the selection of at most group_size records per person (here the server) sees how "
@@ -69,10 +79,12 @@ class UldpGroup(BaseMethod):
             "ε does not cover that",
         )
 
-    def allotments(
+    limits_records: ClassVar[bool] = True
+
+    def record_quotas(
         self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
     ) -> np.ndarray:
-        """How many of each person's records each silo may use: k of N[u], uniformly, by coins of her own."""
+        """Draw which k of each person's N[u] records are used, uniformly: (S, U) how many of them in each silo."""
         if counts is None:
             raise SilodpError(
                 "uldp-group needs the record counts of every silo to admit at most group_size records.",
@@ -83,27 +95,22 @@ class UldpGroup(BaseMethod):
             quota[:, user] = stream.multivariate_hypergeometric(counts[:, user], self.group_size)
         return quota
 
-    @property
-    def allotment_dtype(self) -> str:
-        """Quotas of records."""
-        return "int64"
-
-    def allotment_problem(
-        self, allotment: np.ndarray, counts: np.ndarray, population: Population, silo: int
+    def quotas_problem(
+        self, quotas: np.ndarray, counts: np.ndarray, population: Population, silo: int
     ) -> str | None:
-        """At most k records of a person, and at most those that are here."""
-        within = (allotment >= 0) & (allotment <= np.minimum(counts, self.group_size))
+        """Check that quotas are at most k, and at most the records that are here."""
+        within = (quotas >= 0) & (quotas <= np.minimum(counts, self.group_size))
         return None if within.all() else f"is not 0 to {self.group_size} of each person's records here"
 
     def select_records(
         self,
         user: np.ndarray,
-        allotment: np.ndarray | None,
+        quotas: np.ndarray | None,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
-        """`allotment[u]` of each person's records, uniformly."""
-        if allotment is None:
+        """Draw `quotas[u]` of each person's records, uniformly."""
+        if quotas is None:
             raise SilodpError(
                 "uldp-group cannot admit records without allotments: run the set-up first.",
                 code="method.not_set_up",
@@ -113,25 +120,18 @@ class UldpGroup(BaseMethod):
         grouped = user[order]
         position = np.arange(len(order)) - np.searchsorted(grouped, grouped)
         admitted = np.zeros(len(user), dtype=bool)
-        admitted[order] = position < allotment[grouped]
+        admitted[order] = position < quotas[grouped]
         return admitted
 
-    def sample(self, population: Population, stream: np.random.Generator) -> None:
-        """Records are sampled inside DP-SGD, persons are not."""
-
-    def silo_update(self, work: LocalContext) -> LocallyNoisedUpdate:
-        """DP-SGD (Abadi et al. 2016, Algorithm 1); the noise is inside, and local states are not released."""
-        return self._dp_sgd.train(work, self.record_sampling)
+    def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
+        """Run DP-SGD; the noise is inside, and local states are not released."""
+        return self._dp_sgd.train(context, self.record_sampling)
 
     def bounds(self, population: Population) -> None:
-        """The update is finished in the silo."""
-
-    def server_scale(self, population: Population) -> float:
-        """1/S."""
-        return 1.0 / population.silos
+        """Return None: silos add the noise themselves."""
 
     def dp_event(self, view: View) -> Event:
-        """Only local noise counts, whoever looks: released = server = silo."""
+        """Return the event of one round: only the silo's own noise counts, so it is the same against everyone."""
         if self.noise_multiplier == 0:
             return NonPrivate("noise_multiplier is 0")
         step = PoissonSampled(self.record_sampling, Gaussian(self.noise_multiplier))

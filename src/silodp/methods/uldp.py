@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,32 +20,39 @@ from silodp.accounting.events import (
     RevealedSample,
     SampledReplacement,
 )
-from silodp.accounting.guarantee import Unit, View
+from silodp.accounting.guarantee import Adversary, Unit, View
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, check_clip, clip_rows
 from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
 from silodp.methods import weighting
 from silodp.methods.base import (
-    BaseMethod,
     EventsBySurvivors,
     LocalContext,
+    Method,
     Population,
     check_local,
     check_noise_multiplier,
-    check_server,
 )
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.training.sgd.local import LocalTraining, user_updates
 
 
-@dataclass(frozen=True)
-class UldpAvg(BaseMethod):
-    """Δ_s = Σ_u w[s,u]·clip_C(local training on u's records in s) + N(0, (σC/√S)²) (ULDP-FL, Algorithms 3 and 4).
+@dataclass(frozen=True, repr=False)
+class UldpAvg(Method):
+    """Δ_s = Σ_u w[s,u]·clip_C(local training on u's records in s) + N(0, (σC/√S)²).
 
-    The sum over silos has sensitivity C, because Σ_s w[s,u] ≤ 1, and noise σC; `noise_multiplier` is σ.
-    `user_sampling` q: one coin per person and round, for all silos together. `personal`: how every person's own budget
-    is met, by a q_u or a clip of her own; None: all are treated alike.
+    The sum over silos has sensitivity C, because Σ_s w[s,u] ≤ 1, and noise σC.
+
+    Attributes:
+        noise_multiplier: σ.
+        clip: C, in units of a person's update.
+        local: the training on one person's records.
+        weighting: "uniform": w[s,u] = 1/S; "records": n[s,u]/N[u].
+        user_sampling: q, one coin per person and round, for all silos together.
+        personal: how every person's own budget is met, by their own q_u or clip; None: all are treated alike.
+
+    Source: Kato et al., ULDP-FL, 2024, Algorithms 3 and 4.
     """
 
     noise_multiplier: float
@@ -59,8 +66,7 @@ class UldpAvg(BaseMethod):
 
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
-    clips_records: bool = field(default=False, init=False, repr=False)
-    # Found from the constants above and the run's (`calibrated`); what is replaced begins without.
+    # Found from the constants above and the run's (`calibrate`); a copy made by `replace` begins without.
     allowances: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +74,7 @@ class UldpAvg(BaseMethod):
         check_clip(self.clip)
         check_probability("user_sampling", self.user_sampling)
         check_local(self.local)
-        check_server(self.server_learning_rate, self.server_momentum)
+        super().__post_init__()
         if self.weighting not in ("uniform", "records"):
             raise SilodpError(
                 f"weighting = '{self.weighting}' is not known: use 'uniform' or 'records'.",
@@ -84,7 +90,7 @@ class UldpAvg(BaseMethod):
         if self._own_rates and self.user_sampling != 1:
             raise SilodpError(
                 f"user_sampling = {self.user_sampling} and personal.by = 'sampling': leave user_sampling out, since "
-                "every person has a rate of her own (their mean is personal.mean_sampling).",
+                "every person has their own rate (their mean is personal.mean_sampling).",
                 code="argument.conflict",
                 field="user_sampling",
             )
@@ -98,13 +104,31 @@ class UldpAvg(BaseMethod):
         """Who learns what of persons' budgets."""
         return () if self.personal is None else self.personal.assumptions
 
+    # --- Budgets of single persons ---
+
+    budgets_of: ClassVar[Unit | None] = "user"
+
+    @property
+    def budget_unit(self) -> Unit | None:
+        """Persons, where `personal` is set."""
+        return None if self.personal is None else "user"
+
+    @property
+    def budget_adversary(self) -> Adversary | None:
+        """As `personal` says."""
+        return None if self.personal is None else self.personal.adversary
+
     @property
     def max_rounds(self) -> int | None:
-        """The rounds that persons' budgets are for."""
+        """The rounds that persons' budgets are met over."""
         return None if self.personal is None else self.personal.rounds
 
+    def without_budgets(self) -> Self:
+        """Return the method without `personal`."""
+        return replace(self, personal=None)
+
     def check(self, federation: Federation, rounds: int, delta: float) -> None:
-        """Budgets that are to be met must be there, and last."""
+        """Check that the budgets to be met are there, and cover all rounds."""
         if self.personal is None:
             return
         if federation.user_budgets is None:
@@ -122,8 +146,8 @@ class UldpAvg(BaseMethod):
                 field="rounds",
             )
 
-    def calibrated(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
-        """Knowing everyone's q_u or C_u."""
+    def calibrate(self, costs: EventsBySurvivors, population: Population, delta: float) -> Self:
+        """Return the method with everyone's q_u or C_u."""
         if self.personal is None:
             return self
         cases = {
@@ -136,7 +160,7 @@ class UldpAvg(BaseMethod):
         return method
 
     def event_for_largest_budget(self, event: Event, view: View) -> Event:
-        """With the q_u or C_u of a person with the largest budget."""
+        """Return the event of a person with the largest budget, by their q_u or C_u."""
         if self.allowances is None:
             return event
         return self.allowances.event_for_largest_budget(event, self.dp_event(view), view)
@@ -145,20 +169,22 @@ class UldpAvg(BaseMethod):
         if self.allowances is None or population.budgets is None:
             raise SilodpError(
                 "persons' budgets were not turned into rates or clips: give the method to silodp.train, or its setting "
-                "to federation.aggregation.calibrated first.",
+                "to calibrate_setting first.",
                 code="method.not_set_up",
             )
         return self.allowances.parameters(np.array(population.budgets))
 
+    # --- Weights and samples ---
+
     @property
     def needs_counts(self) -> bool:
-        """Weights by records need n[s,u]."""
+        """Whether weights are by records."""
         return self.weighting == "records"
 
-    def allotments(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> np.ndarray:
-        """w[s,u]."""
+    weights_users: ClassVar[bool] = True
+
+    def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
+        """Return w[s,u], (S, U) float64."""
         if self.weighting == "uniform":
             return weighting.weigh_uniformly(population.silos, population.users)
         if counts is None:
@@ -168,29 +194,25 @@ class UldpAvg(BaseMethod):
             )
         return weighting.weigh_by_records(counts)
 
-    @property
-    def draws_users(self) -> bool:
-        """By the one rate, or by everyone's own."""
-        return self._own_rates or self.user_sampling != 1
-
-    @property
-    def allotment_dtype(self) -> str:
-        """Weights."""
-        return "float64"
-
-    def allotment_problem(
-        self, allotment: np.ndarray, counts: np.ndarray, population: Population, silo: int
+    def weights_problem(
+        self, weights: np.ndarray, counts: np.ndarray, population: Population, silo: int
     ) -> str | None:
-        """Uniform weights are 1/S, and weights by records at most 1 where there are records, 0 elsewhere."""
+        """Check that uniform weights are 1/S, and weights by records at most 1 where there are records, 0 elsewhere."""
         if self.weighting == "uniform":
             due = weighting.weigh_uniformly(population.silos, population.users)[silo]
-            return None if np.array_equal(allotment, due) else f"is not 1/{population.silos} for every person"
-        if not ((allotment >= 0) & (allotment <= 1)).all():
-            return "is not between 0 and 1 for every person"
-        return "weights a person who has no record here" if (allotment[counts == 0] != 0).any() else None
+            return None if np.array_equal(weights, due) else f"is not 1/{population.silos} for every person"
+        problem = super().weights_problem(weights, counts, population, silo)
+        if problem is None and (weights[counts == 0] != 0).any():
+            return "weights a person who has no record here"
+        return problem
 
-    def sample(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
-        """One coin per person and round."""
+    @property
+    def samples_users(self) -> bool:
+        """Whether any rate, or everyone's own, is below 1."""
+        return self._own_rates or self.user_sampling != 1
+
+    def sample_users(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+        """Toss one coin per person and round."""
         if self._own_rates:
             return draw_poisson_sample(population.users, self._own(population), stream)
         return (
@@ -199,40 +221,45 @@ class UldpAvg(BaseMethod):
             else draw_poisson_sample(population.users, self.user_sampling, stream)
         )
 
-    def silo_update(self, work: LocalContext) -> ClippedRowStream:
-        """clip_C(Δ[s,u]) for every u, or to her own clip; people of weight or clip 0 this round are not trained."""
-        present = work.allotment[work.user] > 0
+    # --- A round ---
+
+    def local_update(self, context: LocalContext) -> ClippedRowStream:
+        """Train for every person, and clip to C or their own clip; those of weight or clip 0 are left out."""
+        present = context.weights[context.user] > 0
         own: Tensor | None = None
         if self.personal is not None and self.personal.by == "clip":
-            own = torch.from_numpy(self._own(work.population))
-            present = present & (own > 0)[work.user]
+            own = torch.from_numpy(self._own(context.population))
+            present = present & (own > 0)[context.user]
         deltas = user_updates(
-            work.task,
-            work.params,
-            work.x[present],
-            work.y[present],
-            work.user[present],
+            context.task,
+            context.params,
+            context.x[present],
+            context.y[present],
+            context.user[present],
             self.local,
-            work.randomness.torch("batches"),
+            context.randomness.torch("batches"),
         )
         rows = (
             clip_rows(users, delta, self.clip, None if own is None else own[users.to(own.device)])
             for users, delta in deltas
         )
-        return ClippedRowStream(rows, work.task.size, self.bounds(work.population), weighted=True)
+        return ClippedRowStream(rows, context.task.size, self.bounds(context.population), weighted=True)
 
     def bounds(self, population: Population) -> Bounds:
-        """A person's rows, weighted, add to at most C over all silos."""
+        """Return the bounds: a person's rows, weighted, add to at most C over all silos."""
         share = self.share_multiplier(population.m)
         spread_over = population.silos if self.weighting == "uniform" else 1
         return Bounds(self.clip, self.clip, share, population.users * self.clip, spread_over=spread_over)
 
     def share_multiplier(self, shares_for: int) -> float:
-        """One silo's noise in units of C, when m shares are to add to σ."""
+        """Return one silo's noise in units of C, such that m shares add to σ."""
         return self.noise_multiplier / math.sqrt(shares_for)
 
     def server_scale(self, population: Population) -> float:
-        """1/(q·U·S): an expected, public number of participants, never the realized one, nor the mean of all q_u."""
+        """Return 1/(q·U·S), by the expected, public number of participants.
+
+        It is never the realized number, nor by the mean of all q_u, which depends on budgets.
+        """
         mean = None if self.personal is None else self.personal.mean_sampling
         q = self.user_sampling if mean is None else mean
         return 1.0 / (q * population.users * population.silos)
@@ -278,7 +305,11 @@ class UldpAvg(BaseMethod):
         sampled = RevealedSample if view.knows_sample else PoissonSampled
         return sampled(self.user_sampling, seen)
 
-    def groups(
+    def count_infeasible(self, budgets: np.ndarray) -> int | None:
+        """Return how many of the budgets (n,) get no rate or clip; None before `calibrate`."""
+        return None if self.allowances is None else int((self.allowances.parameters(budgets) == 0).sum())
+
+    def budget_report(
         self,
         view: View,
         budgets: Sequence[np.ndarray],
@@ -287,13 +318,13 @@ class UldpAvg(BaseMethod):
         delta: float,
         accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
-        """One entry for each budget that persons have (see `BudgetCalibration.groups`)."""
+        """Return one entry for each budget that persons have (see `BudgetCalibration.report`)."""
         if self.allowances is None:
             return ()
-        return self.allowances.groups(view.adversary, np.concatenate(budgets), rounds, delta, accountant)
+        return self.allowances.report(view.adversary, np.concatenate(budgets), rounds, delta, accountant)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UldpSgd(UldpAvg):
     """ULDP-SGD is ULDP-AVG with one full-batch step of unit size: Δ[s,u] = −∇ on u's records in s."""
 

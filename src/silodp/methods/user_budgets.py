@@ -242,7 +242,7 @@ class BudgetCalibration:
         """What a round costs a person with the largest budget, if it costs one who is wholly in it `event`."""
         return FullParticipationCost.of(event, exact, view).at(self.personal.by, self.largest)
 
-    def groups(
+    def report(
         self, adversary: Adversary, budgets: np.ndarray, rounds: int, delta: float, accountant: Accountant
     ) -> tuple[dict[str, Any], ...]:
         """One entry for each distinct budget, or for each twentieth of the persons: of the largest budget in it.

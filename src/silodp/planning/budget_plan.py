@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from silodp.accounting.accountant import Accountant
-from silodp.accounting.budget_curve import EpsilonCurve, two_stage_curve
+from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event, reason_not_private
 from silodp.accounting.guarantee import View, format_rounded_up
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
 from silodp.config.construct import fields_of
-from silodp.data.budget_distributions import Budgets
 from silodp.errors import SilodpError, counted
-from silodp.methods import Method, RpdpFilter, UldpAvg
-from silodp.methods.rpdp.method import TwoStageSampling
+from silodp.methods import Method
 from silodp.report.budget_plots import SamplingCurve, against_sampling, check_picture, save
 from silodp.report.guarantee_text import format_requested
 
@@ -45,13 +43,13 @@ def budgets_plan(
     None where the method reads nobody's budgets. Units are counted among `users` persons, or among a thousand records
     that stand for all of them; ε is towards the adversary of `view`.
     """
-    if own is None or not (isinstance(method, TwoStageSampling | RpdpFilter | UldpAvg)):
+    if own is None:
         return None
     budgets = own.drawn(users if own.unit == "user" else REPRESENTATIVE_RECORDS)
-    unreachable = count_infeasible(method, budgets)
+    unreachable = method.count_infeasible(budgets)
     if unreachable is None:
         return None
-    entries = method.groups(view, [budgets], np.array([rounds]), rounds, delta, accountant)
+    entries = method.budget_report(view, [budgets], np.array([rounds]), rounds, delta, accountant)
     return {
         "unit": own.unit,
         "distribution": own.distribution,
@@ -68,22 +66,6 @@ def _level(entry: Mapping[str, Any], units: int) -> dict[str, Any]:
     # By pld nothing may hold at a very small δ: no number then, as everywhere in a plan.
     finite = None if planned is None or math.isinf(planned) else planned
     return {**kept, "share": entry["units"] / units, "epsilon": finite}
-
-
-def count_infeasible(method: Method, budgets: Budgets) -> int | None:
-    """How many of these budgets (n,) no sampling probability or clip is small enough for; None if none is looked at."""
-    match method:
-        case TwoStageSampling():
-            asked = method.asked(budgets)
-            return int(
-                (method.accounts.rates_and_retirement(asked[asked > 0])[0] == 0).sum()
-            )  # 0: left out on purpose
-        case RpdpFilter():
-            return int((method.limits(budgets) == 0).sum())
-        case UldpAvg():
-            found = None if method.allowances is None else method.allowances.parameters(budgets)
-            return None if found is None else int((found == 0).sum())
-    return None
 
 
 def format_text(found: Mapping[str, Any]) -> list[str]:
@@ -146,7 +128,8 @@ def with_noise_multiplier(method: Method, noise_multiplier: float) -> Method:
     value: Any = noise_multiplier
     if isinstance(present, tuple):
         value = tuple(noise_multiplier * one / max(present) for one in present)
-    return replace(method, noise_multiplier=value)  # type: ignore[type-var]
+    changed: Method = replace(cast(Any, method), noise_multiplier=value)
+    return changed
 
 
 def noise_of(method: Method) -> float:
@@ -167,7 +150,7 @@ def _noisier(method: Method) -> Sequence[Method]:
 
 def _sampled(method: Method) -> str:
     """The field, or the quantity, that is sampled with."""
-    if isinstance(method, TwoStageSampling):
+    if method.samples_by_budget:
         return "record_sampling"
     for name in ("record_sampling", "user_sampling"):
         if name in fields_of(type(method)):
@@ -183,14 +166,11 @@ def _curve(
     method: Method, event_of: Callable[[Method], Event], rounds: int, delta: float, accountant: Accountant
 ) -> SamplingCurve:
     label = f"σ = {noise_of(method):.4g}"
-    if isinstance(method, TwoStageSampling):
-        run = (method.noise_multiplier, method.local_steps, method.client_sampling, rounds, method.delta)
-        curve = two_stage_curve(
-            *run, accountant, points=None if accountant == "rdp" else _POINTS, least=_LEAST
-        )
+    if method.samples_by_budget:
+        curve = method.sampling_curve(rounds, accountant, _POINTS, _LEAST)
     else:
         field = _sampled(method)
-        plain: Any = replace(method, personal=None) if isinstance(method, UldpAvg) else method
+        plain: Any = method.without_budgets()
 
         def at(q: float) -> Event:
             event = event_of(replace(plain, **{field: q}))

@@ -19,9 +19,7 @@ from silodp.config.construct import fields_of, lookup, validate_arguments
 from silodp.config.public_spec import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
 from silodp.errors import SilodpError, check_whole
-from silodp.mechanisms.sampling import check_probability
 from silodp.methods import METHODS, Method, Population
-from silodp.methods.rpdp.method import TwoStageSampling
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import delta_warning
 
@@ -132,8 +130,8 @@ def compute_epsilon(
     view = replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
 
     def event_in(round_: int, method: Method = setting.method, survivors: int | None = None) -> Event:
-        if isinstance(method, TwoStageSampling) and sampling is not None:
-            return event_at_sampling(method, sampling)
+        if sampling is not None:
+            return method.event_at_sampling(sampling)
         seen = replace(view, round=round_, survivors=survivors)
         return method.event_for_largest_budget(adder.event(replace(setting, method=method), seen), seen)
 
@@ -215,21 +213,11 @@ def format_records(result: Mapping[str, Any]) -> list[str]:
     return ["  for one record", f"  for a person with {numbers} records: ε = {epsilons}"]
 
 
-def event_at_sampling(method: TwoStageSampling, sampling: float) -> Event:
-    """What a round costs a record that is drawn with this probability, in a method that finds each record's own.
-
-    Everyone sees which silos join a round, so the coin λ is one whose fall is known, towards whomever; by the book
-    "realized" a round is charged as one that the silo has joined.
-    """
-    check_probability("record_sampling", sampling)
-    return method.accounts.event(sampling, realized=method.ledger == "realized")
-
-
 def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tuple[Method, float | None]:
     """The method, and the sampling probability that a question about one of its records names."""
     maker = lookup(name, METHODS, "method")
     given = {key: value for key, value in fields.items() if key != "record_sampling"}
-    personal = isinstance(maker, type) and issubclass(maker, TwoStageSampling)
+    personal = maker.samples_by_budget
     if not personal:
         given = dict(fields)
     elif "record_sampling" not in fields:

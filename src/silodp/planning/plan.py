@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from silodp.accounting import calibration
 from silodp.accounting.accountant import Accountant, EventCount, default_accountant
@@ -19,10 +19,9 @@ from silodp.config.budgets import BudgetDistribution
 from silodp.config.construct import fields_of
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
-from silodp.methods.rpdp.method import TwoStageSampling
 from silodp.planning import budget_plan
 from silodp.planning.budget_plan import noise_of, with_noise_multiplier
-from silodp.planning.epsilon import compute_cost, count_events, event_at_sampling
+from silodp.planning.epsilon import compute_cost, count_events
 from silodp.report.guarantee_text import CLAIMED, is_only_claimed
 
 MOST_ROUNDS = 10**7
@@ -146,15 +145,11 @@ def _solutions(
         def made(value: float) -> Event:
             if name == "noise_multiplier":
                 changed = with_noise_multiplier(method, value)
-            elif name == "record_sampling" and isinstance(method, TwoStageSampling):
-                return event_at_sampling(method, value)
+            elif name == "record_sampling" and method.samples_by_budget:
+                return method.event_at_sampling(value)
             else:
-                changed = replace(method, **{name: value})  # type: ignore[type-var]
-            return (
-                event_at_sampling(changed, 1.0)
-                if isinstance(changed, TwoStageSampling)
-                else event_of(changed)
-            )
+                changed = replace(cast(Any, method), **{name: value})
+            return changed.event_at_sampling(1.0) if changed.samples_by_budget else event_of(changed)
 
         return made
 
@@ -169,8 +164,8 @@ def _solutions(
             delta,
             accountant,
         )
-    own_rates = isinstance(method, TwoStageSampling)
-    event = event_at_sampling(method, 1.0) if isinstance(method, TwoStageSampling) else event_of(method)
+    own_rates = method.samples_by_budget
+    event = method.event_at_sampling(1.0) if own_rates else event_of(method)
     solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MOST_ROUNDS)
     for name in [*fields, *(["record_sampling"] if own_rates else [])]:
         if name.endswith("_sampling"):
@@ -250,9 +245,7 @@ def _claims(
 
 def _met_against(method: Method, adversary: Adversary) -> Adversary:
     """Whom persons' own budgets are met against."""
-    personal = getattr(method, "personal", None)
-    met: Adversary = adversary if personal is None else personal.adversary
-    return met
+    return method.budget_adversary or adversary
 
 
 def format_text(result: Mapping[str, Any]) -> list[str]:

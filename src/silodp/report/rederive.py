@@ -31,7 +31,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.runtime.guarantees import build_guarantees, delta_warning
 from silodp.runtime.server import COMPLETED_ROUNDS_KEY, Server
 from silodp.wire.messages import Message
-from silodp.wire.store import DirectoryStore, MemoryStore, unseal
+from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, Store, unseal
 from silodp.wire.transport import Channel
 
 CONFIG = "config.toml"
@@ -284,21 +284,25 @@ class _RunFiles:
         )
         return None if kept is None else Message.decode(kept).arrays
 
-    def _joined(self, setting: Setting) -> MemoryStore:
+    def _joined(self, setting: Setting) -> RoundStore:
         """The server's memory of which silos were drawn for each round: a copy, so that nothing new is drawn there."""
-        store, folder = MemoryStore(), self._checkpoint / "server"
-        rounds = [f"clients/{round_}" for round_ in range(self._ledger.rounds)]
-        for key in (COMPLETED_ROUNDS_KEY, *rounds) if folder.exists() else ():
-            drawn = DirectoryStore(folder, private=False).get(key)
-            if drawn is not None:
-                store.put(key, drawn)
-        drawn_at_all = self._method.clients(setting.population, np.random.default_rng(0)) is not None
-        kept = store.get(COMPLETED_ROUNDS_KEY)
-        asked = rounds[0 if kept is None else Message.decode(kept).round :]
-        forgotten = self._config.seed is None and not set(asked) <= set(store.names())
+        copy, folder, over, forgotten = RoundStore(MemoryStore()), self._checkpoint / "server", 0, False
+        kept: Store = DirectoryStore(folder, private=False) if folder.exists() else MemoryStore()
+        mark = kept.get(COMPLETED_ROUNDS_KEY)
+        if mark is not None:
+            over = Message.decode(mark).round
+            copy.run.put(COMPLETED_ROUNDS_KEY, mark)
+        for round_ in range(over, self._ledger.rounds):
+            drawn = RoundStore(kept).round(round_).get("clients")
+            drawn = kept.get(f"clients/{round_}") if drawn is None else drawn  # checkpoints of format 3
+            if drawn is None:
+                forgotten = self._config.seed is None
+            else:
+                copy.round(round_).put("clients", drawn)
+        drawn_at_all = self._method.sample_silos(setting.population, np.random.default_rng(0)) is not None
         if self._groups and drawn_at_all and (COLUMN in self._unchecked or forgotten):
             self._unchecked.append(JOINED)
-        return store
+        return copy
 
 
 def _with_records(silo: SiloData, budget: np.ndarray | None, size: int) -> SiloData:

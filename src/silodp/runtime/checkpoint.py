@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import torch
 from safetensors import SafetensorError
@@ -12,26 +14,54 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from silodp.errors import SilodpError
+from silodp.methods.base import Method, MethodState, Population
 from silodp.wire.store import PRIVATE_FILE, seal, unseal, write_durably
 
-FORMAT = 3  # 3: silos have a gate with a state and a ledger of their own; 2: the server forgets rounds that are over
+_METHOD = "method/"  # before the names of a method's arrays; the server optimizer's have none
+FORMAT = 4
+"""The format that is written, and the only one that is read.
+
+4: stores have a namespace for each round, the server optimizer and the method a state;
+3: silos have a gate and a ledger;
+2: the server forgets past rounds.
+"""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The server's state after `round` rounds; `fingerprint` says of which run set-up."""
+    """The server's state after `round` rounds.
+
+    Attributes:
+        run: its id.
+        fingerprint: of the settings that a resumed run must share.
+        round: the number of rounds done.
+        params: (d,), the model.
+        optimizer: the server optimizer's state.
+        method: the method's state.
+    """
 
     run: str
     fingerprint: str
     round: int
     params: Tensor
-    velocity: Tensor
+    optimizer: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    method: MethodState = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def initial(
+        cls, run: str, fingerprint: str, params: Tensor, method: Method, population: Population
+    ) -> Self:
+        """Return the state before the first round of an untrained model, (d,)."""
+        optimizer = method.make_server_optimizer().initial_state(params)
+        return cls(run, fingerprint, 0, params, optimizer, method.initial_state(population))
 
 
 def save_checkpoint(path: Path, state: Checkpoint) -> None:
     """Write durably; after a crash the file holds this state or the one before it."""
     header = {"format": FORMAT, "run": state.run, "fingerprint": state.fingerprint, "round": state.round}
-    tensors = {"params": state.params.cpu(), "velocity": state.velocity.cpu()}
+    optimizer = {name: value.cpu() for name, value in state.optimizer.items()}
+    method = {_METHOD + name: torch.from_numpy(value) for name, value in state.method.items()}
+    tensors = {"params": state.params.cpu(), **optimizer, **method}
     write_durably(path, seal(save(tensors, metadata={"checkpoint": json.dumps(header)})), PRIVATE_FILE)
 
 
@@ -72,9 +102,8 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
             "the configuration it was made with, or choose another output directory.",
             code="checkpoint.setup",
         )
-    return Checkpoint(header["run"], fingerprint, header["round"], tensors["params"], tensors["velocity"])
-
-
-def empty_velocity(params: Tensor) -> Tensor:
-    """No momentum yet."""
-    return torch.zeros(params.numel(), dtype=torch.float64)
+    method = {
+        name[len(_METHOD) :]: tensors.pop(name).numpy() for name in list(tensors) if name.startswith(_METHOD)
+    }
+    params = tensors.pop("params")
+    return Checkpoint(header["run"], fingerprint, header["round"], params, tensors, method)

@@ -32,11 +32,11 @@ import numpy as np
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.attempts import common_digest, model_and_sample
-from silodp.aggregators.base import Aggregator, Setting, costliest_events
+from silodp.aggregators.base import Aggregator, Setting, costliest_events, state_of
 from silodp.errors import SilodpError, counted
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Gate:
         name: the silo's.
         setting: the public constants of the run.
         aggregator: the run's.
-        store: the silo's own.
+        store: the silo's memory of the run.
         counts: the silo's record counts n[s,u] (U,) int64.
         ledger: the silo's; charged before an update is answered.
         limits: most ε that the run may spend against an adversary in this silo, at the ledger's δ; none where absent.
@@ -108,7 +108,7 @@ class Gate:
         name: str,
         setting: Setting,
         aggregator: Aggregator,
-        store: Store,
+        store: RoundStore,
         counts: np.ndarray,
         ledger: Ledger,
         limits: Mapping[Adversary, float] | None = None,
@@ -119,18 +119,22 @@ class Gate:
         self.script: Script = aggregator.script(setting, name)
         self._setup = tuple(kind.name for kind in self.script.setup)
         self._prepare = tuple(kind.name for kind in self.script.prepare)
-        self._key = f"{setting.run}/gate"
+        self._key = "gate"
         self._met_here = -1  # the session that was begun in this process
 
     @property
     def state(self) -> State:
         """The state that was committed last."""
-        return State.decode(self._store.get(self._key))
+        return State.decode(self._store.run.get(self._key))
 
     @property
     def most_bytes(self) -> int:
         """Bytes of the longest request of the run, when encoded."""
         return self.script.most_bytes
+
+    def is_setup(self, request: Message) -> bool:
+        """Return whether a request is one of the set-up, whose answers last as long as the run."""
+        return request.kind in self._setup
 
     def commit(self, state: State, request: Message) -> None:
         """Store the state after a request durably; its answer, which was stored before, may be sent from now on.
@@ -140,7 +144,7 @@ class Gate:
         own = (state.round, request.digest())
         answered = tuple(one for one in state.answered if one[0] in (-1, state.round) and one != own)
         state = replace(state, answered=(*answered, own), charges=len(self.ledger.history))
-        self._store.put(self._key, state.encode())
+        self._store.run.put(self._key, state.encode())
         if request.kind == "hello":
             self._met_here = state.session
 
@@ -162,7 +166,7 @@ class Gate:
         """
         state = self.state
         self._check_age(state)
-        if request.kind in self._setup:
+        if self.is_setup(request):
             return self._admit_setup(request, state)
         if state.step < len(self._setup):
             self._refuse(
@@ -197,6 +201,10 @@ class Gate:
                 "does not ask of it",
             )
         kind.request.check(request, f"the server of silo '{self._name}'")
+        if kind is self.script.update:
+            problem = self._setting.method.state_problem(state_of(request), self._setting.population)
+            if problem is not None:
+                self._refuse("gate.state", f"was sent a state of the method that {problem}")
 
     def _check_age(self, state: State) -> None:
         """Refuse if the silo's store and its ledger are from different moments."""
@@ -386,17 +394,17 @@ class Gate:
             self._refuse(
                 "gate.rounds", "was asked for a release that budgets laid out beforehand do not cover"
             )
-        place = f"{self._setting.run}/charging/{request.round}/{release}"
+        store, place = self._store.round(request.round), f"charging/{release}"
         asked = model_and_sample(request).encode()
         if self.ledger.charged(request.round, release):
-            if self._store.get(place) != asked:
+            if store.get(place) != asked:
                 self._refuse(
                     "gate.set_back",
                     f"has charged round {request.round + 1} and knows nothing of it, or was asked for another model: "
                     "its store is an old copy; restore the newest one, or begin a new run",
                 )
             return
-        self._store.put(place, asked)
+        store.put(place, asked)
         # Units retire by what they have spent in this silo: one that missed rounds is as far as its own ledger says.
         position = len({charge.round for charge in self.ledger.history} - {request.round})
         events = costliest_events(self._aggregator, self._setting, min(request.round, position), release)

@@ -113,7 +113,9 @@ def _groups(federation: Federation, server: Server, ledger: Ledger, view: View) 
     if not budgets:
         return ()
     joined = server.participation_counts(ledger.rounds)[: len(budgets)]
-    return server.setting.method.groups(view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant)
+    return server.setting.method.budget_report(
+        view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant
+    )
 
 
 def _claims(server: Server, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:

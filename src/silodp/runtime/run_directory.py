@@ -18,7 +18,7 @@ from silodp.accounting.guarantee import FORMAT, Adversary, Guarantee
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import AggregatorRecord, Setting
 from silodp.errors import SilodpError, counted, name_file
-from silodp.runtime.checkpoint import Checkpoint, empty_velocity, load_checkpoint, save_checkpoint
+from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.run_spec import Terms
 from silodp.runtime.silo import make_ledger
@@ -71,7 +71,9 @@ class RunDirectory:
             return state
         self._check_empty()
         params = terms.task.initial(terms.seed)
-        return Checkpoint(secrets.token_hex(16), terms.fingerprint, 0, params, empty_velocity(params))
+        return Checkpoint.initial(
+            secrets.token_hex(16), terms.fingerprint, params, terms.method, terms.setting.population
+        )
 
     def _check_empty(self) -> None:
         if self.path is None:

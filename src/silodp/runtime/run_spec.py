@@ -156,8 +156,7 @@ def dtype_of(task: Task) -> str:
 
 def index_of(federation: Federation) -> str:
     """Of the public list of persons, in order, and of their budgets."""
-    own = None if federation.user_budgets is None else federation.user_budgets.tolist()
-    return hashlib.sha256(json.dumps([federation.users, federation.user_keys, own]).encode()).hexdigest()
+    return federation.public().index_digest
 
 
 def _check_kinds(federation: object, task: object, method: object, on_round: object) -> None:

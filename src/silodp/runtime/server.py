@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -14,34 +13,41 @@ from torch import Tensor
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Aggregator, ServerAggregator, Setting, release_events, round_events
+from silodp.aggregators.base import (
+    Aggregator,
+    ServerAggregator,
+    Setting,
+    release_events,
+    request_state,
+    round_events,
+)
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
+from silodp.methods.base import MethodState
+from silodp.runtime.checkpoint import Checkpoint
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore, Store
 from silodp.wire.transport import Channel, Failure
 
+EMPTY_STATE: MethodState = {}
 COMPLETED_ROUNDS_KEY = "rounds over"
 """Where the server keeps how many rounds are over, and how many of them each silo took part in (S,)."""
-_OF_A_ROUND = re.compile(
-    r"(?:sample|clients|progress|request|weights|hidden)/(?:asked |drawn |choice )?(\d+)(?:/\d+)?"
-)
-"""Where it keeps what is needed to repeat a round: draws, requests, how far its attempts have come.
-
-The rest stays: allotments, session, shares, keys; how many attempts were made in all; that transfers have ended.
-"""
 
 
 @dataclass(frozen=True)
 class Server:
-    """The coordinating party of a run: it holds no records, only what it needs to ask and to add."""
+    """The coordinating party of a run: it holds no records, only what it needs to ask and to add.
+
+    Its store keeps for a round what is needed to repeat it: draws, requests, how far its attempts have come. What lasts
+    is the run's: allotments, session, shares, keys; how many attempts were made in all; that transfers have ended.
+    """
 
     setting: Setting
     transport: Channel
     aggregator: Aggregator
     ledger: Ledger
-    store: Store
+    store: RoundStore
     randomness: Randomness
 
     @property
@@ -82,7 +88,7 @@ class Server:
 
     def set_up(self) -> None:
         """Give every silo its allotments; counts are asked for only when the method needs them."""
-        allotments = self._once("allotments", self._allot)
+        allotments = self._once(self.store.run, "allotments", self._allot)
         run, names = self.setting.run, self.setting.names
         self.ask_all(
             {
@@ -92,7 +98,7 @@ class Server:
         )
         self.side.set_up(self)
 
-    def run_round(self, round_: int, params: Tensor) -> Tensor | None:
+    def run_round(self, round_: int, params: Tensor, state: MethodState = EMPTY_STATE) -> Tensor | None:
         """The sum of the silos' noisy shares for one round, charged before anything of it is seen; None: budget spent.
 
         Whoever asks for a round has durably kept the model that the rounds before it led to: they are forgotten.
@@ -104,17 +110,17 @@ class Server:
         self._forget_before(round_)
         if not self.ledger.charged(round_, 0) and not self.ledger.affords(self._events(None, round_)):
             return None
-        sample = self._once(f"sample/{round_}", lambda: self._sample(round_))
-        clients = self._once(f"clients/{round_}", partial(self._clients, round_))
-        drawn = {"sample": sample, "clients": clients}
-        arrays = {"params": params.cpu().numpy(), **{name: draw for name, draw in drawn.items() if draw.size}}
+        sample = self._once(self.store.round(round_), "sample", partial(self._sample, round_))
+        drawn = {"sample": sample, "clients": self._clients(round_)}
+        drawn = {name: draw for name, draw in drawn.items() if draw.size}
+        arrays = {"params": params.cpu().numpy(), **drawn, **request_state(state)}
         return self.side.total(self, round_, arrays)
 
     def participation_counts(self, rounds: int) -> np.ndarray:
         """(S,) how many of the first rounds each silo took part in."""
         over, joined = self._over()
         for round_ in range(over, rounds):
-            clients = self._once(f"clients/{round_}", partial(self._clients, round_))
+            clients = self._clients(round_)
             joined = joined + (clients if clients.size else 1)
         return joined
 
@@ -141,12 +147,19 @@ class Server:
         self.ledger.charge(round_, release, cost)
         return True
 
-    def step(self, params: Tensor, velocity: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-        """x ← x + η_g · scale · v with v ← momentum·v + Σ_s Δ_s; params (d,), velocity (d,) float64."""
-        method = self.setting.method
-        velocity = method.server_momentum * velocity + total
-        rate = method.server_learning_rate * method.server_scale(self.setting.population)
-        return params + (rate * velocity).to(params), velocity
+    def step(self, before: Checkpoint, total: Tensor) -> Checkpoint:
+        """Return the state after a round: the next model, and what the optimizer and the method keep.
+
+        Args:
+            before: the state in which the round was asked for.
+            total: (d + extra coordinates,) float64, the noisy sum.
+        """
+        method, population = self.setting.method, self.setting.population
+        update, state = method.read_sum(total, before.method, population)
+        rate, scale = method.server_learning_rate, method.server_scale(population)
+        optimizer = method.make_server_optimizer()
+        params, kept = optimizer.step(before.params, update, before.optimizer, rate, scale)
+        return replace(before, round=before.round + 1, params=params, optimizer=kept, method=state)
 
     def ask(self, requests: dict[str, Message]) -> tuple[dict[str, Message], dict[str, Failure]]:
         """One blocking call; an answer must be to what was asked, and of its kind.
@@ -195,7 +208,7 @@ class Server:
                 "server's store; restore the newest checkpoint and ledger, or begin a new run, which adds its own ε.",
                 code="checkpoint.mismatch",
             )
-        if round_ > over + 1 or (round_ > over and self.store.get(f"clients/{over}") is None):
+        if round_ > over + 1 or (round_ > over and self.store.round(over).get("clients") is None):
             raise SilodpError(
                 f"the server's store knows nothing of round {round_}: it is older than the checkpoint, and how many "
                 "attempts were made is not known; restore the newest store, or begin a new run, which adds its own ε.",
@@ -204,7 +217,7 @@ class Server:
 
     def _over(self) -> tuple[int, np.ndarray]:
         """How many rounds are over, and how many of them each silo took part in (S,)."""
-        stored = self.store.get(COMPLETED_ROUNDS_KEY)
+        stored = self.store.run.get(COMPLETED_ROUNDS_KEY)
         if stored is None:
             return 0, np.zeros(self.setting.population.silos, np.int64)
         kept = Message.decode(stored)
@@ -222,13 +235,9 @@ class Server:
         over, _ = self._over()
         if round_ > over:
             arrays = {"joined": self.participation_counts(round_)}
-            self.store.put(
-                COMPLETED_ROUNDS_KEY, Message("over", self.setting.run, round_, arrays=arrays).encode()
-            )
-        for name in self.store.names():
-            kept = _OF_A_ROUND.fullmatch(name)
-            if kept is not None and int(kept[1]) < round_:
-                self.store.drop(name)
+            kept = Message("over", self.setting.run, round_, arrays=arrays)
+            self.store.run.put(COMPLETED_ROUNDS_KEY, kept.encode())
+        self.store.drop_rounds_before(round_)
 
     def _allot(self) -> np.ndarray:
         counts = None
@@ -245,21 +254,27 @@ class Server:
     def _sample(self, round_: int) -> np.ndarray:
         if self.aggregator.samples_users_privately:  # drawn between the parties: the server is not to know it
             return np.empty(0, dtype=bool)
-        sample = self.setting.method.sample(self.setting.population, self.randomness.stream("sample", round_))
+        sample = self.setting.method.sample_users(
+            self.setting.population, self.randomness.stream("sample", round_)
+        )
         return np.empty(0, dtype=bool) if sample is None else sample
 
     def _clients(self, round_: int) -> np.ndarray:
-        clients = self.setting.method.clients(
+        """The silos that take part in a round, drawn once; empty where the method draws none."""
+        return self._once(self.store.round(round_), "clients", partial(self._draw_clients, round_))
+
+    def _draw_clients(self, round_: int) -> np.ndarray:
+        clients = self.setting.method.sample_silos(
             self.setting.population, self.randomness.stream("clients", round_)
         )
         return np.empty(0, dtype=bool) if clients is None else clients
 
-    def _once(self, key: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
+    def _once(self, store: Store, key: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
         """What was drawn under this key before, or a draw that is stored durably before it is used."""
-        stored = self.store.get(key)
+        stored = store.get(key)
         if stored is None:
             stored = Message("kept", self.setting.run, arrays={"value": draw()}).encode()
-            self.store.put(key, stored)
+            store.put(key, stored)
         return Message.decode(stored).arrays["value"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 from silodp.accounting.accountant import default_accountant
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Aggregator, Setting, SiloContext, round_events
+from silodp.aggregators.base import Aggregator, Setting, SiloContext, round_events, state_of
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES, subkey
 from silodp.data.federation import SiloData
@@ -25,11 +24,9 @@ from silodp.methods.base import LocalContext
 from silodp.runtime.gate import Gate
 from silodp.training.task import Task
 from silodp.wire.messages import Message
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore, Store
 
-_OF_A_ROUND = ("sample", "chosen", "update", "open")
-_KEPT_FOR_A_ROUND = (*_OF_A_ROUND, "charging", "noisy", "choice", "drawn", "seeds")
-_FORGOTTEN = re.compile(rf"(?:{'|'.join(_KEPT_FOR_A_ROUND)})/(\d+)(?:/[^/]+)?")
+_ROUND_KEY = "round key"
 
 
 class Silo:
@@ -67,8 +64,8 @@ class Silo:
         self.nonfinite_counts: dict[int, int] = {}
         self._task, self._method, self._population = task, setting.method, setting.population
         self._randomness = randomness.child("silo", data.name)
-        self._store = store
-        self._names = setting.names
+        self._store = RoundStore(store, f"{setting.run}/")
+        self._run, self._names, self._sum_size = setting.run, setting.names, setting.sum_size
         self._user_index, self._budget = data.user, data.budget
         self._records = data.digest()  # of private rows: it stays in this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
@@ -76,9 +73,13 @@ class Silo:
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
         self._counts_here = counts
         ledger = make_ledger(aggregator, setting) if ledger is None else ledger
-        self.gate = Gate(data.name, setting, aggregator, store, counts, ledger, limits)
+        self.gate = Gate(data.name, setting, aggregator, self._store, counts, ledger, limits)
         own = SiloContext(
-            identity or Identity.fresh(data.name), pins or {}, store, counts, lambda: self.gate.state.update
+            identity or Identity.fresh(data.name),
+            pins or {},
+            self._store,
+            counts,
+            lambda: self.gate.state.update,
         )
         self._side = aggregator.silo(setting, own)
         self._handlers: dict[str, Callable[[Message], Message]] = {
@@ -104,7 +105,9 @@ class Silo:
         """
         self.gate.check_message(request)
         digest = request.digest().encode()
-        stored = self._store.get(request.key)
+        answers = self._store.run if self.gate.is_setup(request) else self._store.round(request.round)
+        key = f"answer/{request.kind}/{request.round}/{request.attempt}"
+        stored = answers.get(key)
         if stored is not None:
             if stored[: len(digest)] != digest:
                 raise SilodpError(
@@ -117,40 +120,28 @@ class Silo:
         state = self.gate.next_state(request)
         self.gate.charge(request)
         answer = self._handlers[request.kind](request)
-        self._store.put(request.key, digest + answer.encode())
+        answers.put(key, digest + answer.encode())
         self.gate.commit(state, request)
-        self._forget_before(request)
+        if request.kind == "update":
+            # The gate refuses earlier rounds from now on. With them go the seeds of their attempts, which cannot come
+            # again: a seed is a hash of its round (`crypto.lattice.scheme.seed_of`).
+            self._forget_round_keys(request.round)
+            self._store.drop_rounds_before(request.round)
         return answer
 
-    def _forget_before(self, request: Message) -> None:
-        """Drop what was kept for the rounds before an update, which the gate refuses from now on.
-
-        With it go the seeds of its attempts, which cannot come again: a seed is a hash of its round
-        (`crypto.lattice.scheme.seed_of`). Whatever holds for a session, or for the run, stays: that transfers have
-        ended, what records have spent.
-        """
-        if request.kind != "update":
-            return
-        self._forget_round_keys(request.run, request.round)
-        prefix = f"{request.run}/"
-        for key in self._store.names():
-            kept = _FORGOTTEN.fullmatch(key[len(prefix) :]) if key.startswith(prefix) else None
-            if kept is not None and int(kept[1]) < request.round:
-                self._store.drop(key)
-
-    def book(self, run: str) -> dict[str, np.ndarray]:
-        """The records' own accounts in a run, for this silo's people alone: who asked for how much and has spent what.
+    def book(self) -> dict[str, np.ndarray]:
+        """The records' accounts in the run, for this silo's people alone: who asked for how much and has spent what.
 
         Entries (n,) as the method names them ("asked", "spent", …), 0 for records that take no part; none where
         records have no accounts. What is spent may depend on records, and no ε covers that: never hand it on.
         """
-        admitted, _ = self._admitted(run)
-        uses = self._remembered(run)
-        stored = self._store.get(_memory_key(run, *uses[-1])) if uses else None
+        admitted, _ = self._admitted()
+        uses = self._remembered()
+        stored = self._store.run.get(_memory_key(*uses[-1])) if uses else None
         memory = None if stored is None else Message.decode(stored).arrays["memory"]
         own = None if self._budget is None else self._budget[admitted]
         accounts = {}
-        for name, values in self._method.book(own, self.gate.state.round + 1, memory).items():
+        for name, values in self._method.record_accounts(own, self.gate.state.round + 1, memory).items():
             accounts[name] = np.zeros(len(admitted), values.dtype)
             accounts[name][admitted] = values
         return accounts
@@ -163,20 +154,18 @@ class Silo:
         """Keep the allotment, and draw once which records take part in the run."""
         allotment = request.arrays.get("allotment")
         admitted = self._method.select_records(
-            self._user_index, allotment, self._run_randomness(request.run).stream("admit"), self._budget
+            self._user_index, allotment, self._run_randomness().stream("admit"), self._budget
         )
         kept = {"admitted": admitted, **request.arrays}
         fields = {"records": self._records}
-        self._store.put(
-            f"{request.run}/setup", Message("setup", request.run, fields=fields, arrays=kept).encode()
-        )
+        self._store.run.put("setup", Message("setup", request.run, fields=fields, arrays=kept).encode())
         return request.answer()
 
-    def _admitted(self, run: str) -> tuple[np.ndarray, np.ndarray | None]:
-        stored = self._store.get(f"{run}/setup")
+    def _admitted(self) -> tuple[np.ndarray, np.ndarray | None]:
+        stored = self._store.run.get("setup")
         if stored is None:
             raise SilodpError(
-                f"silo '{self.name}' knows nothing of run {run}: it was never set up, or its store is lost; "
+                f"silo '{self.name}' knows nothing of run {self._run}: it was never set up, or its store is lost; "
                 "begin a new run.",
                 code="session.missing",
             )
@@ -202,28 +191,29 @@ class Silo:
         return update, weights, randomness.stream("share noise")
 
     def _trained(self, request: Message, release: int) -> tuple[Tensor, Update, Randomness]:
-        admitted, allotment = self._admitted(request.run)
+        admitted, allotment = self._admitted()
         records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
         weights = self._sampled(allotment, request.arrays.get("sample"))
         randomness = self._round_randomness(request, release)
         clients = request.arrays.get("clients")
         place = self._names.index(self.name)
         if clients is not None and not clients[place]:
-            return weights, LocallyNoisedUpdate(torch.zeros(self._task.size, dtype=torch.float64)), randomness
-        update = self._method.silo_update(
+            return weights, LocallyNoisedUpdate(torch.zeros(self._sum_size, dtype=torch.float64)), randomness
+        update = self._method.local_update(
             LocalContext(
                 task=self._task,
                 params=torch.from_numpy(request.arrays["params"]).to(self._task.device),
                 x=self._x[records],
                 y=self._y[records],
                 user=self._user[records],
-                allotment=weights,
+                weights=weights,
                 population=self._population,
                 randomness=randomness,
                 silo=place,
                 budget=None if self._budget is None else torch.from_numpy(self._budget)[records],
                 memory=self._memory(request, release),
                 round=request.round,
+                state=state_of(request),
             )
         )
         return weights, update, randomness
@@ -236,67 +226,62 @@ class Silo:
         """
         if self._randomness.reproducible:
             return self._randomness.child("round", request.round, release)
-        key = self._round_key(request.run, request.round)
+        key = self._round_key(request.round)
         return Randomness(key, (*self._randomness.prefix, "round", request.round, release, request.digest()))
 
-    def _run_randomness(self, run: str) -> Randomness:
+    def _run_randomness(self) -> Randomness:
         """The streams of what is drawn once in a run."""
         if self._randomness.reproducible:
             return self._randomness
-        return Randomness(subkey(self._round_key(run, 0), "once in a run"), self._randomness.prefix)
+        return Randomness(subkey(self._round_key(0), "once in a run"), self._randomness.prefix)
 
-    def _round_key(self, run: str, round_: int) -> bytes:
+    def _round_key(self, round_: int) -> bytes:
         """The secret key of a round's streams; every round's follows from the one before."""
-        stored = self._store.get(_round_key_place(run))
+        stored = self._store.run.get(_ROUND_KEY)
         if stored is None:
-            stored = Message("round key", run, blobs={"key": secrets.token_bytes(KEY_BYTES)}).encode()
-            self._store.put(_round_key_place(run), stored)
+            stored = Message("round key", self._run, blobs={"key": secrets.token_bytes(KEY_BYTES)}).encode()
+            self._store.run.put(_ROUND_KEY, stored)
         kept = Message.decode(stored)
         key = kept.blobs["key"]
         for _ in range(round_ - kept.round):
             key = subkey(key, "next round")
         return key
 
-    def _forget_round_keys(self, run: str, round_: int) -> None:
+    def _forget_round_keys(self, round_: int) -> None:
         """Keep this round's key alone, so that who reads the store later cannot compute the noise of earlier rounds."""
-        stored = self._store.get(_round_key_place(run))
+        stored = self._store.run.get(_ROUND_KEY)
         if stored is not None and Message.decode(stored).round < round_:
-            kept = Message("round key", run, round_, blobs={"key": self._round_key(run, round_)})
-            self._store.put(_round_key_place(run), kept.encode())
+            kept = Message("round key", self._run, round_, blobs={"key": self._round_key(round_)})
+            self._store.run.put(_ROUND_KEY, kept.encode())
 
     def _memory(self, request: Message, release: int) -> np.ndarray | None:
         """What was kept last before this release; the same however often the release is computed."""
-        before = [use for use in self._remembered(request.run) if use < (request.round, release)]
+        before = [use for use in self._remembered() if use < (request.round, release)]
         if not before:
             return None
-        stored = self._store.get(_memory_key(request.run, *before[-1])) or b""
+        stored = self._store.run.get(_memory_key(*before[-1])) or b""
         return Message.decode(stored).arrays["memory"]
 
     def _remember(self, request: Message, release: int, memory: np.ndarray) -> None:
         """Keep it durably; of what came before only the last is needed again, to repeat this release."""
-        before = [use for use in self._remembered(request.run) if use < (request.round, release)]
+        before = [use for use in self._remembered() if use < (request.round, release)]
         kept = Message("memory", request.run, request.round, arrays={"memory": memory}).encode()
-        self._store.put(_memory_key(request.run, request.round, release), kept)
+        self._store.run.put(_memory_key(request.round, release), kept)
         for use in before[:-1]:
-            self._store.drop(_memory_key(request.run, *use))
+            self._store.run.drop(_memory_key(*use))
 
-    def _remembered(self, run: str) -> list[tuple[int, int]]:
+    def _remembered(self) -> list[tuple[int, int]]:
         """(round, release) of all that is kept, in order."""
-        prefix = f"{run}/memory/"
-        uses = [key[len(prefix) :].split("/") for key in self._store.names() if key.startswith(prefix)]
-        return sorted((int(round_), int(release)) for round_, release in uses)
+        keys = [key.split("/") for key in self._store.run.names() if key.startswith("memory/")]
+        return sorted((int(round_), int(release)) for _, round_, release in keys)
 
     def _sampled(self, allotment: np.ndarray | None, sample: np.ndarray | None) -> Tensor:
         weights = np.ones(self._population.users) if allotment is None else allotment.astype(np.float64)
         return torch.from_numpy(weights if sample is None else weights * sample)
 
 
-def _memory_key(run: str, round_: int, release: int) -> str:
-    return f"{run}/memory/{round_}/{release}"
-
-
-def _round_key_place(run: str) -> str:
-    return f"{run}/round key"
+def _memory_key(round_: int, release: int) -> str:
+    return f"memory/{round_}/{release}"
 
 
 def make_ledger(aggregator: Aggregator, setting: Setting, path: Path | None = None) -> Ledger:

@@ -12,7 +12,7 @@ from silodp.runtime.run_spec import Terms
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.wire.signatures import SignedChannel, SignedParty
-from silodp.wire.store import Store
+from silodp.wire.store import RoundStore, Store
 from silodp.wire.transport import InProcess
 
 
@@ -46,7 +46,7 @@ def build_parties(
     parties = {silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos}
     most_bytes = max(silo.gate.most_bytes for silo in silos)
     channel = SignedChannel(InProcess(parties), coordinator, pins, most_bytes)
-    return silos, Server(setting, channel, terms.aggregator, ledger, store, randomness)
+    return silos, Server(setting, channel, terms.aggregator, ledger, RoundStore(store), randomness)
 
 
 def _identity(name: str, store: Store) -> Identity:

@@ -117,6 +117,11 @@ def train(
         silo_limits=silo_limits,
     )
     delta = terms.delta
+    optimizer = terms.method.make_server_optimizer()
+
+    def released(state: Checkpoint) -> Tensor:
+        return optimizer.released(state.params, state.optimizer)
+
     if method.unit == "user":
         for doubt in find_linkage_doubts(federation):
             _log.warning("warning: %s", doubt)
@@ -139,14 +144,14 @@ def train(
         stopped: Literal["rounds", "budget"] = "rounds"
         while state.round < rounds:
             started, sent = time.perf_counter(), server.transport.traffic
-            total = server.run_round(state.round, state.params)
+            total = server.run_round(state.round, state.params, state.method)
             if total is None:
                 stopped = "budget"
                 break
             state, refusal = _advance(server, state, total)
             row = {"round": state.round}
             if state.round % evaluate_every == 0 or state.round == rounds:
-                row |= _evaluate(task, state.params, federation)
+                row |= _evaluate(task, released(state), federation)
             row["epsilon"] = server.spent()
             row["seconds"] = round(time.perf_counter() - started, 4)
             row["bytes"] = asdict(server.transport.traffic.since(sent))
@@ -156,17 +161,18 @@ def train(
             metrics.add(row, on_round)
             directory.keep(state)
         guarantees = build_guarantees(federation, terms.method, server, ledger, delta, seed is None)
-        model = task.load(state.params)
+        params = released(state)
+        model = task.load(params)
         directory.write(terms, state.run, model, guarantees, stopped)
-    return Result(state.params, model, tuple(metrics.rows), guarantees, stopped)
+    return Result(params, model, tuple(metrics.rows), guarantees, stopped)
 
 
 def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoint, dict[str, int]]:
     """The state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
-    params, velocity = server.step(state.params, state.velocity, total)
-    if not (is_finite(total) and is_finite(params)):
+    after = server.step(state, total)
+    if not (is_finite(total) and is_finite(after.params)):
         return replace(state, round=state.round + 1), {REFUSED_SUM: 1}
-    return replace(state, round=state.round + 1, params=params, velocity=velocity), {}
+    return after, {}
 
 
 def _evaluate(task: Task, params: Tensor, federation: Federation) -> MetricsRow:

@@ -68,6 +68,59 @@ class Store(Protocol):
         """Everything stored."""
 
 
+class RoundStore:
+    """A party's durable memory of one run: what lasts, and what goes with its round.
+
+    Whatever is put in a round's namespace is dropped with the round, whoever put it there.
+
+    Args:
+        store: the party's store.
+        prefix: of all its keys of this run, for a store that outlives runs.
+
+    Attributes:
+        run: what lasts as long as the run.
+    """
+
+    def __init__(self, store: Store, prefix: str = "") -> None:
+        self.run: Store = _Namespace(store, prefix)
+
+    def round(self, round_: int) -> Store:
+        """Return the namespace of one round, counted from 0; a key may name a release or an attempt in it."""
+        return _Namespace(self.run, f"{_ROUNDS}{round_}/")
+
+    def drop_rounds_before(self, round_: int) -> None:
+        """Drop everything that was stored for earlier rounds.
+
+        Not in one step: a process that dies in between leaves entries, which the next call drops.
+        """
+        for key in _Namespace(self.run, _ROUNDS).names():
+            if int(key.partition("/")[0]) < round_:
+                self.run.drop(_ROUNDS + key)
+
+
+_ROUNDS = "round/"
+
+
+class _Namespace:
+    """The part of a store whose keys begin with a prefix."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def put(self, key: str, value: bytes) -> None:
+        self._store.put(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes | None:
+        return self._store.get(self._prefix + key)
+
+    def drop(self, key: str) -> None:
+        self._store.drop(self._prefix + key)
+
+    def names(self) -> list[str]:
+        """Return the keys of this part, without the prefix."""
+        return [key.removeprefix(self._prefix) for key in self._store.names() if key.startswith(self._prefix)]
+
+
 def claim(store: Store, key: str, owner: bytes) -> bool:
     """Whether `owner` is the first to claim this key, durably; it may claim it again."""
     known = store.get(key)

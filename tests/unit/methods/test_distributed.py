@@ -58,7 +58,7 @@ def work_of(federation: Federation, task: Task, randomness: Randomness, silo: in
         x=torch.from_numpy(data.x),
         y=torch.from_numpy(data.y),
         user=torch.from_numpy(data.user),
-        allotment=torch.ones(federation.users, dtype=torch.float64),
+        weights=torch.ones(federation.users, dtype=torch.float64),
         population=Population(len(federation.silos), federation.users),
         randomness=randomness.child(data.name),
         silo=silo,
@@ -69,7 +69,7 @@ def sent(method: Ddp, federation: Federation, task: Task, seed: int = 0, silo: i
     """One silo's share in clear."""
     work = work_of(federation, task, Randomness.from_seed(seed), silo)
     noise = work.randomness.stream("share noise")
-    return release(method.silo_update(work), work.allotment, noise).value.numpy()
+    return release(method.local_update(work), work.weights, noise).value.numpy()
 
 
 def total(method: Ddp, federation: Federation, task: Task, seed: int = 0) -> np.ndarray:
@@ -242,7 +242,7 @@ def test_in_integers_the_same(trajectory, monkeypatch):
     method = replace(DDP, trajectory=trajectory)
     work = work_of(federation, task, Randomness.from_seed(0))
     grid = Quantizer.for_(method.bounds(work.population), 1 << 14)
-    share = grid.release(method.silo_update(work), work.allotment, work.randomness.stream("share noise"))
+    share = grid.release(method.local_update(work), work.weights, work.randomness.stream("share noise"))
     assert share.noise_std == pytest.approx(math.sqrt(4) * 0.8 * grid.units)
     assert judges_std(share.value, math.sqrt(4) * 0.8 * grid.units)
 
@@ -282,10 +282,10 @@ def test_a_record_moves_the_sum_by_at_most_its_clients_reach(exact):
 
     def value(where: Federation, silo: int) -> np.ndarray:
         work = work_of(where, task, Randomness.from_seed(0), silo)
-        update, noise = OWN.silo_update(work), np.random.default_rng(0)
+        update, noise = OWN.local_update(work), np.random.default_rng(0)
         if exact:
-            return grid.release(update, work.allotment, noise).value * grid.step
-        return release(update, work.allotment, noise).value.numpy()
+            return grid.release(update, work.weights, noise).value * grid.step
+        return release(update, work.weights, noise).value.numpy()
 
     for silo, reach in enumerate((0.25, 0.1, 0.05)):
         whole = value(federation, silo)

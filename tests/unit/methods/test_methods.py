@@ -54,7 +54,7 @@ def shares(
             population,
             own,
         )
-        result.append(share_in_clear(method.silo_update(work), work.allotment, own.stream("noise")))
+        result.append(share_in_clear(method.local_update(work), work.weights, own.stream("noise")))
     return result
 
 

@@ -96,7 +96,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 def test_every_step_adds_the_noise_that_is_charged(method):
     """With x = 0 the gradients of the weights vanish: what is left in the update is lr/L·σC·√τ of noise."""
     task, silo = logistic_task(1500), silo_of(40, np.full(40, 2.0), 1500)
-    update = method.silo_update(work_of(task, replace(silo, x=np.zeros_like(silo.x))))
+    update = method.local_update(work_of(task, replace(silo, x=np.zeros_like(silo.x))))
     assert isinstance(update, LocallyNoisedUpdate)
     assert judges_std(update.value[:1500].numpy(), 0.5 / 8 * 4.0 * 0.5 * math.sqrt(5))
 
@@ -104,7 +104,7 @@ def test_every_step_adds_the_noise_that_is_charged(method):
 def test_every_record_is_drawn_as_often_as_its_own_budget_allows(drawn):
     budgets = np.repeat([0.3, 1.0, 2.0, 9.0], 25)
     method = replace(RPDP, local_steps=1500, noise_multiplier=60.0)
-    method.silo_update(work_of(logistic_task(), silo_of(100, budgets)))
+    method.local_update(work_of(logistic_task(), silo_of(100, budgets)))
     counts = np.bincount(np.concatenate(drawn), minlength=100)
     q, _ = method.accounts.rates_and_retirement(budgets)
     assert len(drawn) == 1500
@@ -148,7 +148,7 @@ def test_equal_budgets_and_one_record_per_person_are_uldp_group_with_one_record(
     q = float(method.accounts.rates_and_retirement(np.array([1.0]))[0][0])
     group = UldpGroup(4.0, 0.5, 1, q, 30, 8.0, 0.5)
     work = work_of(task, silo)
-    ours, theirs = method.silo_update(work), group.silo_update(work)
+    ours, theirs = method.local_update(work), group.local_update(work)
     assert isinstance(ours, LocallyNoisedUpdate)
     assert isinstance(theirs, LocallyNoisedUpdate)
     assert torch.equal(ours.value, theirs.value)
@@ -170,7 +170,7 @@ def test_adam_is_torchs_adam_on_the_noisy_mean_gradients():
 
     steps._STEPS["adam"] = spied  # type: ignore[assignment]
     try:
-        update = replace(RPDP, local_steps=40, optimizer="adam").silo_update(work_of(task, silo))
+        update = replace(RPDP, local_steps=40, optimizer="adam").local_update(work_of(task, silo))
     finally:
         steps._STEPS["adam"] = make
     adam = torch.optim.Adam([mean], lr=0.5)
@@ -189,10 +189,10 @@ def test_the_server_divides_by_the_expected_number_of_silos():
 
 def test_silos_toss_one_coin_a_round_and_an_empty_round_is_one():
     method = replace(RPDP, client_sampling=0.3)
-    rounds = np.stack([method.clients(Population(10, 5), RANDOM.stream("c", r)) for r in range(2000)])
+    rounds = np.stack([method.sample_silos(Population(10, 5), RANDOM.stream("c", r)) for r in range(2000)])
     assert stats.binomtest(int(rounds.sum()), rounds.size, 0.3).pvalue > 1e-6
     assert (~rounds.any(axis=1)).any(), "nobody joined, and nobody was drawn again"
-    assert RPDP.clients(Population(10, 5), RANDOM.stream("c")) is None
+    assert RPDP.sample_silos(Population(10, 5), RANDOM.stream("c")) is None
 
 
 # --- retirement and charges ---------------------------------------------------------------------------------
@@ -206,12 +206,12 @@ def test_records_retire_by_the_round_in_one_book_and_by_rounds_joined_in_the_oth
     assert last >= planned.rounds
     for round_, expected in ((0, True), (last - 1, True), (last, False), (last + 5, False)):
         drawn.clear()
-        planned.silo_update(work_of(logistic_task(), silo, round=round_))
+        planned.local_update(work_of(logistic_task(), silo, round=round_))
         assert (sum(map(len, drawn)) > 0) == expected
     memory, used = None, []
     for round_ in range(realized.accounts.last + 3):  # it joins every other round
         drawn.clear()
-        update = realized.silo_update(work_of(logistic_task(), silo, round=2 * round_, memory=memory))
+        update = realized.local_update(work_of(logistic_task(), silo, round=2 * round_, memory=memory))
         memory = update.memory
         used.append(set(np.concatenate(drawn).tolist()))
     _, last = realized.accounts.rates_and_retirement(silo.budget)
@@ -225,13 +225,13 @@ def test_records_retire_by_the_round_in_one_book_and_by_rounds_joined_in_the_oth
 def test_asked_again_for_a_round_a_silo_hands_out_what_it_had(drawn):
     """Secure aggregation asks again when others fail: a fresh update would be a second look at the records."""
     work = work_of(logistic_task(), silo_of(40, np.full(40, 2.0)), round=2)
-    first = RPDP.silo_update(work)
+    first = RPDP.local_update(work)
     drawn.clear()
-    again = RPDP.silo_update(replace(work, memory=first.memory, randomness=Randomness.from_seed(9)))
+    again = RPDP.local_update(replace(work, memory=first.memory, randomness=Randomness.from_seed(9)))
     assert torch.equal(first.value, again.value)
     assert not drawn
     drawn.clear()
-    RPDP.silo_update(replace(work, memory=first.memory, round=3))
+    RPDP.local_update(replace(work, memory=first.memory, round=3))
     assert drawn, "the next round is another one"
 
 
@@ -286,7 +286,7 @@ def test_no_record_spends_more_than_its_budget_however_the_silos_are_drawn(
     q, last = method.accounts.rates_and_retirement(method.asked(budgets))
     population = Population(1, 1)
     joined = [
-        coin == 1 or bool(method.clients(population, RANDOM.stream("c", seed, r))[0])  # type: ignore[index]
+        coin == 1 or bool(method.sample_silos(population, RANDOM.stream("c", seed, r))[0])  # type: ignore[index]
         for r in range(2 * rounds + 3)
     ]
     for rate, until, budget in zip(q, last, budgets, strict=True):
@@ -320,7 +320,7 @@ def test_groups_tell_what_each_budget_was_charged_and_scf_where_it_overspent(cal
         RPDP, noise_multiplier=6.0, local_steps=50, rounds=15, calibration=calibration, client_sampling=0.8
     )
     budgets = [np.array([0.3, 0.3, 1.0]), np.array([1.0, 5.0])]
-    groups = method.groups(VIEW, budgets, np.array([13, 9]), 15, 1e-3, "rdp")
+    groups = method.budget_report(VIEW, budgets, np.array([13, 9]), 15, 1e-3, "rdp")
     assert [(g["budget"], g["units"]) for g in groups] == [(0.3, 2), (1.0, 2), (5.0, 1)]
     for entry, joined in zip(groups, (13, 13, 9), strict=True):
         assert entry["planned"] == pytest.approx(
@@ -345,7 +345,7 @@ def test_groups_tell_what_each_budget_was_charged_and_scf_where_it_overspent(cal
 
 def test_many_budgets_are_reported_in_bins_that_hold_everyone():
     budgets = [np.linspace(0.1, 2, 300), np.linspace(2.1, 9, 100)]
-    groups = RPDP.groups(VIEW, budgets, np.array([4, 4]), 4, 1e-3, "rdp")
+    groups = RPDP.budget_report(VIEW, budgets, np.array([4, 4]), 4, 1e-3, "rdp")
     assert len(groups) == 10
     assert sum(g["units"] for g in groups) == 400
     assert all(g["from"] < g["budget"] and g["planned"] <= g["budget"] for g in groups)
@@ -355,11 +355,11 @@ def test_a_budget_too_small_for_any_rate_is_drawn_never_and_seen_in_the_books(dr
     """ε = .1 is out of reach at σ = 1: counted by its group, named only in its silo's own book."""
     method = replace(RPDP, noise_multiplier=1.0, local_steps=50, rounds=15, delta=1e-9, largest_budget=9.0)
     budgets = np.array([1e-4, 9.0] * 20)
-    update = method.silo_update(work_of(logistic_task(), silo_of(40, budgets)))
+    update = method.local_update(work_of(logistic_task(), silo_of(40, budgets)))
     assert set(np.concatenate(drawn) % 2) == {1}
-    small = method.groups(VIEW, [budgets], np.array([15]), 15, 1e-9, "rdp")[0]
+    small = method.budget_report(VIEW, [budgets], np.array([15]), 15, 1e-9, "rdp")[0]
     assert (small["units"], small["q"], small["planned"]) == (20, 0.0, 0.0)
-    book = method.book(budgets, 1, update.memory)
+    book = method.record_accounts(budgets, 1, update.memory)
     assert (book["sampling"][::2] == 0).all()
     assert (book["spent"][::2] == 0).all()
     assert (book["spent"][1::2] > 0).all()
@@ -368,7 +368,7 @@ def test_a_budget_too_small_for_any_rate_is_drawn_never_and_seen_in_the_books(dr
 def test_the_silos_book_grows_with_the_rounds_of_its_ledger_up_to_the_budget():
     budgets = np.array([0.2, 1.0, 3.0, 9.0])
     planned = replace(RPDP, client_sampling=0.5)
-    after = [planned.book(budgets, rounds, None)["spent"] for rounds in (0, 1, 4, 50)]
+    after = [planned.record_accounts(budgets, rounds, None)["spent"] for rounds in (0, 1, 4, 50)]
     assert (after[0] == 0).all()
     assert (after[1] > 0).all()
     assert (after[2] > after[1]).all()
@@ -378,7 +378,7 @@ def test_the_silos_book_grows_with_the_rounds_of_its_ledger_up_to_the_budget():
     for rate, spent in zip(q, after[1], strict=True):
         assert spent == pytest.approx(true_epsilon(planned, float(rate), 1, planned=True), rel=1e-2)
     memory = np.array([7.0, 2.0, 0.0])  # last round 7, two joined
-    realized = replace(planned, ledger="realized").book(budgets, 8, memory)["spent"]
+    realized = replace(planned, ledger="realized").record_accounts(budgets, 8, memory)["spent"]
     for rate, spent in zip(q, realized, strict=True):
         assert spent == pytest.approx(true_epsilon(planned, float(rate), 2, planned=False), rel=1e-2)
 
@@ -398,7 +398,7 @@ def test_minimum_protects_everyone_at_one_budget_and_dropout_those_above_a_thres
     q = dropout.accounts.rates_and_retirement(dropout.asked(budgets[admitted]))[0]
     assert len(set(q)) == 1
     assert q[0] == RPDP.accounts.rates_and_retirement(np.array([1.0]))[0][0]
-    groups = dropout.groups(VIEW, [budgets], np.array([4]), 4, 1e-3, "rdp")
+    groups = dropout.budget_report(VIEW, [budgets], np.array([4]), 4, 1e-3, "rdp")
     assert [g["planned"] > 0 for g in groups] == [False, True, True]
     assert groups[1]["planned"] == groups[2]["planned"] <= 1.0
 
@@ -419,7 +419,7 @@ def test_the_filter_is_gradient_descent_on_those_who_can_still_pay():
     left = []
     for round_ in range(rounds):
         randomness = RANDOM.child("round", round_)
-        update = method.silo_update(
+        update = method.local_update(
             work_of(task, silo, params=params, memory=memory, randomness=randomness, round=round_)
         )
         memory, params = update.memory, params + update.value.float()
@@ -437,7 +437,7 @@ def test_the_filter_is_gradient_descent_on_those_who_can_still_pay():
             state -= 0.5 / 8 * (total + 5.0 * 1.0 * noise.standard_normal(5))
         left.append(int(inside.sum()))
     torch.testing.assert_close(params.double(), torch.from_numpy(state), rtol=1e-3, atol=1e-4)
-    book = method.book(silo.budget, 0, memory)
+    book = method.record_accounts(silo.budget, 0, memory)
     np.testing.assert_allclose(book["spent"], spent, rtol=1e-4)
     np.testing.assert_array_equal(book["active"], inside)
     assert 0 < left[-1] < left[0], "some have left, some have not"
@@ -451,8 +451,11 @@ def test_no_record_of_the_filter_goes_beyond_its_limit(seed, sigma, rounds):
     method, memory = replace(FILTER, noise_multiplier=sigma, largest_budget=5.0), None
     task, params = logistic_task(), torch.zeros(5)
     for round_ in range(rounds):
-        update = method.silo_update(work_of(task, silo, params=params, memory=memory, round=round_))
-        book, before = method.book(silo.budget, 0, update.memory), method.book(silo.budget, 0, memory)
+        update = method.local_update(work_of(task, silo, params=params, memory=memory, round=round_))
+        book, before = (
+            method.record_accounts(silo.budget, 0, update.memory),
+            method.record_accounts(silo.budget, 0, memory),
+        )
         assert (book["spent"] <= method.limits(silo.budget)).all()
         assert (book["spent"] >= before["spent"]).all()
         assert (book["active"] <= before["active"]).all()
@@ -476,14 +479,14 @@ def test_a_record_with_small_gradients_lasts_longer_and_a_broken_one_costs_nothi
         Task(torch.nn.Linear(4, 1, bias=False), logistic_task().loss, {}),
     )
     work = work_of(task, replace(silo, x=x.astype(np.float32)))
-    update = method.silo_update(work)
-    active = method.book(silo.budget, 0, update.memory)["active"]
+    update = method.local_update(work)
+    active = method.record_accounts(silo.budget, 0, update.memory)["active"]
     assert (active == np.arange(n) % 2).all(), "only those with small gradients are still in"
     broken = work.x.clone()
     broken[0] = torch.inf
-    update = method.silo_update(replace(work, x=broken))
+    update = method.local_update(replace(work, x=broken))
     assert update.refused == 60
-    assert method.book(silo.budget, 0, update.memory)["spent"][0] == 0
+    assert method.record_accounts(silo.budget, 0, update.memory)["spent"][0] == 0
     assert torch.isfinite(update.value).all()
 
 
@@ -504,7 +507,7 @@ def test_the_filters_charges_add_up_to_the_largest_budget_and_never_lag_behind()
 
 
 def test_the_filter_tells_nothing_of_what_was_spent():
-    entries = FILTER.groups(VIEW, [np.array([0.5, 3.0])], np.array([4]), 4, 1e-3, "rdp")
+    entries = FILTER.budget_report(VIEW, [np.array([0.5, 3.0])], np.array([4]), 4, 1e-3, "rdp")
     assert [entry["realized"] for entry in entries] == [None, None]
     assert entries[0]["planned"] <= 0.5 * 1.005
 
@@ -566,7 +569,7 @@ def test_what_a_method_cannot_keep_is_refused_before_anything_runs(method):
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
         method.select_records(np.arange(3), None, RANDOM.stream("a"))
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
-        method.silo_update(work_of(logistic_task(), replace(silo_of(40, np.ones(40)), budget=None)))
+        method.local_update(work_of(logistic_task(), replace(silo_of(40, np.ones(40)), budget=None)))
 
 
 def test_noise_too_small_for_anyone_and_a_minimum_above_someone_are_refused():
@@ -591,12 +594,14 @@ def test_the_registry_knows_them_by_name():
 def test_the_filter_asked_again_for_a_round_hands_out_the_same_update_and_nobody_spends_twice():
     silo = silo_of(40, np.full(40, 3.0))
     work = work_of(logistic_task(), silo, round=2)
-    first = FILTER.silo_update(work)
-    again = FILTER.silo_update(replace(work, memory=first.memory, randomness=Randomness.from_seed(9)))
+    first = FILTER.local_update(work)
+    again = FILTER.local_update(replace(work, memory=first.memory, randomness=Randomness.from_seed(9)))
     assert torch.equal(again.value, first.value)
     np.testing.assert_array_equal(again.memory, first.memory)
-    later = FILTER.silo_update(replace(work, memory=first.memory, round=3))
-    spent = [FILTER.book(silo.budget, 0, update.memory)["spent"].sum() for update in (first, later)]
+    later = FILTER.local_update(replace(work, memory=first.memory, round=3))
+    spent = [
+        FILTER.record_accounts(silo.budget, 0, update.memory)["spent"].sum() for update in (first, later)
+    ]
     assert spent[1] > spent[0] > 0
 
 
@@ -615,7 +620,7 @@ def test_dropout_with_scf_counts_only_who_takes_part():
         threshold=1.0,
         calibration="scf",
     )
-    groups = method.groups(VIEW, [budgets], np.array([15]), 15, 1e-3, "rdp")
+    groups = method.budget_report(VIEW, [budgets], np.array([15]), 15, 1e-3, "rdp")
     assert [group["units"] for group in groups] == [70, 20, 10]
     assert groups[0]["overspent"] == groups[0]["planned"] == 0
 
@@ -625,7 +630,7 @@ def test_planned_costs_of_the_realized_book_cover_who_is_in_every_round():
         RPDP, ledger="realized", client_sampling=0.3, rounds=15, noise_multiplier=6.0, local_steps=50
     )
     q, last = method.accounts.rates_and_retirement(np.array([1.0]))
-    (group,) = method.groups(VIEW, [np.ones(5)], np.array([int(last[0])]), 45, 1e-3, "rdp")
+    (group,) = method.budget_report(VIEW, [np.ones(5)], np.array([int(last[0])]), 45, 1e-3, "rdp")
     event = RevealedSample(0.3, SelfComposed(PoissonSampled(float(q[0]), Gaussian(6.0)), 50))
     assert last[0] < 15
     assert group["planned"] > compute_epsilon([(event, int(last[0]))], 1e-3, "rdp")
@@ -637,5 +642,5 @@ def test_planned_costs_of_the_realized_book_cover_who_is_in_every_round():
 def test_what_is_told_of_a_budget_is_the_lesser_of_two_bounds():
     """Over very many steps the grid of loss distributions rounds more than Rényi orders lose."""
     method = replace(RPDP, noise_multiplier=12.25, local_steps=50, rounds=100_000)
-    (group,) = method.groups(VIEW, [np.full(3, 0.1)], np.array([100_000]), 100_000, 1e-3, "pld")
+    (group,) = method.budget_report(VIEW, [np.full(3, 0.1)], np.array([100_000]), 100_000, 1e-3, "pld")
     assert 0 < group["planned"] <= 0.1

@@ -307,7 +307,7 @@ def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
         "of anyone, at most"
     )
     with pytest.raises(SilodpError, match="not turned into rates or clips"):
-        replace(method, personal=own("sampling")).sample(
+        replace(method, personal=own("sampling")).sample_users(
             Population(3, 1, budgets=(1.0,)), np.random.default_rng(0)
         )
 
@@ -318,7 +318,7 @@ def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
 def test_groups_are_budgets_or_twentieths_of_the_persons():
     budgets = np.array([0.3] * 3 + [1.0] * 2 + [50.0] + [2.0])
     known = setting(UldpAvg(5.0, 1.0, personal=own("clip", rounds=4)), budgets)
-    entries = known.method.groups(View("server", 3), [budgets], np.array([]), 2, DELTA, "pld")
+    entries = known.method.budget_report(View("server", 3), [budgets], np.array([]), 2, DELTA, "pld")
     assert [(e["budget"], e["units"]) for e in entries] == [(0.3, 3), (1.0, 2), (2.0, 1), (50.0, 1)]
     for entry in entries:
         assert entry["realized"] < entry["planned"] <= entry["budget"]
@@ -327,7 +327,7 @@ def test_groups_are_budgets_or_twentieths_of_the_persons():
         assert planned > DELTA * (1 - 1e-3)
     many = np.linspace(0.5, 2.0, 200)
     known = setting(UldpAvg(5.0, 1.0, personal=own("clip", rounds=4)), many)
-    entries = known.method.groups(View("server", 3), [many], np.array([]), 4, DELTA, "pld")
+    entries = known.method.budget_report(View("server", 3), [many], np.array([]), 4, DELTA, "pld")
     assert len(entries) == MAX_GROUPS
     assert sum(e["units"] for e in entries) == 200
     assert all(e["least"] < e["budget"] for e in entries)
@@ -336,7 +336,7 @@ def test_groups_are_budgets_or_twentieths_of_the_persons():
 def test_groups_of_another_adversary_say_that_the_budget_was_not_for_it():
     budgets = np.array([1.0, 2.0])
     known = setting(UldpAvg(5.0, 1.0, personal=own("sampling", adversary="released")), budgets)
-    entries = known.method.groups(View("server", 3), [budgets], np.array([]), 20, DELTA, "pld")
+    entries = known.method.budget_report(View("server", 3), [budgets], np.array([]), 20, DELTA, "pld")
     assert all(e["planned"] > e["budget"] and "'released'" in e["note"] for e in entries)
 
 
@@ -344,10 +344,12 @@ def test_who_has_too_small_a_budget_never_takes_part_and_the_guarantee_says_so()
     budgets = (1e-4, 1.0)
     known = setting(UldpAvg(5.0, 1.0, personal=own("sampling")), budgets)
     assert parameters(known)[0] == 0
-    drawn = [known.method.sample(known.population, np.random.default_rng(i)) for i in range(200)]
+    drawn = [known.method.sample_users(known.population, np.random.default_rng(i)) for i in range(200)]
     assert not np.array(drawn)[:, 0].any()
     assert np.array(drawn)[:, 1].any()
-    entries = known.method.groups(View("server", 3), [np.array(budgets)], np.array([]), 20, DELTA, "pld")
+    entries = known.method.budget_report(
+        View("server", 3), [np.array(budgets)], np.array([]), 20, DELTA, "pld"
+    )
     assert entries[0]["planned"] == 0
     assert "never take part" in entries[0]["note"]
 
@@ -428,5 +430,5 @@ def test_where_nothing_is_promised_nothing_is_made_of_it():
     method = UldpAvg(5.0, 1.0, weighting="records", personal=own("clip", adversary="released"))
     known = setting(method)
     assert isinstance(round_events(Plain(), known)["server"], NonPrivate)
-    entries = known.method.groups(View("server", 3), [np.array([1.0])], np.array([]), 20, DELTA, "pld")
+    entries = known.method.budget_report(View("server", 3), [np.array([1.0])], np.array([]), 20, DELTA, "pld")
     assert entries[0]["planned"] is None

@@ -39,7 +39,7 @@ from silodp.mechanisms.clipping import (
 )
 from silodp.mechanisms.noise import draw_gaussian
 from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
-from silodp.methods.base import BaseMethod, LocalContext, Population, check_server
+from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.ddp.clients import (
     PER_CLIENT,
     Client,
@@ -47,7 +47,7 @@ from silodp.methods.ddp.clients import (
     expand_per_client,
     validate_per_client,
 )
-from silodp.methods.record_budgets import check_batch
+from silodp.methods.dp_sgd import check_batch
 from silodp.training.sgd.records import RecordGradients
 
 Trajectory = Literal["decoupled", "local", "paper"]
@@ -55,8 +55,8 @@ TRAJECTORIES: tuple[Trajectory, ...] = ("decoupled", "local", "paper")
 CLAIM = "claimed by Theorem 4.6, not proven; a counterexample is in the tests"
 
 
-@dataclass(frozen=True)
-class Ddp(BaseMethod):
+@dataclass(frozen=True, repr=False)
+class Ddp(Method):
     """J local steps of DP-SGD per round in each of N clients: Δ = −Σ_j g_j, and noise of variance J(σC)² from each.
 
     `noise_multiplier` is σ_i, of one client and one step, in units of `clip` (C); the sum over clients has
@@ -95,7 +95,7 @@ class Ddp(BaseMethod):
         for name, value in validate_per_client(self).items():
             object.__setattr__(self, name, value)
         check_probability("record_sampling", self.record_sampling)
-        check_server(self.server_learning_rate, self.server_momentum)
+        super().__post_init__()
         for name in ("expected_batch_size", "trajectory_ratio"):
             check_positive(name, getattr(self, name))
         check_real("local_momentum", self.local_momentum)
@@ -140,39 +140,39 @@ class Ddp(BaseMethod):
         check_batch(federation, self.expected_batch_size)
         self.clients_of(len(federation.silos))
 
-    def silo_update(self, work: LocalContext) -> ClippedRowStream | MultiStepUpdate:
+    def local_update(self, context: LocalContext) -> ClippedRowStream | MultiStepUpdate:
         """−γ_i/γ_ref·Σ_j g_j of this client, as rows; nothing of it is computed before it is asked for."""
-        clients = self.clients_of(work.population.silos)
-        own, bounds = clients[work.silo], self.bounds(work.population)
+        clients = self.clients_of(context.population.silos)
+        own, bounds = clients[context.silo], self.bounds(context.population)
         share = math.sqrt(own.variance) / bounds.clip
         whole = replace(bounds, noise_multiplier=share)
         if self.trajectory == "decoupled":
             std = self.trajectory_noise(own, clients) * own.clip
-            rows = self._decoupled(work, own, std)
-            return ClippedRowStream(rows, work.task.size, whole, weighted=False)
+            rows = self._decoupled(context, own, std)
+            return ClippedRowStream(rows, context.task.size, whole, weighted=False)
         one = replace(bounds, noise_multiplier=share / math.sqrt(own.steps))
-        return MultiStepUpdate(self._coupled(work, own, one), work.task.size, whole)
+        return MultiStepUpdate(self._coupled(context, own, one), context.task.size, whole)
 
-    def _decoupled(self, work: LocalContext, own: Client, std: float) -> Iterator[ClippedRows]:
+    def _decoupled(self, context: LocalContext, own: Client, std: float) -> Iterator[ClippedRows]:
         """The rows of all steps; the local model is a function of g_j + ζ_j, its start and public constants only."""
-        local = _LocalSgd(self, work, own)
-        noise = work.randomness.stream("trajectory")
+        local = _LocalSgd(self, context, own)
+        noise = context.randomness.stream("trajectory")
         for step in range(own.steps):
-            total = torch.zeros(work.task.size, dtype=torch.float64)
+            total = torch.zeros(context.task.size, dtype=torch.float64)
             for rows in local.clipped():
                 total += sum_rows(rows, rows.factors)
                 yield local.scaled(rows)
             if step + 1 < own.steps:  # where the last step leads, no gradient is taken
-                local.move(total + draw_gaussian(work.task.size, std, noise))
+                local.move(total + draw_gaussian(context.task.size, std, noise))
 
     def _coupled(
-        self, work: LocalContext, own: Client, bounds: Bounds
+        self, context: LocalContext, own: Client, bounds: Bounds
     ) -> Generator[ClippedRowStream, Tensor, None]:
         """The stream of each step; the local model moves with what is released of it."""
-        local = _LocalSgd(self, work, own)
+        local = _LocalSgd(self, context, own)
         for _ in range(own.steps):
             rows = (local.scaled(rows) for rows in local.clipped())
-            released = yield ClippedRowStream(rows, work.task.size, bounds, weighted=False)
+            released = yield ClippedRowStream(rows, context.task.size, bounds, weighted=False)
             local.move(released / own.rate)
 
     def bounds(self, population: Population) -> Bounds:
@@ -254,7 +254,7 @@ class Ddp(BaseMethod):
         return max(self.local_steps) if isinstance(self.local_steps, tuple) else self.local_steps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Claimed(Ddp):
     """The same run, charged J steps at σ_total."""
 
@@ -277,13 +277,13 @@ class _Claimed(Ddp):
 class _LocalSgd:
     """A client's local model y, plain SGD with momentum; batches and dropout are its own."""
 
-    def __init__(self, method: Ddp, work: LocalContext, own: Client) -> None:
-        self._method, self._own, self._records = method, own, len(work.user)
-        self._model = work.params.detach().double().cpu()
+    def __init__(self, method: Ddp, context: LocalContext, own: Client) -> None:
+        self._method, self._own, self._records = method, own, len(context.user)
+        self._model = context.params.detach().double().cpu()
         self._velocity = torch.zeros_like(self._model)
-        self._batches = work.randomness.stream("batches")
+        self._batches = context.randomness.stream("batches")
         self._gradients = RecordGradients(
-            work.task, work.x, work.y, own.steps, work.randomness.torch("dropout")
+            context.task, context.x, context.y, own.steps, context.randomness.torch("dropout")
         )
 
     def clipped(self) -> Iterator[ClippedRows]:

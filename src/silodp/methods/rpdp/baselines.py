@@ -8,11 +8,11 @@ import numpy as np
 
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError
-from silodp.methods.record_budgets import check_budget
 from silodp.methods.rpdp.method import TwoStageSampling
+from silodp.methods.rpdp.sampling_rates import check_budget
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RpdpMinimum(TwoStageSampling):
     """The baseline *minimum*: everyone is protected at one `budget`, a public constant nobody's own may lie below."""
 
@@ -46,7 +46,7 @@ class RpdpMinimum(TwoStageSampling):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RpdpDropout(TwoStageSampling):
     """The baseline *dropout*: who asks for `threshold` or more takes part, all protected at the threshold."""
 

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
 
 from silodp.accounting.accountant import Accountant, check_accountant, check_delta
-from silodp.accounting.budget_curve import ChargingMode
+from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, two_stage_curve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_real, check_whole
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
-from silodp.methods.base import BaseMethod, LocalContext, Population, check_server
+from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
-from silodp.methods.record_budgets import check_budget, check_records, require_record_budgets, without_budgets
-from silodp.methods.rpdp.sampling_rates import ZERO_COST, Calibration, SamplingRates
+from silodp.methods.rpdp.sampling_rates import (
+    ZERO_COST,
+    Calibration,
+    SamplingRates,
+    check_budget,
+    check_records,
+    require_record_budgets,
+    without_budgets,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TwoStageSampling(BaseMethod):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TwoStageSampling(Method):
     """What rPDP-FL and its baselines share: a silo joins a round with probability λ, then runs τ steps of DP-SGD.
 
     In every step each record is drawn with the probability q_j that its ε_j allows (rPDP-FL, Algorithm 3, corrected
@@ -80,7 +87,7 @@ class TwoStageSampling(BaseMethod):
         check_whole("rounds", self.rounds, what="rounds")
         check_real("delta", self.delta)
         check_delta(self.delta)
-        check_server(self.server_learning_rate, self.server_momentum)
+        super().__post_init__()
         check_accountant(self.accountant)
         for name, value, known in (
             ("calibration", self.calibration, get_args(Calibration)),
@@ -139,7 +146,7 @@ class TwoStageSampling(BaseMethod):
         return (public, one_silo)
 
     def check(self, federation: Federation, rounds: int, delta: float) -> None:
-        """Every record has a budget, every silo at least a batch, and δ is the one q_j is chosen for."""
+        """Check that every record has a budget, every silo a batch, and that δ is the one q_j is chosen for."""
         check_records(self.name, federation, self.delta, delta, self.expected_batch_size)
         if self.accounts.most == 0:
             raise SilodpError(
@@ -153,50 +160,50 @@ class TwoStageSampling(BaseMethod):
     def select_records(
         self,
         user: np.ndarray,
-        allotment: np.ndarray | None,
+        quotas: np.ndarray | None,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Every record that is protected at all."""
+        """Select every record that is protected at all."""
         if budget is None:
             raise without_budgets(self.name)
         return self.asked(budget) > 0
 
     @property
-    def draws_clients(self) -> bool:
-        """Where the rate is below 1."""
+    def samples_silos(self) -> bool:
+        """Whether λ is below 1."""
         return self.client_sampling != 1
 
-    def clients(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
-        """One coin per silo."""
+    def sample_silos(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
+        """Toss one coin per silo."""
         if self.client_sampling == 1:
             return None
         return draw_poisson_sample(population.silos, self.client_sampling, stream)
 
-    def silo_update(self, work: LocalContext) -> LocallyNoisedUpdate:
-        """DP-SGD, each record drawn with its own probability until it retires; the noise is inside.
+    def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
+        """Run DP-SGD, each record drawn with its own probability until it retires; the noise is inside.
 
         Asked again for the same round (under secure aggregation, when others failed to answer), the silo hands out the
         same noisy update: a second one would be a second charge.
         """
-        kept = None if work.memory is None else _Kept.of(work.memory)
-        if kept is not None and kept.round == work.round:
-            return LocallyNoisedUpdate(torch.from_numpy(kept.update), 0, work.memory)
+        kept = None if context.memory is None else _Kept.of(context.memory)
+        if kept is not None and kept.round == context.round:
+            return LocallyNoisedUpdate(torch.from_numpy(kept.update), 0, context.memory)
         joined = 0 if kept is None else kept.joined
-        q, last = self.accounts.rates_and_retirement(self.asked(require_record_budgets(self.name, work)))
-        used = work.round if self.ledger == "planned" else joined
-        finished = self._dp_sgd.train(work, np.where(used < last, q, 0.0))
-        return replace(finished, memory=_Kept(work.round, joined + 1, finished.value.numpy()).array())
+        q, last = self.accounts.rates_and_retirement(self.asked(require_record_budgets(self.name, context)))
+        used = context.round if self.ledger == "planned" else joined
+        finished = self._dp_sgd.train(context, np.where(used < last, q, 0.0))
+        return replace(finished, memory=_Kept(context.round, joined + 1, finished.value.numpy()).array())
 
     def bounds(self, population: Population) -> None:
-        """The update is finished in the silo."""
+        """Return None: silos add the noise themselves."""
 
     def server_scale(self, population: Population) -> float:
-        """1/(λ·S): an expected, public number of silos, never those that joined."""
+        """Return 1/(λ·S), by the expected, public number of silos, never by those that joined."""
         return 1.0 / (self.client_sampling * population.silos)
 
     def dp_event(self, view: View) -> Event:
-        """A record of the largest budget, which costs most. Only its silo's noise counts, whoever looks.
+        """Return the event of a record with the largest budget, which costs most; it is the same against everyone.
 
         Who joined a round everyone knows, so the coin λ is one whose fall is seen (docs/privacy.md, section 9).
         """
@@ -205,7 +212,40 @@ class TwoStageSampling(BaseMethod):
             return ZERO_COST
         return accounts.event(accounts.most, realized=self.ledger == "realized")
 
-    def groups(
+    # --- Budgets of single records ---
+
+    budgets_of: ClassVar[Unit | None] = "record"
+    samples_by_budget: ClassVar[bool] = True
+
+    @property
+    def budgeted_rounds(self) -> int | None:
+        """T."""
+        return self.rounds
+
+    @property
+    def retires_after(self) -> int | None:
+        """T; with "scf" no record retires."""
+        return None if self.calibration == "scf" else self.rounds
+
+    def count_infeasible(self, budgets: np.ndarray) -> int | None:
+        """Return how many of the budgets (n,) get no sampling probability, those left out on purpose aside."""
+        asked = self.asked(budgets)
+        return int((self.accounts.rates_and_retirement(asked[asked > 0])[0] == 0).sum())
+
+    def event_at_sampling(self, sampling: float) -> Event:
+        """Return what a round costs a record that is drawn with this probability, against everyone.
+
+        With ledger = "realized" a round is charged as one that the silo has joined.
+        """
+        check_probability("record_sampling", sampling)
+        return self.accounts.event(sampling, realized=self.ledger == "realized")
+
+    def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
+        """Return ε against q; by "rdp" at more points than asked for, since they cost little."""
+        run = (self.noise_multiplier, self.local_steps, self.client_sampling, rounds, self.delta)
+        return two_stage_curve(*run, accountant, points=None if accountant == "rdp" else points, least=least)
+
+    def budget_report(
         self,
         view: View,
         budgets: Sequence[np.ndarray],
@@ -214,13 +254,13 @@ class TwoStageSampling(BaseMethod):
         delta: float,
         accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
-        """By budget; `planned` and `realized` by both books, of which `ledger` is the one that records retire by."""
-        return self.accounts.groups(self.asked, budgets, joined, rounds, accountant)
+        """Return one entry for each budget, by both ways to charge; records retire by `ledger`."""
+        return self.accounts.report(self.asked, budgets, joined, rounds, accountant)
 
-    def book(
+    def record_accounts(
         self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
     ) -> Mapping[str, np.ndarray]:
-        """asked: its budget; protected: what it is protected at; spent: ε so far; sampling: its q, 0 if too small."""
+        """Return "asked", "protected" (the ε that holds for it), "spent" (so far), "sampling" (q; 0: too small)."""
         if budget is None:
             return {}
         joined = 0 if memory is None else _Kept.of(memory).joined
@@ -230,7 +270,7 @@ class TwoStageSampling(BaseMethod):
         return {"asked": budget, "protected": protected, "spent": spent, "sampling": sampling}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Rpdp(TwoStageSampling):
     """rPDP-FL: every record has a budget of its own.
 

@@ -22,7 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,14 +35,20 @@ from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
-from silodp.methods.base import BaseMethod, LocalContext, Population, check_server
+from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
-from silodp.methods.record_budgets import check_budget, check_records, require_record_budgets, without_budgets
-from silodp.methods.rpdp.sampling_rates import ZERO_COST, bins
+from silodp.methods.rpdp.sampling_rates import (
+    ZERO_COST,
+    bins,
+    check_budget,
+    check_records,
+    require_record_budgets,
+    without_budgets,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RpdpFilter(BaseMethod):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RpdpFilter(Method):
     """Individual Gaussian filter on `local_steps` full-batch steps per round; see the module for why it is private.
 
     noise_multiplier: σ; every step's noise is N(0, (σC)²), C being `clip`. expected_batch_size: a public constant that
@@ -90,7 +96,7 @@ class RpdpFilter(BaseMethod):
         check_real("delta", self.delta)
         check_delta(self.delta)
         check_budget("largest_budget", self.largest_budget)
-        check_server(self.server_learning_rate, self.server_momentum)
+        super().__post_init__()
 
     @property
     def _dp_sgd(self) -> DpSgd:
@@ -115,7 +121,7 @@ class RpdpFilter(BaseMethod):
     def select_records(
         self,
         user: np.ndarray,
-        allotment: np.ndarray | None,
+        quotas: np.ndarray | None,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -124,25 +130,21 @@ class RpdpFilter(BaseMethod):
             raise without_budgets(self.name)
         return self.limits(budget) > 0
 
-    def silo_update(self, work: LocalContext) -> LocallyNoisedUpdate:
+    def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
         """Gradient descent on the records that are still in; what each has spent is kept for the next round.
 
         Asked again for the same round, the silo hands out the same noisy update: nobody spends twice.
         """
-        account = _Filter.of(work.memory, self.limits(require_record_budgets(self.name, work)))
-        if work.memory is not None and account.round == work.round:
-            return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, work.memory)
+        account = _Filter.of(context.memory, self.limits(require_record_budgets(self.name, context)))
+        if context.memory is not None and account.round == context.round:
+            return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, context.memory)
         cost = 1 / (2 * (self.noise_multiplier * self.clip) ** 2)
         rates = account.active.astype(np.float64)
-        finished = self._dp_sgd.train(work, rates, lambda rows: account.afforded(rows, cost))
-        return replace(finished, memory=account.array(work.round, finished.value.numpy()))
+        finished = self._dp_sgd.train(context, rates, lambda rows: account.afforded(rows, cost))
+        return replace(finished, memory=account.array(context.round, finished.value.numpy()))
 
     def bounds(self, population: Population) -> None:
-        """The update is finished in the silo."""
-
-    def server_scale(self, population: Population) -> float:
-        """1/S."""
-        return 1.0 / population.silos
+        """Return None: silos add the noise themselves."""
 
     def dp_event(self, view: View) -> Event:
         """The most that a record of the largest budget can still be charged, if all its gradients were of norm C.
@@ -158,7 +160,13 @@ class RpdpFilter(BaseMethod):
         """The most that a round can add to R."""
         return self.local_steps / (2 * self.noise_multiplier**2)
 
-    def groups(
+    budgets_of: ClassVar[Unit | None] = "record"
+
+    def count_infeasible(self, budgets: np.ndarray) -> int | None:
+        """Return how many of the budgets (n,) are too small for any step."""
+        return int((self.limits(budgets) == 0).sum())
+
+    def budget_report(
         self,
         view: View,
         budgets: Sequence[np.ndarray],
@@ -188,7 +196,7 @@ class RpdpFilter(BaseMethod):
             )
         return tuple(entries)
 
-    def book(
+    def record_accounts(
         self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
     ) -> Mapping[str, np.ndarray]:
         """asked: the budget; limit: its R; spent: Σ‖g‖²/(2σ²C²) so far; active: 1 while the record is in."""

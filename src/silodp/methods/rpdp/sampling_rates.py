@@ -21,6 +21,10 @@ from silodp.accounting.budget_curve import (
 )
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.two_stage import TwoStage
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError, check_real
+from silodp.methods.base import LocalContext
+from silodp.methods.dp_sgd import check_batch
 
 Calibration = Literal["exact", "scf", "binary-search"]
 
@@ -100,7 +104,7 @@ class SamplingRates:
         found_of_all[protected] = found[which]
         return found_of_all
 
-    def groups(
+    def report(
         self,
         asked_of: Callable[[np.ndarray], np.ndarray],
         budgets: Sequence[np.ndarray],
@@ -160,6 +164,58 @@ def bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     distinct = np.unique(np.concatenate(list(budgets)))
     parts = np.array_split(distinct, len(distinct) if len(distinct) <= MAX_GROUPS else _BINS)
     return [(float(part[0]), float(part[-1])) for part in parts if len(part)]
+
+
+def require_record_budgets(name: str, context: LocalContext) -> np.ndarray:
+    """Return the budgets of a silo's records, (n,) float64.
+
+    Raises:
+        SilodpError: there are none.
+    """
+    if context.budget is None:
+        raise without_budgets(name)
+    budgets: np.ndarray = context.budget.numpy()
+    return budgets
+
+
+def without_budgets(name: str) -> SilodpError:
+    """Return the error about a silo whose records have no budgets."""
+    return SilodpError(
+        f"{name} needs a privacy budget for every record: none were given.", code="data.budgets"
+    )
+
+
+def check_budget(name: str, value: float) -> None:
+    """Check that a public budget is a finite ε > 0.
+
+    Raises:
+        SilodpError: it is not.
+    """
+    check_real(name, value)
+    if not (math.isfinite(value) and value > 0):
+        raise SilodpError(f"{name} = {value}: set a finite ε > 0.", code="argument.value", field=name)
+
+
+def check_records(name: str, federation: Federation, own_delta: float, delta: float, batch: float) -> None:
+    """Check that every record has a budget, every silo at least a batch, and that there is one δ.
+
+    Raises:
+        SilodpError: one of them does not hold.
+    """
+    for silo in federation.silos:
+        if silo.budget is None:
+            raise SilodpError(
+                f"{name} needs a privacy budget for every record, and silo '{silo.name}' has none: name the column "
+                "(schema: budget = ...), or draw them with Federation.with_budgets.",
+                code="data.budgets",
+            )
+    check_batch(federation, batch)
+    if own_delta != delta:
+        raise SilodpError(
+            f"the run's delta = {delta:g} differs from {name}'s delta = {own_delta:g}: set both to the same value.",
+            code="argument.conflict",
+            field="delta",
+        )
 
 
 @lru_cache(maxsize=256)

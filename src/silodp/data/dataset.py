@@ -1,0 +1,155 @@
+"""A data set as a plug-in: how it is loaded, what is public about it, and where its files are published."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from silodp.data.federation import Federation
+from silodp.data.public import LabelKind, PublicData
+from silodp.errors import SilodpError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the files of a data set are published, under which license, and what they must hash to.
+
+    Attributes:
+        rows: records after loading, training and test together.
+        license: as the publisher states it.
+        publisher: who publishes the data.
+        files: file name → SHA-256 (hex).
+        urls: file name → the addresses to try in turn; empty where the publisher asks for a login or for processing.
+        manual: the steps to take where `urls` is empty.
+        alternative: a file that may stand in for all `files`, as the publisher gives it out.
+    """
+
+    rows: int
+    license: str
+    publisher: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    urls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    manual: str | None = None
+    alternative: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A data set that a configuration can name.
+
+    A configuration names a registered data set (`[data] source = "mnist"`) or one in a file
+    (`source = "my_data.py:DIABETES"`). Every other field of [data] is an argument of `loader`, checked against its
+    signature. All attributes are public and stated without reading a record.
+
+    Attributes:
+        name: in a configuration.
+        loader: keyword arguments → Federation. Three arguments have a meaning: `users` (U), `silos` (S), and
+            `allocation`, where "own" makes every record a user.
+        record_shape: shape of one record's features.
+        labels: "classes", "real" or "survival".
+        classes: number of classes; None for the other kinds of label.
+        features: names of the features, or () where they have none.
+        silos: names of the silos where they are fixed; () where the loader has an argument `silos`.
+        users: U where it is fixed; None where it follows from the arguments, or is known only after loading.
+        model, loss, metrics: defaults of the task, by name; None takes those of the kind of label.
+        private_scaling: for a loader with `normalize="private"`: the sentence that states which constants are then
+            estimated from private rows.
+        origin: where the files are published; None where `silodp data` has nothing to fetch or to check.
+
+    Raises:
+        SilodpError: no name, no loader, or no way to know the number of silos.
+    """
+
+    name: str
+    loader: Callable[..., Federation]
+    record_shape: tuple[int, ...] = ()
+    labels: LabelKind = "classes"
+    classes: int | None = None
+    features: tuple[str, ...] = ()
+    silos: tuple[str, ...] = ()
+    users: int | None = None
+    model: str | None = None
+    loss: str | None = None
+    metrics: tuple[str, ...] | None = None
+    private_scaling: str = ""
+    origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.loader):
+            raise SilodpError(
+                f"data set {self.name!r}: loader is a {type(self.loader).__name__}; give a function that returns a "
+                "Federation",
+                code="argument.type",
+                field="loader",
+            )
+
+    def load(self, arguments: Mapping[str, Any]) -> Federation:
+        """Read the data.
+
+        Args:
+            arguments: of the loader.
+
+        Raises:
+            SilodpError: the loader returned something else than a Federation, or refused the arguments or the files.
+        """
+        federation = self.loader(**arguments)
+        if not isinstance(federation, Federation):
+            raise SilodpError(
+                f"the loader of data set {self.name!r} returned a {type(federation).__name__}; return a Federation",
+                code="argument.type",
+                field="data.source",
+            )
+        return federation
+
+    def public(self, arguments: Mapping[str, Any]) -> PublicData:
+        """Return the public facts of the data that `load(arguments)` would read; no private file is opened.
+
+        Args:
+            arguments: of the loader, already checked against its signature.
+
+        Returns:
+            The facts; `users` is None where only the data tell, `index_digest` is "" as it needs the list of users.
+
+        Raises:
+            SilodpError: the number of silos is not declared, or a public list cannot be read.
+        """
+        private = self.argument(arguments, "normalize") == "private"
+        return PublicData(
+            name=self.name,
+            silos=self.silo_names(arguments),
+            users=self.declared_users(arguments),
+            record_shape=self.record_shape,
+            labels=self.labels,
+            classes=self.classes,
+            features=self.features,
+            assumptions=(self.private_scaling,) if private and self.private_scaling else (),
+        )
+
+    def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the silos, in order."""
+        number = self.argument(arguments, "silos")
+        if self.silos and number in (None, len(self.silos)):
+            return self.silos
+        if number is None:
+            raise SilodpError(
+                f"data set {self.name!r} does not declare its silos; list their names in Dataset.silos, or give the "
+                "loader an argument silos with a default",
+                code="argument.missing",
+                field="data.silos",
+            )
+        return tuple(f"silo-{s + 1}" for s in range(number))
+
+    def declared_users(self, arguments: Mapping[str, Any]) -> int | None:
+        """Return U where the arguments or the data set declare it; None where it is counted in the data."""
+        if self.argument(arguments, "allocation") == "own":
+            return None  # as many as there are records
+        users = self.argument(arguments, "users")
+        return self.users if users is None else int(users)
+
+    def argument(self, arguments: Mapping[str, Any], name: str) -> Any:
+        """Return an argument of the loader, else its default, else None."""
+        parameter = inspect.signature(self.loader).parameters.get(name)
+        default = None if parameter is None or parameter.default is parameter.empty else parameter.default
+        return arguments.get(name, default)

@@ -1,0 +1,82 @@
+"""What is public about a federation: the facts that a run is planned, set up and checked with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+LabelKind = Literal["classes", "real", "survival"]
+
+
+@dataclass(frozen=True)
+class PublicData:
+    """The public facts of a federation. No value depends on a private record.
+
+    `Federation.public` gives them for loaded data, `Dataset.public` for data that nobody has read yet.
+
+    Attributes:
+        name: of the data set.
+        silos: (S,) names in order; "silo-1", "silo-2" and so on where they are not known before loading.
+        users: U ≥ 1; None where only the tables tell how many users there are.
+        record_shape: shape of one record's features, such as (30,) or (1, 28, 28).
+        labels: "classes" (int64), "real" (float32) or "survival" (float32 [event, time]).
+        classes: number of classes; None for the other kinds of label.
+        features: names of the features, or () where they have none.
+        assumptions: what was estimated from private rows, one sentence each.
+        user_budgets: (U,) the ε that each user may be charged; None where users have none.
+        record_budgets: whether every training record has such a budget.
+        index_digest: SHA-256 (hex) of the list of users and of their budgets, which all parties compare; "" as long
+            as the list is not known.
+    """
+
+    name: str
+    silos: tuple[str, ...]
+    users: int | None
+    record_shape: tuple[int, ...]
+    labels: LabelKind
+    classes: int | None = None
+    features: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    user_budgets: tuple[float, ...] | None = field(default=None, repr=False)
+    record_budgets: bool = False
+    index_digest: str = ""
+
+    def synthetic_batch(self, count: int = 4) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        """Make up records of the right shape, to try a model and a loss on.
+
+        What breaks a model must not depend on anyone's record, so it is tried on these first.
+
+        Args:
+            count: number of records, at least 2.
+
+        Returns:
+            x (count, *record_shape) float32, standard normal with a fixed seed; y of the federation's kind, the first
+            and the last class among them.
+        """
+        x = np.random.default_rng(0).standard_normal((count, *self.record_shape), dtype=np.float32)
+        if self.labels == "survival":
+            # One censored record, so that a survival loss meets both kinds.
+            y: NDArray[Any] = np.stack([np.arange(count) != 1, np.arange(count) + 1], axis=1)
+            return x, y.astype(np.float32)
+        if self.labels == "classes":
+            return x, np.linspace(0, (self.classes or 2) - 1, count).round().astype(np.int64)
+        return x, np.linspace(0, 1, count, dtype=np.float32)
+
+
+def digest_user_index(
+    users: int, user_keys: Sequence[str] | None, user_budgets: Sequence[float] | None
+) -> str:
+    """Return the SHA-256 (hex) of the public list of users, in order, and of their budgets.
+
+    Args:
+        users: U.
+        user_keys: (U,) keys, or None where users are only numbered.
+        user_budgets: (U,) ε of each user, or None.
+    """
+    return hashlib.sha256(json.dumps([users, user_keys, user_budgets]).encode()).hexdigest()

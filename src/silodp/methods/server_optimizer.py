@@ -1,0 +1,209 @@
+"""The server's step from the summed updates to the next model, and the average that may be released in its place.
+
+Whatever a server optimizer does is post-processing of noisy sums: it costs no ε.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from silodp.errors import SilodpError, check_real, check_whole
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ServerOptimizer(ABC):
+    """Base class of server optimizers: a frozen dataclass of public constants.
+
+    `step` must be written. Its state lives in the run's checkpoint, so that a resumed run takes the same steps.
+    """
+
+    @classmethod
+    def registry(cls) -> Mapping[str, type[ServerOptimizer]]:
+        """Return the classes that a table `[method.server_optimizer]` may name."""
+        return SERVER_OPTIMIZERS
+
+    def initial_state(self, params: Tensor) -> dict[str, Tensor]:
+        """Return the state before the first round.
+
+        Args:
+            params: (d,), the untrained model.
+
+        Returns:
+            tensors by name, whose names, types and shapes stay the same; none by default. The name "params" and names
+            that begin with "method/" are taken.
+        """
+        return {}
+
+    @abstractmethod
+    def step(
+        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the next model and the next state; neither argument is changed in place.
+
+        Args:
+            params: (d,), the present model, on its device and of its type.
+            total: (d,) float64 on the CPU, the noisy sum of the silos' updates, which points downhill.
+            state: what `initial_state` or the last step returned.
+            learning_rate: η_g, the method's `server_learning_rate`.
+            scale: the method's `server_scale`; scale·total is the mean update.
+
+        Returns:
+            the model (d,), and the state.
+        """
+
+    def released(self, params: Tensor, state: State) -> Tensor:
+        """Return the model that a run which ends here gives out: (d,); by default the present one."""
+        return params
+
+
+@dataclass(frozen=True)
+class ServerSgd(ServerOptimizer):
+    """Gradient descent with heavy-ball momentum: v ← momentum·v + total, x ← x + η_g·scale·v.
+
+    Attributes:
+        momentum: in [0, 1).
+    """
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fraction("server_optimizer.momentum", self.momentum)
+
+    def initial_state(self, params: Tensor) -> dict[str, Tensor]:
+        """Return no velocity yet: {"velocity": (d,) float64}."""
+        return {"velocity": torch.zeros(params.numel(), dtype=torch.float64)}
+
+    def step(
+        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Take one step (see `ServerOptimizer.step`)."""
+        velocity = self.momentum * state["velocity"] + total
+        rate = learning_rate * scale
+        return params + (rate * velocity).to(params), {"velocity": velocity}
+
+
+@dataclass(frozen=True)
+class ServerAdam(ServerOptimizer):
+    """FedAdam: m ← β₁m + (1−β₁)Δ, v ← β₂v + (1−β₂)Δ², x ← x + η_g·m/(√v + τ), for the mean update Δ.
+
+    There is no bias correction, and v begins at τ², as published.
+
+    Attributes:
+        beta1, beta2: in [0, 1).
+        adaptivity: τ, above 0, in units of the mean update; the smaller, the more adaptive.
+
+    Source: Reddi et al., Adaptive Federated Optimization, 2021, Algorithm 2.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    adaptivity: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_fraction("server_optimizer.beta1", self.beta1)
+        check_fraction("server_optimizer.beta2", self.beta2)
+        check_real("server_optimizer.adaptivity", self.adaptivity)
+        if not (math.isfinite(self.adaptivity) and self.adaptivity > 0):
+            raise SilodpError(
+                f"server_optimizer.adaptivity = {self.adaptivity}: set a finite number > 0.",
+                code="argument.value",
+                field="server_optimizer.adaptivity",
+            )
+
+    def initial_state(self, params: Tensor) -> dict[str, Tensor]:
+        """Return the moments before the first round: {"mean", "square"}, each (d,) float64."""
+        zeros = torch.zeros(params.numel(), dtype=torch.float64)
+        return {"mean": zeros, "square": torch.full_like(zeros, self.adaptivity**2)}
+
+    def step(
+        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Take one step (see `ServerOptimizer.step`)."""
+        update = scale * total
+        mean = self.beta1 * state["mean"] + (1 - self.beta1) * update
+        square = self.beta2 * state["square"] + (1 - self.beta2) * update**2
+        move = learning_rate * mean / (square.sqrt() + self.adaptivity)
+        return params + move.to(params), {"mean": mean, "square": square}
+
+
+@dataclass(frozen=True)
+class TailAverage(ServerOptimizer):
+    """The model that is given out is the average of the last rounds' models; training goes on from the last one.
+
+    The average smooths the noise of single rounds. Every model in it was seen by whoever sees the global models, so it
+    costs no ε. The checkpoint grows by `last` models.
+
+    Attributes:
+        last: the number of rounds whose models are averaged; fewer, where fewer were run.
+        optimizer: what takes the steps.
+    """
+
+    last: int
+    optimizer: ServerOptimizer = field(default_factory=ServerSgd)
+
+    def __post_init__(self) -> None:
+        check_whole("server_optimizer.last", self.last, what="rounds", most=10_000)
+        check_server_optimizer("server_optimizer.optimizer", self.optimizer)
+
+    def initial_state(self, params: Tensor) -> dict[str, Tensor]:
+        """Return no models yet: {"models": (last, d), "rounds": ()}, beside the state of `optimizer`."""
+        inner = {f"optimizer/{name}": value for name, value in self.optimizer.initial_state(params).items()}
+        models = torch.zeros(self.last, params.numel(), dtype=params.dtype)
+        return {**inner, "models": models, "rounds": torch.zeros((), dtype=torch.int64)}
+
+    def step(
+        self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Take one step of `optimizer`, and keep its model."""
+        prefix = "optimizer/"
+        inner = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+        params, inner = self.optimizer.step(params, total, inner, learning_rate, scale)
+        models = torch.cat([state["models"][1:], params.detach().cpu()[None]])
+        kept = {prefix + name: value for name, value in inner.items()}
+        return params, {**kept, "models": models, "rounds": state["rounds"] + 1}
+
+    def released(self, params: Tensor, state: State) -> Tensor:
+        """Return the average of the models kept, in double precision and back: (d,)."""
+        kept = min(int(state["rounds"]), self.last)
+        return params if kept == 0 else state["models"][-kept:].double().mean(dim=0).to(params)
+
+
+SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
+    "sgd": ServerSgd,
+    "adam": ServerAdam,
+    "tail-average": TailAverage,
+}
+"""The server optimizers by their names in a configuration."""
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Check that a constant lies in [0, 1).
+
+    Raises:
+        SilodpError: it does not.
+    """
+    check_real(name, value)
+    if not 0 <= value < 1:
+        raise SilodpError(f"{name} = {value}: set a number in [0, 1).", code="argument.value", field=name)
+
+
+def check_server_optimizer(name: str, value: object) -> None:
+    """Check that a setting is a server optimizer.
+
+    Raises:
+        SilodpError: it is not.
+    """
+    if not isinstance(value, ServerOptimizer):
+        raise SilodpError(
+            f"{name} is a {type(value).__name__}: set a ServerOptimizer, for example ServerAdam().",
+            code="argument.type",
+            field=name,
+        )
