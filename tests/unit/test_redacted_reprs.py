@@ -393,7 +393,7 @@ def group_secret() -> bytes:
 
 
 def own() -> SiloContext:
-    return parties().silos["silo0"]._side._own
+    return parties().silos["silo0"]._side._context
 
 
 def seed() -> bytes:

@@ -91,13 +91,13 @@ class PrivateWeighting(MaskedAggregator):
             return (*_SAMPLE_UNKNOWN, RECIPIENT)
         return (*_SAMPLE_DRAWN_BY_SERVER, *self.first_silo, RECIPIENT)
 
-    def law(self, method: Method) -> SamplingRatio | None:
+    def sampling_ratio(self, method: Method) -> SamplingRatio | None:
         """Return k of P, by which persons are drawn where nobody is to know whom; None: the server draws them."""
         return sampling_ratio(method, self.hidden_sample)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """Return what each sees: everyone the sum; the server the sample, if it draws it; nobody counts."""
-        m, known = self.min_silos_for(silos), self.law(method) is None
+        m, known = self.min_silos_for(silos), self.sampling_ratio(method) is None
         return {
             "released": View("released", silos, shares_for=m, survivors=survivors),
             "server": View("server", silos, knows_sample=known, shares_for=m, survivors=survivors),
@@ -136,14 +136,18 @@ class PrivateWeighting(MaskedAggregator):
             entry: bytes that silo 0 chooses for one person.
             lookups: tables that it chooses from for one person and round.
         """
-        law, silos, users = self.law(setting.method), setting.population.silos, setting.population.users
-        if law is None:
+        ratio, silos, users = (
+            self.sampling_ratio(setting.method),
+            setting.population.silos,
+            setting.population.users,
+        )
+        if ratio is None:
             return {}
         table = (
-            law.places * entry + 16 * (law.places - 1).bit_length()
+            ratio.places * entry + 16 * (ratio.places - 1).bit_length()
         )  # entries, and transfers to choose one
         return {
-            "sampling": f"{law.drawn} of {law.places} cells for every person; nobody knows who is sampled",
+            "sampling": f"{ratio.drawn} of {ratio.places} cells for every person; nobody knows who is sampled",
             "bytes between server and silo 0 for it, per round": users
             * (lookups * table + (silos - 1) * entry),
         }

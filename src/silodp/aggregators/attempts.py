@@ -24,7 +24,7 @@ from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators._key_agreement import (
     SessionInfo,
     SiloKeyAgreement,
-    current,
+    current_session,
     key_agreement_kinds,
     set_up,
 )
@@ -54,15 +54,15 @@ _PROGRESS = "progress"
 
 
 def model_and_sample(request: Message) -> str:
-    """Digest of what a silo's values in a round depend on: the model, and who and which silos take part."""
+    """Return the digest of what a silo's values in a round depend on: the model, its state, users and silos sampled."""
     return Message("update", request.run, request.round, arrays=request.arrays).digest()
 
 
 def common_digest(request: Message) -> str:
-    """Digest of all that an update says to every silo on its roster alike.
+    """Return the digest of the part of an update that is the same for every silo on its roster.
 
-    Masks and seals are derived under it: silos that were asked different things, or one that is asked otherwise after
-    its store was set back, share no masks, so nothing of theirs can be subtracted.
+    Masks and seals are derived from it: silos that were sent different updates, or one that is sent another update
+    after its store was restored from an old copy, share no masks, so none of their values can be subtracted.
     """
     if SEALED_SAMPLE_BLOB not in request.blobs:
         return request.digest()
@@ -175,10 +175,16 @@ class OpenedAttempt:
 
 @dataclass(frozen=True)
 class ServerAttempts:
-    """The server's side: who is still in, and what has been tried. Progress is durable before it is acted on."""
+    """The server's side: attempts at a round with the silos that still answer; progress is stored before it counts.
+
+    Attributes:
+        setting: public constants.
+        context: the server.
+        fewest: m, the fewest silos in a sum.
+    """
 
     setting: Setting
-    desk: ServerContext
+    context: ServerContext
     fewest: int
 
     def collect(self, round_: int, sent: RoundRequest) -> OpenedAttempt | None:
@@ -194,10 +200,10 @@ class ServerAttempts:
         Raises:
             SilodpError: a silo refuses, or too few are left; resuming goes on with the round.
         """
-        now, session = self._progress(round_), current(self.desk.store.run).session
+        now, session = self._progress(round_), current_session(self.context.store.run).session
         while True:
-            if not self.desk.affords(round_, now.release, len(now.roster)):
-                return None  # before silos charge for it in ledgers of their own
+            if not self.context.affords(round_, now.release, len(now.roster)):
+                return None  # asked before the silos charge the release in their ledgers
             fields = {"session": session, "release": now.release, "roster": list(now.roster)}
             request = Message(
                 "update",
@@ -214,15 +220,15 @@ class ServerAttempts:
                 else request
                 for name in now.roster
             }
-            answers, failures = self.desk.ask(requests)
+            answers, failures = self.context.ask(requests)
             if failures:  # a release that was charged may have been opened before this process began
-                now = self._without(now, failures, now.release + self.desk.charged(round_, now.release))
+                now = self._without(now, failures, now.release + self.context.charged(round_, now.release))
                 continue
-            if not self.desk.charge(round_, now.release, len(now.roster)):
+            if not self.context.charge(round_, now.release, len(now.roster)):
                 return None
             about = {**fields, "request": request.digest()}
             opening = Message("open", self.setting.run, round_, now.attempt, about)
-            opened, failures = self.desk.ask({name: opening for name in now.roster})
+            opened, failures = self.context.ask({name: opening for name in now.roster})
             if failures:  # the others' seals may be open: what comes next is seen beside this
                 now = self._without(now, failures, now.release + 1)
                 continue
@@ -231,7 +237,7 @@ class ServerAttempts:
             )
 
     def _progress(self, round_: int) -> RoundAttempt:
-        stored = self.desk.store.round(round_).get(_PROGRESS)
+        stored = self.context.store.round(round_).get(_PROGRESS)
         if stored is None:
             return RoundAttempt(round_, 0, 0, self.setting.names, PURPOSE)
         fields = Message.decode(stored).fields
@@ -254,44 +260,62 @@ class ServerAttempts:
         now = RoundAttempt(last.round, last.attempt + 1, release, roster, PURPOSE)
         fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
         kept = Message("progress", self.setting.run, last.round, fields=fields)
-        self.desk.store.round(last.round).put(_PROGRESS, kept.encode())
+        self.context.store.round(last.round).put(_PROGRESS, kept.encode())
         return now
 
 
 @dataclass(frozen=True)
 class SiloAttempts:
-    """A silo's side: what it has drawn for a release, and its seals. What it may be asked, its gate decides."""
+    """A silo's side: noise drawn for a release, and seals. The silo's gate decides what may be asked.
+
+    Attributes:
+        member: its key agreement.
+        store: its memory of the run.
+        masked: returns the digest of the update that it masked last.
+    """
 
     member: SiloKeyAgreement
     store: RoundStore
     masked: Callable[[], str]
 
     @classmethod
-    def of(cls, aggregator: Aggregator, setting: Setting, own: SiloContext) -> SiloAttempts:
-        """Of one silo in a run."""
+    def of(cls, aggregator: Aggregator, setting: Setting, context: SiloContext) -> SiloAttempts:
+        """Return the side of one silo in a run."""
         return cls(
-            SiloKeyAgreement(own.identity, own.pins, setting.constants(aggregator), own.store.run),
-            own.store,
-            own.masked,
+            SiloKeyAgreement(
+                context.identity, context.pins, setting.constants(aggregator), context.store.run
+            ),
+            context.store,
+            context.masked,
         )
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """By kind of request: to meet, and to open."""
+        """By kind of request: of the key agreement, and "open"."""
         return {**self.member.handlers, "open": self.open}
 
     def session(self, request: Message) -> Session:
-        """The session a request names, if it is the silo's."""
+        """Return the session that a request names.
+
+        Raises:
+            SilodpError: the silo's session is another one.
+        """
         return self.member.session(request.run, request.fields["session"])
 
     def attempt(self, request: Message) -> RoundAttempt:
-        """The attempt that an update is of."""
+        """Return the attempt that an update belongs to."""
         return self._attempt(request, common_digest(request))
 
     def get_or_draw(
         self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
     ) -> dict[str, np.ndarray]:
-        """What this silo drew for this release: once, and kept before it is used, for further attempts at it."""
+        """Return what this silo drew for a release: drawn once, and stored before use, for further attempts at it.
+
+        Args:
+            request: the update.
+            attempt: of the release.
+            draw: draws named arrays, the noisy integers or the noise.
+        """
         key, asked = f"noisy/{attempt.release}", model_and_sample(request)
         store = self.store.round(attempt.round)
         stored = store.get(key)
@@ -310,9 +334,9 @@ class SiloAttempts:
         return arrays
 
     def open(self, request: Message) -> Message:
-        """This silo's seal of the attempt that it masked last."""
+        """Answer "open" with this silo's seal key of the attempt that it masked last."""
         attempt = self._attempt(request, request.fields["request"])
-        # Of everything that this silo was asked in its update, what no other silo was sent included.
+        # The key depends on the whole update that this silo was sent, including the blob that only it was sent.
         return request.reply(seal=self.session(request).seal_key(*attempt.use, self.masked()))
 
     def _attempt(self, request: Message, digest: str) -> RoundAttempt:
@@ -326,40 +350,40 @@ class MaskedServer(ABC):
 
     setting: Setting
 
-    def set_up(self, desk: ServerContext) -> None:
+    def set_up(self, context: ServerContext) -> None:
         """Let the silos agree on keys, then prepare what else a session needs."""
         set_up(
             self.setting.run,
             self.setting.names,
-            desk.store.run,
-            desk.ask_all,
-            lambda session: self.prepare(desk, session),
+            context.store.run,
+            context.ask_all,
+            lambda session: self.prepare(context, session),
         )
 
-    def prepare(self, desk: ServerContext, session: SessionInfo) -> None:  # noqa: B027  # a default
+    def prepare(self, context: ServerContext, session: SessionInfo) -> None:  # noqa: B027  # a default
         """Exchange what else a session needs; by default nothing. Called anew if the set-up was interrupted."""
 
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
-        attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
-        result = attempts.collect(round_, self.request(desk, round_, arrays))
-        return None if result is None else torch.from_numpy(self.combine(desk, result))
+        attempts = ServerAttempts(self.setting, context, self.setting.population.m)
+        result = attempts.collect(round_, self.request(context, round_, arrays))
+        return None if result is None else torch.from_numpy(self.combine(context, result))
 
-    def request(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+    def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
         """Return what updates of this round carry; by default the arrays alone."""
         return RoundRequest(arrays)
 
     @abstractmethod
-    def combine(self, desk: ServerContext, result: OpenedAttempt) -> np.ndarray:
+    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Return the sum (d,) float64 of an attempt's answers, their seals taken off."""
 
 
 class MaskedSilo(ABC):
     """A silo's side of an aggregator whose rounds are attempts."""
 
-    def __init__(self, aggregator: Aggregator, setting: Setting, own: SiloContext) -> None:
-        self._setting, self._own = setting, own
-        self._seals = SiloAttempts.of(aggregator, setting, own)
+    def __init__(self, aggregator: Aggregator, setting: Setting, context: SiloContext) -> None:
+        self._setting, self._context = setting, context
+        self._seals = SiloAttempts.of(aggregator, setting, context)
         self._member = self._seals.member
         self.handlers: Mapping[str, Handler] = self._seals.handlers
 

@@ -2,8 +2,7 @@
 
 An aggregator is a frozen dataclass of public constants with two sides: one for the server, one for each silo. Both know
 the same `Setting`; methods do not know which aggregator is used. Everything that a run, a plan or a report needs of an
-aggregator is a member of `Aggregator`, so a new one is one file (tests/plugins/trimmed.py is an example); `AGGREGATORS` names those of this
-package.
+aggregator is a member of `Aggregator`, so a new one is one file (tests/plugins/trimmed.py is an example).
 """
 
 from __future__ import annotations
@@ -126,16 +125,16 @@ class ServerContext(Protocol):
 class ServerAggregator(Protocol):
     """The server's side of an aggregator in one run."""
 
-    def set_up(self, desk: ServerContext) -> None:
+    def set_up(self, context: ServerContext) -> None:
         """Exchange what is needed once per run, before the first round; a repeated call does nothing twice."""
 
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Add up the silos' shares of one round.
 
-        `desk.charge` must be called before anything is sent that lets the sum, or a part of it, be seen.
+        `context.charge` must be called before anything is sent that lets the sum, or a part of it, be seen.
 
         Args:
-            desk: the server.
+            context: the server.
             round_: counted from 0.
             arrays: of the round's requests, see `round_arrays`.
 
@@ -335,7 +334,7 @@ class Aggregator(ABC):
         """Return the server's side of a run."""
 
     @abstractmethod
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: Setting, context: SiloContext) -> SiloAggregator:
         """Return a silo's side of a run."""
 
 
@@ -456,7 +455,7 @@ def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
     """Return the setting with its method calibrated to per-user budgets; every party computes the same.
 
     Raises:
-        SilodpError: the budgets cannot be met against the adversary they are for.
+        SilodpError: the budgets cannot be info against the adversary they are for.
     """
     if setting.method.max_rounds is None:
         return setting

@@ -21,12 +21,12 @@ import numpy as np
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
 from silodp.accounting.guarantee import TECHNICAL, View
-from silodp.aggregators._key_agreement import SessionInfo, current
+from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import box_blob
 from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
 from silodp.aggregators._weight_shares import (
-    Constants,
     ServerShares,
+    ShareConstants,
     SiloWeights,
     sampling_kinds,
     weight_kinds,
@@ -114,7 +114,7 @@ class Lattice(PrivateWeighting):
         """Refuse methods without weights by records, too few silos, and constants for which no encryption is safe."""
         bounds = self.bounds_of(setting)
         self.check_min_silos(setting)
-        self.law(setting.method)
+        self.sampling_ratio(setting.method)
         check_whole("weight_bits", self.weight_bits, most=512)
         if self.units is not None and (self.units < 1 or self.units & (self.units - 1)):
             raise SilodpError(
@@ -166,10 +166,10 @@ class Lattice(PrivateWeighting):
             "rules": {rule.name: f"{rule.value:.2f} ≤ {rule.limit:.2f}" for rule in p.rules()},
         }
 
-    def constants(self, setting: Setting) -> Constants:
+    def constants(self, setting: Setting) -> ShareConstants:
         """Return the constants of the shares of weights."""
         bits = self.parameters(setting).plaintext_bits
-        return Constants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
+        return ShareConstants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
 
     def transform(self, setting: Setting) -> Transform:
         """Return what a party multiplies with, on its device.
@@ -181,9 +181,13 @@ class Lattice(PrivateWeighting):
 
     def script(self, setting: Setting, name: str) -> Script:
         """Return set-up, key agreement, shares of weights; then, of silo 0, a round's sample, and attempts."""
-        p, constants, law = self.parameters(setting), self.constants(setting), self.law(setting.method)
+        p, constants, ratio = (
+            self.parameters(setting),
+            self.constants(setting),
+            self.sampling_ratio(setting.method),
+        )
         sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
-        box = {} if law is None else box_blob(setting, name, 8)
+        box = {} if ratio is None else box_blob(setting, name, 8)
         return self.attempt_script(
             setting,
             name,
@@ -197,9 +201,9 @@ class Lattice(PrivateWeighting):
         """Return the side that holds shares of the weights and the secret key."""
         return _Server(setting, self, self.transform(setting))
 
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: Setting, context: SiloContext) -> SiloAggregator:
         """Return the side that multiplies encrypted shares."""
-        return _Silo(self, setting, own)
+        return _Silo(self, setting, context)
 
 
 @lru_cache(maxsize=32)
@@ -248,62 +252,64 @@ class _Server(MaskedServer):
     aggregator: Lattice
     transform: Transform
 
-    def prepare(self, desk: ServerContext, session: SessionInfo) -> None:
+    def prepare(self, context: ServerContext, session: SessionInfo) -> None:
         """Make shares of the weights with silo 0."""
-        self._shares(desk).set_up(session)
+        self._shares(context).set_up(session)
 
-    def request(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+    def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
         """Return encryptions of the server's shares of the sampled users' weights, anew for every attempt."""
-        p, held = self.aggregator.parameters(self.setting), self._shares(desk)
-        law = self.aggregator.law(self.setting.method)
+        p, held = self.aggregator.parameters(self.setting), self._shares(context)
+        ratio = self.aggregator.sampling_ratio(self.setting.method)
         boxes: Mapping[str, bytes] = {}
-        if law is None:
-            shares = held.of_round(round_, arrays.get("sample"))
+        if ratio is None:
+            shares = held.round_shares(round_, arrays.get("sample"))
         else:
-            shares, boxes = held.of_hidden_round(round_, law)
-        session = current(desk.store.run).session
+            shares, boxes = held.private_round_shares(round_, ratio)
+        session = current_session(context.store.run).session
 
         def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
-            key = self._key(desk, attempt)
-            return LatticeServer(p, key, self.transform).request(shares, context(session, attempt), key)
+            key = self._key(context, attempt)
+            return LatticeServer(p, key, self.transform).request(
+                shares, ciphertext_context(session, attempt), key
+            )
 
         return RoundRequest({n: array for n, array in arrays.items() if n != "sample"}, encrypted, boxes)
 
-    def combine(self, desk: ServerContext, result: OpenedAttempt) -> np.ndarray:
+    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Add the masked ciphertexts, take the seals off, and decrypt once."""
         p = self.aggregator.parameters(self.setting)
         values = [
             self._digits(name, result.answers[name]) for name in self.setting.names if name in result.answers
         ]
-        server = LatticeServer(p, self._key(desk, result.attempt), self.transform)
+        server = LatticeServer(p, self._key(context, result.attempt), self.transform)
         total: np.ndarray = server.decrypt(opened(values, result.seals, p.digits))
         clip = self.aggregator.bounds_of(self.setting).clip
         return total * (clip / p.clip_units / 2.0**p.weight_bits)
 
-    def _shares(self, desk: ServerContext) -> ServerShares:
-        return ServerShares(self.setting, self.aggregator.constants(self.setting), desk)
+    def _shares(self, context: ServerContext) -> ServerShares:
+        return ServerShares(self.setting, self.aggregator.constants(self.setting), context)
 
-    def _key(self, desk: ServerContext, attempt: RoundAttempt) -> bytes:
+    def _key(self, context: ServerContext, attempt: RoundAttempt) -> bytes:
         """Return the key of one attempt, from which its secret key and encryptions follow.
 
         It is stored before it is used, so that a repeated request is the same, and dropped with its round: whoever
         learns one of them can read no other attempt.
         """
-        store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
+        store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
         key = store.get(name)
         if key is None:
-            self._count(desk, attempt)
+            self._count(context, attempt)
             key = secrets.token_bytes(KEY_BYTES)
             store.put(name, key)
         return key
 
-    def _count(self, desk: ServerContext, attempt: RoundAttempt) -> None:
+    def _count(self, context: ServerContext, attempt: RoundAttempt) -> None:
         """Count an attempt durably, before its key is made: keys are dropped with their rounds, their number is not.
 
         Raises:
             SilodpError: the encryption was chosen for no more (code run.attempts).
         """
-        stored = desk.store.run.get("attempts made")
+        stored = context.store.run.get("attempts made")
         counted: dict[str, Any] = {"made": 0, "last": ""} if stored is None else Message.decode(stored).fields
         this = f"{attempt.round}/{attempt.attempt}"
         if counted["last"] == this:
@@ -316,7 +322,7 @@ class _Server(MaskedServer):
                 field="attempts",
             )
         counted = {"made": counted["made"] + 1, "last": this}
-        desk.store.run.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
+        context.store.run.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
 
     def _digits(self, name: str, answer: Message) -> np.ndarray:
         try:
@@ -325,17 +331,17 @@ class _Server(MaskedServer):
             raise SilodpError(f"silo '{name}': {error}", code=error.code) from None
 
 
-def context(session: str, attempt: RoundAttempt) -> bytes:
+def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
     """Return the context that the ciphertexts of an attempt are bound to."""
     return f"{session} round {attempt.round} attempt {attempt.attempt}".encode()
 
 
 class _Silo(PrivateWeightingSilo):
-    def __init__(self, aggregator: Lattice, setting: Setting, own: SiloContext) -> None:
-        super().__init__(aggregator, setting, own)
+    def __init__(self, aggregator: Lattice, setting: Setting, context: SiloContext) -> None:
+        super().__init__(aggregator, setting, context)
         self._parameters, self._transform = aggregator.parameters(setting), aggregator.transform(setting)
         self._weights = SiloWeights(
-            setting, aggregator.constants(setting), self._member, own.store, own.counts
+            setting, aggregator.constants(setting), self._member, context.store, context.counts
         )
         self.handlers = {**self.handlers, **self._weights.handlers}
 
@@ -357,15 +363,15 @@ class _Silo(PrivateWeightingSilo):
         p = self._parameters
         digits = LatticeSilo(p, lambda seed: self._claim(request, seed), transform=self._transform).answer(
             {part: request.blobs[part] for part in p.request_bytes},
-            context(session.transcript.hex(), attempt),
-            self._weights.capped,
+            ciphertext_context(session.transcript.hex(), attempt),
+            self._weights.capped_counts,
             rows,
-            self._weights.of_round(request),
+            self._weights.round_shares(request),
             noise["noise"],
         )
         return {"masked": p.digits.to_bytes(masked(digits, p.digits, session, attempt, request.digest()))}
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Return whether a seed is new, or of this very request: a repeated request is the same to the byte."""
-        store = self._own.store.round(request.round)
+        store = self._context.store.round(request.round)
         return claim(store, f"seeds/{seed.hex()}", request.digest().encode())

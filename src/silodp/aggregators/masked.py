@@ -134,16 +134,16 @@ class Masked(MaskedAggregator):
         """Return the side that relays keys, collects, opens and adds."""
         return _Server(setting, self)
 
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: Setting, context: SiloContext) -> SiloAggregator:
         """Return the side that masks and seals."""
-        return _Silo(self, setting, own)
+        return _Silo(self, setting, context)
 
 
 @dataclass(frozen=True)
 class _Server(MaskedServer):
     aggregator: Masked
 
-    def combine(self, desk: ServerContext, result: OpenedAttempt) -> np.ndarray:
+    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         ring, step = self.aggregator.ring(self.setting)
         values = [answer.arrays["masked"].copy() for answer in result.answers.values()]
         total: np.ndarray = ring.centered(opened(values, result.seals, ring)) * step
@@ -151,8 +151,8 @@ class _Server(MaskedServer):
 
 
 class _Silo(MaskedSilo):
-    def __init__(self, aggregator: Masked, setting: Setting, own: SiloContext) -> None:
-        super().__init__(aggregator, setting, own)
+    def __init__(self, aggregator: Masked, setting: Setting, context: SiloContext) -> None:
+        super().__init__(aggregator, setting, context)
         self._aggregator = aggregator
 
     def answer(

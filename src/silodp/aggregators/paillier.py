@@ -82,7 +82,7 @@ class Paillier(PrivateWeighting):
     def check(self, setting: Setting) -> None:
         """Refuse too few silos, methods without weights by records, a coarse grid, and sums beyond a plaintext."""
         self.check_min_silos(setting)
-        self.law(setting.method)
+        self.sampling_ratio(setting.method)
         self.parameters(setting)
 
     def grid(self, setting: Setting) -> Quantizer:
@@ -153,23 +153,27 @@ class Paillier(PrivateWeighting):
 
     def script(self, setting: Setting, name: str) -> Script:
         """Return set-up, key agreement, blinded counts; then, of silo 0, a round's sample, and attempts."""
-        p, law, first = self.parameters(setting), self.law(setting.method), name == setting.names[0]
+        p, ratio, first = (
+            self.parameters(setting),
+            self.sampling_ratio(setting.method),
+            name == setting.names[0],
+        )
         session: dict[str, Check] = {"session": is_digest}
         key = {"key": Blob.of(p.key_bits // 8), "proof": Blob.of(proof_bytes(p.key_bits))}
         counts = Schema(blobs={"counts": Blob.of(p.users * p.key_bits // 8)})
         prepare: tuple[Kind, ...] = ()
-        if law is not None and first:
-            choice = Schema(blobs={"choice": choice_blob(setting, law)})
+        if ratio is not None and first:
+            choice = Schema(blobs={"choice": choice_blob(setting, ratio)})
             sample = Kind("sample", Schema(session), choice)
-            prepare = (sample, chosen_kind(setting, law, p.entry_words, p.key_bits // 4))
-        sent = {} if law is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
-        box = {} if law is None else box_blob(setting, name, p.key_bits // 4)
+            prepare = (sample, chosen_kind(setting, ratio, p.entry_words, p.key_bits // 4))
+        sent = {} if ratio is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
+        box = {} if ratio is None else box_blob(setting, name, p.key_bits // 4)
         blinded = Kind("blinded counts", Schema(session, blobs=key), counts)
         return self.attempt_script(
             setting,
             name,
             Schema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
-            setup=(blinded, *(choice_kinds() if law is not None and first else ())),
+            setup=(blinded, *(choice_kinds() if ratio is not None and first else ())),
             prepare=prepare,
             blobs={**sent, **box},
         )
@@ -178,40 +182,43 @@ class Paillier(PrivateWeighting):
         """Return the side that holds the private key."""
         return _Server(setting, self)
 
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: Setting, context: SiloContext) -> SiloAggregator:
         """Return the side that raises ciphertexts to powers."""
-        return _Silo(self, setting, own)
+        return _Silo(self, setting, context)
 
 
 @dataclass(frozen=True)
 class _Server(MaskedServer):
     aggregator: Paillier
 
-    def prepare(self, desk: ServerContext, session: SessionInfo) -> None:
+    def prepare(self, context: ServerContext, session: SessionInfo) -> None:
         """Collect blinded counts under a fresh key."""
         server = PaillierServer(self.aggregator.parameters(self.setting))
         # The proof is bound to the session, so that one made for another session is refused.
         blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(session.session))}
         named = {"session": session.session}
         request = Message("blinded counts", self.setting.run, 0, session.number, named, blobs=blobs)
-        answers = desk.ask_all({name: request for name in self.setting.names})
+        answers = context.ask_all({name: request for name in self.setting.names})
         server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
         if self.aggregator.samples_users_privately:
-            OtServer(self.setting, desk).set_up(session)
-        desk.store.run.put("paillier", server.pack())
+            OtServer(self.setting, context).set_up(session)
+        context.store.run.put("paillier", server.pack())
 
-    def request(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+    def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
         """Return encryptions of the sampled users' blinded inverses 1/N[u]."""
-        p, law = self.aggregator.parameters(self.setting), self.aggregator.law(self.setting.method)
-        server = self._party(desk)
+        p, ratio = (
+            self.aggregator.parameters(self.setting),
+            self.aggregator.sampling_ratio(self.setting.method),
+        )
+        server = self._party(context)
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
         sent = {name: array for name, array in arrays.items() if name != "sample"}
-        if law is not None:
-            return RoundRequest(sent, boxes=self._boxes(desk, round_, server, law))
+        if ratio is not None:
+            return RoundRequest(sent, boxes=self._boxes(context, round_, server, ratio))
 
         def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
             # Fresh ciphertexts for every attempt; stored, so that a repeated request is the same.
-            store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
+            store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
             stored = store.get(name)
             if stored is None:
                 stored = server.encrypted_inverses(sampled)
@@ -220,9 +227,9 @@ class _Server(MaskedServer):
 
         return RoundRequest(sent, encrypted)
 
-    def combine(self, desk: ServerContext, result: OpenedAttempt) -> np.ndarray:
+    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Multiply the masked ciphertexts, and decrypt once."""
-        server = self._party(desk)
+        server = self._party(context)
         group = Residues(server.parameters.ciphertexts, int.from_bytes(server.public_key(), "big"))
         sealed = group.zero()
         for key in result.seals.values():
@@ -231,48 +238,52 @@ class _Server(MaskedServer):
         total: np.ndarray = server.rounded(scaled) * self.aggregator.grid(self.setting).step
         return total
 
-    def _party(self, desk: ServerContext) -> PaillierServer:
+    def _party(self, context: ServerContext) -> PaillierServer:
         return PaillierServer.unpack(
-            self.aggregator.parameters(self.setting), desk.store.run.get("paillier") or b""
+            self.aggregator.parameters(self.setting), context.store.run.get("paillier") or b""
         )
 
     def _boxes(
-        self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio
+        self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
     ) -> dict[str, bytes]:
         """Return what silo 0 chose among this round's ciphertexts, sealed for each other silo."""
-        done = desk.store.round(round_).get("hidden")
+        done = context.store.round(round_).get("hidden")
         if done is not None:
             return Message.decode(done).blobs
-        drawn, offers = self._drawn(desk, round_, server, law), OtServer(self.setting, desk)
+        drawn, offers = self._drawn(context, round_, server, ratio), OtServer(self.setting, context)
         places = drawn.arrays["places"]
-        tables = server.tables(law, places, drawn.blobs["pairs"])
-        boxes = offers.passed_on(
+        tables = server.tables(ratio, places, drawn.blobs["pairs"])
+        boxes = offers.relay_entries(
             round_,
-            offers.asked(round_),
+            offers.request_sample(round_),
             lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
         )
-        desk.store.round(round_).put("hidden", Message("kept", self.setting.run, blobs=boxes).encode())
+        context.store.round(round_).put("hidden", Message("kept", self.setting.run, blobs=boxes).encode())
         return boxes
 
-    def _drawn(self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio) -> Message:
+    def _drawn(
+        self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
+    ) -> Message:
         """Return i_u and the ciphertexts of a round, stored before use: two tables would show two entries of a user."""
-        stored = desk.store.round(round_).get("hidden drawn")
+        stored = context.store.round(round_).get("hidden drawn")
         if stored is None:
-            places = private_sampling.draw_server_cells(self.setting.population.users, law)
+            places = private_sampling.draw_server_cells(self.setting.population.users, ratio)
             kept = Message(
                 "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypted_pairs()}
             )
             stored = kept.encode()
-            desk.store.round(round_).put("hidden drawn", stored)
+            context.store.round(round_).put("hidden drawn", stored)
         return Message.decode(stored)
 
 
 class _Silo(PrivateWeightingSilo):
-    def __init__(self, aggregator: Paillier, setting: Setting, own: SiloContext) -> None:
-        super().__init__(aggregator, setting, own)
+    def __init__(self, aggregator: Paillier, setting: Setting, context: SiloContext) -> None:
+        super().__init__(aggregator, setting, context)
         self._aggregator = aggregator
-        law = aggregator.law(setting.method)
-        self._choices = None if law is None else OtClient(setting, law, self._member, own.store, self._chosen)
+        ratio = aggregator.sampling_ratio(setting.method)
+        self._choices = (
+            None if ratio is None else OtClient(setting, ratio, self._member, context.store, self._chosen)
+        )
         hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
         self.handlers = {**self.handlers, "blinded counts": self._counts, **hidden}
 
@@ -295,7 +306,7 @@ class _Silo(PrivateWeightingSilo):
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.ciphertexts, int(public.n))
         masks: list[int] = masked(group.zero(), group, session, attempt, request.digest())
-        sent = request.blobs["inverses"] if self._choices is None else self._choices.of_round(request)
+        sent = request.blobs["inverses"] if self._choices is None else self._choices.round_entries(request)
         uniform = uniform_parts(noise["uniform"].tobytes(), silo.parameters)
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
@@ -307,7 +318,7 @@ class _Silo(PrivateWeightingSilo):
         session = self._member.session(request.run, request.fields["session"])
         p, key = self._aggregator.parameters(self._setting), request.blobs["key"]
         verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
-        self._own.store.run.put("paillier key", key)
+        self._context.store.run.put("paillier key", key)
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
@@ -315,12 +326,12 @@ class _Silo(PrivateWeightingSilo):
         return request.reply(counts=silo.blinded_counts(masks))
 
     def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
-        key = self._own.store.run.get("paillier key") or b""
+        key = self._context.store.run.get("paillier key") or b""
         p = self._aggregator.parameters(self._setting)
         silo = PaillierSilo(
             p,
             session.roster.index(session.name),
-            np.minimum(self._own.counts, self._aggregator.count_cap),
+            np.minimum(self._context.counts, self._aggregator.count_cap),
             key,
             self._member.group_secret(run),
             session.transcript,
