@@ -13,7 +13,7 @@ batches, or with integer noise, a step's loss is not Gaussian.
 
 The proof needs that nobody else learns what a record has spent or whether it is still in: these depend on its content.
 Released are the models; not released, and never to be counted in public, are who is in, how many, and what was spent.
-They stay in the silo's store, where `Silo.book` shows them to the silo's own people.
+They stay in the silo's store, where `Silo.record_accounts` shows them to the silo's own people.
 """
 
 from __future__ import annotations
