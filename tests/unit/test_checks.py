@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
 
 from silodp import errors
 from silodp.errors import (
@@ -20,6 +19,7 @@ from silodp.errors import (
     check_whole,
     optional,
 )
+from support.refusals import refused
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from typing import TypeVar
 
 from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
 from silodp.aggregators.attempts import SEALED_SAMPLE_BLOB
-from silodp.aggregators.base import Handler, ServerContext, Setting
+from silodp.aggregators.base import Handler, ServerContext
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.keys import OVERHEAD_BYTES, Session
 from silodp.crypto.lookup import Lookup
@@ -102,7 +103,7 @@ def choice_kinds() -> tuple[Kind, Kind]:
     )
 
 
-def chosen_kind(setting: Setting, ratio: SamplingRatio, width: int, entry: int) -> Kind:
+def chosen_kind(setting: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> Kind:
     """Return the message with the tables that silo 0 chooses from.
 
     Args:
@@ -122,12 +123,12 @@ def chosen_kind(setting: Setting, ratio: SamplingRatio, width: int, entry: int) 
     )
 
 
-def choice_blob(setting: Setting, ratio: SamplingRatio) -> Blob:
+def choice_blob(setting: RunSpec, ratio: SamplingRatio) -> Blob:
     """Return the type of silo 0's request for its entries."""
     return Blob.of(lookup.request_bytes(setting.population.users, ratio.places))
 
 
-def box_blob(setting: Setting, name: str, entry: int) -> dict[str, Blob]:
+def box_blob(setting: RunSpec, name: str, entry: int) -> dict[str, Blob]:
     """Return the blob of an update that silo 0 sealed for one silo, `entry` bytes a user; none for silo 0 itself."""
     size = setting.population.users * entry + OVERHEAD_BYTES
     return {} if name == setting.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}
@@ -137,7 +138,7 @@ def box_blob(setting: Setting, name: str, entry: int) -> dict[str, Blob]:
 class OtServer:
     """The server's side: it offers tables to silo 0, and does not learn which entries silo 0 takes."""
 
-    setting: Setting
+    setting: RunSpec
     context: ServerContext
 
     def set_up(self, info: SessionInfo) -> None:
@@ -213,7 +214,7 @@ class OtClient:
         opened: returns what silos need, of a round's "chosen" request, silo 0's lookup and the server's answer.
     """
 
-    setting: Setting
+    setting: RunSpec
     ratio: SamplingRatio
     member: SiloKeyAgreement
     store: RoundStore

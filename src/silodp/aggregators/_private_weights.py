@@ -16,7 +16,8 @@ from silodp.accounting.guarantee import Adversary, View
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
 from silodp.aggregators._private_sampling import sampling_ratio
 from silodp.aggregators.attempts import MaskedAggregator, MaskedSilo
-from silodp.aggregators.base import RECIPIENT, LocalUpdateFn, Setting, Visibility
+from silodp.aggregators.base import RECIPIENT, LocalUpdateFn, Visibility
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.private_sampling import SamplingRatio
 from silodp.crypto.secure_aggregation import RoundAttempt
@@ -104,7 +105,7 @@ class PrivateWeighting(MaskedAggregator):
             "silo": View("silo", silos, shares_for=m, survivors=survivors),
         }
 
-    def bounds_of(self, setting: Setting) -> Bounds:
+    def bounds_of(self, setting: RunSpec) -> Bounds:
         """Return the bounds of the rows; refuse methods that have no weights to hide.
 
         Raises:
@@ -120,7 +121,7 @@ class PrivateWeighting(MaskedAggregator):
             )
         return bounds
 
-    def describe_grid(self, setting: Setting, units: int) -> dict[str, Any]:
+    def describe_grid(self, setting: RunSpec, units: int) -> dict[str, Any]:
         """Return the first lines of `describe`; `units`: grid steps to the clip."""
         return {
             "silos needed in a sum": setting.population.m,
@@ -128,7 +129,7 @@ class PrivateWeighting(MaskedAggregator):
             "grid steps to the clip": units,
         }
 
-    def describe_sampling(self, setting: Setting, entry: int, lookups: int) -> dict[str, Any]:
+    def describe_sampling(self, setting: RunSpec, entry: int, lookups: int) -> dict[str, Any]:
         """Return what it costs that nobody knows the sample; nothing where the server draws it.
 
         Args:

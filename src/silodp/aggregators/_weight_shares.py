@@ -26,7 +26,8 @@ from silodp.aggregators._private_sampling import (
     chosen_kind,
     sampling_ratio,
 )
-from silodp.aggregators.base import ServerContext, Setting
+from silodp.aggregators.base import ServerContext
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
@@ -47,7 +48,7 @@ from silodp.crypto.reciprocals import (
     SiloShares,
     answer_unknown,
 )
-from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, Words, pair_masked, summed
+from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, WordGroup, apply_pair_masks, sum_values
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest
@@ -74,27 +75,27 @@ class ShareConstants:
     word_bits: int
     places: int | None = None
 
-    def reciprocals(self, setting: Setting, session: str) -> ReciprocalParameters:
+    def reciprocals(self, setting: RunSpec, session: str) -> ReciprocalParameters:
         """Return the parameters of the lookups of one session."""
         cap = setting.population.silos * self.count_cap
         return ReciprocalParameters(
             bytes.fromhex(session), setting.population.users, cap, self.weight_bits, self.word_bits
         )
 
-    def sampling_ratio(self, setting: Setting) -> SamplingRatio | None:
+    def sampling_ratio(self, setting: RunSpec) -> SamplingRatio | None:
         """Return k of P, where nobody is to know the sample; None where the server draws it."""
         return sampling_ratio(setting.method, self.places)
 
 
-def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[Words, RoundAttempt]:
-    return Words(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
+def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
+    return WordGroup(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
 
 
 @dataclass(frozen=True)
 class ServerShares:
     """The server's shares a_u of the weights, and a'_u of a round's sampled weights; each is stored and drawn once."""
 
-    setting: Setting
+    setting: RunSpec
     constants: ShareConstants
     context: ServerContext
 
@@ -109,7 +110,7 @@ class ServerShares:
         counts = self.context.ask_all({name: request for name in self.setting.names})
         group, _ = _counted(plan, self.setting.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
-        counted: Unsigned = summed(masked, group)  # N[u] + ρ_u modulo M
+        counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
         answer = self._ask_zero("reciprocals", info, request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
@@ -206,7 +207,7 @@ class ServerShares:
 class SiloWeights:
     """A silo's shares, and silo 0's tables; the gate lets each be asked for once in a session, or in a round."""
 
-    setting: Setting
+    setting: RunSpec
     constants: ShareConstants
     member: SiloKeyAgreement
     store: RoundStore
@@ -255,10 +256,10 @@ class SiloWeights:
     def _counts(self, request: Message) -> Message:
         session, silo = self._session(request), self._shares(request.run)
         group, attempt = _counted(silo.plan, session.roster)
-        value = group.of(self.capped_counts)
+        value = group.from_integers(self.capped_counts)
         if session.name == session.roster[0]:
-            value = group.add(value, group.of(silo.count_masks().astype(np.int64)))
-        return request.answer(masked=pair_masked(value, group, session, attempt))
+            value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
+        return request.answer(masked=apply_pair_masks(value, group, session, attempt))
 
     def _base(self, request: Message) -> Message:
         session = self._session(request)
@@ -317,7 +318,7 @@ class SiloWeights:
         return self.member.session(request.run, request.fields["session"])
 
 
-def weight_kinds(setting: Setting, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
+def weight_kinds(setting: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
     """Return the messages of the set-up of shares, as the silo of this name is asked them."""
     plan, users = constants.reciprocals(setting, bytes(32).hex()), setting.population.users
     session: dict[str, Check] = {"session": is_digest}
@@ -336,7 +337,7 @@ def weight_kinds(setting: Setting, constants: ShareConstants, name: str) -> tupl
     return (base, counts, reciprocals, *(() if constants.sampling_ratio(setting) is None else choice_kinds()))
 
 
-def sampling_kinds(setting: Setting, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
+def sampling_kinds(setting: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
     """Return the messages that the silo of this name is asked in a round before its update."""
     ratio, users = constants.sampling_ratio(setting), setting.population.users
     if name != setting.names[0] or not setting.method.samples_users:

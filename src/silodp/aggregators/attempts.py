@@ -33,11 +33,11 @@ from silodp.aggregators.base import (
     Handler,
     LocalUpdateFn,
     ServerContext,
-    Setting,
     SiloContext,
     round_arrays,
     setup_kinds,
 )
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError, check_whole, counted
@@ -100,7 +100,7 @@ class MaskedAggregator(Aggregator):
         return self.min_silos
 
     @staticmethod
-    def check_min_silos(setting: Setting) -> None:
+    def check_min_silos(setting: RunSpec) -> None:
         """Refuse sums of too few silos.
 
         Raises:
@@ -117,7 +117,7 @@ class MaskedAggregator(Aggregator):
 
     def attempt_script(
         self,
-        setting: Setting,
+        setting: RunSpec,
         name: str,
         answer: Schema,
         *,
@@ -183,7 +183,7 @@ class ServerAttempts:
         fewest: m, the fewest silos in a sum.
     """
 
-    setting: Setting
+    setting: RunSpec
     context: ServerContext
     fewest: int
 
@@ -279,12 +279,10 @@ class SiloAttempts:
     masked: Callable[[], str]
 
     @classmethod
-    def of(cls, aggregator: Aggregator, setting: Setting, context: SiloContext) -> SiloAttempts:
+    def of(cls, aggregator: Aggregator, setting: RunSpec, context: SiloContext) -> SiloAttempts:
         """Return the side of one silo in a run."""
         return cls(
-            SiloKeyAgreement(
-                context.identity, context.pins, setting.constants(aggregator), context.store.run
-            ),
+            SiloKeyAgreement(context.identity, context.pins, setting.digest, context.store.run),
             context.store,
             context.masked,
         )
@@ -348,7 +346,7 @@ class SiloAttempts:
 class MaskedServer(ABC):
     """The server's side of an aggregator whose rounds are attempts."""
 
-    setting: Setting
+    setting: RunSpec
 
     def set_up(self, context: ServerContext) -> None:
         """Let the silos agree on keys, then prepare what else a session needs."""
@@ -381,7 +379,7 @@ class MaskedServer(ABC):
 class MaskedSilo(ABC):
     """A silo's side of an aggregator whose rounds are attempts."""
 
-    def __init__(self, aggregator: Aggregator, setting: Setting, context: SiloContext) -> None:
+    def __init__(self, aggregator: Aggregator, setting: RunSpec, context: SiloContext) -> None:
         self._setting, self._context = setting, context
         self._seals = SiloAttempts.of(aggregator, setting, context)
         self._member = self._seals.member

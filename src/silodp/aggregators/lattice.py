@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.accountant import compute_epsilon, default_accountant
 from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import SessionInfo, current_session
@@ -35,19 +35,17 @@ from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, Opene
 from silodp.aggregators.base import (
     ServerAggregator,
     ServerContext,
-    Setting,
     SiloAggregator,
     SiloContext,
     Visibility,
 )
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.lattice._parameter_search import search_parameters
-from silodp.crypto.lattice.noise import scaled_noise
+from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
-from silodp.crypto.lattice.ring import Transform
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
-from silodp.crypto.lattice.torch_transform import Device, transform_on
-from silodp.crypto.secure_aggregation import RoundAttempt, masked, opened
+from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError, check_whole
 from silodp.mechanisms.clipping import Bounds
@@ -83,7 +81,6 @@ class Lattice(PrivateWeighting):
         units: grid steps to the clip, a power of two (None: the finest for which there is an encryption).
         hidden_sample: P; nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows
             it). Silo 0 must answer in every round, and no seed fixes the sample.
-        device: where this party computes its products, "cpu" or "cuda"; the sums are the same, and parties may differ.
     """
 
     count_cap: int = 100
@@ -92,7 +89,6 @@ class Lattice(PrivateWeighting):
     weight_bits: int = 20
     units: int | None = None
     hidden_sample: int | None = None
-    device: Device = field(default="cpu", compare=False, repr=False)  # each party's choice
 
     name = "lattice"
     protocol_assumptions = ASSUMPTIONS
@@ -110,7 +106,7 @@ class Lattice(PrivateWeighting):
         """`attempts`: every round is one at least."""
         return self.attempts
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: RunSpec) -> None:
         """Refuse methods without weights by records, too few silos, and constants for which no encryption is safe."""
         bounds = self.bounds_of(setting)
         self.check_min_silos(setting)
@@ -132,7 +128,7 @@ class Lattice(PrivateWeighting):
             )
         self.parameters(setting)
 
-    def parameters(self, setting: Setting) -> LatticeParameters:
+    def parameters(self, setting: RunSpec) -> LatticeParameters:
         """Return the encryption's parameters, a function of public constants alone.
 
         Raises:
@@ -140,7 +136,7 @@ class Lattice(PrivateWeighting):
         """
         return _parameters(self, setting)
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise at the scale of 2^r.
 
         The uniform part of width 2^r is not noise that counts: it lets a row move the rounded sum by up to √d more,
@@ -150,7 +146,7 @@ class Lattice(PrivateWeighting):
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
         return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, reach)
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """Return sizes, limits, and every rule that the encryption meets."""
         p = self.parameters(setting)
         return {
@@ -166,20 +162,12 @@ class Lattice(PrivateWeighting):
             "rules": {rule.name: f"{rule.value:.2f} ≤ {rule.limit:.2f}" for rule in p.rules()},
         }
 
-    def constants(self, setting: Setting) -> ShareConstants:
+    def constants(self, setting: RunSpec) -> ShareConstants:
         """Return the constants of the shares of weights."""
         bits = self.parameters(setting).plaintext_bits
         return ShareConstants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
 
-    def transform(self, setting: Setting) -> Transform:
-        """Return what a party multiplies with, on its device.
-
-        Raises:
-            SilodpError: the device is not there.
-        """
-        return transform_on(self.device, self.parameters(setting).ring_size)
-
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Return set-up, key agreement, shares of weights; then, of silo 0, a round's sample, and attempts."""
         p, constants, ratio = (
             self.parameters(setting),
@@ -197,17 +185,17 @@ class Lattice(PrivateWeighting):
             blobs={**sent, **box},
         )
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Return the side that holds shares of the weights and the secret key."""
-        return _Server(setting, self, self.transform(setting))
+        return _Server(setting, self)
 
-    def silo(self, setting: Setting, context: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that multiplies encrypted shares."""
         return _Silo(self, setting, context)
 
 
 @lru_cache(maxsize=32)
-def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
+def _parameters(aggregator: Lattice, setting: RunSpec) -> LatticeParameters:
     """Search parameters for which what ciphertexts disclose, at the run's ε, fits in the δ kept for it."""
     bounds = aggregator.bounds_of(setting)
     silos = setting.population.silos
@@ -224,9 +212,8 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
         most_in_a_round = 1 + silos - setting.population.m
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
-        spent = compute_epsilon(
-            [(release, rounds), *[(without_amplification(release), further)] * (further > 0)], delta, "rdp"
-        )
+        charges = [(release, rounds), (without_amplification(release), further)]
+        spent = compute_epsilon(charges, delta, default_accountant([release]))
     return search_parameters(
         dimension=setting.sum_size,
         users=setting.population.users,
@@ -250,7 +237,6 @@ def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
 @dataclass(frozen=True)
 class _Server(MaskedServer):
     aggregator: Lattice
-    transform: Transform
 
     def prepare(self, context: ServerContext, session: SessionInfo) -> None:
         """Make shares of the weights with silo 0."""
@@ -269,9 +255,7 @@ class _Server(MaskedServer):
 
         def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(context, attempt)
-            return LatticeServer(p, key, self.transform).request(
-                shares, ciphertext_context(session, attempt), key
-            )
+            return LatticeServer(p, key).request(shares, ciphertext_context(session, attempt), key)
 
         return RoundRequest({n: array for n, array in arrays.items() if n != "sample"}, encrypted, boxes)
 
@@ -281,8 +265,8 @@ class _Server(MaskedServer):
         values = [
             self._digits(name, result.answers[name]) for name in self.setting.names if name in result.answers
         ]
-        server = LatticeServer(p, self._key(context, result.attempt), self.transform)
-        total: np.ndarray = server.decrypt(opened(values, result.seals, p.digits))
+        server = LatticeServer(p, self._key(context, result.attempt))
+        total: np.ndarray = server.decrypt(open_sum(values, result.seals, p.digits))
         clip = self.aggregator.bounds_of(self.setting).clip
         return total * (clip / p.clip_units / 2.0**p.weight_bits)
 
@@ -337,9 +321,9 @@ def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
 
 
 class _Silo(PrivateWeightingSilo):
-    def __init__(self, aggregator: Lattice, setting: Setting, context: SiloContext) -> None:
+    def __init__(self, aggregator: Lattice, setting: RunSpec, context: SiloContext) -> None:
         super().__init__(aggregator, setting, context)
-        self._parameters, self._transform = aggregator.parameters(setting), aggregator.transform(setting)
+        self._parameters = aggregator.parameters(setting)
         self._weights = SiloWeights(
             setting, aggregator.constants(setting), self._member, context.store, context.counts
         )
@@ -350,7 +334,7 @@ class _Silo(PrivateWeightingSilo):
 
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         share = draw_skellam(self._setting.sum_size, noise_std(bounds, self._parameters) ** 2, stream)
-        return {"noise": scaled_noise(share, self._parameters.noise_shift, stream)}
+        return {"noise": scale_noise(share, self._parameters.noise_shift, stream)}
 
     def multiply(
         self,
@@ -361,7 +345,7 @@ class _Silo(PrivateWeightingSilo):
         noise: dict[str, np.ndarray],
     ) -> dict[str, bytes]:
         p = self._parameters
-        digits = LatticeSilo(p, lambda seed: self._claim(request, seed), transform=self._transform).answer(
+        digits = LatticeSilo(p, lambda seed: self._claim(request, seed)).answer(
             {part: request.blobs[part] for part in p.request_bytes},
             ciphertext_context(session.transcript.hex(), attempt),
             self._weights.capped_counts,
@@ -369,7 +353,9 @@ class _Silo(PrivateWeightingSilo):
             self._weights.round_shares(request),
             noise["noise"],
         )
-        return {"masked": p.digits.to_bytes(masked(digits, p.digits, session, attempt, request.digest()))}
+        return {
+            "masked": p.digits.to_bytes(apply_masks(digits, p.digits, session, attempt, request.digest()))
+        }
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Return whether a seed is new, or of this very request: a repeated request is the same to the byte."""

@@ -27,13 +27,13 @@ from silodp.aggregators.base import (
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
-    Setting,
     SiloAggregator,
     SiloContext,
     Visibility,
 )
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
-from silodp.crypto.secure_aggregation import RoundAttempt, Words, masked, opened
+from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, fixed_point, ring_bits
 from silodp.methods.base import Method
@@ -71,7 +71,7 @@ class Masked(MaskedAggregator):
         RECIPIENT,
     )
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: RunSpec) -> None:
         """Refuse too few silos, or a grid or a ring that does not exist."""
         self.check_min_silos(setting)
         self.ring(setting)
@@ -86,7 +86,7 @@ class Masked(MaskedAggregator):
             "silo": replace(released, adversary="silo", knows_sample=True, counts_disclosed=disclosed),
         }
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise.
 
         What a colluding silo does not know may move by as little as one S-th of the clip; charging it as so few grid
@@ -105,14 +105,16 @@ class Masked(MaskedAggregator):
             units = units * min(view.n, spread_over) // spread_over
         return to_discrete(event, max(1, units), setting.sum_size)
 
-    def ring(self, setting: Setting) -> tuple[Words, float]:
+    def ring(self, setting: RunSpec) -> tuple[WordGroup, float]:
         """Return the ring that sums live in, and the size of a grid step in units of the update."""
         if setting.bounds is None:
-            return Words(setting.sum_size, 64), FIXED_POINT_STEP
+            return WordGroup(setting.sum_size, 64), FIXED_POINT_STEP
         grid = Quantizer.for_(setting.bounds, self.units)
-        return Words(setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
+        return WordGroup(
+            setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)
+        ), grid.step
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """Return grid, ring, and what travels."""
         ring, step = self.ring(setting)
         return {
@@ -124,17 +126,17 @@ class Masked(MaskedAggregator):
             "security": "X25519, Ed25519, HKDF-SHA256, ChaCha20: 128 bits",
         }
 
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Return set-up, key agreement, then attempts."""
         ring, _ = self.ring(setting)
         answer = Schema(arrays={"masked": Array(ring.dtype.name, (setting.sum_size,))})
         return self.attempt_script(setting, name, answer)
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Return the side that relays keys, collects, opens and adds."""
         return _Server(setting, self)
 
-    def silo(self, setting: Setting, context: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that masks and seals."""
         return _Silo(self, setting, context)
 
@@ -146,12 +148,12 @@ class _Server(MaskedServer):
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         ring, step = self.aggregator.ring(self.setting)
         values = [answer.arrays["masked"].copy() for answer in result.answers.values()]
-        total: np.ndarray = ring.centered(opened(values, result.seals, ring)) * step
+        total: np.ndarray = ring.center(open_sum(values, result.seals, ring)) * step
         return total
 
 
 class _Silo(MaskedSilo):
-    def __init__(self, aggregator: Masked, setting: Setting, context: SiloContext) -> None:
+    def __init__(self, aggregator: Masked, setting: RunSpec, context: SiloContext) -> None:
         super().__init__(aggregator, setting, context)
         self._aggregator = aggregator
 
@@ -160,7 +162,7 @@ class _Silo(MaskedSilo):
     ) -> tuple[Message, int]:
         drawn = self._seals.get_or_draw(request, attempt, lambda: self._noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._setting)
-        value = masked(ring.of(drawn["noisy"]), ring, session, attempt, request.digest())
+        value = apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
         return request.answer(masked=value), int(drawn["refused"][0])
 
     def _noisy(self, work: LocalUpdateFn, release: int) -> dict[str, np.ndarray]:

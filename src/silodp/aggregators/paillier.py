@@ -29,15 +29,16 @@ from silodp.aggregators._private_sampling import (
 )
 from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
 from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, OpenedAttempt, RoundRequest
-from silodp.aggregators.base import ServerAggregator, ServerContext, Setting, SiloAggregator, SiloContext
+from silodp.aggregators.base import ServerAggregator, ServerContext, SiloAggregator, SiloContext
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import SECURE_BITS, PublicKey, Residues, proof_bytes, verify_modulus
-from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, chosen_ciphertexts
+from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, unpack_ciphertexts
 from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
-from silodp.crypto.secure_aggregation import RoundAttempt, masked, pair_masked
+from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pair_masks
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import draw_skellam
@@ -79,13 +80,13 @@ class Paillier(PrivateWeighting):
     name = "paillier"
     protocol_assumptions = ASSUMPTIONS
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: RunSpec) -> None:
         """Refuse too few silos, methods without weights by records, a coarse grid, and sums beyond a plaintext."""
         self.check_min_silos(setting)
         self.sampling_ratio(setting.method)
         self.parameters(setting)
 
-    def grid(self, setting: Setting) -> Quantizer:
+    def grid(self, setting: RunSpec) -> Quantizer:
         """Return the grid of the rows.
 
         Raises:
@@ -105,7 +106,7 @@ class Paillier(PrivateWeighting):
             )
         return grid
 
-    def parameters(self, setting: Setting) -> PaillierParameters:
+    def parameters(self, setting: RunSpec) -> PaillierParameters:
         """Return the encryption's parameters, a function of public constants alone.
 
         Raises:
@@ -123,7 +124,7 @@ class Paillier(PrivateWeighting):
             insecure_for_tests=self.insecure_for_tests,
         )
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise at the scale C_LCM.
 
         The uniform part of width C_LCM is not noise that counts: it lets a row move the rounded sum by up to √d more,
@@ -134,7 +135,7 @@ class Paillier(PrivateWeighting):
             setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, p.sensitivity / p.row_bound
         )
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """Return sizes and limits."""
         p = self.parameters(setting)
         sampling = self.describe_sampling(setting, entry=8 * p.entry_words, lookups=1)
@@ -151,7 +152,7 @@ class Paillier(PrivateWeighting):
             "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
         }
 
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Return set-up, key agreement, blinded counts; then, of silo 0, a round's sample, and attempts."""
         p, ratio, first = (
             self.parameters(setting),
@@ -178,11 +179,11 @@ class Paillier(PrivateWeighting):
             blobs={**sent, **box},
         )
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Return the side that holds the private key."""
         return _Server(setting, self)
 
-    def silo(self, setting: Setting, context: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that raises ciphertexts to powers."""
         return _Silo(self, setting, context)
 
@@ -221,7 +222,7 @@ class _Server(MaskedServer):
             store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
             stored = store.get(name)
             if stored is None:
-                stored = server.encrypted_inverses(sampled)
+                stored = server.encrypt_inverses(sampled)
                 store.put(name, stored)
             return {"inverses": stored}
 
@@ -234,7 +235,9 @@ class _Server(MaskedServer):
         sealed = group.zero()
         for key in result.seals.values():
             sealed = group.mask(sealed, key, 1)
-        scaled = server.scaled_sum([answer.blobs["answer"] for answer in result.answers.values()], sealed)
+        scaled = server.compute_scaled_sum(
+            [answer.blobs["answer"] for answer in result.answers.values()], sealed
+        )
         total: np.ndarray = server.rounded(scaled) * self.aggregator.grid(self.setting).step
         return total
 
@@ -269,7 +272,7 @@ class _Server(MaskedServer):
         if stored is None:
             places = private_sampling.draw_server_cells(self.setting.population.users, ratio)
             kept = Message(
-                "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypted_pairs()}
+                "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypt_pairs()}
             )
             stored = kept.encode()
             context.store.round(round_).put("hidden drawn", stored)
@@ -277,7 +280,7 @@ class _Server(MaskedServer):
 
 
 class _Silo(PrivateWeightingSilo):
-    def __init__(self, aggregator: Paillier, setting: Setting, context: SiloContext) -> None:
+    def __init__(self, aggregator: Paillier, setting: RunSpec, context: SiloContext) -> None:
         super().__init__(aggregator, setting, context)
         self._aggregator = aggregator
         ratio = aggregator.sampling_ratio(setting.method)
@@ -305,14 +308,14 @@ class _Silo(PrivateWeightingSilo):
     ) -> dict[str, bytes]:
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.ciphertexts, int(public.n))
-        masks: list[int] = masked(group.zero(), group, session, attempt, request.digest())
+        masks: list[int] = apply_masks(group.zero(), group, session, attempt, request.digest())
         sent = request.blobs["inverses"] if self._choices is None else self._choices.round_entries(request)
         uniform = uniform_parts(noise["uniform"].tobytes(), silo.parameters)
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         p = self._aggregator.parameters(self._setting)
-        return chosen_ciphertexts(p, part.entries(answer, p.entry_words))
+        return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
 
     def _counts(self, request: Message) -> Message:
         session = self._member.session(request.run, request.fields["session"])
@@ -322,8 +325,8 @@ class _Silo(PrivateWeightingSilo):
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
-        masks: list[int] = pair_masked(group.zero(), group, session, attempt)
-        return request.reply(counts=silo.blinded_counts(masks))
+        masks: list[int] = apply_pair_masks(group.zero(), group, session, attempt)
+        return request.reply(counts=silo.blind_counts(masks))
 
     def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
         key = self._context.store.run.get("paillier key") or b""

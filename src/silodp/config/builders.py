@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from silodp.config.construct import build, fields_of, lookup, table_of
-from silodp.errors import SilodpError
+from silodp.config.construct import build, fields_of, table_of
+from silodp.errors import SilodpError, lookup
 
 if TYPE_CHECKING:
     from silodp.aggregators.base import Aggregator

@@ -205,6 +205,8 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
     result = dict(values)
     if isinstance(data, dict):
         data = result["data"] = dict(data)
+        if "source" in data:
+            data["source"] = reference(data["source"])
         if "root" in data:
             data["root"] = at(data["root"])
         if isinstance(data.get("files"), dict):

@@ -13,10 +13,11 @@ from torch import Tensor
 from silodp.accounting.accountant import default_accountant
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Aggregator, Setting, SiloContext, round_events, state_of
+from silodp.aggregators.base import SiloContext, state_of
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
-from silodp.crypto.streams import KEY_BYTES, subkey
-from silodp.data.federation import SiloData
+from silodp.crypto.streams import KEY_BYTES, derive_key
+from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
 from silodp.mechanisms.noise import Randomness
@@ -35,8 +36,7 @@ class Silo:
     Args:
         data: the silo's name and records.
         task: model, loss and metrics.
-        aggregator: the run's.
-        setting: the public constants of the run.
+        setting: the run's specification, as all parties know it.
         randomness: secret, or from a seed; see `_round_randomness`.
         store: the silo's durable memory.
         identity: its long-term key; None: a fresh one.
@@ -55,8 +55,7 @@ class Silo:
         self,
         data: SiloData,
         task: Task,
-        aggregator: Aggregator,
-        setting: Setting,
+        setting: RunSpec,
         randomness: Randomness,
         store: Store,
         identity: Identity | None = None,
@@ -76,8 +75,8 @@ class Silo:
         self._user = torch.from_numpy(data.user)
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
         self._counts_here = counts
-        ledger = make_ledger(aggregator, setting) if ledger is None else ledger
-        self.gate = Gate(data.name, setting, aggregator, self._store, counts, ledger, limits)
+        ledger = make_ledger(setting) if ledger is None else ledger
+        self.gate = Gate(data.name, setting, self._store, counts, ledger, limits)
         context = SiloContext(
             identity or Identity.fresh(data.name),
             pins or {},
@@ -85,7 +84,7 @@ class Silo:
             counts,
             lambda: self.gate.state.update,
         )
-        self._side = aggregator.silo(setting, context)
+        self._side = setting.aggregator.silo(setting, context)
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "counts": self._counts,
             "setup": self._setup,
@@ -128,7 +127,7 @@ class Silo:
         self.gate.commit(state, request)
         if request.kind == "update":
             # The gate refuses earlier rounds from now on. The seeds of their attempts, dropped with them, cannot come
-            # again: a seed is a hash of its round (`crypto.lattice.scheme.seed_of`).
+            # again: a seed is a hash of its round (`crypto.lattice.scheme.derive_seed`).
             self._forget_round_keys(request.round)
             self._store.drop_rounds_before(request.round)
         return answer
@@ -242,7 +241,7 @@ class Silo:
         """Return the streams of what is drawn once in a run."""
         if self._randomness.reproducible:
             return self._randomness
-        return Randomness(subkey(self._round_key(0), "once in a run"), self._randomness.prefix)
+        return Randomness(derive_key(self._round_key(0), "once in a run"), self._randomness.prefix)
 
     def _round_key(self, round_: int) -> bytes:
         """Return the secret key of a round's streams; every key follows from that of the round before."""
@@ -253,7 +252,7 @@ class Silo:
         kept = Message.decode(stored)
         key = kept.blobs["key"]
         for _ in range(round_ - kept.round):
-            key = subkey(key, "next round")
+            key = derive_key(key, "next round")
         return key
 
     def _forget_round_keys(self, round_: int) -> None:
@@ -293,13 +292,12 @@ def _memory_key(round_: int, release: int) -> str:
     return f"memory/{round_}/{release}"
 
 
-def make_ledger(aggregator: Aggregator, setting: Setting, path: Path | None = None) -> Ledger:
-    """Return a silo's ledger of a run.
+def make_ledger(spec: RunSpec, path: Path | None = None) -> Ledger:
+    """Return a silo's ledger of a run, at the part of δ that noise is accounted at.
 
     Args:
-        aggregator: the run's; its `delta_share` gives the part of δ that noise is accounted at.
-        setting: the public constants of the run.
+        spec: the run's specification.
         path: its file; None: in memory.
     """
-    accountant = default_accountant(round_events(aggregator, setting).values())
-    return Ledger(path, setting.delta * aggregator.delta_share, accountant, run=setting.run)
+    accountant = default_accountant(spec.round_events().values())
+    return Ledger(path, spec.noise_delta, accountant, run=spec.run)

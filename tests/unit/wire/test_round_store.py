@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from silodp.aggregators import Plain
+from silodp.aggregators.plain import Plain
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
 from support.private import Parties
 
