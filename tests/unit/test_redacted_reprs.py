@@ -438,7 +438,7 @@ def server():
 
 @case
 def server_shares():
-    side = parties().server.aggregator
+    side = parties().setting.aggregator
     return ServerShares(
         parties().setting, side.constants(parties().setting), parties().server
     ), server_secrets()
