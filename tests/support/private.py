@@ -12,7 +12,7 @@ import torch
 
 from end_to_end.test_masked import AVG
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators._key_agreement import current
+from silodp.aggregators._key_agreement import current_session
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
@@ -206,7 +206,7 @@ class Parties:
 
     @property
     def session(self) -> str:
-        return current(self.server.store.run).session
+        return current_session(self.server.store.run).session
 
     def last(self, kind: str, name: str = "silo0", round_: int | None = None) -> Message:
         """The request of this kind that this silo was asked last (in this round)."""
