@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from silodp.crypto.keys import HandshakeState, Identity
-from silodp.crypto.secure_aggregation import RoundAttempt, Words, masked
+from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks
 from silodp.mechanisms.clipping import ClippedRowStream, clip_rows, sum_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer, ring_bits
@@ -53,7 +53,7 @@ def measure() -> list[dict[str, Any]]:
     method = Ddp(0.5, 1.0, STEPS, BATCH / RECORDS, BATCH, 0.1)
     bounds = method.bounds(population)
     grid = Quantizer.for_(bounds)
-    ring, met = Words(task.size, ring_bits(bounds, grid, CLIENTS)), _session()
+    ring, met = WordGroup(task.size, ring_bits(bounds, grid, CLIENTS)), _session()
     attempt = RoundAttempt(0, 0, 0, met["names"], "benchmark")
     kept = [(rows.clone(), part) for part, rows in record_gradients(task, params, x[:BATCH], y[:BATCH])]
     weights = torch.ones(1, dtype=torch.float64)
@@ -74,7 +74,7 @@ def measure() -> list[dict[str, Any]]:
 
         stream = ClippedRowStream(chunks(), task.size, bounds, weighted=False)
         share = grid.release(stream, weights, Randomness.secret().stream())
-        masked(ring.of(share.value), ring, met["silo0"], attempt)
+        apply_masks(ring.from_integers(share.value), ring, met["silo0"], attempt)
 
     def whole() -> None:
         work = LocalContext(

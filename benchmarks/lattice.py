@@ -22,11 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.lattice._parameter_search import search_parameters
-from silodp.crypto.lattice.noise import scaled_noise
+from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
-from silodp.crypto.lattice.ring import Transform
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
-from silodp.crypto.lattice.torch_transform import TorchTransform, transform_on
 
 CASES: dict[str, dict[str, Any]] = {
     "small": {"dimension": 20_000, "users": 100, "count_cap": 50},
@@ -85,25 +83,17 @@ def vectors(
         yield np.array([owner]), row[None]
 
 
-def transform_of(name: str, size: int) -> Transform:
-    """By the name of the library, or of the device: both parties use it."""
-    return TorchTransform(size) if name == "torch" else transform_on({"numpy": "cpu"}.get(name, name), size)
-
-
-def round_of(
-    dense: bool = False, workers: int = 1, transform: str = "numpy", **constants: Any
-) -> dict[str, Any]:
+def round_of(dense: bool = False, workers: int = 1, **constants: Any) -> dict[str, Any]:
     """One round; a row of figures."""
     rng, clock, system = np.random.default_rng(1), Clock(), os.times().system
     parameters = search_parameters(
         silos=5, noise_multiplier=5.0, attempts=100, epsilon=10.0, delta=1e-5, **constants
     )
     users, silos, dimension = parameters.users, parameters.silos, parameters.dimension
-    products = transform_of(transform, parameters.ring_size)
     counts = zipf_counts(parameters, 25 * users, rng)
     weights = rng.integers(0, 1 << parameters.weight_bits, users).astype(np.uint64)
     with clock.phase("server request"):
-        server = LatticeServer(parameters, transform=products)
+        server = LatticeServer(parameters)
         silo_shares = rng.integers(0, 1 << 62, users).astype(np.uint64)
         request = server.request(weights - silo_shares, b"benchmark")
     digits, total, expected = parameters.digits, parameters.digits.zero(), np.zeros(dimension, np.uint64)
@@ -118,7 +108,7 @@ def round_of(
         seen.clear()
         reals = rng.normal(size=dimension)
         base = np.trunc(reals * (parameters.clip_units / np.linalg.norm(reals))).astype(np.int32)
-        noise = scaled_noise(
+        noise = scale_noise(
             np.rint(rng.normal(0, 5 * 2**17 / silos**0.5, dimension)).astype(np.int64),
             parameters.noise_shift,
             rng,
@@ -127,7 +117,7 @@ def round_of(
         present = np.arange(users) if dense else np.flatnonzero(counts[s])
         rows = vectors(base, present, weights * counts[s].astype(np.uint64), expected, clock)
         with clock.phase("silos"):
-            answer = LatticeSilo(parameters, claim, workers, products).answer(
+            answer = LatticeSilo(parameters, claim, workers).answer(
                 request, b"benchmark", counts[s], rows, silo_shares, noise
             )
         with clock.phase("server sum"):
@@ -153,16 +143,10 @@ def round_of(
     }  # fmt: skip
 
 
-def measure(
-    names: tuple[str, ...] = BY_DEFAULT, workers: int = 2, transforms: tuple[str, ...] = ("numpy",)
-) -> list[dict[str, Any]]:
-    """A row for every case named, and every transform."""
+def measure(names: tuple[str, ...] = BY_DEFAULT, workers: int = 2) -> list[dict[str, Any]]:
+    """A row for every case named."""
     cases = CASES | SIZES
-    return [
-        {"case": name, "transform": transform} | round_of(workers=workers, transform=transform, **cases[name])
-        for name in names
-        for transform in transforms
-    ]
+    return [{"case": name} | round_of(workers=workers, **cases[name]) for name in names]
 
 
 def measure_sizes() -> list[dict[str, Any]]:
@@ -195,16 +179,13 @@ def main() -> None:
         help=f"of {', '.join(CASES)}, or a size of the table, such as 'd = 10^4, U = 100'",
     )
     parser.add_argument("--workers", type=int, default=1, help="threads of a silo")
-    parser.add_argument(
-        "--transforms", default="numpy", help="of numpy, torch (on the CPU) and cuda, in turn"
-    )
     parser.add_argument("--json", action="store_true", help="print rows as one JSON list")
     parser.add_argument("--table", action="store_true", help="the table of sizes instead of cases")
     arguments = parser.parse_args()
     if arguments.table:
         print(table(measure_sizes()))
         return
-    rows = measure(tuple(arguments.cases), arguments.workers, tuple(arguments.transforms.split(",")))
+    rows = measure(tuple(arguments.cases), arguments.workers)
     if arguments.json:
         print(json.dumps(rows, indent=1))
         return

@@ -64,19 +64,19 @@ def measure(name: str, textbook: dict[str, float]) -> dict[str, Any]:
     of_users, of_round, everybody = masks(users), masks(p.ciphertexts), np.arange(users)
     with timed("setup"):
         parties = [PaillierSilo(p, s, counts[s], key, secret, b"benchmark") for s in range(silos)]
-        server.receive_counts([silo.blinded_counts(m) for silo, m in zip(parties, of_users, strict=True)])
+        server.receive_counts([silo.blind_counts(m) for silo, m in zip(parties, of_users, strict=True)])
     with timed("blanks"):
         for silo in parties:
             silo.precompute()
     with timed("request"):
-        request = server.encrypted_inverses(np.ones(users, bool))
+        request = server.encrypt_inverses(np.ones(users, bool))
     with timed("answers"):
         answers = [
             silo.answer(request, [(everybody, rows[s])], noise[s], of_round[s])
             for s, silo in enumerate(parties)
         ]
     with timed("decryption"):
-        scaled = server.scaled_sum(answers)
+        scaled = server.compute_scaled_sum(answers)
 
     weighted = (counts[:, :, None] / (counts.sum(0) + 1)[None, :, None] * rows).sum((0, 1)) + noise.sum(0)
     if np.abs(server.rounded(scaled) - weighted).max() > (silos + 1) / 2 + 1e-3:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from silodp.crypto.keys import HandshakeState, Identity
-from silodp.crypto.secure_aggregation import RoundAttempt, Words, masked, opened
+from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
 from silodp.crypto.streams import keystream
 from silodp.mechanisms.clipping import clip_rows
 from silodp.mechanisms.noise import Randomness, draw_skellam
@@ -49,19 +49,19 @@ def measure() -> list[dict[str, Any]]:
     values = [rng.integers(-(2**20), 2**20, SIZE) for _ in range(SILOS)]
     rows = []
     for bits in (32, 64):
-        group = Words(SIZE, bits)
+        group = WordGroup(SIZE, bits)
 
         def floor(width: int = bits // 8) -> None:
             for _ in range(SILOS * SILOS + SILOS):
                 keystream(os.urandom(32), SIZE * width)
 
-        def protocol(group: Words = group) -> None:
+        def protocol(group: WordGroup = group) -> None:
             sent = [
-                masked(group.of(value), group, own, attempt)
+                apply_masks(group.from_integers(value), group, own, attempt)
                 for value, own in zip(values, sessions.values(), strict=True)
             ]
             seals = {name: own.seal_key(*attempt.use) for name, own in sessions.items()}
-            total = group.centered(opened(sent, seals, group))
+            total = group.center(open_sum(sent, seals, group))
             if not np.array_equal(total, sum(values)):
                 raise SystemExit("the masked sum is not the sum")
 

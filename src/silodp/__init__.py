@@ -14,6 +14,7 @@ from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
     from silodp import data, methods
+    from silodp.accounting.accountant import Accountant
     from silodp.accounting.ledger import Budget
     from silodp.data.federation import Federation
     from silodp.data.silo_data import SiloData
@@ -30,6 +31,7 @@ except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0.0.0"
 
 __all__ = [
+    "Accountant",
     "Budget",
     "Federation",
     "LocalTraining",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Accountant": "silodp.accounting.accountant",
     "Budget": "silodp.accounting.ledger",
     "Federation": "silodp.data.federation",
     "LocalTraining": "silodp.training.sgd.local",

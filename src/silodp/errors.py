@@ -55,6 +55,7 @@ CODES: dict[str, str] = {
     "accounting.no_fit": "no curve of the kind that was asked for fits the costs of these settings",
     "accounting.no_guarantee": "nothing is promised to the adversary that is asked about",
     "accounting.out_of_range": "noise, sampling or steps are beyond what an accountant can represent",
+    "accounting.unknown": "an accountant is not part of silodp, so its ε cannot be computed here",
     "accounting.unsupported": "an accountant has no rule for this kind of noise or sampling",
     "argument.conflict": "two settings exclude each other",
     "argument.grid": "integer noise, or a sum with it, does not fit the grid of steps to the clip",
@@ -170,6 +171,7 @@ CODES: dict[str, str] = {
     "model.shared_memory": "two parameters share memory without being one parameter",
     "report.contradicted": "the files of a run directory contradict each other",
     "report.damaged": "a file of a run directory that a report needs cannot be read",
+    "report.foreign_code": "a run refers to code outside the package, which a report does not run",
     "report.missing": "a file of a run directory that a report needs is not there",
     "run.attempts": "the server has made all attempts that the run's encryption was chosen for",
     "run.disk_full": "the disk, or the quota on it, is full",
@@ -279,11 +281,11 @@ def check_real(
         SilodpError: "argument.type", "argument.out_of_range" (the magnitude), "argument.value" (a bound).
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise SilodpError(f"{name} = {shorten(value)}: set a {what}.", code="argument.type", field=name)
+        raise SilodpError(f"{name} = {shorten(value)}: set a number.", code="argument.type", field=name)
     size: Any = abs(value)  # of any kind: a whole number may be too large for a float
     if size == size and size not in (0, math.inf) and not LEAST_REAL <= size <= MOST_REAL:
         raise SilodpError(
-            f"{name} = {shorten(value)}: set a {what} whose magnitude is between {LEAST_REAL:g} and {MOST_REAL:g}.",
+            f"{name} = {shorten(value)}: set a number whose magnitude is between {LEAST_REAL:g} and {MOST_REAL:g}.",
             code="argument.out_of_range",
             field=name,
         )

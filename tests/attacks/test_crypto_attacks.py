@@ -93,11 +93,11 @@ def test_b_guesses_at_the_rows(system, monkeypatch):
     counts = rng.integers(1, 81, (2, 2))
     rows, noise = rng.integers(-30_000, 30_000, (2, 2, 4)), rng.integers(-300_000, 300_000, (2, 4))
     if system == "ours without fresh randomness":
-        monkeypatch.setattr(PaillierSilo, "_refreshed", lambda silo, c: c % silo._public.n_squared)
+        monkeypatch.setattr(PaillierSilo, "_refresh", lambda silo, c: c % silo._public.n_squared)
     if system == "paper":
         protocol = PaperProtocol(counts, 160)
         key = protocol.key
-        answer = protocol.answer(0, protocol.encrypted_inverses(), rows[0], noise[0], [11, 22, 33, 44])
+        answer = protocol.answer(0, protocol.encrypt_inverses(), rows[0], noise[0], [11, 22, 33, 44])
     else:
         parties = Parties(counts, dimension=4, count_cap=80)
         assert parties.parameters.slots == 1
@@ -117,7 +117,7 @@ def test_b_with_the_blinding_known_the_paper_reveals_who_takes_part():
     counts, rows = rng.integers(1, 30, (3, 4)), rng.integers(-30_000, 30_000, (4, 1))
     protocol = PaperProtocol(counts, LARGEST)
     key, n = protocol.key, protocol.n
-    inverses = protocol.encrypted_inverses()
+    inverses = protocol.encrypt_inverses()
     known = [randomness(key, c) for c in inverses]
 
     def predicted(rows) -> mpz:
@@ -139,7 +139,7 @@ def test_c_the_sign_of_every_parameter_shows_in_the_paper():
     """Ours: test_paillier.test_every_row_costs_the_same_multiplications and no exponent that depends on a row."""
     counts, rows = np.ones((2, 1), np.int64), np.array([[5, -5, 1, -30_000, 7, -1]])
     protocol = PaperProtocol(counts, LARGEST)
-    protocol.answer(0, protocol.encrypted_inverses(), rows, np.zeros(6, np.int64), [0] * 6)
+    protocol.answer(0, protocol.encrypt_inverses(), rows, np.zeros(6, np.int64), [0] * 6)
     assert [bits > 256 for bits in protocol.exponent_bits] == (rows[0] < 0).tolist()
 
 
@@ -164,7 +164,7 @@ def test_d_an_absent_user_stops_the_paper_and_shows_to_its_server():
     protocol = PaperProtocol(counts, LARGEST)
     assert [total == 0 for total in protocol.blinded_totals(range(2))] == [True, False]
     with pytest.raises(ZeroDivisionError):
-        protocol.encrypted_inverses()
+        protocol.encrypt_inverses()
     parties = Parties(counts, dimension=2)
     rows = np.zeros((2, 2, 2), np.int64)
     assert max(abs(parties.server.rounded(parties.run(rows, rows[:, 0])))) <= 1.5
@@ -211,7 +211,7 @@ def test_d_two_rounds_under_the_same_masks():
     protocol = PaperProtocol(counts, LARGEST)
     masks = [protocol.n // k for k in (2, 3, 4, 5, 6)]
     first, second = (
-        protocol.answer(0, protocol.encrypted_inverses(), rows[t], noise[t], masks) for t in (0, 1)
+        protocol.answer(0, protocol.encrypt_inverses(), rows[t], noise[t], masks) for t in (0, 1)
     )
     n_squared = protocol.key.public.n_squared
     difference = [protocol.key.decrypt(a * invert(b, n_squared)) for a, b in zip(first, second, strict=True)]
@@ -226,7 +226,7 @@ def test_d_two_rounds_under_the_same_masks():
 
     parties = Parties(counts, dimension=5)
     request, silo, masks = (
-        parties.server.encrypted_inverses(np.ones(2, bool)),
+        parties.server.encrypt_inverses(np.ones(2, bool)),
         parties.silos[0],
         parties.masks()[0],
     )

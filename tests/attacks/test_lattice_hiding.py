@@ -9,11 +9,11 @@ from scipy import stats
 
 from silodp.crypto.lattice import scheme
 from silodp.crypto.lattice._parameter_search import search_parameters
-from silodp.crypto.lattice.noise import add_flooding, centered_binomial, scaled_noise, ternary
+from silodp.crypto.lattice.noise import add_flooding, draw_centered_binomial, draw_ternary, scale_noise
 from silodp.crypto.lattice.parameters import ERROR_ETA
 from silodp.crypto.lattice.ring import FourierTransform, Ring
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
-from silodp.crypto.streams import subkey
+from silodp.crypto.streams import derive_key
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from support.lattice_rounds import CONTEXT, Seeds, ask, rows, toy
@@ -24,14 +24,14 @@ UNLIKELY = 1e-9
 
 
 def test_ternary_is_uniform_on_three_values():
-    drawn = ternary(KEY, 3, 1 << 20)  # enough to see the bias of a byte modulo 3
+    drawn = draw_ternary(KEY, 3, 1 << 20)  # enough to see the bias of a byte modulo 3
     assert stats.chisquare([(drawn == x).sum() for x in (-1, 0, 1)]).pvalue > UNLIKELY
-    assert (drawn == ternary(KEY, 3, 1 << 20)).all()
-    assert (drawn != ternary(bytes(32), 3, 1 << 20)).any()
+    assert (drawn == draw_ternary(KEY, 3, 1 << 20)).all()
+    assert (drawn != draw_ternary(bytes(32), 3, 1 << 20)).any()
 
 
 def test_errors_have_the_law_of_coins():
-    drawn = centered_binomial(KEY, 100_000)
+    drawn = draw_centered_binomial(KEY, 100_000)
     law = stats.binom(2 * ERROR_ETA, 0.5)
     inner = np.arange(-9, 10)
     observed = [(drawn == x).sum() for x in inner]
@@ -56,16 +56,16 @@ def test_flooding_reaches_every_bit_and_no_further(bits):
 
 def test_scaled_noise_is_uniform_below_its_scale():
     share = np.random.default_rng(0).integers(-(2**30), 2**30, 20_000)
-    noise = scaled_noise(share, 12, Randomness.secret().stream())
+    noise = scale_noise(share, 12, Randomness.secret().stream())
     dither = noise - (share << 12)
     assert dither.min() >= -2048
     assert dither.max() < 2048
     assert (
         stats.chisquare(np.bincount(noise % 4096 // 64)).pvalue > UNLIKELY
     )  # without it, all of them in one
-    assert (scaled_noise(share, 0, Randomness.secret().stream()) == share).all()
+    assert (scale_noise(share, 0, Randomness.secret().stream()) == share).all()
     with pytest.raises(SilodpError, match="does not fit"):
-        scaled_noise(share, 40, Randomness.secret().stream())
+        scale_noise(share, 40, Randomness.secret().stream())
 
 
 @pytest.mark.parametrize("size", [8192, 16384])
@@ -88,7 +88,10 @@ def test_the_server_draws_errors_again_until_their_spectrum_is_small(size):
         return np.abs(transform.forward(error[None, None])).max()
 
     assert all(largest(server._error(KEY, user)) <= bound for user in range(150))
-    above = [largest(centered_binomial(subkey(KEY, "error", user, 0), size)) > bound for user in range(150)]
+    above = [
+        largest(draw_centered_binomial(derive_key(KEY, "error", user, 0), size)) > bound
+        for user in range(150)
+    ]
     assert 0 < sum(above) < 20
 
 
@@ -96,9 +99,9 @@ def test_every_ciphertext_of_a_request_has_its_own_error_and_uniform_half():
     parameters = toy(users=40)
     server, shares = LatticeServer(parameters), np.full(40, 5, np.uint64)
     request = server.request(shares, CONTEXT)
-    ring, seed = parameters.ring, scheme.seed_of(request, CONTEXT)
+    ring, seed = parameters.ring, scheme.derive_seed(request, CONTEXT)
     sent = np.frombuffer(request["public key"] + request["ciphertexts"], np.uint8).reshape(41, -1)
-    halves = [ring.uniform(subkey(seed, name)) for name in ["public key", *range(40)]]
+    halves = [ring.uniform(derive_key(seed, name)) for name in ["public key", *range(40)]]
     c0, c1 = ring.from_bytes(sent), np.stack(halves)
     phase = ring.balance(c0 + server._transform.inverse(server._transform.forward(c1) * server._secret))
     step = 1 << (parameters.modulus_bits - parameters.plaintext_bits)
@@ -154,7 +157,7 @@ def test_both_halves_get_fresh_errors(monkeypatch):
     """Without the multiples of the public key and the flooding, errors are all that is left of no data."""
     parameters = toy(silos=1, dimension=4096, dropped=0)
     request = LatticeServer(parameters).request(np.zeros(5, np.uint64), CONTEXT)
-    monkeypatch.setattr(scheme, "ternary", lambda key, *shape: np.zeros(shape, np.int8))
+    monkeypatch.setattr(scheme, "draw_ternary", lambda key, *shape: np.zeros(shape, np.int8))
     monkeypatch.setattr(scheme, "add_flooding", lambda *arguments: None)
     limbs = parameters.digits.to_limbs(ask(parameters, request), 16, parameters.blocks, 2, 256)
     errors = parameters.ring.balance(limbs)[:, :, 0]
@@ -215,9 +218,9 @@ def test_two_requests_under_one_seed_betray_shares_and_are_refused(monkeypatch):
 def test_every_request_is_fresh_and_bound_to_its_context():
     server = LatticeServer(TOY)
     first, second = (server.request(np.zeros(5, np.uint64), CONTEXT) for _ in range(2))
-    assert scheme.seed_of(first, CONTEXT) != scheme.seed_of(second, CONTEXT)
+    assert scheme.derive_seed(first, CONTEXT) != scheme.derive_seed(second, CONTEXT)
     for other in (CONTEXT + b"2", CONTEXT + b"\0"):
-        assert scheme.seed_of(first, CONTEXT) != scheme.seed_of(first, other)
+        assert scheme.derive_seed(first, CONTEXT) != scheme.derive_seed(first, other)
 
 
 def test_a_sum_that_does_not_decrypt_is_noticed():

@@ -15,7 +15,7 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import ClientHello, HandshakeState, Identity
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.signatures import sign, verify
+from silodp.wire.transport import sign, verify
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, SAMPLED, Parties, run
 from support.refusals import refused

@@ -93,7 +93,7 @@ def test_a_seed_seen_before_is_refused_and_the_same_request_is_not(monkeypatch):
         raise broken
 
     with monkeypatch.context() as patch:
-        patch.setattr(lattice, "masked", fails)
+        patch.setattr(lattice, "apply_masks", fails)
         with pytest.raises(SilodpError, match="disk full"):
             parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")

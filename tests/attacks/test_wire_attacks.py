@@ -9,7 +9,6 @@ import torch
 
 from end_to_end.test_masked import AVG, run, small_federation
 from silodp.aggregators._key_agreement import run_key_agreement
-from silodp.aggregators.base import Setting
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
@@ -20,6 +19,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
 from support.oracles import logistic_task
 from support.refusals import refused
+from support.specs import make_spec
 from support.wires import Wire, wire  # noqa: F401
 
 KINDS = ("hello", "roster", "confirm", "setup", "update", "open")
@@ -156,12 +156,19 @@ class Parties:
         federation = small_federation(silos=silos)
         self.names = tuple(silo.name for silo in federation.silos)
         aggregator = Masked(min_silos=fewest)
-        setting = Setting("run", self.names, AVG, Population(silos, 12, aggregator.min_silos_for(silos)), 5)
+        setting = make_spec(
+            "run",
+            self.names,
+            AVG,
+            Population(silos, 12, aggregator.min_silos_for(silos)),
+            5,
+            aggregator=aggregator,
+        )
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.silos = {
             data.name: Silo(
-                data, logistic_task(), aggregator, setting, Randomness.secret(), MemoryStore(),
+                data, logistic_task(), setting, Randomness.secret(), MemoryStore(),
                 identities[data.name], pins,
             )
             for data in federation.silos
@@ -317,10 +324,12 @@ def test_an_interrupted_set_up_is_begun_anew_with_other_secrets(wire, tmp_path):
 
 
 def test_a_vector_of_the_wrong_length_is_refused_by_name(monkeypatch):
-    from silodp.crypto.secure_aggregation import Words
+    from silodp.crypto.secure_aggregation import WordGroup
 
-    original = Words.of
-    monkeypatch.setattr(Words, "of", lambda self, value: original(Words(4, self.bits), value[:4]))
-    monkeypatch.setattr(Words, "mask", lambda self, value, key, sign: value)
+    original = WordGroup.from_integers
+    monkeypatch.setattr(
+        WordGroup, "from_integers", lambda self, value: original(WordGroup(4, self.bits), value[:4])
+    )
+    monkeypatch.setattr(WordGroup, "mask", lambda self, value, key, sign: value)
     with refused("message.malformed"):
         run(rounds=1)

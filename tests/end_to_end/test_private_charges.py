@@ -76,19 +76,19 @@ def decrypted_apart(aggregator, monkeypatch) -> list[list[np.ndarray]]:
             parts.append([decrypt(self, digits) / clip for digits in apart[-1]])
             return decrypt(self, total)
 
-        monkeypatch.setattr(lattice, "masked", lambda value, *_: value)
-        monkeypatch.setattr(lattice, "opened", all_of)
+        monkeypatch.setattr(lattice, "apply_masks", lambda value, *_: value)
+        monkeypatch.setattr(lattice, "open_sum", all_of)
         monkeypatch.setattr(LatticeServer, "decrypt", each)
     else:
-        scaled_sum = PaillierServer.scaled_sum
+        compute_scaled_sum = PaillierServer.compute_scaled_sum
 
         def each(self, answers, seals):
             clip = self.parameters.scale * self.parameters.row_bound
-            parts.append([np.array([x / clip for x in scaled_sum(self, [a])]) for a in answers])
-            return scaled_sum(self, answers)
+            parts.append([np.array([x / clip for x in compute_scaled_sum(self, [a])]) for a in answers])
+            return compute_scaled_sum(self, answers)
 
-        monkeypatch.setattr(paillier, "masked", lambda value, *_: value)
-        monkeypatch.setattr(PaillierServer, "scaled_sum", each)
+        monkeypatch.setattr(paillier, "apply_masks", lambda value, *_: value)
+        monkeypatch.setattr(PaillierServer, "compute_scaled_sum", each)
     return parts
 
 
@@ -116,14 +116,14 @@ def test_the_sum_is_noisy_in_every_residue_of_its_scale(aggregator, unmoved, mon
 
         monkeypatch.setattr(LatticeServer, "decrypt", kept)
     else:
-        scaled_sum = PaillierServer.scaled_sum
+        compute_scaled_sum = PaillierServer.compute_scaled_sum
 
         def kept(self, answers, seals):
-            sums, scale = scaled_sum(self, answers, seals), self.parameters.scale
+            sums, scale = compute_scaled_sum(self, answers, seals), self.parameters.scale
             residues.append(np.array([x % scale for x in sums]) / scale)
             return sums
 
-        monkeypatch.setattr(PaillierServer, "scaled_sum", kept)
+        monkeypatch.setattr(PaillierServer, "compute_scaled_sum", kept)
     run(aggregator, STILL, seed=None, federation=wide())
     shift = (residues[0] - residues[1]) % 1
     counted = np.histogram(shift, 16, (0, 1))[0]

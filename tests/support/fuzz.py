@@ -19,7 +19,7 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
-from silodp.wire.signatures import SERVER, SignedParty, sign, verify
+from silodp.wire.transport import SERVER, SignedParty, sign, verify
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties
 
@@ -165,7 +165,7 @@ class Target:
 
 def signed_bytes(body: bytes, identity: Identity, recipient: str) -> bytes:
     """Any bytes, signed."""
-    from silodp.wire.signatures import _sign_bytes
+    from silodp.wire.transport import _sign_bytes
 
     return _sign_bytes(body, identity, recipient, "")
 
@@ -182,7 +182,7 @@ def attack_server(answers: list[tuple[Message, Message]], parties: Parties, gene
         traffic = parties.transport.traffic
 
         def ask(self, requests, timeout=None):
-            from silodp.wire.signatures import _sign_bytes
+            from silodp.wire.transport import _sign_bytes
 
             data = _sign_bytes(body, silo, SERVER, request.digest())
             return {"silo0": verify(data, silo.public, "silo 'silo0'", SERVER, request.digest())}, {}

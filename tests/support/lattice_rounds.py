@@ -47,16 +47,16 @@ class Seeds(set):
         return fresh
 
 
-def round_of(parameters, counts, rows, weights, noise, transform=None, chunk=7, workers=1):
+def round_of(parameters, counts, rows, weights, noise, chunk=7, workers=1):
     """All parties; counts (S, U), rows (S, U, d), weights (U,), noise (S, d). What the server decrypts."""
     digits, shares = parameters.digits, np.frombuffer(secrets.token_bytes(8 * parameters.users), np.uint64)
-    server = LatticeServer(parameters, transform=transform)
+    server = LatticeServer(parameters)
     request = server.request(weights.astype(np.uint64) - shares, CONTEXT)
     total = digits.zero()
     for s in range(parameters.silos):
         owners = np.random.default_rng(s).permutation(parameters.users)
         parts = [owners[first : first + chunk] for first in range(0, parameters.users, chunk)]
-        silo = LatticeSilo(parameters, Seeds().claim, workers, transform)
+        silo = LatticeSilo(parameters, Seeds().claim, workers)
         chunks = ((some, rows[s, some]) for some in parts)
         answer = silo.answer(request, CONTEXT, counts[s], chunks, shares, noise[s])
         mask = secrets.token_bytes(32)

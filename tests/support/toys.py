@@ -40,7 +40,7 @@ class PaperProtocol:
             totals = [(a + b) % self.n for a, b in zip(totals, blinded, strict=True)]
         return totals
 
-    def encrypted_inverses(self) -> list[mpz]:
+    def encrypt_inverses(self) -> list[mpz]:
         """Step 2 (a)."""
         return [self.key.encrypt(invert(total, self.n)) for total in self.blinded_totals(range(self.silos))]
 
@@ -58,7 +58,7 @@ class PaperProtocol:
             out.append(ciphertext)
         return out
 
-    def scaled_sum(self, answers) -> list[int]:
+    def compute_scaled_sum(self, answers) -> list[int]:
         """What the server decrypts, before it divides by C."""
         return [
             self.key.decrypt(math.prod(column) % self.key.public.n_squared)
@@ -67,10 +67,10 @@ class PaperProtocol:
 
     def run(self, rows: np.ndarray, noise: np.ndarray) -> list[int]:
         """A round over all silos, rows (S, U, d), noise (S, d)."""
-        inverses = self.encrypted_inverses()
+        inverses = self.encrypt_inverses()
         masks = cancelling_masks(self.n, self.silos, rows.shape[2])
         parts = zip(rows, noise, masks, strict=True)
-        return self.scaled_sum([self.answer(s, inverses, *part) for s, part in enumerate(parts)])
+        return self.compute_scaled_sum([self.answer(s, inverses, *part) for s, part in enumerate(parts)])
 
 
 class Parties:
@@ -93,7 +93,7 @@ class Parties:
         secret = secret or secrets.token_bytes(32)
         self.silos = [PaillierSilo(self.parameters, s, counts[s], key, secret, session) for s in range(silos)]
         self.blinded = [
-            silo.blinded_counts(masks)
+            silo.blind_counts(masks)
             for silo, masks in zip(self.silos, cancelling_masks(self.n, silos, users), strict=True)
         ]
         self.server.receive_counts(self.blinded)
@@ -105,7 +105,7 @@ class Parties:
     def answers(self, rows, noise, uniform=None, sampled=None) -> list[bytes]:
         """A round's answers, rows (S, U, d), noise (S, d)."""
         users = self.parameters.users
-        request = self.server.encrypted_inverses(np.ones(users, bool) if sampled is None else sampled)
+        request = self.server.encrypt_inverses(np.ones(users, bool) if sampled is None else sampled)
         uniform = uniform or [None] * len(self.silos)
         return [
             silo.answer(request, [(np.arange(users), rows[s])], noise[s], masks, uniform[s])
@@ -114,7 +114,7 @@ class Parties:
 
     def run(self, rows, noise, uniform=None, sampled=None) -> list[int]:
         """A round's scaled sum."""
-        return self.server.scaled_sum(self.answers(rows, noise, uniform, sampled))
+        return self.server.compute_scaled_sum(self.answers(rows, noise, uniform, sampled))
 
 
 def small_rows(generator: np.random.Generator, shape: tuple[int, ...], bound: int) -> np.ndarray:

@@ -11,8 +11,7 @@ import pytest
 from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
-from silodp.wire.signatures import _OVERHEAD, SignedParty
-from silodp.wire.transport import Failure, InProcess, Traffic
+from silodp.wire.transport import _OVERHEAD, Failure, InProcess, SignedParty, Traffic
 
 Tamper = Callable[[str, Message], Message]
 

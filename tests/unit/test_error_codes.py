@@ -18,7 +18,6 @@ import torch
 import silodp.errors
 from silodp.crypto import lookup
 from silodp.crypto.keys import ClientHello, HandshakeState, Identity
-from silodp.crypto.lattice.torch_transform import transform_on
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferSender
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PublicKey
@@ -243,7 +242,6 @@ def test_files_tell_damage_from_another_configuration(tmp_path):
         ("argument.value", "key_bits", lambda: PaillierParameters(2, 3, 4, 1, 1 << 16, 1.0, key_bits=1024)),
         ("argument.value", "users", lambda: PaillierParameters(2, 0, 4, 1, 1 << 16, 1.0)),
         ("crypto.parameters", None, lambda: PaillierParameters(9, 3, 4, 999, 1 << 16, 1.0)),
-        ("argument.value", "device", lambda: transform_on("tpu", 4096)),
         ("argument.value", None, lambda: SamplingRatio(3, 2)),
         ("crypto.paillier_modulus", None, lambda: PublicKey.from_bytes(bytes(64), 512)),
     ],

@@ -53,9 +53,8 @@ from silodp.mechanisms.clipping import (
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import IntegerShare, IntegerSum, Quantizer
 from silodp.wire.messages import Message
-from silodp.wire.signatures import SignedChannel, SignedParty
 from silodp.wire.store import MemoryStore
-from silodp.wire.transport import InProcess
+from silodp.wire.transport import InProcess, SignedChannel, SignedParty
 from support.oracles import small_federation
 from support.private import Parties
 

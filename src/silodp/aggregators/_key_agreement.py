@@ -166,7 +166,7 @@ class SiloKeyAgreement:
     def _roster(self, request: Message) -> Message:
         self.store.put(f"session/roster/{request.attempt}", request.encode())
         session = self._met(request.run, request.attempt)
-        sealed = {f"to/{peer}": box for peer, box in session.sealed_contributions().items()}
+        sealed = {f"to/{peer}": box for peer, box in session.seal_contributions().items()}
         return request.reply(signature=session.signature(), **sealed)
 
     def _confirm(self, request: Message) -> Message:

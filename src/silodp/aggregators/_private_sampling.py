@@ -19,7 +19,8 @@ from typing import TypeVar
 
 from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current
 from silodp.aggregators.attempts import SEALED_SAMPLE_BLOB
-from silodp.aggregators.base import Handler, ServerContext, Setting
+from silodp.aggregators.base import Handler, ServerContext
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.keys import OVERHEAD_BYTES, Session
 from silodp.crypto.lookup import Lookup
@@ -99,7 +100,7 @@ def choice_kinds() -> tuple[Kind, Kind]:
     )
 
 
-def chosen_kind(setting: Setting, law: SamplingRatio, width: int, entry: int) -> Kind:
+def chosen_kind(setting: RunSpec, law: SamplingRatio, width: int, entry: int) -> Kind:
     """The tables that silo 0 chooses from, with entries of `width` words, of which it passes on `entry` bytes."""
     users = setting.population.users
     box = Blob.of(users * entry + OVERHEAD_BYTES)
@@ -112,12 +113,12 @@ def chosen_kind(setting: Setting, law: SamplingRatio, width: int, entry: int) ->
     )
 
 
-def choice_blob(setting: Setting, law: SamplingRatio) -> Blob:
+def choice_blob(setting: RunSpec, law: SamplingRatio) -> Blob:
     """Silo 0's request for its entries."""
     return Blob.of(lookup.request_bytes(setting.population.users, law.places))
 
 
-def box_blob(setting: Setting, name: str, entry: int) -> dict[str, Blob]:
+def box_blob(setting: RunSpec, name: str, entry: int) -> dict[str, Blob]:
     """What an update carries for one silo: what silo 0 sealed for it, `entry` bytes a person; nothing for silo 0."""
     size = setting.population.users * entry + OVERHEAD_BYTES
     return {} if name == setting.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}
@@ -127,7 +128,7 @@ def box_blob(setting: Setting, name: str, entry: int) -> dict[str, Blob]:
 class OtServer:
     """The server's side: it offers silo 0 tables, and does not learn which entries it takes."""
 
-    setting: Setting
+    setting: RunSpec
     desk: ServerContext
 
     def set_up(self, met: SessionInfo) -> None:
@@ -192,7 +193,7 @@ class OtClient:
     `opened` makes of a round, silo 0's request and the server's answer what the silos need of it.
     """
 
-    setting: Setting
+    setting: RunSpec
     law: SamplingRatio
     member: SiloKeyAgreement
     store: RoundStore

@@ -10,8 +10,9 @@ import numpy as np
 from silodp.accounting.guarantee import Adversary, View
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
 from silodp.aggregators._private_sampling import sampling_ratio
-from silodp.aggregators.base import RECIPIENT, Aggregator, Setting, Visibility
+from silodp.aggregators.base import RECIPIENT, Aggregator, Visibility
 from silodp.aggregators.masked import MinSilosMixin
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.private_sampling import SamplingRatio
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream
@@ -94,7 +95,7 @@ class PrivateWeighting(MinSilosMixin, Aggregator):
         }
 
 
-def check_private_weights(setting: Setting, name: str) -> Bounds:
+def check_private_weights(setting: RunSpec, name: str) -> Bounds:
     """Refuse methods that have no weights to hide."""
     bounds = setting.bounds
     if bounds is None or not setting.method.needs_counts:

@@ -24,7 +24,8 @@ from silodp.aggregators._private_sampling import (
     chosen_kind,
     sampling_ratio,
 )
-from silodp.aggregators.base import ServerContext, Setting
+from silodp.aggregators.base import ServerContext
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
@@ -45,7 +46,7 @@ from silodp.crypto.reciprocals import (
     SiloShares,
     answer_unknown,
 )
-from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, Words, pair_masked, summed
+from silodp.crypto.secure_aggregation import RoundAttempt, Unsigned, WordGroup, apply_pair_masks, sum_values
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest
@@ -65,27 +66,27 @@ class Constants:
     word_bits: int
     places: int | None = None
 
-    def plan(self, setting: Setting, session: str) -> ReciprocalParameters:
+    def plan(self, setting: RunSpec, session: str) -> ReciprocalParameters:
         """For one session."""
         cap = setting.population.silos * self.count_cap
         return ReciprocalParameters(
             bytes.fromhex(session), setting.population.users, cap, self.weight_bits, self.word_bits
         )
 
-    def law(self, setting: Setting) -> SamplingRatio | None:
+    def law(self, setting: RunSpec) -> SamplingRatio | None:
         """How persons are drawn, where nobody is to know whom."""
         return sampling_ratio(setting.method, self.places)
 
 
-def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[Words, RoundAttempt]:
-    return Words(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
+def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
+    return WordGroup(plan.users, plan.modulus.bit_length() - 1), RoundAttempt(0, 0, 0, roster, "counts")
 
 
 @dataclass(frozen=True)
 class ServerShares:
     """The server's shares a_u of the weights, and a'_u of the sampled ones. Kept durably: each is drawn once."""
 
-    setting: Setting
+    setting: RunSpec
     constants: Constants
     desk: ServerContext
 
@@ -100,7 +101,7 @@ class ServerShares:
         counts = self.desk.ask_all({name: request for name in self.setting.names})
         group, _ = _counted(plan, self.setting.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
-        counted: Unsigned = summed(masked, group)  # N[u] + ρ_u modulo M
+        counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
         answer = self._ask_zero("reciprocals", met, request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
@@ -195,7 +196,7 @@ class ServerShares:
 class SiloWeights:
     """A silo's shares, and silo 0's tables. Each is given once in a session, or in one of its rounds: see its gate."""
 
-    setting: Setting
+    setting: RunSpec
     constants: Constants
     member: SiloKeyAgreement
     store: RoundStore
@@ -244,10 +245,10 @@ class SiloWeights:
     def _counts(self, request: Message) -> Message:
         session, silo = self._session(request), self._shares(request.run)
         group, attempt = _counted(silo.plan, session.roster)
-        value = group.of(self.capped)
+        value = group.from_integers(self.capped)
         if session.name == session.roster[0]:
-            value = group.add(value, group.of(silo.count_masks().astype(np.int64)))
-        return request.answer(masked=pair_masked(value, group, session, attempt))
+            value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
+        return request.answer(masked=apply_pair_masks(value, group, session, attempt))
 
     def _base(self, request: Message) -> Message:
         session = self._session(request)
@@ -305,7 +306,7 @@ class SiloWeights:
         return self.member.session(request.run, request.fields["session"])
 
 
-def weight_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kind, ...]:
+def weight_kinds(setting: RunSpec, constants: Constants, name: str) -> tuple[Kind, ...]:
     """The set-up of shares, as the silo of this name is asked."""
     plan, users = constants.plan(setting, bytes(32).hex()), setting.population.users
     session: dict[str, Check] = {"session": is_digest}
@@ -324,7 +325,7 @@ def weight_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kin
     return (base, counts, reciprocals, *(() if constants.law(setting) is None else choice_kinds()))
 
 
-def sampling_kinds(setting: Setting, constants: Constants, name: str) -> tuple[Kind, ...]:
+def sampling_kinds(setting: RunSpec, constants: Constants, name: str) -> tuple[Kind, ...]:
     """What the silo of this name is asked in a round before its update."""
     law, users = constants.law(setting), setting.population.users
     if name != setting.names[0] or not setting.method.samples_users:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from silodp.aggregators._key_agreement import SiloKeyAgreement, current
-from silodp.aggregators.base import Aggregator, Handler, ServerContext, Setting, SiloContext
+from silodp.aggregators.base import Aggregator, Handler, ServerContext, SiloContext
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError, counted
@@ -42,18 +43,18 @@ def common_digest(request: Message) -> str:
     ).digest()
 
 
-def _fields(setting: Setting) -> dict[str, Check]:
+def _fields(setting: RunSpec) -> dict[str, Check]:
     return {"session": is_digest, "release": is_whole, "roster": is_roster(setting.names)}
 
 
 def update_kind(
-    setting: Setting, arrays: Mapping[str, Array], blobs: Mapping[str, Blob], answer: Schema
+    setting: RunSpec, arrays: Mapping[str, Array], blobs: Mapping[str, Blob], answer: Schema
 ) -> Kind:
     """An update in attempts."""
     return Kind("update", Schema(_fields(setting), arrays, blobs), answer)
 
 
-def open_kind(setting: Setting) -> Kind:
+def open_kind(setting: RunSpec) -> Kind:
     """The request to open the seal of an attempt, named by its number and the digest of its update."""
     return Kind(
         "open",
@@ -66,7 +67,7 @@ def open_kind(setting: Setting) -> Kind:
 class ServerAttempts:
     """The server's side: who is still in, and what has been tried. Progress is durable before it is acted on."""
 
-    setting: Setting
+    setting: RunSpec
     desk: ServerContext
     fewest: int
 
@@ -148,10 +149,10 @@ class SiloAttempts:
     masked: Callable[[], str]
 
     @classmethod
-    def of(cls, aggregator: Aggregator, setting: Setting, own: SiloContext) -> SiloAttempts:
+    def of(cls, aggregator: Aggregator, setting: RunSpec, own: SiloContext) -> SiloAttempts:
         """Of one silo in a run."""
         return cls(
-            SiloKeyAgreement(own.identity, own.pins, setting.constants(aggregator), own.store.run),
+            SiloKeyAgreement(own.identity, own.pins, setting.digest, own.store.run),
             own.store,
             own.masked,
         )

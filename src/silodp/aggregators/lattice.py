@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.accountant import compute_epsilon, default_accountant
 from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import current, key_agreement_kinds, set_up
@@ -41,7 +41,6 @@ from silodp.aggregators.base import (
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
-    Setting,
     SiloAggregator,
     SiloContext,
     Visibility,
@@ -50,13 +49,12 @@ from silodp.aggregators.base import (
 )
 from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.aggregators.masked import check_survivors
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.lattice._parameter_search import search_parameters
-from silodp.crypto.lattice.noise import scaled_noise
+from silodp.crypto.lattice.noise import scale_noise
 from silodp.crypto.lattice.parameters import LatticeParameters
-from silodp.crypto.lattice.ring import Transform
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
-from silodp.crypto.lattice.torch_transform import Device, transform_on
-from silodp.crypto.secure_aggregation import RoundAttempt, masked, opened
+from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
 from silodp.errors import SilodpError, check_whole
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream
@@ -89,7 +87,6 @@ class Lattice(PrivateWeighting):
     2^-k. `units`: grid steps to the clip, a power of two (None: the finest for which there is an encryption).
     `hidden_sample` P: nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows it);
     silo 0 must answer in every round, and no seed fixes whom it draws.
-    `device`: where this party computes its products, "cpu" or "cuda"; the sums are the same, and parties may differ.
     """
 
     count_cap: int = 100
@@ -98,7 +95,6 @@ class Lattice(PrivateWeighting):
     weight_bits: int = 20
     units: int | None = None
     hidden_sample: int | None = None
-    device: Device = field(default="cpu", compare=False, repr=False)  # a party's own affair
 
     name = "lattice"
     protocol_assumptions = ASSUMPTIONS
@@ -116,7 +112,7 @@ class Lattice(PrivateWeighting):
         """Every round is an attempt."""
         return self.attempts
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: RunSpec) -> None:
         """Weights by records, enough silos, and an encryption that meets every rule."""
         bounds = check_private_weights(setting, self.name)
         check_survivors(setting)
@@ -138,17 +134,17 @@ class Lattice(PrivateWeighting):
             )
         self.parameters(setting)
 
-    def parameters(self, setting: Setting) -> LatticeParameters:
+    def parameters(self, setting: RunSpec) -> LatticeParameters:
         """The encryption that this run uses: a function of public constants alone."""
         return _parameters(self, setting)
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """The method's, with Skellam noise at the scale of 2^r, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
         return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, reach)
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """What it costs, and every rule it meets."""
         p = self.parameters(setting)
         return {
@@ -168,16 +164,12 @@ class Lattice(PrivateWeighting):
             "rules": {rule.name: f"{rule.value:.2f} ≤ {rule.limit:.2f}" for rule in p.rules()},
         }
 
-    def constants(self, setting: Setting) -> Constants:
+    def constants(self, setting: RunSpec) -> Constants:
         """Of the shares of weights."""
         bits = self.parameters(setting).plaintext_bits
         return Constants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
 
-    def transform(self, setting: Setting) -> Transform:
-        """What a party multiplies with, on its device; refuses a device that is not there."""
-        return transform_on(self.device, self.parameters(setting).ring_size)
-
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Set-up, the silos' meeting, shares of weights; then the round's sample, of silo 0, and attempts."""
         p, constants, law = self.parameters(setting), self.constants(setting), self.law(setting.method)
         sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
@@ -198,17 +190,17 @@ class Lattice(PrivateWeighting):
             open_kind(setting),
         )
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Holds shares and the secret key."""
-        return _Server(self, setting, self.transform(setting))
+        return _Server(self, setting)
 
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
         """Multiplies encrypted shares."""
         return _Silo(self, setting, own)
 
 
 @lru_cache(maxsize=32)
-def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
+def _parameters(aggregator: Lattice, setting: RunSpec) -> LatticeParameters:
     bounds = check_private_weights(setting, aggregator.name)
     silos = setting.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
@@ -224,9 +216,8 @@ def _parameters(aggregator: Lattice, setting: Setting) -> LatticeParameters:
         most_in_a_round = 1 + silos - setting.population.m
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
-        spent = compute_epsilon(
-            [(release, rounds), *[(without_amplification(release), further)] * (further > 0)], delta, "rdp"
-        )
+        charges = [(release, rounds), (without_amplification(release), further)]
+        spent = compute_epsilon(charges, delta, default_accountant([release]))
     return search_parameters(
         dimension=setting.sum_size,
         users=setting.population.users,
@@ -250,8 +241,7 @@ def noise_std(bounds: Bounds, parameters: LatticeParameters) -> float:
 @dataclass(frozen=True)
 class _Server:
     aggregator: Lattice
-    setting: Setting
-    transform: Transform
+    setting: RunSpec
 
     def set_up(self, desk: ServerContext) -> None:
         """Sessions, then shares of the weights."""
@@ -272,7 +262,7 @@ class _Server:
 
         def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
             key = self._key(desk, attempt)
-            return LatticeServer(p, key, self.transform).request(shares, context(session, attempt), key)
+            return LatticeServer(p, key).request(shares, context(session, attempt), key)
 
         sent = {name: value for name, value in arrays.items() if name != "sample"}
         attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
@@ -281,9 +271,7 @@ class _Server:
             return None
         answers, seals, attempt = result
         values = [self._digits(name, answers[name]) for name in names if name in answers]
-        total = LatticeServer(p, self._key(desk, attempt), self.transform).decrypt(
-            opened(values, seals, p.digits)
-        )
+        total = LatticeServer(p, self._key(desk, attempt)).decrypt(open_sum(values, seals, p.digits))
         bounds = check_private_weights(self.setting, self.aggregator.name)
         return torch.from_numpy(total * (bounds.clip / p.clip_units / 2.0**p.weight_bits))
 
@@ -333,9 +321,8 @@ def context(session: str, attempt: RoundAttempt) -> bytes:
 
 
 class _Silo:
-    def __init__(self, aggregator: Lattice, setting: Setting, own: SiloContext) -> None:
+    def __init__(self, aggregator: Lattice, setting: RunSpec, own: SiloContext) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
-        self._transform = aggregator.transform(setting)
         self._seals = SiloAttempts.of(aggregator, setting, own)
         self._member = self._seals.member
         constants = aggregator.constants(setting)
@@ -351,7 +338,7 @@ class _Silo:
             raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
         drawn = self._seals.get_or_draw(request, attempt, lambda: self._noise(update.bounds, stream))
         refused = [0]
-        digits = LatticeSilo(p, lambda seed: self._claim(request, seed), transform=self._transform).answer(
+        digits = LatticeSilo(p, lambda seed: self._claim(request, seed)).answer(
             {part: request.blobs[part] for part in p.request_bytes},
             context(session.transcript.hex(), attempt),
             self._weights.capped,
@@ -359,13 +346,13 @@ class _Silo:
             self._weights.of_round(request),
             drawn["noise"],
         )
-        hidden = masked(digits, p.digits, session, attempt, request.digest())
+        hidden = apply_masks(digits, p.digits, session, attempt, request.digest())
         return request.reply(masked=p.digits.to_bytes(hidden)), refused[0]
 
     def _noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p = self._aggregator.parameters(self._setting)
         share = draw_skellam(self._setting.sum_size, noise_std(bounds, p) ** 2, stream)
-        return {"noise": scaled_noise(share, p.noise_shift, stream)}
+        return {"noise": scale_noise(share, p.noise_shift, stream)}
 
     def _claim(self, request: Message, seed: bytes) -> bool:
         """Whether a seed is new, or this very request's (a request that was repeated is the same to the byte)."""

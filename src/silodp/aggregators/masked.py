@@ -30,14 +30,14 @@ from silodp.aggregators.base import (
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
-    Setting,
     SiloAggregator,
     SiloContext,
     Visibility,
     round_arrays,
     setup_kinds,
 )
-from silodp.crypto.secure_aggregation import Words, masked, opened
+from silodp.aggregators.run_spec import RunSpec
+from silodp.crypto.secure_aggregation import WordGroup, apply_masks, open_sum
 from silodp.errors import SilodpError, check_whole
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, fixed_point, ring_bits
@@ -104,7 +104,7 @@ class Masked(MinSilosMixin, Aggregator):
         RECIPIENT,
     )
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: RunSpec) -> None:
         """A grid and a ring must exist."""
         check_survivors(setting)
         self.ring(setting)
@@ -119,7 +119,7 @@ class Masked(MinSilosMixin, Aggregator):
             "silo": View("silo", silos, **common, **knows),  # type: ignore[arg-type]
         }
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """The method's, with Skellam noise.
 
         What a colluding silo does not know may move by as little as one S-th of the clip; charging it as so few grid
@@ -138,14 +138,16 @@ class Masked(MinSilosMixin, Aggregator):
             units = units * min(view.n, spread_over) // spread_over
         return to_discrete(event, max(1, units), setting.sum_size)
 
-    def ring(self, setting: Setting) -> tuple[Words, float]:
+    def ring(self, setting: RunSpec) -> tuple[WordGroup, float]:
         """The ring that sums live in, and the size of a grid step."""
         if setting.bounds is None:
-            return Words(setting.sum_size, 64), FIXED_POINT_STEP
+            return WordGroup(setting.sum_size, 64), FIXED_POINT_STEP
         grid = Quantizer.for_(setting.bounds, self.units)
-        return Words(setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)), grid.step
+        return WordGroup(
+            setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)
+        ), grid.step
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """Grid, ring, and what travels."""
         ring, step = self.ring(setting)
         words = setting.sum_size * ring.dtype.itemsize
@@ -158,7 +160,7 @@ class Masked(MinSilosMixin, Aggregator):
             "security": "X25519, Ed25519, HKDF-SHA256, ChaCha20: 128 bits",
         }
 
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Set-up, the silos' meeting, then attempts."""
         ring, _ = self.ring(setting)
         masked = Schema(arrays={"masked": Array(ring.dtype.name, (setting.sum_size,))})
@@ -168,16 +170,16 @@ class Masked(MinSilosMixin, Aggregator):
             open=open_kind(setting),
         )
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Relays greetings; collects, opens, adds."""
         return _Server(self, setting)
 
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
         """Masks and seals."""
         return _Silo(self, setting, own)
 
 
-def check_survivors(setting: Setting) -> None:
+def check_survivors(setting: RunSpec) -> None:
     """Refuse sums of too few silos."""
     silos, fewest = setting.population.silos, setting.population.m
     if not min(FEWEST, silos) <= fewest <= silos or silos < 2:
@@ -192,7 +194,7 @@ def check_survivors(setting: Setting) -> None:
 @dataclass(frozen=True)
 class _Server:
     aggregator: Masked
-    setting: Setting
+    setting: RunSpec
 
     def set_up(self, desk: ServerContext) -> None:
         """Let the silos meet."""
@@ -207,11 +209,11 @@ class _Server:
             return None
         answers, seals, _ = result
         values = [answer.arrays["masked"].copy() for answer in answers.values()]
-        return torch.from_numpy(ring.centered(opened(values, seals, ring)) * step)
+        return torch.from_numpy(ring.center(open_sum(values, seals, ring)) * step)
 
 
 class _Silo:
-    def __init__(self, aggregator: Masked, setting: Setting, own: SiloContext) -> None:
+    def __init__(self, aggregator: Masked, setting: RunSpec, own: SiloContext) -> None:
         self._aggregator, self._setting = aggregator, setting
         self._seals = SiloAttempts.of(aggregator, setting, own)
         self._member = self._seals.member
@@ -223,7 +225,7 @@ class _Silo:
         drawn = self._seals.get_or_draw(request, attempt, lambda: self._noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._setting)
         answer = request.answer(
-            masked=masked(ring.of(drawn["noisy"]), ring, session, attempt, request.digest())
+            masked=apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
         )
         return answer, int(drawn["refused"][0])
 

@@ -39,7 +39,6 @@ from silodp.aggregators.base import (
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
-    Setting,
     SiloAggregator,
     SiloContext,
     round_arrays,
@@ -47,14 +46,15 @@ from silodp.aggregators.base import (
 )
 from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
 from silodp.aggregators.masked import check_survivors
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.keys import Session
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import SECURE_BITS, PublicKey, Residues, proof_bytes, verify_modulus
-from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, chosen_ciphertexts
+from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, unpack_ciphertexts
 from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
-from silodp.crypto.secure_aggregation import RoundAttempt, masked, pair_masked
+from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pair_masks
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import ClippedRowStream
 from silodp.mechanisms.noise import draw_skellam
@@ -92,13 +92,13 @@ class Paillier(PrivateWeighting):
     name = "paillier"
     protocol_assumptions = ASSUMPTIONS
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: RunSpec) -> None:
         """Weights by records, enough silos, a grid, and room in a plaintext."""
         check_survivors(setting)
         self.law(setting.method)
         self.parameters(setting)
 
-    def grid(self, setting: Setting) -> Quantizer:
+    def grid(self, setting: RunSpec) -> Quantizer:
         """Of the rows; at least 64√d steps to the clip, so that the shift of the uniform part costs little."""
         bounds = check_private_weights(setting, self.name)
         finest = Quantizer.for_(bounds).units
@@ -113,7 +113,7 @@ class Paillier(PrivateWeighting):
             )
         return grid
 
-    def parameters(self, setting: Setting) -> PaillierParameters:
+    def parameters(self, setting: RunSpec) -> PaillierParameters:
         """A function of public constants alone."""
         bounds, grid = check_private_weights(setting, self.name), self.grid(setting)
         return PaillierParameters(
@@ -127,14 +127,14 @@ class Paillier(PrivateWeighting):
             insecure_for_tests=self.insecure_for_tests,
         )
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """The method's, with Skellam noise at the scale C_LCM, and the shift of the uniform part charged."""
         p = self.parameters(setting)
         return to_discrete(
             setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, p.sensitivity / p.row_bound
         )
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """What it costs."""
         p, law = self.parameters(setting), self.law(setting.method)
         sampling = described_sampling(law, p.silos, p.users, 8 * p.entry_words, 1)
@@ -153,7 +153,7 @@ class Paillier(PrivateWeighting):
             "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
         }
 
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Set-up, the silos' meeting, blinded counts; then the round's sample, of silo 0, and attempts."""
         p, law, first = self.parameters(setting), self.law(setting.method), name == setting.names[0]
         session: dict[str, Check] = {"session": is_digest}
@@ -183,11 +183,11 @@ class Paillier(PrivateWeighting):
             open_kind(setting),
         )
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Holds the private key."""
         return _Server(self, setting)
 
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
         """Raises ciphertexts to powers."""
         return _Silo(self, setting, own)
 
@@ -195,7 +195,7 @@ class Paillier(PrivateWeighting):
 @dataclass(frozen=True)
 class _Server:
     aggregator: Paillier
-    setting: Setting
+    setting: RunSpec
 
     def set_up(self, desk: ServerContext) -> None:
         """Sessions, then blinded counts under a fresh key."""
@@ -225,7 +225,7 @@ class _Server:
             store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
             stored = store.get(name)
             if stored is None:
-                stored = server.encrypted_inverses(sampled)
+                stored = server.encrypt_inverses(sampled)
                 store.put(name, stored)
             return {"inverses": stored}
 
@@ -242,7 +242,7 @@ class _Server:
         sealed = group.zero()
         for key in seals.values():
             sealed = group.mask(sealed, key, 1)
-        scaled = server.scaled_sum([answer.blobs["answer"] for answer in answers.values()], sealed)
+        scaled = server.compute_scaled_sum([answer.blobs["answer"] for answer in answers.values()], sealed)
         return torch.from_numpy(server.rounded(scaled) * self.aggregator.grid(self.setting).step)
 
     def _boxes(
@@ -269,7 +269,7 @@ class _Server:
         if stored is None:
             places = private_sampling.draw_server_cells(self.setting.population.users, law)
             kept = Message(
-                "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypted_pairs()}
+                "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypt_pairs()}
             )
             stored = kept.encode()
             desk.store.round(round_).put("hidden drawn", stored)
@@ -277,7 +277,7 @@ class _Server:
 
 
 class _Silo:
-    def __init__(self, aggregator: Paillier, setting: Setting, own: SiloContext) -> None:
+    def __init__(self, aggregator: Paillier, setting: RunSpec, own: SiloContext) -> None:
         self._aggregator, self._setting, self._own = aggregator, setting, own
         self._seals = SiloAttempts.of(aggregator, setting, own)
         self._member = self._seals.member
@@ -308,7 +308,7 @@ class _Silo:
 
         drawn = self._seals.get_or_draw(request, attempt, draw)
         group = Residues(p.ciphertexts, int(public.n))
-        masks: list[int] = masked(group.zero(), group, session, attempt, request.digest())
+        masks: list[int] = apply_masks(group.zero(), group, session, attempt, request.digest())
         refused = [0]
         answer = silo.answer(
             request.blobs["inverses"] if self._choices is None else self._choices.of_round(request),
@@ -321,7 +321,7 @@ class _Silo:
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         p = self._aggregator.parameters(self._setting)
-        return chosen_ciphertexts(p, part.entries(answer, p.entry_words))
+        return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
 
     def _counts(self, request: Message) -> Message:
         session = self._member.session(request.run, request.fields["session"])
@@ -331,8 +331,8 @@ class _Silo:
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
-        masks: list[int] = pair_masked(group.zero(), group, session, attempt)
-        return request.reply(counts=silo.blinded_counts(masks))
+        masks: list[int] = apply_pair_masks(group.zero(), group, session, attempt)
+        return request.reply(counts=silo.blind_counts(masks))
 
     def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
         key = self._own.store.run.get("paillier key") or b""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from silodp.errors import SilodpError, shorten, suggest_name
+from silodp.errors import SilodpError, lookup, shorten, suggest_name
 
 T = TypeVar("T")
 
@@ -138,6 +138,18 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 code="config.value",
                 field=where,
             )
+        registry = getattr(
+            table, "registry", None
+        )  # a base class: the table's `name` says which class it makes
+        if registry is not None:
+            if not isinstance(value.get("name"), str):
+                raise SilodpError(
+                    f"{where}.name is missing: use one of {', '.join(registry())}.",
+                    code="config.missing_field",
+                    field=f"{where}.name",
+                )
+            table = lookup(value["name"], registry(), f"{where}.name")
+            value = {key: entry for key, entry in value.items() if key != "name"}
         return build(table, value, where, where)
     if hint is Any:
         return value

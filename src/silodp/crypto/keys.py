@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from silodp.crypto.streams import KEY_BYTES, secret_of, subkey
+from silodp.crypto.streams import KEY_BYTES, derive_key, derive_secret
 from silodp.errors import SilodpError
 
 VERSION = "silodp secure aggregation 1"
@@ -173,7 +173,7 @@ class HandshakeState:
             fields += [hello.name, *hello._parts]
         transcript = hashlib.sha256(_encoded(VERSION, "transcript", self.run, constants, *fields)).digest()
         pairs = {
-            hello.name: secret_of(self._exchange(hello), transcript, "pair")
+            hello.name: derive_secret(self._exchange(hello), transcript, "pair")
             for hello in hellos
             if hello.name != self.identity.name
         }
@@ -215,13 +215,13 @@ class Session:
 
     def mask_key(self, peer: str, *use: str | int) -> bytes:
         """The key this silo and `peer` share for one use; both get the same, nobody else does."""
-        return subkey(self.pairs[peer], "mask", *use)
+        return derive_key(self.pairs[peer], "mask", *use)
 
     def seal_key(self, *use: str | int) -> bytes:
         """This silo's own key for one seal; revealing it reveals nothing else."""
-        return subkey(self.opening.seal, "seal", self.transcript.hex(), *use)
+        return derive_key(self.opening.seal, "seal", self.transcript.hex(), *use)
 
-    def sealed_contributions(self) -> dict[str, bytes]:
+    def seal_contributions(self) -> dict[str, bytes]:
         """This silo's part of the group secret, encrypted to each other silo."""
         return {peer: self.encrypt(peer, self.opening.contribution, "contribution") for peer in self.pairs}
 
@@ -233,19 +233,19 @@ class Session:
             else self.decrypt(name, sealed.get(name, b""), "contribution")
             for name in self.roster
         ]
-        return secret_of(b"".join(parts), self.transcript, "group secret")
+        return derive_secret(b"".join(parts), self.transcript, "group secret")
 
     def encrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
         """ChaCha20-Poly1305 to one silo, behind a random nonce: one that was set back seals twice for one use."""
         nonce = secrets.token_bytes(NONCE_BYTES)
-        return nonce + ChaCha20Poly1305(subkey(self.pairs[peer], "to", peer, *use)).encrypt(
+        return nonce + ChaCha20Poly1305(derive_key(self.pairs[peer], "to", peer, *use)).encrypt(
             nonce, message, None
         )
 
     def decrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
         """Inverse of `encrypt` by `peer`, who is named when it fails."""
         try:
-            key = subkey(self.pairs[peer], "to", self.name, *use)
+            key = derive_key(self.pairs[peer], "to", self.name, *use)
             nonce, sealed = message[:NONCE_BYTES], message[NONCE_BYTES:]
             return ChaCha20Poly1305(key).decrypt(nonce, sealed, None)
         except (InvalidTag, ValueError):

@@ -18,11 +18,10 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.oblivious_transfer import Bytes, TransferReceiver, TransferSender, choice_bytes
-from silodp.crypto.streams import KEY_BYTES, words
+from silodp.crypto.oblivious_transfer import TransferReceiver, TransferSender, choice_bytes
+from silodp.crypto.streams import KEY_BYTES, Bytes, Words, draw_words
 from silodp.errors import SilodpError
 
-Words = NDArray[np.uint64]
 _FINGERPRINT = 32
 _DOMAIN = 32
 
@@ -125,7 +124,7 @@ def answer(sender: TransferSender, counter: int, message: bytes, tables: Words) 
 def _pads(keys: Bytes, width: int) -> Iterator[Words]:
     """The stream of each of one user's L keys, as wide as entries, for half as many as the table may have."""
     for key in keys:
-        yield words(key.tobytes(), width << (len(keys) - 1), np.uint64).reshape(-1, width)
+        yield draw_words(key.tobytes(), width << (len(keys) - 1), np.uint64).reshape(-1, width)
 
 
 def _without_bit(index: int, i: int) -> int:

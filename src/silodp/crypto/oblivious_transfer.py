@@ -21,10 +21,8 @@ import numpy as np
 import rbcl
 from numpy.typing import NDArray
 
-from silodp.crypto.streams import KEY_BYTES, keystream, subkey
+from silodp.crypto.streams import KEY_BYTES, Bytes, derive_key, keystream
 from silodp.errors import SilodpError
-
-Bytes = NDArray[np.uint8]
 
 SECURITY = 128  # base transfers, and bits of delta
 _CHECK = 160  # bits; one of 2¹³ pairs of different columns passes as equal with probability 2⁻¹⁴⁷ a trial
@@ -228,7 +226,7 @@ def _base_key(domain: bytes, index: int, offer: bytes, point: bytes, shared: byt
 
 def _columns(keys: Bytes, counter: int, size: int) -> Bytes:
     """`size` bytes of each key's stream for this counter: shape (128, size)."""
-    return np.stack([keystream(subkey(key.tobytes(), "transfer column", counter), size) for key in keys])
+    return np.stack([keystream(derive_key(key.tobytes(), "transfer column", counter), size) for key in keys])
 
 
 def _challenge(domain: bytes, counter: int, count: int, difference: bytes) -> Bytes:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lookup import Lookup, Words
+from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import TransferReceiver
-from silodp.crypto.streams import subkey, words
+from silodp.crypto.streams import Words, derive_key, draw_words
 from silodp.errors import SilodpError
 
 SILO_CHOOSES = "silo 0 chooses among the server's entries"  # purpose of the base transfers
@@ -63,8 +63,8 @@ def derive_silo_cells(
     secret: bytes, session: bytes, users: int, law: SamplingRatio, round: int
 ) -> NDArray[np.int64]:
     """κ (U,) of this round, the same for all silos: within P·2⁻⁶⁴ of uniform below P (total variation, each user)."""
-    key = subkey(secret, "hidden sample", session.hex(), transfer_counter(round))
-    return (words(key, users, np.uint64) % np.uint64(law.places)).astype(np.int64)
+    key = derive_key(secret, "hidden sample", session.hex(), transfer_counter(round))
+    return (draw_words(key, users, np.uint64) % np.uint64(law.places)).astype(np.int64)
 
 
 def ask(

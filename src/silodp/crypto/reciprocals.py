@@ -20,17 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto import lookup, private_sampling
-from silodp.crypto.lookup import Lookup, Words
+from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import TransferReceiver, TransferSender
 from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
-from silodp.crypto.streams import KEY_BYTES, subkey, words
+from silodp.crypto.streams import KEY_BYTES, Words, derive_key, draw_words
 from silodp.errors import SilodpError
 
 SERVER_CHOOSES = "server chooses among silo 0's entries"  # purpose of the base transfers
 _SET_UP = 0  # the transfer counter before the first round
 
 
-def modulus_for(cap: int) -> int:
+def choose_modulus(cap: int) -> int:
     """The smallest power of two above the cap on N[u]: the modulus M of the masked counts."""
     return 1 << cap.bit_length()
 
@@ -81,7 +81,7 @@ class ReciprocalParameters:
     @property
     def modulus(self) -> int:
         """M: of the masked counts, and the size of the tables."""
-        return modulus_for(self.cap)
+        return choose_modulus(self.cap)
 
     def reduced(self, values: Words) -> Words:
         """Modulo 2ᵀ."""
@@ -132,8 +132,8 @@ class SiloShares:
         return PendingLookup(self.plan, part, self.masks(round, use))
 
     def _words(self, *purpose: str | int) -> Words:
-        key = subkey(self._secret, "reciprocals", self.plan.session.hex(), *purpose)
-        return words(key, self.plan.users, np.uint64).astype(np.uint64)
+        key = derive_key(self._secret, "reciprocals", self.plan.session.hex(), *purpose)
+        return draw_words(key, self.plan.users, np.uint64).astype(np.uint64)
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Server:
         places = private_sampling.draw_server_cells(self.plan.users, law)
         part = Lookup.ask(self.receiver, transfer_counter(round), places, law.places)
         return PendingLookup(
-            self.plan, part, words(secrets.token_bytes(KEY_BYTES), self.plan.users, np.uint64)
+            self.plan, part, draw_words(secrets.token_bytes(KEY_BYTES), self.plan.users, np.uint64)
         )
 
 

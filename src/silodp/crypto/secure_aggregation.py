@@ -1,8 +1,11 @@
 """Sums of which the server learns nothing but the result (docs/protocols.md, section 2).
 
 A silo adds to its value, for every other silo on the attempt's roster, a mask that the other one subtracts, and a
-*seal* of its own. The masks cancel in the sum over the whole roster; the seals are opened by their silos only for that
-sum, so a vector that comes late can be subtracted from nothing.
+*seal*, a mask of its own. The pair masks cancel in the sum over the whole roster; the seals are opened by their silos
+only for that sum, so a vector that comes late can be subtracted from nothing.
+
+Source: pairwise masks as in Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning",
+CCS 2017, section 4; seals take the place of their secret shares.
 """
 
 from __future__ import annotations
@@ -18,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.keys import Session
-from silodp.crypto.streams import keystream
-from silodp.errors import SilodpError
+from silodp.crypto.streams import Integers, keystream
 
 V = TypeVar("V")
 Unsigned = NDArray[np.unsignedinteger]
@@ -29,75 +31,59 @@ class Group(Protocol[V]):
     """A finite group whose uniform elements hide what is added to them."""
 
     def zero(self) -> V:
-        """The neutral element; `add` and `subtract` may change it in place."""
+        """Return the neutral element; `add` and `mask` may change it in place."""
 
     def add(self, value: V, other: V) -> V:
-        """value + other."""
+        """Return value + other."""
 
     def mask(self, value: V, key: bytes, sign: int) -> V:
-        """value ± the uniform element that belongs to `key`."""
+        """Return value ± the uniform element that belongs to `key`."""
 
 
 @dataclass(frozen=True)
-class Words:
-    """Vectors of `size` words modulo 2^32 or 2^64, or modulo a smaller power of two inside such words."""
+class WordGroup:
+    """Vectors of `size` words modulo 2^32 or 2^64, or modulo a smaller power of two, 2^`bits`, inside such words."""
 
     size: int
     bits: int
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
-        """Of the words: the smaller one that holds them."""
+        """The type of the words: the smaller one that holds `bits`."""
         return np.dtype("<u4" if self.bits <= 32 else "<u8")
 
     def zero(self) -> Unsigned:
-        """All zeros."""
+        """Return a vector of zeros."""
         return np.zeros(self.size, self.dtype)
 
-    def of(self, value: NDArray[np.int64]) -> Unsigned:
-        """Signed integers modulo 2^bits."""
-        return self.reduced(value.astype(self.dtype))
-
-    def reduced(self, value: Unsigned) -> Unsigned:
-        """Modulo 2^bits, in place."""
-        if self.bits not in (32, 64):
-            value &= self.dtype.type((1 << self.bits) - 1)
-        return value
+    def from_integers(self, value: Integers) -> Unsigned:
+        """Return signed integers (size,) modulo 2^bits."""
+        return self._reduce(value.astype(self.dtype))
 
     def add(self, value: Unsigned, other: Unsigned) -> Unsigned:
-        """Wraps around, in place."""
+        """Add `other` to `value` in place, modulo 2^bits."""
         value += other
-        return self.reduced(value)
+        return self._reduce(value)
 
     def mask(self, value: Unsigned, key: bytes, sign: int) -> Unsigned:
-        """In place."""
+        """Add or subtract the stream of `key` in place, modulo 2^bits."""
         stream = keystream(key, self.size * self.dtype.itemsize).view(self.dtype)
         if sign > 0:
             value += stream
         else:
             value -= stream
-        return self.reduced(value)
+        return self._reduce(value)
 
-    def centered(self, value: Unsigned) -> NDArray[np.int64]:
-        """The representative nearest to zero."""
-        rest = 64 - self.bits
-        signed: NDArray[np.int64] = (value.astype(np.uint64) << np.uint64(rest)).view(np.int64) >> np.int64(
-            rest
-        )
+    def center(self, value: Unsigned) -> Integers:
+        """Return the representatives in [−2^(bits−1), 2^(bits−1))."""
+        rest = np.uint64(64 - self.bits)
+        # Shifted to the top of the word, so that the shift back copies the sign bit.
+        signed: Integers = (value.astype(np.uint64) << rest).view(np.int64) >> rest.astype(np.int64)
         return signed
 
-    def checked(self, value: Unsigned, sender: str) -> Unsigned:
-        """The value, if it is one.
-
-        Raises:
-            SilodpError: its length or type is wrong; `sender` is named.
-        """
-        if value.shape != (self.size,) or value.dtype != self.dtype:
-            raise SilodpError(
-                f"silo '{sender}' sent {value.dtype} of shape {value.shape} where {self.size} words of {self.bits} "
-                "bits were due: it runs another version, or was altered; nothing was used.",
-                code="message.malformed",
-            )
+    def _reduce(self, value: Unsigned) -> Unsigned:
+        if self.bits not in (32, 64):
+            value &= self.dtype.type((1 << self.bits) - 1)
         return value
 
 
@@ -105,8 +91,13 @@ class Words:
 class RoundAttempt:
     """One try to add up the values of `roster`, all of whom must then open it.
 
-    `release` counts the noisy values of a round: it grows when someone may have opened the one before. `request` is the
-    digest of what all silos on the roster were asked alike: silos that were asked different things share no masks.
+    Attributes:
+        round, attempt: counted from 0.
+        release: counts the noisy values of a round; it grows when someone may have opened the one before.
+        roster: names of the silos, in the run's order.
+        purpose: of the sum, so that keys of two sums differ.
+        request: digest of what all silos on the roster were asked alike: silos that were asked different things share
+            no masks.
     """
 
     round: int
@@ -123,31 +114,44 @@ class RoundAttempt:
         return self.round, self.attempt, self.release, roster, self.purpose, self.request
 
 
-def pair_masked(value: V, group: Group[V], session: Session, attempt: RoundAttempt) -> V:
-    """The value under pair masks alone, for what is sent once in a session by all of its silos."""
+def apply_pair_masks(value: V, group: Group[V], session: Session, attempt: RoundAttempt) -> V:
+    """Return the value under pair masks alone, for what is sent once in a session by all of its silos."""
     for peer in attempt.roster:
         if peer != session.name:
+            # Of each pair the silo that stands first adds the mask and the other subtracts it.
             sign = 1 if session.roster.index(session.name) < session.roster.index(peer) else -1
             value = group.mask(value, session.mask_key(peer, *attempt.use), sign)
     return value
 
 
-def masked(value: V, group: Group[V], session: Session, attempt: RoundAttempt, *seal: str | int) -> V:
-    """The value under pair masks and this silo's seal: uniform to whoever lacks a silo's keys.
+def apply_masks(value: V, group: Group[V], session: Session, attempt: RoundAttempt, *seal: str | int) -> V:
+    """Return the value under pair masks and this silo's seal: uniform to whoever lacks a silo's keys.
 
-    `seal`: what the seal is derived for beside the attempt, and must be opened for.
+    Args:
+        value: an element of the group; it may be changed in place.
+        group: where values are added up.
+        session: this silo's.
+        attempt: which sum the value is for.
+        seal: what the seal is derived for beside the attempt, and must be opened for.
     """
-    return group.mask(pair_masked(value, group, session, attempt), session.seal_key(*attempt.use, *seal), 1)
+    value = apply_pair_masks(value, group, session, attempt)
+    return group.mask(value, session.seal_key(*attempt.use, *seal), 1)
 
 
-def summed(values: Iterable[V], group: Group[V]) -> V:
-    """The sum over a whole roster, in which pair masks cancel."""
+def sum_values(values: Iterable[V], group: Group[V]) -> V:
+    """Return the sum over a whole roster, in which pair masks cancel."""
     return reduce(group.add, values, group.zero())
 
 
-def opened(values: Iterable[V], seals: Mapping[str, bytes], group: Group[V]) -> V:
-    """The sum of the values of a whole roster, whose seals are all here."""
-    total = summed(values, group)
+def open_sum(values: Iterable[V], seals: Mapping[str, bytes], group: Group[V]) -> V:
+    """Return the sum of the values of a whole roster without its seals.
+
+    Args:
+        values: one of each silo on the roster, as `apply_masks` returned it.
+        seals: the key of every silo's seal, by its name.
+        group: where values are added up.
+    """
+    total = sum_values(values, group)
     for key in seals.values():
         total = group.mask(total, key, -1)
     return total

@@ -1,6 +1,7 @@
 """Keys from keys, and streams of uniform words from keys.
 
 A key is 32 bytes. It is used for one purpose, named when it is derived, and its stream is read once, from the start.
+Sources: HKDF, RFC 5869; ChaCha20, RFC 8439.
 """
 
 from __future__ import annotations
@@ -14,24 +15,45 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from numpy.typing import NDArray
 
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+
 KEY_BYTES = 32
 _BLOCK = 64  # bytes of one ChaCha20 block
 _MOST_BLOCKS = 1 << 32  # the counter's range
 _ZEROS = bytes(1 << 18)
 
 
-def secret_of(material: bytes, salt: bytes, *purpose: str | int) -> bytes:
-    """A key from material that is secret but not uniform (a Diffie-Hellman result), by HKDF-SHA256 (RFC 5869)."""
+def derive_secret(material: bytes, salt: bytes, *purpose: str | int) -> bytes:
+    """Derive a key from material that is secret but not uniform, such as a Diffie-Hellman result, by HKDF-SHA256.
+
+    Args:
+        material: the secret.
+        salt: public, e.g. a session's transcript.
+        purpose: what the key is used for, and nothing else.
+
+    Returns:
+        32 bytes.
+    """
     return HKDF(SHA256(), KEY_BYTES, salt, _label(purpose)).derive(material)
 
 
-def subkey(key: bytes, *purpose: str | int) -> bytes:
-    """The key for one purpose, by HKDF-Expand; whoever is given it learns nothing about `key` or other purposes."""
+def derive_key(key: bytes, *purpose: str | int) -> bytes:
+    """Derive the key for one purpose by HKDF-Expand: it says nothing about `key`, nor about other purposes.
+
+    Args:
+        key: 32 uniform bytes.
+        purpose: what the derived key is used for, and nothing else.
+
+    Returns:
+        32 bytes.
+    """
     return HKDFExpand(SHA256(), KEY_BYTES, _label(purpose)).derive(key)
 
 
-def keystream(key: bytes, size: int) -> NDArray[np.uint8]:
-    """The first `size` bytes of ChaCha20 under `key`, nonce 0 (the key has no other use)."""
+def keystream(key: bytes, size: int) -> Bytes:
+    """Return the first `size` bytes of ChaCha20 under `key`, nonce 0 (the key has no other use)."""
     if size > _BLOCK * _MOST_BLOCKS:
         raise ValueError(f"a stream of {size} bytes is longer than ChaCha20's counter")
     out = np.empty(size, np.uint8)
@@ -43,8 +65,8 @@ def keystream(key: bytes, size: int) -> NDArray[np.uint8]:
     return out
 
 
-def words(key: bytes, count: int, dtype: type[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """`count` uniform words of this unsigned type, little-endian."""
+def draw_words(key: bytes, count: int, dtype: type[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """Return `count` uniform words of an unsigned type, little-endian: the stream of `key`."""
     width = np.dtype(dtype).newbyteorder("<")
     return keystream(key, count * width.itemsize).view(width)
 

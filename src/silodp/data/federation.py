@@ -137,8 +137,14 @@ class Federation:
         y = self.silos[0].y
         return "survival" if y.ndim == 2 else "classes" if y.dtype == np.int64 else "real"
 
-    def public(self) -> PublicData:
-        """Return the facts that everyone may know, with the digest of the users' index and of their budgets."""
+    def public(self, with_records: bool = False) -> PublicData:
+        """Return the facts that everyone may know, with the digest of the users' index and of their budgets.
+
+        Args:
+            with_records: also how many training records each silo has, and their budgets; public only where records are
+                the unit of privacy.
+        """
+        by_silo = [silo.budget for silo in self.silos if silo.budget is not None]
         budgets = None if self.user_budgets is None else tuple(self.user_budgets.tolist())
         return PublicData(
             name=self.name,
@@ -151,6 +157,8 @@ class Federation:
             assumptions=self.assumptions,
             user_budgets=budgets,
             record_budgets=all(silo.budget is not None for silo in self.silos),
+            record_counts=tuple(len(silo) for silo in self.silos) if with_records else None,
+            silo_budgets=tuple(by_silo) if with_records and by_silo else None,
             index_digest=digest_user_index(self.users, self.user_keys, budgets),
         )
 

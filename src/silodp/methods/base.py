@@ -20,7 +20,7 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary, Unit, View
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
@@ -184,7 +184,7 @@ class Method(ABC):
         """
         return None
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:  # noqa: B027  by default nothing
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:  # noqa: B027  by default nothing
         """Refuse, before anything runs, a federation that the method cannot train on, or rounds and δ not its own.
 
         Raises:

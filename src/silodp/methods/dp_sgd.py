@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_real, check_whole, counted
 from silodp.mechanisms.clipping import (
     Bounds,
@@ -108,7 +108,7 @@ class DpSgd:
             yield clipped if keep is None else keep(clipped)
 
 
-def check_batch(federation: Federation, batch: float) -> None:
+def check_batch(data: PublicData, batch: float) -> None:
     """Check that every silo with records has at least a batch of them.
 
     The number of records is public where records are the unit: emptied, a record leaves its slot behind.
@@ -116,10 +116,10 @@ def check_batch(federation: Federation, batch: float) -> None:
     Raises:
         SilodpError: a silo has fewer.
     """
-    for silo in federation.silos:
-        if 0 < len(silo) < batch:
+    for name, records in zip(data.silos, data.record_counts or (), strict=False):
+        if 0 < records < batch:
             raise SilodpError(
-                f"silo '{silo.name}' has {counted(len(silo), 'record')}, fewer than expected_batch_size = {batch:g}: "
+                f"silo '{name}' has {counted(records, 'record')}, fewer than expected_batch_size = {batch:g}: "
                 "lower that, or leave the silo out.",
                 code="data.too_few_records",
                 field="expected_batch_size",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from silodp.accounting.accountant import Accountant, compute_epsilon
+from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import NOT_COVERED, Guarantee
 from silodp.errors import SilodpError, check_whole, counted
@@ -49,7 +49,7 @@ def average_models(
     record_sampling: float,
     clients: int | None = None,
     delta: float,
-    accountant: Accountant = "pld",
+    accountant: Accountant | str = "pld",
 ) -> AveragedModel:
     """The mean of models that N parties trained alone, each by DP-SGD, and what is promised of releasing it.
 
@@ -61,7 +61,7 @@ def average_models(
         clients: how many parties' noise whoever sees the mean does not know (None: all N; N − t for t parties that
             pool what they know).
         delta: δ of the guarantee.
-        accountant: "pld" or "rdp".
+        accountant: a name or an object, see `silodp.Accountant`.
 
     The guarantee, for a record of any party towards whoever sees only the mean: with one step the noise of all
     `clients` adds up; with more, only a party's own noise is proven to protect its records (the largest ε over the
@@ -91,6 +91,7 @@ def average_models(
     for sigma in noise:
         check_noise_multiplier(sigma)
     check_whole("local_steps", local_steps)
+    accountant = find_accountant(accountant)
     check_probability("record_sampling", record_sampling)
     unknown = len(given) if clients is None else clients
     check_whole("clients", unknown)
@@ -112,7 +113,7 @@ def average_models(
         epsilon=spent,
         delta=delta,
         rounds=1,
-        accountant=accountant,
+        accountant=accountant.name,
         method=NAME,
         private=spent is not None,
         releasable=spent is not None,

@@ -21,7 +21,7 @@ from silodp.accounting.events import (
     SampledReplacement,
 )
 from silodp.accounting.guarantee import Adversary, Unit, View
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, check_clip, clip_rows
 from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
@@ -127,11 +127,11 @@ class UldpAvg(Method):
         """Return the method without `personal`."""
         return replace(self, personal=None)
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Check that the budgets to be met are there, and cover all rounds."""
         if self.personal is None:
             return
-        if federation.user_budgets is None:
+        if data.user_budgets is None:
             raise SilodpError(
                 f"{self.name} has personal budgets to meet, and the federation has none: give one ε for every person "
                 "(Federation.user_budgets), or leave personal out.",

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, check_accountant, compute_epsilon, default_accountant
+from silodp.accounting.accountant import Accountant, compute_epsilon, default_accountant, find_accountant
 from silodp.accounting.budget_curve import EpsilonCurve, group_budgets
 from silodp.accounting.events import (
     Event,
@@ -53,7 +53,7 @@ class UserBudgets:
     largest_budget: float
     adversary: Adversary = "server"
     mean_sampling: float | None = None
-    accountant: Accountant | None = None
+    accountant: Accountant | str | None = None
 
     def __repr__(self) -> str:
         # Ledgers and guarantees store this text: it never changes, whatever the class is called.
@@ -87,7 +87,7 @@ class UserBudgets:
         if self.mean_sampling is not None:
             check_probability("personal.mean_sampling", self.mean_sampling)
         if self.accountant is not None:
-            check_accountant(self.accountant)
+            find_accountant(self.accountant)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -219,7 +219,8 @@ class BudgetCalibration:
                 code="accounting.no_guarantee",
                 field="personal.adversary",
             )
-        accountant = personal.accountant or default_accountant([whole.event])
+        given = personal.accountant
+        accountant = default_accountant([whole.event]) if given is None else find_accountant(given)
         wanted = np.array([personal.largest_budget])
         if budgets is not None:
             wanted = np.unique(np.append(np.minimum(budgets, personal.largest_budget), wanted))

@@ -32,7 +32,8 @@ import numpy as np
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.attempts import common_digest, model_and_sample
-from silodp.aggregators.base import Aggregator, Setting, costliest_events, state_of
+from silodp.aggregators.base import state_of
+from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError, counted
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
@@ -95,8 +96,7 @@ class Gate:
 
     Args:
         name: the silo's.
-        setting: the public constants of the run.
-        aggregator: the run's.
+        setting: the run's specification.
         store: the silo's memory of the run.
         counts: the silo's own record counts (U,) int64.
         ledger: the silo's own; charged before an update is answered.
@@ -106,17 +106,16 @@ class Gate:
     def __init__(
         self,
         name: str,
-        setting: Setting,
-        aggregator: Aggregator,
+        setting: RunSpec,
         store: RoundStore,
         counts: np.ndarray,
         ledger: Ledger,
         limits: Mapping[Adversary, float] | None = None,
     ) -> None:
-        self._name, self._setting, self._aggregator = name, setting, aggregator
+        self._name, self._setting = name, setting
         self._store, self._counts, self.ledger = store, counts, ledger
         self._limits = dict(limits or {})
-        self.script: Script = aggregator.script(setting, name)
+        self.script: Script = setting.aggregator.script(setting, name)
         self._setup = tuple(kind.name for kind in self.script.setup)
         self._prepare = tuple(kind.name for kind in self.script.prepare)
         self._key = "gate"
@@ -190,8 +189,8 @@ class Gate:
         if kind is None:
             self._refuse(
                 "gate.kind",
-                f"was asked '{request.kind}', which {self._setting.method.name} under '{self._aggregator.name}' "
-                "does not ask of it",
+                f"was asked '{request.kind}', which {self._setting.method.name} under "
+                f"'{self._setting.aggregator.name}' does not ask of it",
             )
         kind.request.check(request, f"the server of silo '{self._name}'")
         if kind is self.script.update:
@@ -303,7 +302,7 @@ class Gate:
                 "gate.model",
                 f"was asked for round {request.round + 1} again with another model or sample: within a round both stay",
             )
-        most = self._aggregator.max_rounds
+        most = self._setting.aggregator.max_rounds
         if most is not None and state.attempts >= most:
             self._refuse(
                 "gate.attempts",
@@ -399,7 +398,7 @@ class Gate:
         store.put(place, asked)
         # Units retire by what they have spent here: a silo that has missed rounds is as far as its own ledger.
         position = len({charge.round for charge in self.ledger.history} - {request.round})
-        events = costliest_events(self._aggregator, self._setting, min(request.round, position), release)
+        events = self._setting.costliest_events(min(request.round, position), release)
         for adversary, limit in self._limits.items():
             spent = self.ledger.epsilon_after(events, adversary)
             if spent is None or spent > limit:

@@ -13,9 +13,10 @@ from torch import Tensor
 from silodp.accounting.accountant import default_accountant
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import Aggregator, Setting, SiloContext, round_events, state_of
+from silodp.aggregators.base import SiloContext, state_of
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
-from silodp.crypto.streams import KEY_BYTES, subkey
+from silodp.crypto.streams import KEY_BYTES, derive_key
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Update
@@ -38,7 +39,7 @@ class Silo:
     Args:
         data: the silo's name and records.
         task: model, loss and metrics.
-        aggregator, setting: as everyone in the run knows them.
+        setting: the run's specification, as all parties know it.
         randomness: secret, or of a seed; see `_round_randomness`.
         store: the silo's durable memory.
         identity: its long-term key; None: a fresh one.
@@ -51,8 +52,7 @@ class Silo:
         self,
         data: SiloData,
         task: Task,
-        aggregator: Aggregator,
-        setting: Setting,
+        setting: RunSpec,
         randomness: Randomness,
         store: Store,
         identity: Identity | None = None,
@@ -72,8 +72,8 @@ class Silo:
         self._user = torch.from_numpy(data.user)
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
         self._counts_here = counts
-        ledger = make_ledger(aggregator, setting) if ledger is None else ledger
-        self.gate = Gate(data.name, setting, aggregator, self._store, counts, ledger, limits)
+        ledger = make_ledger(setting) if ledger is None else ledger
+        self.gate = Gate(data.name, setting, self._store, counts, ledger, limits)
         own = SiloContext(
             identity or Identity.fresh(data.name),
             pins or {},
@@ -81,7 +81,7 @@ class Silo:
             counts,
             lambda: self.gate.state.update,
         )
-        self._side = aggregator.silo(setting, own)
+        self._side = setting.aggregator.silo(setting, own)
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "counts": self._counts,
             "setup": self._setup,
@@ -124,7 +124,7 @@ class Silo:
         self.gate.commit(state, request)
         if request.kind == "update":
             # The gate refuses earlier rounds from now on. With them go the seeds of their attempts, which cannot come
-            # again: a seed is a hash of its round (`crypto.lattice.scheme.seed_of`).
+            # again: a seed is a hash of its round (`crypto.lattice.scheme.derive_seed`).
             self._forget_round_keys(request.round)
             self._store.drop_rounds_before(request.round)
         return answer
@@ -233,7 +233,7 @@ class Silo:
         """The streams of what is drawn once in a run."""
         if self._randomness.reproducible:
             return self._randomness
-        return Randomness(subkey(self._round_key(0), "once in a run"), self._randomness.prefix)
+        return Randomness(derive_key(self._round_key(0), "once in a run"), self._randomness.prefix)
 
     def _round_key(self, round_: int) -> bytes:
         """The secret key of a round's streams; every round's follows from the one before."""
@@ -244,7 +244,7 @@ class Silo:
         kept = Message.decode(stored)
         key = kept.blobs["key"]
         for _ in range(round_ - kept.round):
-            key = subkey(key, "next round")
+            key = derive_key(key, "next round")
         return key
 
     def _forget_round_keys(self, round_: int) -> None:
@@ -284,7 +284,7 @@ def _memory_key(round_: int, release: int) -> str:
     return f"memory/{round_}/{release}"
 
 
-def make_ledger(aggregator: Aggregator, setting: Setting, path: Path | None = None) -> Ledger:
+def make_ledger(spec: RunSpec, path: Path | None = None) -> Ledger:
     """A silo's own ledger of a run, at the part of δ that noise is accounted at; in memory without a path."""
-    accountant = default_accountant(round_events(aggregator, setting).values())
-    return Ledger(path, setting.delta * aggregator.delta_share, accountant, run=setting.run)
+    accountant = default_accountant(spec.round_events().values())
+    return Ledger(path, spec.noise_delta, accountant, run=spec.run)

@@ -1,4 +1,4 @@
-"""What parties say to each other: named plain fields and arrays, with one wire encoding and no pickle."""
+"""Messages between parties: named plain fields, arrays and byte strings, with one wire encoding and no pickle."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ from safetensors.numpy import load, save
 
 from silodp.errors import SilodpError, shorten
 
-_BLOB = "blob:"
-MOST_NAME = 400
-"""Characters of a kind, a run id, or the name of an entry."""
+_BLOB = "blob:"  # before the names of byte strings on the wire
+_MOST_NAME = 400  # characters of a kind, a run id, or the name of an entry
 _MOST_HEADER = 1 << 24  # bytes of JSON: names and offsets of all entries
 _MOST_ENTRIES = 1 << 14  # a roster names each silo a few times
 _MOST_DEPTH = 4
+_MOST_NUMBER = 1 << 53  # whole numbers that every language reads alike
+_UNREADABLE = (SafetensorError, ValueError, LookupError, TypeError, AttributeError)
 _TOO_MUCH = (
     RecursionError,
     OverflowError,
     MemoryError,
 )  # JSON nested a thousand times; sizes that nothing backs
-_MOST_NUMBER = 1 << 53  # whole numbers that every language reads alike
 
 
 @dataclass(frozen=True)
 class Message:
     """One request or answer.
 
-    kind, run, round and attempt name it; `fields` holds JSON values, `arrays` numpy arrays, `blobs` byte strings.
+    Attributes:
+        kind, run, round, attempt: its name; rounds and attempts are counted from 0.
+        fields: JSON values.
+        arrays: numpy arrays.
+        blobs: byte strings.
 
     Raises:
-        SilodpError: what names it is of another kind. False counts as 0 and is written otherwise: a silo that kept
-            answers by the written name would draw twice for one round.
+        SilodpError: kind and run are not names, or round and attempt not whole numbers. False counts as 0 and is
+            written otherwise: a silo that kept answers by the written name would draw twice for one round.
     """
 
     kind: str
@@ -48,20 +52,17 @@ class Message:
     blobs: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("kind", "run"):
-            value = getattr(self, name)
+        for name, value in (("kind", self.kind), ("run", self.run)):
             if type(value) is not str or "/" in value or not _is_text(value):
-                raise SilodpError(
-                    f"a message has {name} = {shorten(value)}: it must be a name without '/'.",
-                    code="message.malformed",
-                )
-        for name in ("round", "attempt"):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= _MOST_NUMBER:
-                raise SilodpError(
-                    f"a message has {name} = {shorten(value)}: it must be a whole number ≥ 0.",
-                    code="message.malformed",
-                )
+                self._refuse_name(name, value, "a name without '/'")
+        for name, number in (("round", self.round), ("attempt", self.attempt)):
+            if type(number) is not int or not 0 <= number <= _MOST_NUMBER:
+                self._refuse_name(name, number, "a whole number ≥ 0")
+
+    def _refuse_name(self, name: str, value: object, due: str) -> None:
+        raise SilodpError(
+            f"a message has {name} = {shorten(value)}: it must be {due}.", code="message.malformed"
+        )
 
     def __repr__(self) -> str:
         # Names only: parties also keep secrets and counts in messages.
@@ -70,19 +71,19 @@ class Message:
 
     @property
     def key(self) -> str:
-        """What an answer is stored under."""
+        """The name of the request; its answer has the same."""
         return f"{self.run}/{self.kind}/{self.round}/{self.attempt}"
 
     def answer(self, **arrays: np.ndarray) -> Message:
-        """An answer to this request."""
+        """Return an answer of arrays to this request."""
         return Message(self.kind, self.run, self.round, self.attempt, arrays=arrays)
 
     def reply(self, **blobs: bytes) -> Message:
-        """An answer of byte strings."""
+        """Return an answer of byte strings to this request."""
         return Message(self.kind, self.run, self.round, self.attempt, blobs=blobs)
 
     def encode(self) -> bytes:
-        """The bytes on the wire: safetensors, with the plain part as a JSON header."""
+        """Return the bytes on the wire: safetensors, with the plain part as a JSON header."""
         header = {
             "kind": self.kind,
             "run": self.run,
@@ -96,10 +97,10 @@ class Message:
 
     @classmethod
     def decode(cls, data: bytes) -> Message:
-        """Inverse of `encode`; limits are checked before anything is parsed.
+        """Return the message of `encode`d bytes; limits are checked before anything is parsed.
 
         Raises:
-            SilodpError: when the bytes are not a message (code message.malformed).
+            SilodpError: the bytes are not a message (code message.malformed).
         """
         try:
             length = int.from_bytes(data[:8], "little")
@@ -118,7 +119,7 @@ class Message:
                 if name.startswith(_BLOB)
             }
             return cls(**header, arrays=arrays, blobs=blobs)
-        except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, *_TOO_MUCH) as error:
+        except (*_UNREADABLE, *_TOO_MUCH) as error:
             raise SilodpError(
                 f"a message of {len(data)} bytes cannot be read: it was cut or altered on its way, or is not one of "
                 "this version's; resume, so that it is asked for again.",
@@ -126,10 +127,10 @@ class Message:
             ) from error
 
     def digest(self) -> str:
-        """SHA-256 (hexadecimal) of everything in it; the same request has the same digest. Messages never change."""
+        """Return the SHA-256 (hexadecimal) of everything in it; the same request has the same digest."""
         return self._digest
 
-    @cached_property
+    @cached_property  # messages never change
     def _digest(self) -> str:
         state = hashlib.sha256(
             json.dumps([self.kind, self.run, self.round, self.attempt, self.fields], sort_keys=True).encode()
@@ -145,8 +146,8 @@ class Message:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a name is short and has a UTF-8 encoding (a lone surrogate from JSON has none)."""
-    if len(value) > MOST_NAME:
+    """Return whether a name is short and has a UTF-8 encoding (a lone surrogate from JSON has none)."""
+    if len(value) > _MOST_NAME:
         return False
     try:
         value.encode()
@@ -156,7 +157,7 @@ def _is_text(value: str) -> bool:
 
 
 def _is_shallow(value: object, depth: int = 0) -> bool:
-    """Whether JSON is nested at most so deep, in dictionaries with string keys and in lists."""
+    """Return whether JSON is nested at most so deep, in dictionaries with string keys and in lists."""
     if depth > _MOST_DEPTH:
         return False
     if isinstance(value, dict):

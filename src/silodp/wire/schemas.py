@@ -1,4 +1,4 @@
-"""What messages of each kind hold: one type for requests and one for answers, exact in names, types and sizes.
+"""The contents of messages by kind: one schema for requests and one for answers, exact in names, types and sizes.
 
 An aggregator lists the kinds it uses as a `Script`; the silo's gate and the server check every message against it.
 """
@@ -15,14 +15,14 @@ import numpy as np
 from silodp.errors import SilodpError, shorten
 from silodp.wire.messages import Message
 
-_HEADER_BYTES = 1 << 16  # names, offsets and fields of any message, beside what a silo's name needs
+_HEADER_BYTES = 1 << 16  # names, offsets and fields of any message, beside the entries' names
 _BYTES_PER_NAME = 1 << 11
 _HEX = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array of a message. Booleans are bytes of 0 and 1, nothing else.
+    """The type of an array in a message. Booleans are bytes of 0 and 1, nothing else.
 
     Attributes:
         dtype: numpy's name of the type.
@@ -39,8 +39,8 @@ class Array:
         """Size on the wire."""
         return int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
 
-    def problem(self, value: np.ndarray) -> str | None:
-        """What is wrong with an array, if anything."""
+    def find_problem(self, value: np.ndarray) -> str | None:
+        """Return what is wrong with an array; None where it fits."""
         if value.dtype != np.dtype(self.dtype) or value.shape != self.shape:
             return f"is {value.dtype} of shape {value.shape}, due is {self.dtype} of shape {self.shape}"
         if value.dtype == bool and (value.view(np.uint8) > 1).any():
@@ -52,18 +52,18 @@ class Array:
 
 @dataclass(frozen=True)
 class Blob:
-    """A byte string of a message: its length, which lies between `least` and `most`."""
+    """The type of a byte string in a message: its length, which lies between `least` and `most`."""
 
     least: int
     most: int
 
     @classmethod
     def of(cls, size: int) -> Blob:
-        """Of exactly this size."""
+        """Return the type of byte strings of exactly this size."""
         return cls(size, size)
 
-    def problem(self, value: bytes) -> str | None:
-        """What is wrong with a byte string, if anything."""
+    def find_problem(self, value: bytes) -> str | None:
+        """Return what is wrong with a byte string; None where it fits."""
         if self.least <= len(value) <= self.most:
             return None
         due = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
@@ -71,11 +71,17 @@ class Blob:
 
 
 Check = Callable[[Any], bool]
+"""Whether a field's value fits."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """All entries of a message of one kind; every one must be there, and nothing else."""
+    """All entries of a message of one kind; every one must be there, and nothing else.
+
+    Attributes:
+        fields: checks of plain values.
+        arrays, blobs: types of arrays and byte strings.
+    """
 
     fields: Mapping[str, Check] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
@@ -84,10 +90,14 @@ class Schema:
     def check(self, message: Message, sender: str) -> None:
         """Refuse a message that does not fit.
 
+        Args:
+            message: what was received.
+            sender: how the sender is called in an error.
+
         Raises:
             SilodpError: naming the sender, the kind and the first entry that does not fit (code message.malformed).
         """
-        problem = self._problem(message)
+        problem = self._find_problem(message)
         if problem is not None:
             raise SilodpError(
                 f"{sender} sent a malformed message of kind '{message.kind}' for round {message.round + 1}: {problem}; "
@@ -97,12 +107,12 @@ class Schema:
 
     @property
     def most_bytes(self) -> int:
-        """No encoded message of this kind is longer."""
+        """A length that no encoded message of this kind exceeds."""
         names = len(self.fields) + len(self.arrays) + len(self.blobs)
         contents = sum(a.bytes for a in self.arrays.values()) + sum(b.most for b in self.blobs.values())
         return _HEADER_BYTES + _BYTES_PER_NAME * names + contents
 
-    def _problem(self, message: Message) -> str | None:
+    def _find_problem(self, message: Message) -> str | None:
         due: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
             ("field", self.fields, message.fields),
             ("array", self.arrays, message.arrays),
@@ -117,7 +127,7 @@ class Schema:
                 return f"the field '{name}' is {shorten(message.fields[name])}"
         for what, known, given in due[1:]:
             for name, entry in known.items():
-                if (problem := entry.problem(given[name])) is not None:
+                if (problem := entry.find_problem(given[name])) is not None:
                     return f"the {what} '{name}' {problem}"
         return None
 
@@ -149,30 +159,33 @@ class Script:
 
     @cached_property
     def kinds(self) -> Mapping[str, Kind]:
-        """All of them by name."""
+        """All kinds by name."""
         every = (*self.setup, *self.prepare, self.update, *(() if self.open is None else (self.open,)))
         return {kind.name: kind for kind in every}
 
     @property
     def most_bytes(self) -> int:
-        """No encoded message of the run is longer."""
+        """A length that no encoded message of the run exceeds."""
         return max(
             schema.most_bytes for kind in self.kinds.values() for schema in (kind.request, kind.answer)
         )
 
 
 def is_digest(value: Any) -> bool:
-    """Whether a field is a SHA-256 in hexadecimal."""
+    """Return whether a field is a SHA-256 in hexadecimal."""
     return type(value) is str and len(value) == 64 and set(value) <= _HEX
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a field is a whole number from 0 on. False is not 0: it would be another name for the same release."""
+    """Return whether a field is a whole number from 0 on.
+
+    False is not 0: it would be another name for the same release.
+    """
     return type(value) is int and 0 <= value < 1 << 53
 
 
 def is_roster(names: tuple[str, ...]) -> Check:
-    """A check that a field lists some of these names, each once, in this order."""
+    """Return a check that a field lists some of these names, each once, in this order."""
 
     def check(value: Any) -> bool:
         return (

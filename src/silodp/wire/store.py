@@ -1,4 +1,4 @@
-"""A small durable key-value store: what a party must not forget when its process dies."""
+"""Durable key-value stores: what a party must not forget when its process dies, and when it may forget it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from urllib.parse import quote, unquote
 from silodp.errors import SilodpError, name_file
 
 _DIGEST = 32
-
-
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+_ROUNDS = "round/"
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace a file's content in one step that survives a crash: either the old content or the new, never a part.
 
-    `mode`: permissions of a new file, less the process's umask.
+    Args:
+        path: of the file; a file beside it with the ending ".partial" is written first.
+        data: the new content.
+        mode: permissions of a new file, less the process's umask.
     """
     temporary = path.with_name(path.name + ".partial")
     with name_file(path):
@@ -37,12 +39,16 @@ def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def seal(data: bytes) -> bytes:
-    """The data behind its SHA-256."""
+    """Return the data behind its SHA-256, so that damage is noticed."""
     return hashlib.sha256(data).digest() + data
 
 
 def unseal(sealed: bytes, where: str) -> bytes:
-    """The data, refused when it is not what was sealed."""
+    """Return the data of `seal`ed bytes.
+
+    Raises:
+        SilodpError: they are not what was sealed; `where` says in which file (code checkpoint.damaged).
+    """
     digest, data = sealed[:_DIGEST], sealed[_DIGEST:]
     if hashlib.sha256(data).digest() != digest:
         raise SilodpError(
@@ -59,13 +65,13 @@ class Store(Protocol):
         """Store durably."""
 
     def get(self, key: str) -> bytes | None:
-        """What was stored, or None."""
+        """Return what was stored, or None."""
 
     def drop(self, key: str) -> None:
-        """Forget; nothing happens for an unknown key."""
+        """Delete; nothing happens for an unknown key."""
 
     def names(self) -> list[str]:
-        """Everything stored."""
+        """Return all keys."""
 
 
 class RoundStore:
@@ -98,9 +104,6 @@ class RoundStore:
                 self.run.drop(_ROUNDS + key)
 
 
-_ROUNDS = "round/"
-
-
 class _Namespace:
     """The part of a store whose keys begin with a prefix."""
 
@@ -122,7 +125,11 @@ class _Namespace:
 
 
 def claim(store: Store, key: str, owner: bytes) -> bool:
-    """Whether `owner` is the first to claim this key, durably; it may claim it again."""
+    """Claim a key durably for one owner.
+
+    Returns:
+        whether `owner` is the first to claim it, or claims it again.
+    """
     known = store.get(key)
     if known is None:
         store.put(key, owner)
@@ -136,24 +143,24 @@ class MemoryStore:
         self._values: dict[str, bytes] = {}
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep."""
+        """Keep until the process ends."""
         self._values[key] = value
 
     def get(self, key: str) -> bytes | None:
-        """What was kept, or None."""
+        """Return what was kept, or None."""
         return self._values.get(key)
 
     def drop(self, key: str) -> None:
-        """Forget."""
+        """Delete; nothing happens for an unknown key."""
         self._values.pop(key, None)
 
     def names(self) -> list[str]:
-        """Everything kept."""
+        """Return all keys."""
         return list(self._values)
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder for secrets, if it is not there, that only its owner may enter.
+    """Make a folder for secrets, if it is not there, that its owner alone may enter.
 
     Raises:
         SilodpError: it is there, and others may read or enter it (code store.permissions).
@@ -188,14 +195,14 @@ class DirectoryStore:
         return self._directory / quote(key, safe="")
 
     def put(self, key: str, value: bytes) -> None:
-        """Write durably."""
+        """Write durably, behind a checksum."""
         write_durably(self._path(key), seal(value), PRIVATE_FILE)
 
     def get(self, key: str) -> bytes | None:
-        """Read and check, or None.
+        """Return what was stored, or None.
 
         Raises:
-            SilodpError: when the file was damaged.
+            SilodpError: the file was damaged (code checkpoint.damaged).
         """
         try:
             sealed = self._path(key).read_bytes()
@@ -204,9 +211,9 @@ class DirectoryStore:
         return unseal(sealed, f"stored file {self._path(key)}")
 
     def drop(self, key: str) -> None:
-        """Delete."""
+        """Delete; nothing happens for an unknown key."""
         self._path(key).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Everything stored; a write that was cut off is not there."""
+        """Return all keys; a write that was cut off has none."""
         return [unquote(path.name) for path in self._directory.iterdir() if path.suffix != ".partial"]

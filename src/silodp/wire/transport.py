@@ -1,13 +1,33 @@
-"""How requests reach silos: opaque signed bytes out, opaque signed bytes back, with failures as data."""
+"""Signed messages, and what carries them: a courier can lose, delay or repeat them, and nothing else.
+
+On the wire a message is a fixed number of bytes of marker and signature, then the encoded message. The signature is
+checked over those bytes before anything in them is parsed. It covers the recipient, so that a request cannot be
+redirected to another silo, and in an answer the digest of the request, so that it cannot be played back in another
+round, attempt or run (docs/protocols.md, section 2).
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
+
+SERVER = "server"
+"""The server's name as a recipient; a silo may have this name too, since its key is another one."""
+_MARKER = b"silodp 2"  # the version of this encoding
+_SIGNATURE_BYTES = 64
+_OVERHEAD = len(_MARKER) + _SIGNATURE_BYTES
+
+
+# --- what carries bytes ---
 
 
 @dataclass(frozen=True)
@@ -27,7 +47,7 @@ class Traffic:
     up: int = 0
 
     def since(self, before: Traffic) -> Traffic:
-        """What came after."""
+        """Return the bytes that were added after `before`."""
         return Traffic(self.down - before.down, self.up - before.up)
 
 
@@ -35,7 +55,7 @@ class Endpoint(Protocol):
     """A silo as a courier sees it."""
 
     def receive(self, data: bytes) -> bytes:
-        """The signed answer to a signed request; a repeated request gets the same bytes.
+        """Return the signed answer to a signed request; a repeated request gets the same bytes.
 
         Raises:
             SilodpError: the silo refuses; the courier reports that as a `Failure` of kind "refused".
@@ -45,7 +65,7 @@ class Endpoint(Protocol):
 class Transport(Protocol):
     """A courier: it carries signed bytes, knows no secrets, and can only lose, delay or repeat them.
 
-    This is the interface to implement for a network of your own.
+    This is the interface to implement for another network.
     """
 
     @property
@@ -55,20 +75,15 @@ class Transport(Protocol):
     def ask(
         self, requests: Mapping[str, bytes], timeout: float | None = None
     ) -> tuple[dict[str, bytes], dict[str, Failure]]:
-        """Send each silo its request and wait at most `timeout` seconds: (answers, failures), by silo name."""
+        """Send each silo its request and wait for the answers.
 
+        Args:
+            requests: signed bytes by the name of the silo.
+            timeout: seconds to wait at most; None: no limit.
 
-class Channel(Protocol):
-    """What the server asks silos through: messages out, verified messages back."""
-
-    @property
-    def traffic(self) -> Traffic:
-        """What was sent so far."""
-
-    def ask(
-        self, requests: Mapping[str, Message], timeout: float | None = None
-    ) -> tuple[dict[str, Message], dict[str, Failure]]:
-        """Ask each silo: (answers, failures), by silo name."""
+        Returns:
+            (answers, failures), each by the name of the silo.
+        """
 
 
 class InProcess:
@@ -99,3 +114,173 @@ class InProcess:
         answer = self._endpoints[name].receive(request)
         self.traffic = Traffic(self.traffic.down + len(request), self.traffic.up + len(answer))
         return answer
+
+
+# --- signatures ---
+
+
+def sign(message: Message, identity: Identity, recipient: str, request: str = "") -> bytes:
+    """Encode and sign a message.
+
+    Args:
+        message: what is sent.
+        identity: the sender's.
+        recipient: the name of the silo, or `SERVER`.
+        request: for an answer, the digest of the request that it answers.
+
+    Returns:
+        marker, signature and encoded message.
+    """
+    return _sign_bytes(message.encode(), identity, recipient, request)
+
+
+def verify(
+    data: bytes, public: bytes, sender: str, recipient: str, request: str = "", most_bytes: int | None = None
+) -> Message:
+    """Check the signature over the bytes, then decode them; the inverse of `sign`.
+
+    Args:
+        data: what arrived.
+        public: the sender's pinned Ed25519 key, 32 bytes.
+        sender: how the sender is called in an error.
+        recipient: who received it.
+        request: for an answer, the digest of the request that it answers.
+        most_bytes: refuse longer messages before anything else is done with them; None: no limit.
+
+    Raises:
+        SilodpError: too long, not signed by the sender for this recipient and request, or malformed (codes
+            message.too_large, message.signature, message.malformed).
+    """
+    if most_bytes is not None and len(data) > most_bytes + _OVERHEAD:
+        raise SilodpError(
+            f"{len(data):,} bytes in the name of {sender} are more than any message of this run has: nothing was read.",
+            code="message.too_large",
+        )
+    signature, body = data[len(_MARKER) : _OVERHEAD], memoryview(data)[_OVERHEAD:]
+    try:
+        if data[: len(_MARKER)] != _MARKER:
+            raise InvalidSignature
+        Ed25519PublicKey.from_public_bytes(public).verify(
+            signature, _signature_input(body, recipient, request)
+        )
+    except InvalidSignature:
+        raise SilodpError(
+            f"a message in the name of {sender} does not carry its signature for '{recipient}': it was altered, "
+            "redirected, played back, or sent by someone else; nothing was used.",
+            code="message.signature",
+        ) from None
+    try:
+        return Message.decode(bytes(body))
+    except SilodpError as error:
+        raise SilodpError(f"{sender} signed what is no message: {error}", code=error.code) from None
+
+
+def _sign_bytes(body: bytes, identity: Identity, recipient: str, request: str) -> bytes:
+    signature = identity.sign(_signature_input(memoryview(body), recipient, request))
+    return b"".join((_MARKER, signature, body))
+
+
+def _signature_input(body: memoryview, recipient: str, request: str) -> bytes:
+    # Every part has a fixed length or is hashed, so that none can be read as another.
+    to = hashlib.sha256(recipient.encode()).hexdigest()
+    about = hashlib.sha256(request.encode()).hexdigest()
+    return f"silodp message to {to} about {about}: {hashlib.sha256(body).hexdigest()}".encode()
+
+
+# --- the two ends of a signed channel ---
+
+
+class Party(Protocol):
+    """A silo, as its signed channel sees it."""
+
+    @property
+    def name(self) -> str:
+        """The name that its messages are addressed to."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that the longest request of the run may have."""
+
+    def answer(self, request: Message) -> Message:
+        """Answer one verified request, or raise SilodpError."""
+
+
+@dataclass(frozen=True)
+class SignedParty:
+    """A silo that answers only the server it has pinned, and signs its answers; an `Endpoint`.
+
+    Attributes:
+        silo: answers messages.
+        identity: the silo's long-term key.
+        server: the server's pinned public key, 32 bytes.
+    """
+
+    silo: Party
+    identity: Identity
+    server: bytes
+
+    def receive(self, data: bytes) -> bytes:
+        """Verify the request, answer it, and sign the answer.
+
+        Raises:
+            SilodpError: the request does not verify, or the silo refuses it.
+        """
+        name = self.silo.name
+        request = verify(data, self.server, "the server", name, most_bytes=self.silo.most_bytes)
+        return sign(self.silo.answer(request), self.identity, SERVER, request.digest())
+
+
+class Channel(Protocol):
+    """What the server asks silos through: messages out, verified messages back."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was sent so far."""
+
+    def ask(
+        self, requests: Mapping[str, Message], timeout: float | None = None
+    ) -> tuple[dict[str, Message], dict[str, Failure]]:
+        """Ask each silo: (answers, failures), by silo name."""
+
+
+@dataclass(frozen=True)
+class SignedChannel:
+    """The server's end: requests are signed; an answer that its silo did not sign counts as refused.
+
+    Attributes:
+        transport: carries the bytes.
+        identity: the server's long-term key.
+        silos: the silos' pinned public keys, 32 bytes each.
+        most_bytes: what the longest answer of the run may have; None: no limit.
+    """
+
+    transport: Transport
+    identity: Identity
+    silos: Mapping[str, bytes]
+    most_bytes: int | None = None
+
+    @property
+    def traffic(self) -> Traffic:
+        """As counted by the transport, signatures included."""
+        return self.transport.traffic
+
+    def ask(
+        self, requests: Mapping[str, Message], timeout: float | None = None
+    ) -> tuple[dict[str, Message], dict[str, Failure]]:
+        """Sign the requests, send them, and verify the answers; see `Transport.ask`."""
+        encoded = {id(request): request.encode() for request in requests.values()}  # most silos get the same
+        sent = {
+            name: _sign_bytes(encoded[id(request)], self.identity, name, "")
+            for name, request in requests.items()
+        }
+        answers, failures = self.transport.ask(sent, timeout)
+        genuine: dict[str, Message] = {}
+        for name, data in answers.items():
+            digest = requests[name].digest()
+            try:
+                genuine[name] = verify(
+                    data, self.silos[name], f"silo '{name}'", SERVER, digest, self.most_bytes
+                )
+            except SilodpError as error:
+                failures[name] = Failure("refused", str(error), error.code)
+        return genuine, failures

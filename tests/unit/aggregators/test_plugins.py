@@ -15,8 +15,7 @@ import torch
 
 from plugins.trimmed import Trimmed, TrimmedServer
 from silodp.accounting.events import Gaussian
-from silodp.aggregators import AGGREGATORS, Aggregator, AggregatorRecord, Plain, Setting, find_aggregator
-from silodp.aggregators.base import round_events
+from silodp.aggregators import AGGREGATORS, Aggregator, AggregatorRecord, Plain, find_aggregator
 from silodp.methods import Population, UldpAvg
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run
@@ -24,6 +23,7 @@ from silodp.runtime.train import Result, train
 from silodp.training.sgd.local import LocalTraining
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
+from support.specs import make_spec
 
 METHOD = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1))
 BY_RECORDS = replace(METHOD, weighting="records")
@@ -96,19 +96,19 @@ def test_trimming_is_charged_as_if_every_share_were_seen() -> None:
         (METHOD, "released", 5.0),  # four shares move by C/4 each: together as the sum does
         (METHOD, "server", 5.0),
     ):
-        setting = Setting("", names, method, Population(4, 12), 5)
-        assert round_events(Trimmed(), setting)[adversary] == Gaussian(multiplier)
+        setting = make_spec("", names, method, Population(4, 12), 5)
+        assert replace(setting, aggregator=Trimmed()).round_events()[adversary] == Gaussian(multiplier)
     # By records a person may lie in one silo, whose share carries half of the noise of the sum.
     view = Trimmed().views(BY_RECORDS, 4)["released"]
-    setting = Setting("", names, BY_RECORDS, Population(4, 12), 5)
+    setting = make_spec("", names, BY_RECORDS, Population(4, 12), 5)
     assert Trimmed().event(setting, view) == Gaussian(2.5)
     assert Plain().event(setting, Plain().views(BY_RECORDS, 4)["released"]) == Gaussian(5.0)
 
 
 def test_nothing_is_promised_against_a_silo_where_plain_promises_nothing() -> None:
-    setting = Setting("", ("a", "b", "c"), BY_RECORDS, Population(3, 12), 5)
-    for name, event in round_events(Plain(), setting).items():
-        assert type(round_events(Trimmed(), setting)[name]) is type(event)
+    setting = make_spec("", ("a", "b", "c"), BY_RECORDS, Population(3, 12), 5)
+    for name, event in setting.round_events().items():
+        assert type(replace(setting, aggregator=Trimmed()).round_events()[name]) is type(event)
 
 
 def test_trimming_needs_shares_that_are_left() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from silodp.crypto.keys import ClientHello, HandshakeState, Identity, Session
-from silodp.crypto.streams import keystream, secret_of, subkey
+from silodp.crypto.streams import derive_key, derive_secret, keystream
 from silodp.errors import SilodpError
 
 NAMES = ("north", "east", "south", "west")
@@ -52,7 +52,7 @@ def test_seals_and_masks_disclose_nothing_of_one_another():
 
 def test_all_silos_and_only_they_know_the_group_secret():
     met = sessions()
-    boxes = {name: session.sealed_contributions() for name, session in met.items()}
+    boxes = {name: session.seal_contributions() for name, session in met.items()}
     secrets = {
         name: session.group_secret({peer: boxes[peer][name] for peer in NAMES if peer != name})
         for name, session in met.items()
@@ -64,7 +64,7 @@ def test_all_silos_and_only_they_know_the_group_secret():
 
 def test_a_contribution_that_was_altered_or_redirected_is_named():
     met = sessions()
-    boxes = {name: session.sealed_contributions() for name, session in met.items()}
+    boxes = {name: session.seal_contributions() for name, session in met.items()}
     for_north = {peer: boxes[peer]["north"] for peer in NAMES if peer != "north"}
     for lie in (
         for_north | {"east": flipped(for_north["east"])},
@@ -177,9 +177,9 @@ def test_derived_keys_follow_rfc_5869_and_differ_by_purpose():
 
     pseudorandom = hmac.digest(b"salt", b"material", "sha256")
     expected = hmac.digest(pseudorandom, b'["silodp", "a", 1]' + b"\x01", "sha256")
-    assert secret_of(b"material", b"salt", "a", 1) == expected
-    assert subkey(pseudorandom, "a", 1) == expected
-    assert len({subkey(bytes(32), *use) for use in (("a", 1), ("a", "1"), ("a1",), ("a", 1, ""))}) == 4
+    assert derive_secret(b"material", b"salt", "a", 1) == expected
+    assert derive_key(pseudorandom, "a", 1) == expected
+    assert len({derive_key(bytes(32), *use) for use in (("a", 1), ("a", "1"), ("a1",), ("a", 1, ""))}) == 4
 
 
 def test_secrets_do_not_show_when_printed():

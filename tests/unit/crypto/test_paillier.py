@@ -11,7 +11,7 @@ from scipy import stats
 
 from silodp.crypto.paillier import scheme
 from silodp.crypto.paillier._multi_exponentiation import MultiExponentiation
-from silodp.crypto.paillier.scheme import PrivateKey, PublicKey, uniform_residues
+from silodp.crypto.paillier.scheme import PrivateKey, PublicKey, draw_residues
 from silodp.errors import SilodpError
 
 KEY = PrivateKey.generate(512)
@@ -177,7 +177,7 @@ def test_every_row_costs_the_same_multiplications(slots):
 
 def test_residues_from_a_key_are_uniform_and_repeat():
     modulus = 3 << 6  # bytes mod 192 would favor the first 64 by two to one
-    draws = uniform_residues(bytes(32), 20_000, modulus)
+    draws = draw_residues(bytes(32), 20_000, modulus)
     assert stats.chisquare(np.bincount(draws, minlength=modulus)).pvalue > 1e-6
-    assert draws == uniform_residues(bytes(32), 20_000, modulus)
-    assert max(uniform_residues(bytes(32), 100, PUBLIC.n)).bit_length() > 500
+    assert draws == draw_residues(bytes(32), 20_000, modulus)
+    assert max(draw_residues(bytes(32), 100, PUBLIC.n)).bit_length() > 500

@@ -50,7 +50,7 @@ def test_the_sensitivity_counts_the_uniform_part():
 def test_one_session_sends_its_counts_once():
     parties = Parties(np.ones((2, 1), np.int64), dimension=1)
     with pytest.raises(SilodpError, match="counts were sent before"):
-        parties.silos[0].blinded_counts([5])
+        parties.silos[0].blind_counts([5])
     with pytest.raises(SilodpError, match="were received before"):
         parties.server.receive_counts(parties.blinded)
 
@@ -88,7 +88,7 @@ def test_a_silo_refuses_what_does_not_fit_the_session(counts, change, problem):
 def test_a_silo_refuses_what_does_not_fit_the_round():
     parties = Parties(np.ones((2, 2), np.int64), dimension=3, row_bound=100, noise_std=10.0)
     silo, bound = parties.silos[0], parties.parameters.noise_bound
-    request = parties.server.encrypted_inverses(np.ones(2, bool))
+    request = parties.server.encrypt_inverses(np.ones(2, bool))
     zero, masks = np.zeros(3, np.int64), [1] * parties.parameters.ciphertexts
     longest = np.array([[100, 0, 0]])
 
@@ -125,7 +125,7 @@ def test_the_server_refuses_what_does_not_fit():
     parties = Parties(np.ones((3, 2), np.int64), dimension=40)
     fresh = PaillierServer(parties.parameters)
     with pytest.raises(SilodpError, match="run its setup"):
-        fresh.encrypted_inverses(np.ones(2, bool))
+        fresh.encrypt_inverses(np.ones(2, bool))
     with pytest.raises(SilodpError, match="2 of 3 silos sent counts"):
         fresh.receive_counts(parties.blinded[:2])
     with pytest.raises(SilodpError, match=r"silo 1 \(counts\) sent 127 bytes where 2 numbers of 64"):
@@ -133,18 +133,18 @@ def test_the_server_refuses_what_does_not_fit():
     with pytest.raises(SilodpError, match=r"silo 2 \(counts\) sent a number beyond"):
         fresh.receive_counts([bytes(128), bytes(128), b"\xff" * 128])
     with pytest.raises(SilodpError, match="one entry for each user"):
-        parties.server.encrypted_inverses(np.ones(3, bool))
+        parties.server.encrypt_inverses(np.ones(3, bool))
     zero = np.zeros((3, 2, 40), np.int64)
     answers = parties.answers(zero, zero[:, 0])
     with pytest.raises(SilodpError, match="0 answers of 3 silos"):
-        parties.server.scaled_sum([])
+        parties.server.compute_scaled_sum([])
     with pytest.raises(SilodpError, match="4 answers of 3 silos"):
-        parties.server.scaled_sum([*answers, answers[0]])
+        parties.server.compute_scaled_sum([*answers, answers[0]])
     with pytest.raises(SilodpError, match=r"answer 1 sent \d+ bytes"):
-        parties.server.scaled_sum([answers[0], answers[1][1:]])
+        parties.server.compute_scaled_sum([answers[0], answers[1][1:]])
     with pytest.raises(SilodpError, match="masks do not add to 0"):
-        parties.server.scaled_sum(answers[:2])
-    assert len(parties.server.scaled_sum(answers)) == 40
+        parties.server.compute_scaled_sum(answers[:2])
+    assert len(parties.server.compute_scaled_sum(answers)) == 40
 
 
 def test_a_sum_whose_masks_did_not_cancel_is_noticed_by_64_spare_bits():

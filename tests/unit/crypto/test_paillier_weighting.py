@@ -7,7 +7,7 @@ from silodp.crypto import private_sampling
 from silodp.crypto.paillier import weighting
 from silodp.crypto.paillier._multi_exponentiation import MultiExponentiation
 from silodp.crypto.paillier.parameters import PaillierParameters
-from silodp.crypto.paillier.weighting import PaillierServer, chosen_ciphertexts
+from silodp.crypto.paillier.weighting import PaillierServer, unpack_ciphertexts
 from silodp.crypto.private_sampling import SamplingRatio
 from support.toys import Parties, cancelling_masks, small_rows
 
@@ -96,12 +96,12 @@ def test_rows_may_come_in_chunks_in_any_order_or_not_at_all():
     parties = Parties(counts, dimension=5)
     rows, noise, uniform = a_round(parties, rng)
     rows[1, 2] = 0
-    request = parties.server.encrypted_inverses(np.ones(4, bool))
+    request = parties.server.encrypt_inverses(np.ones(4, bool))
     masks = parties.masks()
     first = parties.silos[0].answer(request, [(np.arange(4), rows[0])], noise[0], masks[0], uniform[0])
     chunks = [(np.array([3]), rows[1, [3]]), (np.array([1, 0]), rows[1, [1, 0]])]
     second = parties.silos[1].answer(request, iter(chunks), noise[1], masks[1], uniform[1])
-    assert parties.server.scaled_sum([first, second]) == plainly(
+    assert parties.server.compute_scaled_sum([first, second]) == plainly(
         parties, counts, rows, noise, uniform, [True] * 4
     )
 
@@ -111,9 +111,9 @@ def test_the_uniform_part_is_uniform_and_centered():
     counts = np.ones((2, 2), np.int64)
     parties = Parties(counts, dimension=3000, count_cap=2, noise_std=0.0)
     scale = parties.parameters.scale
-    request = parties.server.encrypted_inverses(np.ones(2, bool))
+    request = parties.server.encrypt_inverses(np.ones(2, bool))
     none = np.zeros(3000, np.int64)
-    part = parties.server.scaled_sum(
+    part = parties.server.compute_scaled_sum(
         [parties.silos[0].answer(request, [], none, [0] * parties.parameters.ciphertexts)]
     )
     assert (min(part), max(part), scale) == (-30, 29, 60)
@@ -124,7 +124,7 @@ def test_requests_are_fresh_and_unsampled_users_look_like_the_others():
     parties = Parties(np.ones((2, 6), np.int64), dimension=2)
     public, seen = parties.silos[0]._public, set()
     for sampled in (np.ones(6, bool), np.zeros(6, bool), np.ones(6, bool)):
-        request = public.ciphertexts_from_bytes(parties.server.encrypted_inverses(sampled), 6, "server")
+        request = public.ciphertexts_from_bytes(parties.server.encrypt_inverses(sampled), 6, "server")
         seen |= set(request)
         assert all(c % parties.n != 1 for c in request)  # the randomness is not 1
     assert len(seen) == 18
@@ -138,28 +138,28 @@ def test_what_silo_0_chooses_is_a_request_with_a_sample_that_nobody_knows(key_bi
     parties = Parties(counts, dimension=3, key_bits=key_bits, row_bound=100, noise_std=1.0)
     p, server = parties.parameters, parties.server
     places, shifts = private_sampling.draw_server_cells(8, law), rng.integers(0, 10, 8)
-    tables = server.tables(law, places, server.encrypted_pairs())
+    tables = server.tables(law, places, server.encrypt_pairs())
     assert tables.shape == (8, 10, p.entry_words)
     for u, i in enumerate(places.tolist()):
         for shift in range(10):
-            entry = chosen_ciphertexts(p, tables[u, [shift]])
+            entry = unpack_ciphertexts(p, tables[u, [shift]])
             plain = server._key.decrypt(mpz(int.from_bytes(entry, "big"))) % parties.n
             assert plain == ((i - shift) % 10 < 3) * server._inverses[u]
     sampled = law.sampled(places, shifts).astype(bool)
-    request = chosen_ciphertexts(p, tables[np.arange(8), shifts])
+    request = unpack_ciphertexts(p, tables[np.arange(8), shifts])
     rows, noise, uniform = a_round(parties, rng)
     answers = [
         silo.answer(request, [(np.arange(8), rows[s])], noise[s], masks, uniform[s])
         for s, (silo, masks) in enumerate(zip(parties.silos, parties.masks(), strict=True))
     ]
-    assert server.scaled_sum(answers) == plainly(parties, counts, rows, noise, uniform, sampled)
+    assert server.compute_scaled_sum(answers) == plainly(parties, counts, rows, noise, uniform, sampled)
 
 
 def test_pairs_are_fresh_and_say_nothing_of_who_is_sampled():
     """No ciphertext comes twice, in a round or over rounds; nor do they differ in size or form."""
     parties = Parties(np.ones((2, 6), np.int64), dimension=2)
     public = parties.silos[0]._public
-    seen = [public.ciphertexts_from_bytes(parties.server.encrypted_pairs(), 12, "server") for _ in range(3)]
+    seen = [public.ciphertexts_from_bytes(parties.server.encrypt_pairs(), 12, "server") for _ in range(3)]
     assert len({c for pairs in seen for c in pairs}) == 36
     assert all(c % parties.n != 1 for pairs in seen for c in pairs)
 
@@ -169,7 +169,7 @@ def test_answers_are_fresh_also_from_a_pool():
     silo = parties.silos[0]
     silo.precompute(rounds=2)
     assert len(set(silo._blanks)) == 4
-    request = parties.server.encrypted_inverses(np.ones(1, bool))
+    request = parties.server.encrypt_inverses(np.ones(1, bool))
     zero = np.zeros(1, np.int64)
     answers = {silo.answer(request, [], zero, masks, [0]) for masks in ([1], [2], [3])}
     randomness = {int.from_bytes(a, "big") % parties.n for a in answers}
@@ -213,20 +213,22 @@ def test_survivors_of_an_attempt_keep_session_and_weights():
     counts = np.array([[1, 2], [3, 0], [2, 2]])
     parties = Parties(counts, dimension=2)
     rows, noise, uniform = a_round(parties, np.random.default_rng(3))
-    request = parties.server.encrypted_inverses(np.ones(2, bool))
+    request = parties.server.encrypt_inverses(np.ones(2, bool))
     answers = [
         parties.silos[s].answer(request, [(np.arange(2), rows[s])], noise[s], masks, uniform[s])
         for s, masks in zip((0, 2), parties.masks(2), strict=True)
     ]
     rows[1], noise[1], uniform[1] = 0, 0, [0, 0]
-    assert parties.server.scaled_sum(answers) == plainly(parties, counts, rows, noise, uniform, [True, True])
+    assert parties.server.compute_scaled_sum(answers) == plainly(
+        parties, counts, rows, noise, uniform, [True, True]
+    )
 
 
 def test_masked_answers_and_counts_look_uniform_to_the_server():
     """One silo's message decrypts to its mask plus something: uniform mod n, whatever the counts and rows."""
     silo_sees, counts = [], np.zeros((2, 2), np.int64)
     parties = Parties(counts, dimension=1, count_cap=1)
-    request, zero = parties.server.encrypted_inverses(np.ones(2, bool)), np.zeros(1, np.int64)
+    request, zero = parties.server.encrypt_inverses(np.ones(2, bool)), np.zeros(1, np.int64)
     for mask in cancelling_masks(parties.n, 200, 1)[:199]:
         answer = parties.silos[1].answer(request, [], zero, mask)
         silo_sees.append(
@@ -249,7 +251,7 @@ def test_every_user_is_multiplied_in_with_a_row_or_without(monkeypatch):
         MultiExponentiation, "multiply", lambda *args: (multiplied.append(args[1]), multiply(*args))
     )
     parties = Parties(np.array([[0, 1, 2], [2, 0, 0]]), dimension=2)
-    request, zero = parties.server.encrypted_inverses(np.ones(3, bool)), np.zeros(2, np.int64)
+    request, zero = parties.server.encrypt_inverses(np.ones(3, bool)), np.zeros(2, np.int64)
     for owners in ([], [1], [0, 1, 2]):
         multiplied.clear()
         masks = parties.masks()[0]

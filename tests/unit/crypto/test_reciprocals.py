@@ -22,7 +22,7 @@ from silodp.crypto.reciprocals import (
     Server,
     SiloShares,
     answer_unknown,
-    modulus_for,
+    choose_modulus,
     reciprocals,
 )
 from silodp.errors import SilodpError
@@ -72,7 +72,7 @@ def added(plan: ReciprocalParameters, *shares: NDArray[np.uint64]) -> list[int]:
     ("silos_times_cap", "modulus"), [(1, 2), (2, 4), (2000, 2048), (2047, 2048), (2048, 4096)]
 )
 def test_the_modulus_exceeds_every_count(silos_times_cap: int, modulus: int) -> None:
-    assert modulus_for(silos_times_cap) == modulus
+    assert choose_modulus(silos_times_cap) == modulus
 
 
 @pytest.mark.parametrize("weight_bits", [0, 1, 20, 63])

@@ -11,9 +11,8 @@ from silodp.errors import SilodpError
 from silodp.methods import UldpSgd
 from silodp.runtime.train import train
 from silodp.wire.messages import Message
-from silodp.wire.signatures import sign, verify
 from silodp.wire.store import DirectoryStore, MemoryStore, write_durably
-from silodp.wire.transport import InProcess, Traffic
+from silodp.wire.transport import InProcess, Traffic, sign, verify
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lattice.ring import Bytes, pack, unpack
-from silodp.crypto.streams import keystream
+from silodp.crypto.lattice.ring import pack, unpack
+from silodp.crypto.streams import Bytes, Integers, Words, keystream
 from silodp.errors import SilodpError
-
-Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -73,16 +71,16 @@ class LimbGroup:
         """value ± the uniform vector of `key`."""
         return (self.add if sign > 0 else self.subtract)(value, self.uniform(key))
 
-    def bits_from(self, vector: Words, first: int, width: int) -> NDArray[np.uint64]:
+    def bits_from(self, vector: Words, first: int, width: int) -> Words:
         """Bits [first, first+width) of every number, width ≤ 64."""
         word, offset = divmod(first, 64)
-        found: NDArray[np.uint64] = vector[word] >> np.uint64(offset)
+        found: Words = vector[word] >> np.uint64(offset)
         if offset + width > 64:
             found |= vector[word + 1] << np.uint64(64 - offset)
         found &= np.uint64((1 << width) - 1)
         return found
 
-    def from_limbs(self, limbs: NDArray[np.int64], limb_bits: int) -> Words:
+    def from_limbs(self, limbs: Integers, limb_bits: int) -> Words:
         """Limbs in [0, 2^w) of shape (..., L, N), L·w = bits, to the vector of all coefficients in order."""
         vector = self.zero()
         for k in range(limbs.shape[-2]):
@@ -93,7 +91,7 @@ class LimbGroup:
                 vector[word + 1] |= limb >> np.uint64(64 - offset)
         return vector
 
-    def to_limbs(self, vector: Words, limb_bits: int, *shape: int) -> NDArray[np.int64]:
+    def to_limbs(self, vector: Words, limb_bits: int, *shape: int) -> Integers:
         """The inverse of `from_limbs`; `shape` is (..., N) without the limbs."""
         starts = range(0, self.bits, limb_bits)
         limbs = [self.bits_from(vector, first, limb_bits).view(np.int64).reshape(shape) for first in starts]

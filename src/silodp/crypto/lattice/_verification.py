@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.lattice.parameters import CHECK_PIECE_BITS, PIECE_BITS, LatticeParameters
-from silodp.crypto.lattice.ring import Integers, Transform
-from silodp.crypto.streams import keystream
+from silodp.crypto.lattice.ring import FourierTransform
+from silodp.crypto.streams import Integers, keystream
 from silodp.errors import SilodpError
 
 Elements = Callable[[slice], NDArray[np.int32]]
@@ -36,19 +36,18 @@ class VerifiedProducts:
         self,
         parameters: LatticeParameters,
         key: bytes,
-        transform: Transform,
         executor: Executor | None = None,
     ):
         self.repeated = 0
         """Blocks that had to be computed in pieces."""
         self._ring = parameters.ring
         self._pieces = parameters.pieces
-        self._transform = transform
+        self._transform = FourierTransform(parameters.ring_size)
         self._map: Callable[..., Iterable[Any]] = executor.map if executor else map
         shape = (2 * parameters.limbs, _CHECK_PIECES, parameters.ring_size)
         drawn = keystream(key, 2 * int(np.prod(shape))).view("<i2").reshape(shape)
         self._tests = _joined(drawn.astype(np.int64), CHECK_PIECE_BITS)
-        self._tests_adjoint = transform.forward(drawn).conj()
+        self._tests_adjoint = self._transform.forward(drawn).conj()
 
     def add_to(self, total: Integers, multipliers: NDArray[np.int32], elements: Elements) -> None:
         """Adds Σ_u M_u·b_u to `total` (B, 2, K, N) in place, and carries: balanced before, balanced after.

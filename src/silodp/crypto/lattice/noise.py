@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.lattice.parameters import ERROR_ETA
-from silodp.crypto.lattice.ring import Integers, Ring
-from silodp.crypto.streams import keystream, subkey, words
+from silodp.crypto.lattice.ring import Ring
+from silodp.crypto.streams import Integers, derive_key, draw_words, keystream
 from silodp.errors import SilodpError
 
 _COINS = np.uint64((1 << ERROR_ETA) - 1)
 
 
-def ternary(key: bytes, *shape: int) -> NDArray[np.int8]:
+def draw_ternary(key: bytes, *shape: int) -> NDArray[np.int8]:
     """Uniform in {−1, 0, 1}."""
     count = int(np.prod(shape, dtype=np.int64))
     drawn = keystream(
@@ -24,13 +24,13 @@ def ternary(key: bytes, *shape: int) -> NDArray[np.int8]:
     )  # one byte in 256 is refused: 64 spare and 1.6 % are plenty
     kept = drawn[drawn < 255][:count]
     if len(kept) < count:
-        return ternary(subkey(key, "again"), *shape)
+        return draw_ternary(derive_key(key, "again"), *shape)
     return (kept % 3).astype(np.int8).reshape(shape) - np.int8(1)
 
 
-def centered_binomial(key: bytes, *shape: int) -> Integers:
+def draw_centered_binomial(key: bytes, *shape: int) -> Integers:
     """Sum of η fair coins less η others: mean 0, variance η/2."""
-    bits = words(key, int(np.prod(shape, dtype=np.int64)), np.uint64)
+    bits = draw_words(key, int(np.prod(shape, dtype=np.int64)), np.uint64)
     ones: Integers = np.bitwise_count(bits & _COINS).astype(np.int64)
     ones -= np.bitwise_count((bits >> np.uint64(ERROR_ETA)) & _COINS)
     return ones.reshape(shape)
@@ -44,14 +44,14 @@ def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Intege
     shape = (*element.shape[:-2], ring.size)
     for limb in range(-(-bits // ring.limb_bits)):
         width = min(ring.limb_bits, bits - limb * ring.limb_bits)
-        drawn = words(subkey(key, "flooding", limb), int(np.prod(shape, dtype=np.int64)), np.uint32)
+        drawn = draw_words(derive_key(key, "flooding", limb), int(np.prod(shape, dtype=np.int64)), np.uint32)
         element[..., limb, :] += (drawn & np.uint32((1 << width) - 1)).reshape(shape)
     top, offset = divmod(bits - 1, ring.limb_bits)
     element[..., top, :] -= 1 << offset
     return element
 
 
-def scaled_noise(share: Integers, shift: int, stream: np.random.Generator) -> Integers:
+def scale_noise(share: Integers, shift: int, stream: np.random.Generator) -> Integers:
     """2^shift·share + centered Uniform of width 2^shift, drawn from `stream` (docs/protocols.md, section 3).
 
     Without the uniform part the sum modulo 2^shift would be free of noise.

@@ -9,38 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.fft
 from numpy.typing import NDArray
 
-from silodp.crypto.streams import words
+from silodp.crypto.streams import Bytes, Integers, Words, draw_words
 
-Integers = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 _ROWS_AT_A_TIME = 16  # polynomials transformed together: a megabyte, which stays in the cache
-
-
-class Transform(Protocol):
-    """Matrices of polynomials to their values at half of the roots of X^N+1 (the other half are the conjugates).
-
-    Spectra are arrays of shape (N/2, r, c) that know `@`, `+=`, `.conj()` and `.swapaxes`: one product `A @ B` of
-    spectra is the product of matrices of polynomials. numpy here; torch, on a GPU too, does the same in as few lines.
-    """
-
-    def forward(self, polynomials: NDArray[Any]) -> Any:
-        """Integers (r, c, N) to a spectrum (N/2, r, c)."""
-        ...
-
-    def inverse(self, spectrum: Any) -> Integers:
-        """A spectrum (N/2, r, c) to integers (r, c, N), each rounded to the nearest."""
-        ...
 
 
 @dataclass(frozen=True)
 class FourierTransform:
-    """The negacyclic transform by one complex FFT of length N/2: x_j + i·x_(j+N/2), twisted by e^(iπj/N)."""
+    """Matrices of polynomials to their values at half of the roots of X^N+1 (the other half are the conjugates).
+
+    One complex FFT of length N/2: x_j + i·x_(j+N/2), twisted by e^(iπj/N). One product `A @ B` of spectra is the
+    product of matrices of polynomials; the adjoint of a polynomial has the conjugate spectrum.
+    """
 
     size: int
 
@@ -130,7 +116,7 @@ class Ring:
     def uniform(self, key: bytes, *shape: int) -> NDArray[np.int32]:
         """Uniform elements (*shape, K, N) in balanced limbs, the stream of `key`."""
         count = int(np.prod(shape, dtype=np.int64)) * self.limbs * self.size
-        digits = (words(key, count, np.uint32) & np.uint32(self.mask)).astype(np.int32)
+        digits = (draw_words(key, count, np.uint32) & np.uint32(self.mask)).astype(np.int32)
         return (digits - np.int32(self.half)).reshape(*shape, self.limbs, self.size)
 
     def to_bytes(self, element: NDArray[Any]) -> Bytes:
@@ -145,7 +131,7 @@ class Ring:
         return digits.reshape(*packed.shape[:-1], self.limbs, self.size)
 
 
-def pack(values: NDArray[np.uint64], bits: int) -> Bytes:
+def pack(values: Words, bits: int) -> Bytes:
     """Values (..., count) below 2^bits, bits ≤ 64, count a multiple of 64, as (..., count·bits/8) bytes.
 
     Value j·G+i (G = count/64) lies in bits [j·bits, (j+1)·bits) of column i of `bits` rows of G little-endian words:
@@ -161,7 +147,7 @@ def pack(values: NDArray[np.uint64], bits: int) -> Bytes:
     return packed.reshape(*values.shape[:-1], -1).view(np.uint8)
 
 
-def unpack(packed: Bytes, bits: int) -> NDArray[np.uint64]:
+def unpack(packed: Bytes, bits: int) -> Words:
     """The values (..., count) of `pack`; ValueError when these are no whole rows of words."""
     columns = np.ascontiguousarray(packed).view("<u8").reshape(*packed.shape[:-1], bits, -1)
     rows = np.empty((*packed.shape[:-1], 64, columns.shape[-1]), np.uint64)

@@ -19,24 +19,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lattice._digits import LimbGroup, Words
+from silodp.crypto.lattice._digits import LimbGroup
 from silodp.crypto.lattice._plaintexts import Chunk, Plaintexts, add_own_part
 from silodp.crypto.lattice._verification import VerifiedProducts
-from silodp.crypto.lattice.noise import add_flooding, centered_binomial, ternary
+from silodp.crypto.lattice.noise import add_flooding, draw_centered_binomial, draw_ternary
 from silodp.crypto.lattice.parameters import LatticeParameters
-from silodp.crypto.lattice.ring import FourierTransform, Integers, Ring, Transform
-from silodp.crypto.streams import KEY_BYTES, secret_of, subkey
+from silodp.crypto.lattice.ring import FourierTransform, Ring
+from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, derive_secret
 from silodp.errors import SilodpError
 
 _USERS_AT_A_TIME = 32
 
 
-def seed_of(request: dict[str, bytes], context: bytes) -> bytes:
+def derive_seed(request: dict[str, bytes], context: bytes) -> bytes:
     """The seed of the uniform halves: a hash of the session's transcript, round and attempt with the server's nonce.
 
     So the server cannot choose them, and neither a replayed nor another context's nonce repeats a seed unnoticed.
     """
-    return secret_of(request["nonce"], hashlib.sha256(context).digest(), "lattice", "uniform halves")
+    return derive_secret(request["nonce"], hashlib.sha256(context).digest(), "lattice", "uniform halves")
 
 
 class LatticeServer:
@@ -46,9 +46,7 @@ class LatticeServer:
     (error < 2^−4 for every ring and limb that `LatticeParameters` allows).
     """
 
-    def __init__(
-        self, parameters: LatticeParameters, key: bytes | None = None, transform: Transform | None = None
-    ):
+    def __init__(self, parameters: LatticeParameters, key: bytes | None = None):
         """`key`: 32 secret bytes that the secret follows from, to be kept by who must decrypt after a restart.
 
         Make a fresh one for every attempt: a malicious silo can make the server's next model carry its secret (it adds
@@ -57,9 +55,9 @@ class LatticeServer:
         parameters.check()
         self.parameters = parameters
         self._ring = parameters.ring
-        self._transform = transform or FourierTransform(parameters.ring_size)
+        self._transform = FourierTransform(parameters.ring_size)
         key = secrets.token_bytes(KEY_BYTES) if key is None else key
-        secret = ternary(subkey(key, "lattice secret"), 1, 1, parameters.ring_size)
+        secret = draw_ternary(derive_key(key, "lattice secret"), 1, 1, parameters.ring_size)
         self._secret = self._transform.forward(secret)
 
     def request(
@@ -73,13 +71,15 @@ class LatticeServer:
         parameters, ring = self.parameters, self._ring
         _checked(shares, "shares", parameters.users)
         key = secrets.token_bytes(KEY_BYTES) if key is None else key
-        request = {"nonce": subkey(key, "nonce")}
-        seed, errors = seed_of(request, context), subkey(key, "errors")
-        public = self._zero(ring.uniform(subkey(seed, "public key"), 1), [self._error(errors, "public key")])
+        request = {"nonce": derive_key(key, "nonce")}
+        seed, errors = derive_seed(request, context), derive_key(key, "errors")
+        public = self._zero(
+            ring.uniform(derive_key(seed, "public key"), 1), [self._error(errors, "public key")]
+        )
         ciphertexts = []
         for first in range(0, parameters.users, _USERS_AT_A_TIME):
             users = range(first, min(first + _USERS_AT_A_TIME, parameters.users))
-            halves = np.stack([ring.uniform(subkey(seed, user)) for user in users])
+            halves = np.stack([ring.uniform(derive_key(seed, user)) for user in users])
             c0 = self._zero(halves, [self._error(errors, user) for user in users])
             constant = shares[users.start : users.stop].view(np.int64)[:, None]
             ring.add_shifted(c0[:, :, :1], constant, parameters.modulus_bits - parameters.plaintext_bits)
@@ -130,7 +130,7 @@ class LatticeServer:
         """An error polynomial (N,) whose spectrum the flooding covers: drawn again until ‖ê‖_∞ is small enough."""
         attempt = 0
         while True:
-            error = centered_binomial(subkey(key, "error", user, attempt), self.parameters.ring_size)
+            error = draw_centered_binomial(derive_key(key, "error", user, attempt), self.parameters.ring_size)
             spectrum = self._transform.forward(error[None, None])
             if float(abs(spectrum).max()) <= self.parameters.error_spectrum:
                 return error
@@ -149,7 +149,6 @@ class LatticeSilo:
     parameters: LatticeParameters
     claim: Callable[[bytes], bool] = field(repr=False)  # a method would print what it belongs to
     workers: int = 1
-    transform: Transform | None = None
 
     def __post_init__(self) -> None:
         self.parameters.check()
@@ -184,7 +183,7 @@ class LatticeSilo:
         shares = _checked(shares, "shares", parameters.users)
         noise = _checked(noise, "noise", parameters.dimension)
         batches = Plaintexts(parameters, counts).batches(chunks)
-        seed = seed_of(request, context)
+        seed = derive_seed(request, context)
         if not self.claim(seed):
             raise SilodpError(
                 "the server sent ciphertexts under a seed seen before; refused: begin a new attempt",
@@ -196,22 +195,21 @@ class LatticeSilo:
 
         def public_key(_: slice) -> NDArray[np.int32]:
             sent = np.frombuffer(request["public key"], np.uint8)
-            return np.concatenate([ring.from_bytes(sent), ring.uniform(subkey(seed, "public key"))])[None]
+            return np.concatenate([ring.from_bytes(sent), ring.uniform(derive_key(seed, "public key"))])[None]
 
         with ThreadPoolExecutor(self.workers) if self.workers > 1 else nullcontext() as executor:
-            transform = self.transform or FourierTransform(parameters.ring_size)
-            products = VerifiedProducts(parameters, subkey(key, "tests"), transform, executor)
+            products = VerifiedProducts(parameters, derive_key(key, "tests"), executor)
             for owners, multipliers in batches:
                 ciphertexts = _Ciphertexts(ring, seed, request["ciphertexts"], owners)
                 products.add_to(total, multipliers, ciphertexts)
                 add_own_part(own, shares[owners], multipliers)
             # A fresh encryption of zero, u·public key + errors, hides what c1 tells about the multipliers.
-            fresh = ternary(subkey(key, "ternary"), 1, *own.shape).astype(np.int32)
+            fresh = draw_ternary(derive_key(key, "ternary"), 1, *own.shape).astype(np.int32)
             products.add_to(total, fresh, public_key)
-        total[:, :, 0] += centered_binomial(subkey(key, "errors"), parameters.blocks, 2, ring.size)
+        total[:, :, 0] += draw_centered_binomial(derive_key(key, "errors"), parameters.blocks, 2, ring.size)
         own.reshape(-1)[: parameters.dimension] += noise.view(np.uint64)
         ring.add_shifted(total[:, 0], own.view(np.int64), parameters.modulus_bits - parameters.plaintext_bits)
-        add_flooding(total[:, 0], ring, parameters.flooding_bits, subkey(key, "flooding"))
+        add_flooding(total[:, 0], ring, parameters.flooding_bits, derive_key(key, "flooding"))
         # Balanced limbs: to drop the low ones is to round to the nearest.
         kept = ring.balance(total)[:, :, parameters.dropped :]
         return parameters.digits.from_limbs(ring.canonical(kept), parameters.limb_bits)
@@ -230,7 +228,7 @@ class _Ciphertexts:
         ring, owners = self.ring, self.owners[users]
         size = ring.limb_bits * ring.limbs * ring.size // 8
         sent = np.frombuffer(self.packed, np.uint8).reshape(-1, size)[owners]
-        halves = np.stack([ring.uniform(subkey(self.seed, owner)) for owner in owners.tolist()])
+        halves = np.stack([ring.uniform(derive_key(self.seed, owner)) for owner in owners.tolist()])
         return np.concatenate([ring.from_bytes(sent), halves], axis=1)
 
 

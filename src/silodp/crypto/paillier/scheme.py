@@ -16,7 +16,7 @@ from itertools import count, islice
 import gmpy2
 from gmpy2 import invert, mpz, powmod, powmod_sec
 
-from silodp.crypto.streams import keystream, subkey
+from silodp.crypto.streams import derive_key, keystream
 from silodp.errors import SilodpError
 
 SECURE_BITS = 3072
@@ -200,11 +200,11 @@ def _challenges(public: PublicKey, context: bytes) -> list[int]:
     """Uniform units mod n that nobody chose: hashed from n and the context. Multiples of a factor are left out, since
     among all residues they would raise the fraction of those that have a root."""
     seed = hashlib.sha256(b"silodp paillier modulus\0" + public.to_bytes() + context).digest()
-    values = (value for i in count() for value in uniform_residues(subkey(seed, i), 1, int(public.n)))
+    values = (value for i in count() for value in draw_residues(derive_key(seed, i), 1, int(public.n)))
     return list(islice((value for value in values if gmpy2.gcd(value, public.n) == 1), _PROOF_ROOTS))
 
 
-def uniform_residues(key: bytes, count: int, modulus: int) -> list[int]:
+def draw_residues(key: bytes, count: int, modulus: int) -> list[int]:
     """`count` integers mod `modulus` from the key's stream, each from 128 bits more than it needs (bias ≤ 2⁻¹²⁸)."""
     width = (int(modulus).bit_length() + 128 + 7) // 8
     stream = keystream(key, width * count).tobytes()
@@ -228,7 +228,7 @@ class Residues:
 
     def mask(self, value: list[int], key: bytes, sign: int) -> list[int]:
         """value ± residues drawn with 128 bits to spare."""
-        drawn = uniform_residues(key, self.count, self.modulus)
+        drawn = draw_residues(key, self.count, self.modulus)
         return [(a + sign * b) % self.modulus for a, b in zip(value, drawn, strict=True)]
 
 

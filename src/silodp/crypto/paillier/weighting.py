@@ -22,19 +22,18 @@ import numpy as np
 from gmpy2 import invert, mpz, powmod
 from numpy.typing import NDArray
 
-from silodp.crypto.lookup import Words
 from silodp.crypto.paillier._multi_exponentiation import MultiExponentiation
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import (
     PrivateKey,
     PublicKey,
+    draw_residues,
     prove_modulus,
     residues_from_bytes,
     residues_to_bytes,
-    uniform_residues,
 )
 from silodp.crypto.private_sampling import SamplingRatio
-from silodp.crypto.streams import subkey
+from silodp.crypto.streams import Words, derive_key
 from silodp.errors import SilodpError
 
 Rows = Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]
@@ -91,7 +90,7 @@ class PaillierServer:
         totals = [sum(of_user) % n for of_user in zip(*received, strict=True)]
         self._inverses = [int(invert(total, n)) if total else 0 for total in totals]
 
-    def encrypted_inverses(self, sampled: NDArray[np.bool_]) -> bytes:
+    def encrypt_inverses(self, sampled: NDArray[np.bool_]) -> bytes:
         """A round's request, the same for all silos: fresh ciphertexts, of zero for users not `sampled` (U,)."""
         if self._inverses is None:
             raise SilodpError(
@@ -107,10 +106,10 @@ class PaillierServer:
         chosen = [inverse if taken else 0 for inverse, taken in zip(self._inverses, sampled, strict=True)]
         return self._key.public.ciphertexts_to_bytes([self._key.encrypt(m) for m in chosen])
 
-    def encrypted_pairs(self) -> bytes:
+    def encrypt_pairs(self) -> bytes:
         """For a round whose sample nobody knows: of each user a fresh ciphertext of zero, and one of the inverse."""
         everyone = np.ones(self.parameters.users, bool)
-        return self.encrypted_inverses(~everyone) + self.encrypted_inverses(everyone)
+        return self.encrypt_inverses(~everyone) + self.encrypt_inverses(everyone)
 
     def tables(self, law: SamplingRatio, places: NDArray[np.int64], pairs: bytes) -> Words:
         """κ ↦ a ciphertext of (r_u·N[u])⁻¹ where β(i_u, κ), else of zero: shape (U, P, `entry_words`).
@@ -125,7 +124,7 @@ class PaillierServer:
         sampled = law.sampled(places[:, None], np.arange(law.places)).astype(np.int64)
         return entries[sampled, np.arange(p.users)[:, None]].astype(np.uint64)
 
-    def scaled_sum(self, answers: Sequence[bytes], seals: Sequence[int] | None = None) -> list[int]:
+    def compute_scaled_sum(self, answers: Sequence[bytes], seals: Sequence[int] | None = None) -> list[int]:
         """The answers of one attempt, multiplied, decrypted once: C·(weighted sum + noise) + uniform, d integers.
 
         `seals`: the sum mod n, per ciphertext, of what is left of the masks over all silos; it is taken out.
@@ -154,7 +153,7 @@ class PaillierServer:
         return np.array([(2 * x + scale) // (2 * scale) for x in scaled], np.int64)
 
 
-def chosen_ciphertexts(parameters: PaillierParameters, entries: Words) -> bytes:
+def unpack_ciphertexts(parameters: PaillierParameters, entries: Words) -> bytes:
     """What silo 0 opened of `PaillierServer.tables`, (U, `entry_words`), in the form of `encrypted_inverses`."""
     width = parameters.key_bits // 4
     return b"".join(entry.astype("<u8").tobytes()[:width] for entry in entries)
@@ -197,13 +196,13 @@ class PaillierSilo:
             )
         self.parameters, self._index, self._counts = parameters, index, [int(n) for n in values]
         self._public = PublicKey.from_bytes(public_key, parameters.key_bits)
-        blinding = subkey(secret, "paillier blinding", session.hex(), public_key.hex())
-        self._r = uniform_residues(blinding, parameters.users, self._public.n)
+        blinding = derive_key(secret, "paillier blinding", session.hex(), public_key.hex())
+        self._r = draw_residues(blinding, parameters.users, self._public.n)
         self._counted = False
         self._blanks: list[mpz] = []
         self._used_masks: set[bytes] = set()
 
-    def blinded_counts(self, masks: Sequence[int]) -> bytes:
+    def blind_counts(self, masks: Sequence[int]) -> bytes:
         """Setup: r_u·n[s,u] + mask mod n for every user; once in a session."""
         if self._counted:
             raise SilodpError(

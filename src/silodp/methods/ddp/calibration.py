@@ -20,7 +20,7 @@ def calibrate_ddp(
     rounds: int,
     clients: int,
     delta: float,
-    accountant: Accountant = "pld",
+    accountant: Accountant | str = "pld",
     most_trajectory_noise: float | None = None,
     event: Callable[[Ddp], Event] | None = None,
 ) -> Ddp:

@@ -27,7 +27,7 @@ from silodp.accounting.events import (
     WorstOf,
 )
 from silodp.accounting.guarantee import Unit, View
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_real, check_whole
 from silodp.mechanisms.clipping import (
     Bounds,
@@ -135,10 +135,10 @@ class Ddp(Method):
             found.append("no silo shows its local model, nor the noise that moves it, to anyone")
         return tuple(found)
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Every client has at least a batch, and settings of its own if any has."""
-        check_batch(federation, self.expected_batch_size)
-        self.clients_of(len(federation.silos))
+        check_batch(data, self.expected_batch_size)
+        self.clients_of(len(data.silos))
 
     def local_update(self, context: LocalContext) -> ClippedRowStream | MultiStepUpdate:
         """−γ_i/γ_ref·Σ_j g_j of this client, as rows; nothing of it is computed before it is asked for."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError
 from silodp.methods.rpdp.method import TwoStageSampling
 from silodp.methods.rpdp.sampling_rates import check_budget
@@ -33,10 +33,10 @@ class RpdpMinimum(TwoStageSampling):
         """The same for all."""
         return np.full(len(budget), self.budget)
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Also: nobody asks for less."""
-        super().check(federation, rounds, delta)
-        own = np.concatenate([silo.budget for silo in federation.silos if silo.budget is not None])
+        super().check(data, rounds, delta)
+        own = np.concatenate(data.silo_budgets or (np.empty(0),))
         if (own < self.budget).any():
             raise SilodpError(
                 f"rpdp-minimum: {int((own < self.budget).sum())} of {len(own)} records ask for less than budget = "

@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.accountant import Accountant, check_delta, compute_epsilon
+from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import filter_budget
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
-from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_real
+from silodp.data.public import PublicData
+from silodp.errors import SilodpError, check_delta
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
@@ -93,8 +93,7 @@ class RpdpFilter(Method):
                 code="argument.value",
                 field="noise_multiplier",
             )
-        check_real("delta", self.delta)
-        check_delta(self.delta)
+        check_delta("delta", self.delta)
         check_budget("largest_budget", self.largest_budget)
         super().__post_init__()
 
@@ -107,9 +106,9 @@ class RpdpFilter(Method):
         capped = np.minimum(np.asarray(budget, np.float64), self.largest_budget)
         return _limits(capped.tobytes(), self.delta)
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Every record has a budget, every silo at least a batch, and δ is the filter's."""
-        check_records(self.name, federation, self.delta, delta, self.expected_batch_size)
+        check_records(self.name, data, self.delta, delta, self.expected_batch_size)
         if self.limits(np.array([self.largest_budget]))[0] == 0:
             raise SilodpError(
                 f"largest_budget = {self.largest_budget:g} is less than any step costs at delta = {self.delta:g}: "

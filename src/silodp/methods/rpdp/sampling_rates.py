@@ -14,14 +14,13 @@ from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import (
     MAX_GROUPS,
     ChargingMode,
-    binary_search,
+    TwoStage,
     rounds_within,
-    scf,
     two_stage_curve,
 )
+from silodp.accounting.curve_fitting import binary_search, scf
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
-from silodp.accounting.two_stage import TwoStage
-from silodp.data.federation import Federation
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_real
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import check_batch
@@ -31,7 +30,7 @@ Calibration = Literal["exact", "scf", "binary-search"]
 ZERO_COST = Gaussian(math.inf)
 """What a round costs when every record has retired."""
 
-_FEW = 64  # distinct budgets that the accountant 'pld' meets one by one
+_FEW = 64  # distinct budgets that are met one by one, by accountants that compute one point at a time
 _BINS = 10
 _MOST_ROUNDS = 1_000_000  # of a record whose budget hardly anything uses up
 _AT_ONCE = 4096  # budgets
@@ -118,7 +117,7 @@ class SamplingRates:
         or that of the records' book, whichever says less: both are upper bounds. With "scf", `overspent` counts the
         records that spend more than they asked for.
         """
-        known: tuple[Accountant, ...] = (accountant,) if accountant == self.accountant else ("pld", "rdp")
+        known = {accountant, self.accountant}
         entries = []
         for least, budget in bins(budgets):
             asked = float(asked_of(np.array([budget]))[0])
@@ -196,20 +195,19 @@ def check_budget(name: str, value: float) -> None:
         raise SilodpError(f"{name} = {value}: set a finite ε > 0.", code="argument.value", field=name)
 
 
-def check_records(name: str, federation: Federation, own_delta: float, delta: float, batch: float) -> None:
+def check_records(name: str, data: PublicData, own_delta: float, delta: float, batch: float) -> None:
     """Check that every record has a budget, every silo at least a batch, and that there is one δ.
 
     Raises:
         SilodpError: one of them does not hold.
     """
-    for silo in federation.silos:
-        if silo.budget is None:
-            raise SilodpError(
-                f"{name} needs a privacy budget for every record, and silo '{silo.name}' has none: name the column "
-                "(schema: budget = ...), or draw them with Federation.with_budgets.",
-                code="data.budgets",
-            )
-    check_batch(federation, batch)
+    if not data.record_budgets:
+        raise SilodpError(
+            f"{name} needs a privacy budget for every record, and not every silo has them: name the column "
+            "(schema: budget = ...), or draw them with Federation.with_budgets.",
+            code="data.budgets",
+        )
+    check_batch(data, batch)
     if own_delta != delta:
         raise SilodpError(
             f"the run's delta = {delta:g} differs from {name}'s delta = {own_delta:g}: set both to the same value.",
@@ -249,5 +247,5 @@ def _probabilities(a: SamplingRates, budgets: np.ndarray) -> np.ndarray:
         return scf(budgets, *run).sampling_probabilities
     if a.calibration == "binary-search":
         return binary_search(budgets, *run, a.accountant)
-    few = budgets if a.accountant == "pld" and len(budgets) <= _FEW else None
+    few = budgets if len(budgets) <= _FEW else None
     return two_stage_curve(*run, a.accountant, budgets=few).parameter_for(budgets)
