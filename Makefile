@@ -1,14 +1,16 @@
-# make demo: train on embedded real records.  make test: run the tests.  Both set up .venv first.
+# make demo: train on embedded real records.  make test: run the tests.  make docs: build the documentation site.
+# Each sets up .venv first.
 PYTHON ?= python3
 VENV ?= .venv
 NEWEST ?= .venv-newest
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 DEVELOPED = $(VENV)/.developed
+DOCUMENTED = $(VENV)/.documented
 PIP = -m pip install --disable-pip-version-check
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-fuzz test-newest lint types imports benchmarks errors clean
+.PHONY: demo test test-slow test-fuzz test-newest lint types imports docs benchmarks errors clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -41,6 +43,10 @@ types: $(DEVELOPED)
 imports: $(DEVELOPED)
 	$(BIN)/lint-imports
 
+# Into build/docs, without the network; a broken link or a page that loads anything from elsewhere is an error.
+docs: $(DOCUMENTED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 benchmarks: $(DEVELOPED)
 	$(BIN)/python benchmarks/run.py
 
@@ -59,6 +65,11 @@ $(DEVELOPED): $(INSTALLED)
 	@echo "Installing what the tests, the linters and the benchmarks need besides: 26 packages, 30 MB to download ..."
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $(DEVELOPED)
+
+$(DOCUMENTED): $(INSTALLED)
+	@echo "Installing what the documentation needs besides: 25 packages, 26 MB to download ..."
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[docs]'
+	touch $(DOCUMENTED)
 
 clean:
 	rm -rf $(VENV) $(NEWEST) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""How long ε takes: `python benchmarks/accountant.py [--json]`.
+"""How long ε takes: `python benchmarks/accounting.py [--json]`.
 
 Groups at σ=5, γ=0.01, 100,000 steps (docs/privacy.md, section 4, G), and uldp-avg at σ=5, T=100, each from nothing;
 then one more step of the same run, which is what a run pays after each round.
@@ -11,8 +11,7 @@ import json
 import time
 from typing import Any
 
-from silodp.accounting import accountant, pld, rdp
-from silodp.accounting.accountant import compute_epsilon, grid_for
+from silodp.accounting import ACCOUNTANTS, compute_epsilon, pld, rdp
 from silodp.accounting.events import Event, Gaussian, Group, PoissonSampled, RevealedSample
 
 DELTA = 1e-5
@@ -27,13 +26,11 @@ def measure() -> list[dict[str, Any]]:
     for q in (1.0, 0.5, 0.1):
         runs.append((f"uldp-avg q={q:g}", PoissonSampled(q, Gaussian(5.0)), 100))
         runs.append((f"uldp-avg q={q:g}, known sample", RevealedSample(q, Gaussian(5.0)), 100))
-    return [
-        _row(name, event, count, accountant) for name, event, count in runs for accountant in ("pld", "rdp")
-    ]
+    return [_row(name, event, count, accountant) for name, event, count in runs for accountant in ACCOUNTANTS]
 
 
-def _row(name: str, event: Event, count: int, accountant: accountant.Accountant) -> dict[str, Any]:
-    for cache in (accountant._epsilon, pld.of_step, rdp.of_step, rdp._sampled_gaussian):
+def _row(name: str, event: Event, count: int, accountant: str) -> dict[str, Any]:
+    for cache in (pld._epsilon, pld.of_step, rdp._epsilon, rdp.of_step, rdp._sampled_gaussian):
         cache.cache_clear()
     begun = time.perf_counter()
     found = compute_epsilon([(event, count)], DELTA, accountant)
@@ -46,7 +43,7 @@ def _row(name: str, event: Event, count: int, accountant: accountant.Accountant)
         "seconds": round(first - begun, 4),
         "seconds_next_round": round(then - first, 4),
         "epsilon": round(found, 4),
-        "grid": grid_for(event, count) if accountant == "pld" else None,
+        "grid": pld.grid_for(event, count) if accountant == "pld" else None,
     }
 
 

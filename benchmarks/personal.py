@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from silodp import train
-from silodp.accounting._curve_fitting import binary_search, scf
 from silodp.accounting.budget_curve import two_stage_curve
+from silodp.accounting.curve_fitting import binary_search, scf
 from silodp.config.schema import load_config
 from silodp.data.budget_distributions import mixture, pareto, three_levels
 from silodp.errors import SilodpError

@@ -78,11 +78,9 @@ def data(source: str, tuning: bool) -> tuple[Any, Any]:
     if source == "fashion_mnist":
         split = "tuning" if tuning else "pooled"
         federation = benchmarks.fashion_mnist(silos=10, allocation="own", split=split, normalize="public")
-        return federation, task_for(
-            federation, source, model="cnn_fashion", options={}, loss=None, metrics=None
-        )
+        return federation, task_for(federation.public(), benchmarks.FASHION_MNIST)
     federation = benchmarks.acs_income(max_per_state=2500, seed=1 if tuning else 0)
-    return federation, task_for(federation, source, model=None, options={}, loss=None, metrics=None)
+    return federation, task_for(federation.public(), benchmarks.ACS_INCOME)
 
 
 def method(trial: Trial, clients: int, records: int) -> Any:

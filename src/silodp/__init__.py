@@ -14,9 +14,11 @@ from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
     from silodp import data, methods
+    from silodp.accounting.accountant import Accountant
     from silodp.accounting.ledger import Budget
-    from silodp.data.federation import Federation, SiloData
-    from silodp.data.tables.reader import Schema
+    from silodp.data.federation import Federation
+    from silodp.data.silo_data import SiloData
+    from silodp.data.tables.schema import Schema
     from silodp.methods.model_averaging import average_models
     from silodp.runtime.train import Result, train
     from silodp.training.losses import Loss
@@ -29,6 +31,7 @@ except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0.0.0"
 
 __all__ = [
+    "Accountant",
     "Budget",
     "Federation",
     "LocalTraining",
@@ -45,13 +48,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Accountant": "silodp.accounting.accountant",
     "Budget": "silodp.accounting.ledger",
     "Federation": "silodp.data.federation",
     "LocalTraining": "silodp.training.sgd.local",
     "Loss": "silodp.training.losses",
     "Result": "silodp.runtime.train",
-    "Schema": "silodp.data.tables.reader",
-    "SiloData": "silodp.data.federation",
+    "Schema": "silodp.data.tables.schema",
+    "SiloData": "silodp.data.silo_data",
     "Task": "silodp.training.task",
     "average_models": "silodp.methods.model_averaging",
     "train": "silodp.runtime.train",

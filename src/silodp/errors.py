@@ -15,18 +15,22 @@ Every check takes the name of a setting and its value, and raises `SilodpError` 
     check_whole        a whole number from `least` to `most`         argument.value, .out_of_range
     check_shape        the shape of an array or tensor               argument.shape
     check_fields       several fields of a dataclass, in one call
+    lookup             the entry of a registry, by name              argument.value
     optional           turns a check into one that lets None pass
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class SilodpError(ValueError):
@@ -51,6 +55,7 @@ CODES: dict[str, str] = {
     "accounting.no_fit": "no curve of the kind that was asked for fits the costs of these settings",
     "accounting.no_guarantee": "nothing is promised to the adversary that is asked about",
     "accounting.out_of_range": "noise, sampling or steps are beyond what an accountant can represent",
+    "accounting.unknown": "an accountant is not part of silodp, so its ε cannot be computed here",
     "accounting.unsupported": "an accountant has no rule for this kind of noise or sampling",
     "argument.conflict": "two settings exclude each other",
     "argument.grid": "integer noise, or a sum with it, does not fit the grid of steps to the clip",
@@ -166,6 +171,7 @@ CODES: dict[str, str] = {
     "model.shared_memory": "two parameters share memory without being one parameter",
     "report.contradicted": "the files of a run directory contradict each other",
     "report.damaged": "a file of a run directory that a report needs cannot be read",
+    "report.foreign_code": "a run refers to code outside the package, which a report does not run",
     "report.missing": "a file of a run directory that a report needs is not there",
     "run.attempts": "the server has made all attempts that the run's encryption was chosen for",
     "run.disk_full": "the disk, or the quota on it, is full",
@@ -275,11 +281,11 @@ def check_real(
         SilodpError: "argument.type", "argument.out_of_range" (the magnitude), "argument.value" (a bound).
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise SilodpError(f"{name} = {shorten(value)}: set a {what}.", code="argument.type", field=name)
+        raise SilodpError(f"{name} = {shorten(value)}: set a number.", code="argument.type", field=name)
     size: Any = abs(value)  # of any kind: a whole number may be too large for a float
     if size == size and size not in (0, math.inf) and not LEAST_REAL <= size <= MOST_REAL:
         raise SilodpError(
-            f"{name} = {shorten(value)}: set a {what} whose magnitude is between {LEAST_REAL:g} and {MOST_REAL:g}.",
+            f"{name} = {shorten(value)}: set a number whose magnitude is between {LEAST_REAL:g} and {MOST_REAL:g}.",
             code="argument.out_of_range",
             field=name,
         )
@@ -371,6 +377,33 @@ def check_whole(
             code="argument.out_of_range",
             field=name,
         )
+
+
+def lookup(name: str, registry: Mapping[str, T], field: str) -> T:
+    """Return the entry of a registry; "-" and "_" are one character here.
+
+    Args:
+        name: of the entry.
+        registry: name → entry.
+        field: the setting that names it, for the message.
+
+    Raises:
+        SilodpError: `argument.value`, with the closest name, where there is no such entry.
+    """
+    for known, entry in registry.items():
+        if known.replace("_", "-") == name.replace("_", "-"):
+            return entry
+    remedy = suggest_name(name, list(registry)) or f"use one of {', '.join(registry)}."
+    raise SilodpError(
+        f"{field} = '{shorten(name)[1:-1]}' is not known: {remedy}", code="argument.value", field=field
+    )
+
+
+def suggest_name(name: str, known: Sequence[str]) -> str | None:
+    """Return "did you mean 'NAME'?" for the closest of the known names; None where none is close."""
+    beginnings = [word for word in known if name and word.startswith(name)]
+    close = get_close_matches(name, known, n=1) or beginnings
+    return f"did you mean '{close[0]}'?" if close else None
 
 
 def check_shape(name: str, array: Any, *shape: int | None, kind: str | None = None) -> None:

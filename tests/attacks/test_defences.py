@@ -12,7 +12,6 @@ import torch
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.guarantee import View
 from silodp.aggregators import Plain
-from silodp.aggregators.base import Setting
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_gaussian
 from silodp.methods import Population, UldpAvg, UldpGroup
@@ -25,6 +24,7 @@ from silodp.training.sgd.records import RecordGradients
 from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
 from support.oracles import logistic_task, small_federation
+from support.specs import make_spec
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
 AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)
@@ -37,8 +37,7 @@ def quiet_party(method, store=None) -> Silo:
     return Silo(
         federation.silos[0],
         logistic_task(),
-        Plain(),
-        Setting("run", tuple(silo.name for silo in federation.silos), quiet, Population(3, 12), 5),
+        make_spec("run", tuple(silo.name for silo in federation.silos), quiet, Population(3, 12), 5),
         Randomness.secret(),
         store or MemoryStore(),
     )

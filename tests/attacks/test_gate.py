@@ -18,7 +18,6 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.aggregators._key_agreement import run_key_agreement
-from silodp.aggregators.base import costliest_events
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
@@ -227,12 +226,12 @@ def test_a_silo_charges_the_number_of_survivors_that_costs_most(name):
             if not hasattr(cost, "reason"):
                 spent = compute_epsilon([(cost, 10)], 1e-5, "rdp")
                 assert spent <= compute_epsilon([(charged[adversary], 10)], 1e-5, "rdp") * (1 + 1e-12)
-    assert charged == costliest_events(aggregator, setting, 0, 0)
+    assert charged == replace(setting, aggregator=aggregator).costliest_events(0, 0)
 
 
 def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():
     parties = Parties(Masked(), AVG)
-    one = costliest_events(Masked(), parties.setting, 0, 0)
+    one = parties.setting.costliest_events(0, 0)
     three = compute_epsilon([(one["server"], 3)], 1e-5, "rdp")
     parties = Parties(Masked(), AVG, limits={"server": three})
     for round_ in range(3):
@@ -392,7 +391,7 @@ def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
             total = ring.mask(
                 total, opened.session(request).seal_key(*opened.attempt(request).use, request.digest()), -1
             )
-        assert np.abs(ring.centered(total) * step).max() > 100 * float(honest)
+        assert np.abs(ring.center(total) * step).max() > 100 * float(honest)
 
 
 def two_faced_request(parties: Parties) -> Message:

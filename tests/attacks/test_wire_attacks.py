@@ -9,7 +9,6 @@ import torch
 
 from end_to_end.test_masked import AVG, run, small_federation
 from silodp.aggregators._key_agreement import run_key_agreement
-from silodp.aggregators.base import Setting
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
@@ -20,6 +19,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
 from support.oracles import logistic_task
 from support.refusals import refused
+from support.specs import make_spec
 from support.wires import Wire, wire  # noqa: F401
 
 KINDS = ("hello", "roster", "confirm", "setup", "update", "open")
@@ -156,12 +156,19 @@ class Parties:
         federation = small_federation(silos=silos)
         self.names = tuple(silo.name for silo in federation.silos)
         aggregator = Masked(min_silos=fewest)
-        setting = Setting("run", self.names, AVG, Population(silos, 12, aggregator.min_silos_for(silos)), 5)
+        setting = make_spec(
+            "run",
+            self.names,
+            AVG,
+            Population(silos, 12, aggregator.min_silos_for(silos)),
+            5,
+            aggregator=aggregator,
+        )
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.silos = {
             data.name: Silo(
-                data, logistic_task(), aggregator, setting, Randomness.secret(), MemoryStore(),
+                data, logistic_task(), setting, Randomness.secret(), MemoryStore(),
                 identities[data.name], pins,
             )
             for data in federation.silos

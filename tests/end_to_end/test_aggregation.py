@@ -12,16 +12,16 @@ import pytest
 from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import default_accountant
 from silodp.aggregators import AGGREGATORS, Masked, Plain
-from silodp.aggregators.base import round_events
 from silodp.cli.compare import compare_methods
-from silodp.config.public_spec import ASSUMED_USERS, SHAPES, outline, setting_of
+from silodp.config.public_spec import ASSUMED_USERS, build_public_spec
 from silodp.config.schema import RunConfig, load_config, parse_config
-from silodp.data import benchmarks
+from silodp.data.catalog import DATASETS
 from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_epsilon
 from silodp.planning.plan import plan_run
 from silodp.report.formatting import format_bytes
-from silodp.runtime.train import train
+from silodp.runtime.prepare import prepare_run
+from silodp.runtime.train import run, train
 from support.commands import Silodp, assert_sentence
 
 ROOT = Path(__file__).parents[2]
@@ -47,11 +47,7 @@ def made(**changes: Any) -> RunConfig:
 
 
 def planned(config: RunConfig, **more: Any) -> dict[str, Any]:
-    federation, _ = outline(config)
-    aggregator = config.aggregator()
-    size = config.task(federation).size
-    setting = setting_of(federation, size, config.method(), aggregator, config.delta)
-    return plan_run(aggregator, setting, rounds=config.rounds, accountant=config.accountant, **more)
+    return plan_run(build_public_spec(config)[0], accountant=config.accountant, **more)
 
 
 # --- settings -----------------------------------------------------------------------------------------------
@@ -207,7 +203,7 @@ def test_noise_is_accounted_at_its_part_of_delta(half: None, silodp: Silodp, con
     assert found["adversaries"]["released"]["epsilon"] == pytest.approx(spent)
     target = found["target"]["noise_multiplier"]
     method = replace(made().method(), noise_multiplier=target)  # type: ignore[type-var]
-    event = round_events(Plain(), replace(_view(made())[0], method=method))["released"]
+    event = replace(_view(made())[0], aggregator=Plain(), method=method).round_events()["released"]
     assert 0.999 < accounting.compute_epsilon([(event, 2)], 0.5e-5) <= 1.0
     asked = compute_epsilon("uldp-avg", {"noise_multiplier": 5.0}, rounds=2, aggregator="half")
     assert (asked["epsilon"], asked["delta"]) == (pytest.approx(spent), 1e-5)
@@ -226,15 +222,14 @@ def test_noise_is_accounted_at_its_part_of_delta(half: None, silodp: Silodp, con
 
 
 def _view(config: RunConfig) -> tuple[Any, Any]:
-    federation, _ = outline(config)
-    setting = setting_of(federation, 31, config.method(), Plain(), config.delta)
-    return setting, Plain().views(setting.method, 3)["released"]
+    spec = replace(build_public_spec(config)[0], aggregator=Plain())
+    return spec, Plain().views(spec.method, 3)["released"]
 
 
 def test_no_promise_needs_no_accountant_of_integers() -> None:
     config = made(aggregator="masked", method={**METHOD, "noise_multiplier": 0.0})
     found = planned(config)
-    assert found["accountant"] == default_accountant([]) == "pld"
+    assert found["accountant"] == default_accountant([]).name == "pld"
     assert not found["adversaries"]["released"]["private"]
 
 
@@ -250,13 +245,7 @@ def test_a_plan_says_what_travels_and_refuses_what_a_run_would(silodp: Silodp, c
     assert "  sums modulo: 2^32\n" in text
     found = silodp(*masked, "--json").json
     assert found["aggregation"] == Masked().describe(
-        setting_of(
-            made(data={"source": "embedded", "users": 20, "silos": 5}).federation(),
-            31,
-            load_config(config).method(),
-            Masked(),
-            1e-5,
-        )
+        build_public_spec(load_config(config, ["aggregator=masked", "data.users=20", "data.silos=5"]))[0]
     )
     assert_sentence(silodp(*masked, "--set", "aggregation.min_silos=2"), "min_silos = 2 of 5")
     assert "  bytes up, per silo and round: 248\n" in silodp("plan", config).out
@@ -300,7 +289,7 @@ def test_a_plan_without_the_list_of_persons_says_so(silodp: Silodp, config: Path
     assert silodp(*given).json["users"] == 2
 
 
-@pytest.mark.parametrize("source", SHAPES)
+@pytest.mark.parametrize("source", [name for name, found in DATASETS.items() if found.is_published])
 def test_the_outline_has_the_shape_of_the_data(source: str) -> None:
     more = {"max_per_state": 3} if source == "acs_income" else {}
     config = made(data={"source": source, **more})
@@ -308,21 +297,16 @@ def test_the_outline_has_the_shape_of_the_data(source: str) -> None:
         federation = config.federation()
     except SilodpError as error:
         pytest.skip(str(error))
-    drawn, assumed = outline(config)
-    first, real = drawn.silos[0], federation.silos[0]
-    assert (first.x.shape[1:], first.y.shape[1:], first.y.dtype) == (
-        real.x.shape[1:],
-        real.y.shape[1:],
-        real.y.dtype,
-    )
-    assert (drawn.classes, len(drawn.silos)) == (federation.classes, len(federation.silos))
+    spec, assumed = build_public_spec(config)
+    told, real = spec.data, federation.public()
+    assert (told.record_shape, told.labels, told.classes) == (real.record_shape, real.labels, real.classes)
+    assert len(told.silos) == len(real.silos)
     assert assumed == (source == "acs_income")
-    assert assumed or drawn.users == federation.users
-    assert config.task(drawn).size == config.task(federation).size
-
-
-def test_every_source_has_an_outline() -> None:
-    assert set(SHAPES) == set(benchmarks.LOADERS)
+    assert assumed or told.users == federation.users
+    assert config.task(told).size == config.task(federation).size
+    declared, loaded = config.public_data(federation.users), federation.public()
+    features = declared.features or loaded.features  # tcga_brca's are in its file
+    assert replace(declared, features=features, index_digest=loaded.index_digest) == loaded
 
 
 # --- comparisons --------------------------------------------------------------------------------------------
@@ -378,11 +362,12 @@ def test_training_without_privacy_is_added_up_in_clear(
 ) -> None:
     used = {}
 
-    def stop(_f: Any, _t: Any, method: Any, **settings: Any) -> Any:
-        used[method.name] = settings["aggregator"]
-        return train(_f, _t, method, **{**settings, "aggregator": "plain", "accountant": None})
+    def stop(spec: Any, parties: Any, **settings: Any) -> Any:
+        used[spec.method.name] = spec.aggregator
+        in_clear = prepare_run(parties.federation, parties.task, spec.method, rounds=1, seed=0)
+        return run(in_clear, parties, **settings)
 
-    monkeypatch.setattr("silodp.cli.compare.train", stop)
+    monkeypatch.setattr("silodp.cli.compare.run", stop)
     config = made(aggregator="lattice", method={**METHOD, "weighting": "records"}, rounds=1)
     compare_methods(config, config.specs("uldp-avg"), 1, tmp_path)
     assert used["default"] == Plain()

@@ -17,9 +17,10 @@ from silodp.accounting.ledger import Budget
 from silodp.aggregators import AGGREGATORS
 from silodp.cli.run import run_config
 from silodp.config.construct import fields_of, table_of
-from silodp.config.public_spec import outline, setting_of
-from silodp.config.schema import SOURCES, RunConfig, TaskSection, parse_config
+from silodp.config.public_spec import build_public_spec
+from silodp.config.schema import RunConfig, TaskSection, parse_config
 from silodp.data.budget_distributions import PREFERENCES
+from silodp.data.catalog import find_dataset
 from silodp.errors import CODES, LEAST_REAL, MOST_REAL, MOST_WHOLE, SilodpError
 from silodp.methods import METHODS
 from silodp.planning.plan import format_text, plan_run
@@ -157,7 +158,10 @@ def cases() -> Iterator[Case]:
             )
     top = [(field.alias or key,) for key, field in RunConfig.model_fields.items()]
     top += [("task", key) for key in TaskSection.model_fields]
-    top += [("data", key) for key in [*fields_of(SOURCES["embedded"]), "source", "root", "files", "schema"]]
+    top += [
+        ("data", key)
+        for key in [*fields_of(find_dataset("embedded").loader), "source", "root", "files", "schema"]
+    ]
     top += [("budget", key) for key in fields_of(Budget)]
     top += [("method", "name"), ("methods", "uldp-avg"), ("methods", "uldp-avg", "clip"), ("bogus",)]
     starts.append(("top", base("uldp-avg"), top))
@@ -184,16 +188,10 @@ def cases() -> Iterator[Case]:
 def planned(values: dict[str, Any], target: float | None = None) -> None:
     """What `silodp plan` does, the printing included."""
     config = parse_config(values)
-    budget = config.budget()
-    federation, _ = outline(config)
-    aggregator = config.aggregator()
-    setting = setting_of(federation, config.task(federation).size, config.method(), aggregator, config.delta)
+    spec, _ = build_public_spec(config)
     result = plan_run(
-        aggregator,
-        setting,
-        rounds=config.rounds,
+        spec,
         accountant=config.accountant,
-        budget=None if budget is None else (budget.epsilon, budget.adversary),
         target=target,
         own=config.preferences(),
     )

@@ -12,7 +12,6 @@ from scipy import stats
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Composed, Skellam, WorstOf
 from silodp.accounting.guarantee import View
-from silodp.aggregators.base import Setting
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.data.federation import Federation, SiloData
@@ -24,6 +23,7 @@ from silodp.runtime.server import Server
 from silodp.runtime.train import train
 from support.clear import MaskedInClear, described
 from support.oracles import judges_std, logistic_task, small_federation
+from support.specs import make_spec
 from support.wires import wire  # noqa: F401
 from unit.methods.test_distributed import (
     COPIES,
@@ -105,7 +105,7 @@ def released(monkeypatch, aggregator, method, silos: int = 3) -> np.ndarray:
 def charged(method, aggregator: Masked, view: View):
     names = tuple(f"silo{s}" for s in range(view.silos))
     population = Population(view.silos, 1, view.shares_for)
-    return aggregator.event(Setting("", names, method, population, WIDTH), view)
+    return aggregator.event(make_spec("", names, method, population, WIDTH), view)
 
 
 def looks_of(event) -> tuple[list, Skellam]:
@@ -150,7 +150,7 @@ def test_integer_steps_of_the_smallest_clip_are_what_is_charged():
         0.08
     )  # .2·.2 of the third against .5 of the first
     units = {one.event.units for one in charged(own, Masked(), View("released", 3)).alternatives[:1]}
-    grid = round(0.5 / Masked().ring(Setting("", ("a", "b", "c"), own, Population(3, 1), WIDTH))[1])
+    grid = round(0.5 / Masked().ring(make_spec("", ("a", "b", "c"), own, Population(3, 1), WIDTH))[1])
     assert units == {math.floor(grid * 0.08)}
 
 

@@ -19,8 +19,8 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.errors import SilodpError
 from silodp.methods import UldpAvg
+from silodp.runtime.participation import COMPLETED_ROUNDS_KEY
 from silodp.runtime.run_directory import RunDirectory
-from silodp.runtime.server import COMPLETED_ROUNDS_KEY
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore
 from support.clear import released
 from support.oracles import small_federation
@@ -271,7 +271,7 @@ def test_how_often_a_silo_took_part_is_known_when_the_draws_are_forgotten(death,
                     parties.run_round(round_)
         parties.run_round(round_)
         told += parties.last("update").arrays["clients"]
-        np.testing.assert_array_equal(parties.server.participation_counts(round_ + 1), told)
+        np.testing.assert_array_equal(parties.server.participation.count(round_ + 1), told)
     assert 0 < told.sum() < 24
     assert sum(key.endswith("/clients") for key in parties.server.store.run.names()) == 1
 

@@ -13,8 +13,8 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import NonPrivate, RevealedSample, Skellam
 from silodp.accounting.guarantee import View
 from silodp.aggregators import masked
-from silodp.aggregators.base import Setting
 from silodp.aggregators.masked import Masked
+from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import clip_rows
 from silodp.mechanisms.quantization import Quantizer, noise_variance
@@ -25,6 +25,7 @@ from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from support.clear import MaskedInClear, described
 from support.oracles import judges_std, logistic_task, small_federation
+from support.specs import make_spec
 from support.wires import Wire, wire  # noqa: F401
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
@@ -83,9 +84,9 @@ def test_the_noise_in_a_sum_is_the_noise_that_is_charged(method, monkeypatch):
     assert judges_std(noise, event.noise_multiplier * sensitivity)
 
 
-def setting(method, silos=3, shares_for=None) -> Setting:
+def setting(method, silos=3, shares_for=None) -> RunSpec:
     names = tuple(f"silo{s}" for s in range(silos))
-    return Setting("", names, method, Population(silos, 12, shares_for), 5)
+    return make_spec("", names, method, Population(silos, 12, shares_for), 5)
 
 
 def test_shares_are_sized_for_the_survivors_that_are_charged(monkeypatch, wire):  # noqa: F811

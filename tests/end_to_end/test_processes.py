@@ -6,7 +6,6 @@ import torch
 from end_to_end.test_masked import AVG, run
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
-from silodp.aggregators.base import Setting
 from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.mechanisms.noise import Randomness
@@ -18,6 +17,7 @@ from silodp.wire.transport import SignedChannel
 from support.oracles import logistic_task, small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED
 from support.processes import Processes
+from support.specs import make_spec
 
 AGGREGATORS = [(Plain(), AVG), (Masked(), AVG), (LATTICE, SAMPLED), (PAILLIER, RECORDS)]
 
@@ -26,14 +26,15 @@ AGGREGATORS = [(Plain(), AVG), (Masked(), AVG), (LATTICE, SAMPLED), (PAILLIER, R
 def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, method):
     federation, task = small_federation(), logistic_task()
     names = tuple(silo.name for silo in federation.silos)
-    setting = Setting("run", names, method, Population(3, 12, aggregator.min_silos_for(3)), task.size)
+    setting = make_spec(
+        "run", names, method, Population(3, 12, aggregator.min_silos_for(3)), task.size, aggregator=aggregator
+    )
     identity = Identity.fresh("server")
-    processes = Processes(aggregator, setting, identity.public, seed=1)
+    processes = Processes(setting, identity.public, seed=1)
     accountant = "rdp" if aggregator.adds_integers else "pld"
     server = Server(
         setting,
         SignedChannel(processes, identity, processes.pins),
-        aggregator,
         Ledger(None, 1e-5, accountant, run="run"),
         RoundStore(MemoryStore()),
         Randomness.from_seed(1),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +27,8 @@ from silodp.methods import UldpAvg
 from silodp.report import rederive
 from silodp.report.audit import AuditResult
 from silodp.report.run_record import read_run
-from silodp.runtime.server import COMPLETED_ROUNDS_KEY
+from silodp.runtime.participation import COMPLETED_ROUNDS_KEY
+from silodp.runtime.run_directory import RUN_SPEC
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
@@ -33,6 +36,7 @@ from silodp.wire.store import DirectoryStore
 from silodp.wire.transport import _OVERHEAD, Failure, InProcess
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation
+from support.refusals import refused as refused_with
 
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "persons": (CONFIG + USERS, ("delta=0.06",)),  # above 1/U
@@ -92,14 +96,16 @@ def audit(directory: Path) -> AuditResult:
 def refused(directory: Path, says: str) -> None:
     with pytest.raises(SilodpError) as error:
         read_run(directory)
-    assert "is contradicted by the run's " in str(error.value) or "not the configuration" in str(error.value)
+    assert "is contradicted by the run's " in str(error.value) or re.search(
+        "not the (configuration|specification)", str(error.value)
+    )
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_of_an_untouched_run_is_borne_out_but_what_only_tables_say(runs: Ran, kind: str) -> None:
-    assert audit(runs(kind)).unchecked == (rederive.DATA,)
+def test_all_of_an_untouched_run_is_borne_out(runs: Ran, kind: str) -> None:
+    assert audit(runs(kind)).unchecked == ()
 
 
 def test_a_run_of_an_earlier_version_that_names_a_device_is_checked_in_full(copy: Ran) -> None:
@@ -174,25 +180,14 @@ def test_which_silos_joined_is_read_where_the_server_keeps_it(copy: Ran) -> None
     assert {group["realized"] for group in told(directory)[0]["groups"]} != {0.0}
     for path in (directory / "checkpoint" / "server").glob("*clients"):
         path.unlink()
-    assert audit(directory).unchecked == (rederive.DATA, rederive.JOINED)
-
-
-def test_which_silos_joined_is_read_under_the_names_of_earlier_formats(copy: Ran) -> None:
-    directory = copy("coins")
-    before = told(directory)
-    store = DirectoryStore(directory / "checkpoint" / "server")
-    for key in [key for key in store.names() if key.endswith("/clients")]:
-        store.put(f"clients/{key.split('/')[1]}", store.get(key) or b"")
-        store.drop(key)
-    assert audit(directory).unchecked == (rederive.DATA,)
-    assert told(directory) == before
+    assert audit(directory).unchecked == (rederive.JOINED,)
 
 
 def test_which_silos_joined_follows_from_a_seed(copy: Ran) -> None:
     directory = copy("seeded coins")
     for path in (directory / "checkpoint" / "server").iterdir():
         path.unlink()
-    assert audit(directory).unchecked == (rederive.DATA,)
+    assert audit(directory).unchecked == ()
 
 
 def test_a_ledger_older_than_the_servers_store_is_refused(copy: Ran) -> None:
@@ -225,7 +220,7 @@ def test_a_claim_stays_the_claim_it_is(copy: Ran) -> None:
 def test_why_nothing_is_promised_cannot_be_changed(silodp: Silodp, config: Path) -> None:
     assert silodp("run", config, "--set", "method.noise_multiplier=0", "--out", "out").status == 0
     whole = told(Path("out"))
-    assert audit(Path("out")).unchecked == (rederive.DATA,)
+    assert audit(Path("out")).unchecked == ()
     tell(Path("out"), [whole[0] | {"reason": "the moon is full"}, *whole[1:]])
     refused(
         Path("out"), "nothing is promised because the moon is full, and the ledger says: noise_multiplier"
@@ -267,7 +262,7 @@ def test_an_aggregators_settings_are_those_that_the_rounds_cost(copy: Ran) -> No
     path = directory / "config.toml"
     path.write_text(path.read_text().replace("min_silos = 3", "min_silos = 3\nunits = 8192"))
     tell(directory, told(directory), aggregator={"name": "masked", "min_silos": 3, "units": 8192})
-    refused(directory, "by the ledger round 1 cost something else than by its settings")
+    refused(directory, "not the specification of this run: its aggregator differs")
 
 
 def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, copy: Ran) -> None:
@@ -278,9 +273,7 @@ def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, 
     whole[0]["groups"][0]["planned"] = 0.001
     tell(directory, whole)
     done = silodp("report", directory)
-    left = (
-        "assumptions, claims, and what units with budgets of their own were charged (there is no config.toml)"
-    )
+    left = "assumptions, claims, and what units with privacy budgets were charged (there is no config.toml)"
     assert done.out.splitlines()[1:] == [f"Not checked: {left}."]
     assert silodp("report", directory, "--json").json["not_checked"] == [left]
     assert (directory / "report.html").read_text().count(f"ot checked: {left}") == 2
@@ -296,12 +289,36 @@ def test_a_run_from_python_says_what_is_not_checked(tmp_path: Path) -> None:
     assert unchecked.endswith("(there is no config.toml)")
 
 
-def test_where_the_checkpoint_is_gone_it_is_said(copy: Ran) -> None:
-    directory = copy("claims")
-    (directory / "checkpoint" / "state.safetensors").unlink()
-    (unchecked,) = audit(directory).unchecked
-    assert "cannot be told again" in unchecked
-    assert unchecked.count("\n") == 0
+def test_the_specification_is_the_one_that_was_run(copy: Ran) -> None:
+    """Parties compare its digest, and the checkpoint keeps it: nobody changes U afterwards, so that δ looks small."""
+    directory = copy("masked")
+    path = directory / RUN_SPEC
+    stored = json.loads(path.read_text())
+    for change in ({"digest": "0" * 64}, {"seed": None}, {"data": stored["data"] | {"users": 7}}):
+        path.write_text(json.dumps(stored | change))
+        refused(directory, "is not the specification of this run")
+    path.write_text(json.dumps(stored["data"]))
+    with refused_with("report.damaged"):
+        read_run(directory)
+    path.unlink()
+    assert audit(directory).unchecked == (rederive.EARLIER,)
+
+
+def test_a_specification_made_again_for_other_data_is_not_the_checkpoints(copy: Ran) -> None:
+    directory = copy("masked")
+    path = directory / RUN_SPEC
+    stored = json.loads(path.read_text())
+    del stored["data"]["index_digest"]
+    stored["digest"] = digest_again(stored | {"data": {**stored["data"], "index_digest": ""}})
+    path.write_text(json.dumps(stored | {"data": {**stored["data"], "index_digest": ""}}))
+    refused(directory, "its digest")
+
+
+def digest_again(stored: dict[str, Any]) -> str:
+    """What somebody computes who changes a specification and knows how its digest is made."""
+    names = ("data", "model", "method", "aggregator", "min_silos", "delta", "accountant", "seed")
+    text = json.dumps({name: stored[name] for name in names}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_of_budgets_in_a_column_each_is_checked_and_not_their_number(silodp: Silodp, tmp_path: Path) -> None:
@@ -309,7 +326,7 @@ def test_of_budgets_in_a_column_each_is_checked_and_not_their_number(silodp: Sil
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").unlink()  # a report reads no tables
     directory = tmp_path / "out"
-    assert audit(directory).unchecked == (rederive.DATA, rederive.USERS, rederive.COLUMN)
+    assert audit(directory).unchecked == ()
     whole = told(directory)
     for key in ("planned", "realized", "q"):
         again = json.loads(json.dumps(whole))
@@ -317,7 +334,7 @@ def test_of_budgets_in_a_column_each_is_checked_and_not_their_number(silodp: Sil
         tell(directory, again)
         refused(directory, f"against 'server' it says {key} = ")
     tell(directory, [said | {"groups": []} for said in whole])
-    refused(directory, "it says nothing of the budgets that records have")
+    refused(directory, "it says 0 budgets, and there are 3")
 
 
 def test_persons_whose_list_is_elsewhere_are_counted_in_what_silos_were_given(
@@ -329,7 +346,7 @@ def test_persons_whose_list_is_elsewhere_are_counted_in_what_silos_were_given(
     config.write_text(TABLES.replace('user = "person"', 'user = "person"\nusers = "ids.txt"'))
     assert silodp("run", config, "--out", "out", "--set", "delta=0.4").status == 0
     Path("ids.txt").unlink()
-    assert audit(Path("out")).unchecked == (rederive.DATA,)
+    assert audit(Path("out")).unchecked == ()
     whole = told(Path("out"))
     rest = [text for text in whole[0]["assumptions"] if "1/U" not in text]
     assert len(rest) == len(whole[0]["assumptions"]) - 1
@@ -405,7 +422,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     assert f"at most {cap} if silos drop out depending on the models" in done.out
     assert silodp("report", directory).status == 0
     assert "if silos drop out depending on the models" in (directory / "report.html").read_text()
-    assert audit(directory).unchecked == (rederive.DATA,)
+    assert audit(directory).unchecked == ()
     whole = told(directory)
     assert whole[0]["any_dropouts"] > whole[0]["epsilon"]
     tell(directory, [whole[0] | {"any_dropouts": whole[0]["epsilon"]}, *whole[1:]])
@@ -416,7 +433,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     tell(directory, whole)
 
     as_the_first_version_left_it(directory, silos=5, lost_in=1)
-    assert audit(directory).unchecked == (rederive.EARLIER, rederive.DATA)
+    assert audit(directory).unchecked == (rederive.EARLIER,)
     assert told(directory)[0]["epsilon"] > whole[0]["epsilon"]
     less = told(directory)
     tell(directory, [less[0] | {"epsilon": whole[0]["epsilon"]}, *less[1:]])
@@ -425,5 +442,5 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     assert (
         silodp("run", directory / "config.toml", "--out", "out", "--resume", "--set", "rounds=4").status == 0
     )
-    assert audit(directory).unchecked == (rederive.EARLIER, rederive.DATA)
+    assert audit(directory).unchecked == (rederive.EARLIER,)
     assert told(directory)[0]["rounds"] == 4

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.aggregators import Plain
-from silodp.aggregators.base import Setting
 from silodp.data.federation import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
@@ -34,6 +33,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore
 from support.oracles import judges_std, logistic_task, small_federation
 from support.refusals import refused
+from support.specs import make_spec
 
 TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
 AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)
@@ -210,7 +210,7 @@ def test_a_model_that_returns_nan_is_refused_before_anything_is_written(tmp_path
 
 
 NAMES = tuple(silo.name for silo in small_federation().silos)
-SETTING = Setting("run", NAMES, AVG, Population(3, 12), 5)
+SETTING = make_spec("run", NAMES, AVG, Population(3, 12), 5)
 
 
 def party(store: MemoryStore | None = None) -> Silo:
@@ -218,7 +218,6 @@ def party(store: MemoryStore | None = None) -> Silo:
     silo = Silo(
         federation.silos[0],
         logistic_task(),
-        Plain(),
         SETTING,
         Randomness.secret(),
         store or MemoryStore(),
@@ -273,7 +272,6 @@ def test_an_update_before_the_setup_is_refused():
     silo = Silo(
         federation.silos[0],
         logistic_task(),
-        Plain(),
         SETTING,
         Randomness.secret(),
         MemoryStore(),

@@ -10,17 +10,17 @@ from scipy import stats
 from end_to_end.test_masked import AVG, TRAIN
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
-from silodp.aggregators.base import Setting, calibrate_setting
 from silodp.aggregators.masked import Masked
+from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population, UldpAvg, UserBudgets
-from silodp.runtime.run_spec import index_of
 from silodp.runtime.server import Server
 from silodp.wire.store import MemoryStore, RoundStore
 from support.clear import released
 from support.oracles import logistic_task, small_federation, without_user
 from support.private import LATTICE, PAILLIER, in_clear, run
+from support.specs import make_spec
 from support.wires import wire  # noqa: F401
 
 BUDGETS = np.array([0.5, 1.0, 2.0, 100.0] * 3)
@@ -43,7 +43,7 @@ def method(personal, path="plain", **more):
     return replace(AVG, personal=personal, weighting=weighting, **more)
 
 
-def known(method, path="plain", whole=None) -> Setting:
+def known(method, path="plain", whole=None) -> RunSpec:
     """As a run has it."""
     whole = whole or federation()
     aggregator = {"plain": Plain(), "masked": Masked()}.get(path, path) if isinstance(path, str) else path
@@ -52,10 +52,12 @@ def known(method, path="plain", whole=None) -> Setting:
         len(names), whole.users, aggregator.min_silos_for(len(names)), tuple(whole.user_budgets.tolist())
     )
     size = logistic_task(whole.silos[0].x.shape[1]).size
-    return calibrate_setting(aggregator, Setting("", names, method, population, size, index_of(whole)))
+    return make_spec(
+        "", names, method, population, size, whole.public().index_digest, aggregator=aggregator
+    ).calibrate()
 
 
-def parameters(setting: Setting) -> np.ndarray:
+def parameters(setting: RunSpec) -> np.ndarray:
     return setting.method.allowances.parameters(np.array(setting.population.budgets))
 
 
@@ -246,7 +248,7 @@ def test_missing_budgets_are_refused_before_anything_runs(personal, tmp_path):
 def test_no_release_is_charged_that_the_budgets_were_not_met_for():
     setting = known(method(CLIP))
     ledger = Ledger(None, 1e-5, "pld", run="run")
-    server = Server(setting, None, Plain(), ledger, RoundStore(MemoryStore()), Randomness.secret())  # type: ignore[arg-type]
+    server = Server(setting, None, ledger, RoundStore(MemoryStore()), Randomness.secret())  # type: ignore[arg-type]
     assert server.charge(0, 0, 3)
     assert not server.charge(0, 1, 3), "a second release of the round"
     assert not server.charge(20, 0, 3), "one round more"

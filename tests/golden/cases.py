@@ -515,3 +515,17 @@ def _mistakes() -> dict[str, tuple[str, Plain | None, list[str]]]:
 
 
 MISTAKES = _mistakes()
+
+SHOWN: dict[str, list[str]] = {
+    **{name: ["epsilon", *QUESTIONS[name]] for name in list(QUESTIONS)[:22:2]},
+    **{name: ["run"] for name in ("uldp-avg uniform plain", "uldp-avg uniform masked", "ddp paper plain")},
+}
+"""Commands whose text is searched for ε."""
+CHECKPOINTS = (
+    "uldp-avg uniform plain",
+    "uldp-avg sampled masked",
+    "uldp-avg hidden sample lattice",
+    "rpdp clients realized adam plain",
+    "rpdp-filter plain",
+)
+"""Runs whose checkpoints are looked into."""

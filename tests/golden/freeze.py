@@ -373,6 +373,51 @@ def mistaken(name: str) -> str:
         return f"{status} {code_of(out)}" if status else "no error"
 
 
+def shown(name: str) -> list[str]:
+    """Every ε that a command shows to people, as it is rounded there."""
+    arguments = cases.SHOWN[name]
+    if arguments[0] == "epsilon":
+        return re.findall(r"ε = (\S+)", silodp(*arguments)[1])
+    with workplace(cases.RUNS[name]) as folder:
+        return re.findall(
+            r"ε = (\S+)", silodp(*arguments, folder / "config.toml", "--out", folder / "out")[1]
+        )
+
+
+def checkpoint_of(name: str) -> dict[str, str]:
+    """What lies in the checkpoint of a run: of every file with entries their kind, fields, types and shapes."""
+    with workplace(cases.RUNS[name]) as folder:
+        silodp("run", folder / "config.toml", "--out", folder / "out")
+        return layouts_of(folder / "out")
+
+
+def layouts_of(directory: Path) -> dict[str, str]:
+    run = json.loads((directory / "checkpoint" / "ledger.jsonl").read_text().splitlines()[0])["run"]
+    found = {}
+    for path in sorted(directory.glob("checkpoint/**/*")):
+        if path.is_file() and "silo_ledgers" not in path.parts:
+            name = str(path.relative_to(directory / "checkpoint")).replace(run, "RUN")
+            found[re.sub(r"[0-9a-f]{16,}", "ID", name)] = layout_of(path.read_bytes())
+    return found
+
+
+def layout_of(data: bytes) -> str:
+    for start in range(0, 160, 32):  # stores put digests first
+        length = int.from_bytes(data[start : start + 8], "little")
+        text = data[start + 8 : start + 8 + length]
+        if len(text) == length and text.startswith(b'{"'):
+            break
+    else:
+        return "no entries"
+    entries = json.loads(text)
+    header = entries.pop("__metadata__", {})
+    message = (
+        json.loads(header["message"]) if "message" in header else {"kind": "-", "fields": sorted(header)}
+    )
+    layout = [f"{name}:{entry['dtype']}{entry['shape']}" for name, entry in sorted(entries.items())]
+    return " ".join([message["kind"], *sorted(message["fields"]), *layout]).replace(", ", ",")
+
+
 def stored(name: str) -> dict[str, Any]:
     """What is read from a run directory that an earlier version wrote, and how the run goes on from there.
 
@@ -601,6 +646,8 @@ PARTS: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "resumed": (cases.REPEATED_RUNS, resumed),
     "epsilon": (tuple(cases.QUESTIONS), lambda name: answer("epsilon", *cases.QUESTIONS[name])),
     "plans": (tuple(cases.PLANS), planned),
+    "shown": (tuple(cases.SHOWN), shown),
+    "checkpoints": (cases.CHECKPOINTS, checkpoint_of),
     "compare": (("compare",), compared),
     "table": (("averaged models",), averaged),
     "python": (tuple(PYTHON), lambda name: PYTHON[name]()),

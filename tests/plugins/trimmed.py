@@ -19,8 +19,9 @@ from torch import Tensor
 
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary, View
-from silodp.aggregators import Plain, ServerAggregator, Setting, Visibility
+from silodp.aggregators import Plain, ServerAggregator, Visibility
 from silodp.aggregators.plain import PlainServer
+from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError, check_whole
 from silodp.methods import Method
 
@@ -37,7 +38,7 @@ class Trimmed(Plain):
 
     name = "trimmed"
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: RunSpec) -> None:
         """Refuse to leave out all shares."""
         silos = setting.population.silos
         check_whole("trim", self.trim, least=0)
@@ -53,7 +54,7 @@ class Trimmed(Plain):
         views = super().views(method, silos, survivors)
         return {name: replace(view, sees_shares=True) for name, view in views.items()}
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """Return what it costs that every share is seen; a silo, which knows its noise, sees no more than the server.
 
         That holds for weights that do not depend on records; for others `plain` promises nothing against silos.
@@ -67,12 +68,12 @@ class Trimmed(Plain):
         return (server, replace(silo, not_seen="other silos' records and separate counts"),
                 replace(recipient, not_seen="who was sampled in a round; record counts"))  # fmt: skip
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """Return how many shares count."""
         kept = setting.population.silos - 2 * self.trim
         return {"shares that count in a coordinate": kept, **super().describe(setting)}
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Return the side that trims."""
         return TrimmedServer(setting, self.trim)
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from silodp.aggregators.base import LocalUpdateFn, Setting, SiloContext, round_arrays, setup_kinds
+from silodp.aggregators.base import LocalUpdateFn, SiloContext, round_arrays, setup_kinds
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
+from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, fixed_point
@@ -26,21 +27,21 @@ from silodp.wire.schemas import Array, Kind, Schema, Script, is_roster, is_whole
 
 @dataclass(frozen=True)
 class MaskedInClear(Masked):
-    def script(self, setting: Setting, name: str):
+    def script(self, setting: RunSpec, name: str):
         integers = Schema(arrays={"integers": Array("int64", (setting.size,))})
         return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), integers))
 
-    def server(self, setting: Setting):
+    def server(self, setting: RunSpec):
         return _Server(self, setting)
 
-    def silo(self, setting: Setting, own: SiloContext):
+    def silo(self, setting: RunSpec, own: SiloContext):
         return _Silo(self, setting)
 
 
 @dataclass(frozen=True)
 class _Server:
     aggregator: Masked
-    setting: Setting
+    setting: RunSpec
 
     def set_up(self, desk):
         pass
@@ -57,7 +58,7 @@ class _Server:
 @dataclass(frozen=True)
 class _Silo:
     aggregator: Masked
-    setting: Setting
+    setting: RunSpec
     handlers = {}  # noqa: RUF012
 
     def update(self, request: Message, work: LocalUpdateFn):
@@ -77,7 +78,7 @@ class _Weighted:
     drawn: Mapping[int, np.ndarray] = MappingProxyType({})
     """By round, the sample β (U,) that nobody knew; see `federation.private.hidden_samples`."""
 
-    def script(self, setting: Setting, name: str):
+    def script(self, setting: RunSpec, name: str):
         """As of attempts that are opened, with the weights and the answers in clear."""
         users = setting.population.users
         counts = Kind("counts", answer=Schema(arrays={"counts": Array("int64", (users,))}))
@@ -89,10 +90,10 @@ class _Weighted:
             open=Kind("open", Schema(fields | {"request": bool})),
         )
 
-    def server(self, setting: Setting):
+    def server(self, setting: RunSpec):
         return _WeightedServer(self, setting)
 
-    def silo(self, setting: Setting, own: SiloContext):
+    def silo(self, setting: RunSpec, own: SiloContext):
         return _WeightedSilo(self, setting, own.counts)
 
 
@@ -144,7 +145,7 @@ class PaillierInClear(_Weighted, Paillier):
 @dataclass(frozen=True)
 class _WeightedServer:
     aggregator: LatticeInClear | PaillierInClear
-    setting: Setting
+    setting: RunSpec
 
     def set_up(self, desk):
         pass
@@ -181,7 +182,7 @@ class _WeightedServer:
 
 
 class _WeightedSilo:
-    def __init__(self, aggregator, setting: Setting, counts: np.ndarray) -> None:
+    def __init__(self, aggregator, setting: RunSpec, counts: np.ndarray) -> None:
         self.aggregator, self.setting = aggregator, setting
         self.counts = np.minimum(counts, aggregator.count_cap)
         self.handlers = {"open": lambda request: request.answer()}

@@ -12,10 +12,11 @@ import torch
 
 from end_to_end.test_masked import AVG
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators._key_agreement import current
-from silodp.aggregators.base import Aggregator, Setting
+from silodp.aggregators._key_agreement import current_session
+from silodp.aggregators.base import Aggregator
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import private_sampling
 from silodp.crypto.keys import Identity
 from silodp.crypto.private_sampling import SamplingRatio
@@ -31,6 +32,7 @@ from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import Failure
 from support.clear import LatticeInClear, PaillierInClear
 from support.oracles import logistic_task, small_federation
+from support.specs import make_spec
 from support.wires import Direct
 
 RECORDS = replace(AVG, weighting="records")
@@ -102,10 +104,10 @@ def hidden_samples(law: SamplingRatio) -> Iterator[Hidden]:
         yield seen
 
 
-def setting(method=RECORDS, silos=3, shares_for=None, size=5) -> Setting:
+def setting(method=RECORDS, silos=3, shares_for=None, size=5) -> RunSpec:
     """As every party of a small run knows it."""
     names = tuple(f"silo{s}" for s in range(silos))
-    return Setting("", names, method, Population(silos, 12, shares_for), size)
+    return make_spec("", names, method, Population(silos, 12, shares_for), size)
 
 
 def counts_of(federation: Federation, cap: int | None = None) -> np.ndarray:
@@ -149,12 +151,14 @@ class Parties:
         task = logistic_task(federation.silos[0].x.shape[1])
         self.names = tuple(silo.name for silo in federation.silos)
         population = Population(len(self.names), federation.users, aggregator.min_silos_for(len(self.names)))
-        self.setting = Setting("run", self.names, method, population, task.size, rounds=rounds)
+        self.setting = make_spec(
+            "run", self.names, method, population, task.size, rounds=rounds, aggregator=aggregator
+        )
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.stores = {name: MemoryStore() for name in self.names}
         self._started = lambda data, ledger: Silo(
-            data, task, aggregator, self.setting, Randomness.secret(), self.stores[data.name],
+            data, task, self.setting, Randomness.secret(), self.stores[data.name],
             identities[data.name], pins, ledger, limits,
         )  # fmt: skip
         self._data = {data.name: data for data in federation.silos}
@@ -162,7 +166,7 @@ class Parties:
         self.transport = Recording(self.silos)
         ledger = Ledger(None, 1e-5, "rdp", run="run")
         self.server = Server(
-            self.setting, self.transport, aggregator, ledger, RoundStore(MemoryStore()), Randomness.secret()
+            self.setting, self.transport, ledger, RoundStore(MemoryStore()), Randomness.secret()
         )
         self.server.set_up()
         self.params = task.initial(1)
@@ -205,7 +209,7 @@ class Parties:
 
     @property
     def session(self) -> str:
-        return current(self.server.store.run).session
+        return current_session(self.server.store.run).session
 
     def last(self, kind: str, name: str = "silo0", round_: int | None = None) -> Message:
         """The request of this kind that this silo was asked last (in this round)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from multiprocessing.connection import Connection
 
-from silodp.aggregators.base import Aggregator, Setting
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
@@ -17,16 +17,14 @@ from support.oracles import logistic_task, small_federation
 _REFUSED = b"refused: "
 
 
-def serve(pipe: Connection, number: int, aggregator: Aggregator, setting: Setting, seed: int) -> None:
+def serve(pipe: Connection, number: int, setting: RunSpec, seed: int) -> None:
     """A silo: makes its own key, is told the others' by hand (the first message), then answers."""
     data = small_federation(silos=len(setting.names)).silos[number]
     identity = Identity.fresh(data.name)
     pipe.send_bytes(identity.public)
     server = pipe.recv_bytes()
     pins = {name: pipe.recv_bytes() for name in setting.names}
-    silo = Silo(
-        data, logistic_task(), aggregator, setting, Randomness.from_seed(seed), MemoryStore(), identity, pins
-    )
+    silo = Silo(data, logistic_task(), setting, Randomness.from_seed(seed), MemoryStore(), identity, pins)
     party = SignedParty(silo, identity, server)
     while request := pipe.recv_bytes():
         try:
@@ -38,7 +36,7 @@ def serve(pipe: Connection, number: int, aggregator: Aggregator, setting: Settin
 class Processes:
     """A transport to silos started here; `pins` are their public keys."""
 
-    def __init__(self, aggregator: Aggregator, setting: Setting, server: bytes, seed: int) -> None:
+    def __init__(self, setting: RunSpec, server: bytes, seed: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
             ["silodp.runtime.train", "scipy.stats"]
@@ -49,9 +47,7 @@ class Processes:
         self._processes = []
         for number, name in enumerate(setting.names):
             self._pipes[name], theirs = context.Pipe()
-            process = context.Process(
-                target=serve, args=(theirs, number, aggregator, setting, seed), daemon=True
-            )
+            process = context.Process(target=serve, args=(theirs, number, setting, seed), daemon=True)
             process.start()
             self._processes.append(process)
             self.pins[name] = self._pipes[name].recv_bytes()

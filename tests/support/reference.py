@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from silodp.training import LocalTraining, Task, user_updates
-from silodp.training.sgd._schedule import UserBatches, batch_order
+from silodp.training.sgd._schedule import UserBatches, draw_batch_order
 
 
 def looped(task: Task, params, x, y, user, local: LocalTraining, seed: int) -> dict[int, torch.Tensor]:
@@ -14,7 +14,7 @@ def looped(task: Task, params, x, y, user, local: LocalTraining, seed: int) -> d
     torch.randint(1 << 62, (), generator=generator)  # the seed of dropout is drawn first
     inputs, targets = task.tensors(x, y)
     users = UserBatches.of(torch.as_tensor(user), local)
-    order = batch_order(users.counts, local, generator)
+    order = draw_batch_order(users.counts, local, generator)
     deltas = {}
     for i, (who, count, start) in enumerate(zip(users.ids, users.counts, users.starts, strict=True)):
         own = users.order[start : start + count]

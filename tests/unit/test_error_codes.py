@@ -22,10 +22,9 @@ from silodp.crypto.oblivious_transfer import BaseTransfers, TransferSender
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PublicKey
 from silodp.crypto.private_sampling import SamplingRatio
-from silodp.errors import CODES
+from silodp.errors import CODES, check_probability
 from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.quantization import Quantizer
-from silodp.mechanisms.sampling import check_probability
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.wire.store import DirectoryStore
 from support.refusals import refused

@@ -1,200 +1,270 @@
-"""Events to ε (docs/privacy.md, sections 3, 4 and 9).
+"""Accountants: from privacy events to ε and δ (docs/privacy.md, sections 3, 4 and 9).
 
-Two accountants: `pld`, privacy loss distributions, exact for Gaussian releases alone (see `gaussian`) and else tight up
-to the grid (see `losses`), and `rdp`, Rényi orders (see `renyi`), which also knows integer noise. Both are upper bounds
-of the same δ(ε), and so is the smaller of them: `pld` returns Rényi orders' answer where that is smaller, for a δ near
-the arithmetic's precision or a very large number of very small steps.
+An accountant is a plug-in: one class in one file, registered below or given as an object. All accountants bound the
+same δ(ε) from above, so the smaller of two bounds holds as well.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections import Counter
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from functools import lru_cache
-from typing import get_args
+from dataclasses import dataclass
+from functools import cache
+from typing import Generic, TypeVar
 
-from silodp.accounting import _gaussian, pld, rdp
-from silodp.accounting._steps import Accountant, EventCount, Steps, flatten_event, flatten_per_unit
-from silodp.accounting.events import Composed, Event, Gaussian, Skellam, alternatives, list_nested
-from silodp.errors import SilodpError, check_real
+from silodp.accounting.events import Event, reason_not_private
+from silodp.errors import SilodpError, check_delta, shorten
 
-__all__ = [
-    "Accountant",
-    "Composition",
-    "EventCount",
-    "check_accountant",
-    "check_delta",
-    "compute_delta",
-    "compute_epsilon",
-    "default_accountant",
-    "grid_for",
-]
+EventCount = tuple[Event, int]
+"""An event, and how many times it took place."""
+
+ACCOUNTANTS: dict[str, str] = {
+    "pld": "silodp.accounting.pld:PldAccountant",
+    "rdp": "silodp.accounting.rdp:RdpAccountant",
+}
+"""Name to module and class, the tightest first. Imported when first asked for: their libraries take a second."""
 
 
-def compute_epsilon(charges: Iterable[EventCount], delta: float, accountant: Accountant = "pld") -> float:
-    """ε at δ of all (event, count) together; 0.0 for nothing, infinity where nothing is promised.
+class Composition(ABC):
+    """Upper bounds of the privacy loss of all charges together, composed adaptively; immutable.
 
-    Where charges tell kinds of units apart (`Each`), the largest ε of a kind.
+    Only `epsilon` must be written; the other bounds follow from it and may be replaced by sharper ones.
+    """
+
+    @abstractmethod
+    def epsilon(self, delta: float) -> float:
+        """Return an upper bound of ε at δ in (0, 1): at least 0, infinity where nothing is promised."""
+
+    def delta(self, epsilon: float) -> float:
+        """Return an upper bound of δ at ε ≥ 0, at most 1; by default the smallest one that `epsilon` certifies."""
+        low, high = -690.0, 0.0  # ln δ; δ = 1 always holds
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.epsilon(math.exp(middle)) <= epsilon else (middle, high)
+        return math.exp(high)
+
+    def total_variation(self) -> float:
+        """Return an upper bound of δ(0), the total variation distance of the worlds with and without the unit."""
+        return self.delta(0.0)
+
+    def probability_above(self, epsilon: float) -> float:
+        """Return an upper bound of P(L > ε) for the privacy loss L.
+
+        By default the smallest δ(ε − x)/(1 − e^(−x)) over some x in (0, ε]: a loss above ε counts with at least
+        1 − e^(−x) in δ(ε − x).
+        """
+        gaps = [epsilon * 2.0**-i for i in range(12)] if epsilon > 0 else []
+        return min([1.0, *(self.delta(epsilon - x) / -math.expm1(-x) for x in gaps)])
+
+
+class Accountant(ABC):
+    """A rule that turns events into ε. A new one implements `name`, `supports` and `compose`.
+
+    The contract, on which every printed guarantee rests:
+
+    - Upper bound: `compose(charges).epsilon(delta)` is at least the true ε at δ of all (event, count) together, in any
+      order, each chosen after the earlier outcomes are known, for a unit added or removed. Where events name several
+      kinds of units (`WorstOf`) it is at least the largest ε of a kind; where a `NonPrivate` event is charged at least
+      once it is infinity; of no charges it is 0. Numerical error counts: round up.
+    - Monotone: more charges never cost less, and a larger δ never costs more, up to the last digits. (A ledger never
+      reports less than it did, whatever the accountant says.)
+    - Refusal: `compose` raises `SilodpError` with "accounting.unsupported" for an event that `supports` denies, and
+      with "argument.value" for parameters out of range; it never ignores an event.
+    - State: `compose` depends on its arguments alone, so that a report finds the same ε again. It may cache, and is
+      called from several threads: `functools.lru_cache` is safe. A ledger asks after every round, a calibration some
+      hundred times, so what takes seconds should be cached.
+
+    `flatten_per_unit` turns charges into distinct checked steps, as most accountants need them.
+    """
+
+    name: str
+    """What ledgers and guarantees store. Other rules need another name; those of `ACCOUNTANTS` are taken."""
+
+    exact: bool = False
+    """Whether bounds hold with equality, up to a grid, for a unit that moves every sum as far as was charged."""
+
+    @abstractmethod
+    def supports(self, event: Event) -> bool:
+        """Return whether `compose` has a bound for the event and every event inside it."""
+
+    @abstractmethod
+    def compose(self, charges: Iterable[EventCount]) -> Composition:
+        """Return the bounds of all charges together.
+
+        Args:
+            charges: (event, count), in no order; an event may stand more than once.
+
+        Raises:
+            SilodpError: an event is not supported, or one of its parameters is out of range.
+        """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+C = TypeVar("C", bound=Composition)
+
+
+@dataclass(frozen=True)
+class WorstOfUnits(Composition, Generic[C]):
+    """The largest bound over several kinds of units, `kinds`."""
+
+    kinds: tuple[C, ...]
+
+    def epsilon(self, delta: float) -> float:
+        """As `Composition`."""
+        return max(kind.epsilon(delta) for kind in self.kinds)
+
+    def delta(self, epsilon: float) -> float:
+        """As `Composition`."""
+        return max(kind.delta(epsilon) for kind in self.kinds)
+
+    def total_variation(self) -> float:
+        """As `Composition`."""
+        return max(kind.total_variation() for kind in self.kinds)
+
+    def probability_above(self, epsilon: float) -> float:
+        """As `Composition`."""
+        return max(kind.probability_above(epsilon) for kind in self.kinds)
+
+
+def find_accountant(given: Accountant | str) -> Accountant:
+    """Return the accountant of a name in `ACCOUNTANTS`, or the given object, checked.
+
+    Raises:
+        SilodpError: the name is not known, the object is no accountant, or it bears the name of another one.
+    """
+    if isinstance(given, str) and given in ACCOUNTANTS:
+        return _registered(given)
+    names = " or ".join(map(repr, ACCOUNTANTS))
+    if not isinstance(given, Accountant):
+        raise SilodpError(
+            f"accountant = {shorten(given)}: set {names}, or an object of a class derived from silodp.Accountant.",
+            code="argument.value",
+            field="accountant",
+        )
+    name: object = getattr(given, "name", None)
+    if not isinstance(name, str) or not name or (name in ACCOUNTANTS and given != _registered(name)):
+        raise SilodpError(
+            f"{type(given).__name__}.name = {shorten(name)}: set a name of its own, other than {names}.",
+            code="argument.value",
+            field="accountant",
+        )
+    return given
+
+
+def default_accountant(events: Iterable[Event]) -> Accountant:
+    """Return the tightest registered accountant that supports all of these events."""
+    events = tuple(events)
+    known = map(_registered, ACCOUNTANTS)
+    return next((a for a in known if all(map(a.supports, events))), _registered([*ACCOUNTANTS][-1]))
+
+
+def supports_all(accountant: Accountant, events: Iterable[Event]) -> bool:
+    """Return whether the accountant has a bound for every event that promises something."""
+    return all(reason_not_private(event) is not None or accountant.supports(event) for event in events)
+
+
+def compute_epsilon(
+    charges: Iterable[EventCount], delta: float, accountant: Accountant | str = "pld"
+) -> float:
+    """Return ε at δ of all charges together.
+
+    Args:
+        charges: (event, count), composed adaptively.
+        delta: δ in (0, 1).
+        accountant: a name in `ACCOUNTANTS`, or an object.
+
+    Returns:
+        An upper bound; 0.0 for no charges, infinity where nothing is promised. Where events name several kinds of
+        units (`WorstOf`), the largest ε of a kind.
 
     Raises:
         SilodpError: an event's parameter, δ or the accountant is out of range.
     """
-    check_delta(delta)
-    check_accountant(accountant)
-    return max(
-        min(_epsilon(steps, float(delta), by) for by, steps in known) for known in _known(charges, accountant)
-    )
+    check_delta("delta", delta)
+    found = find_accountant(accountant)
+    epsilon = found.compose(charges).epsilon(float(delta))
+    if not epsilon >= 0:
+        raise SilodpError(
+            f"accountant '{found.name}' gives ε = {epsilon}: it must be 0 or more; correct the accountant.",
+            code="accounting.out_of_range",
+            field="accountant",
+        )
+    return epsilon
 
 
-def default_accountant(events: Iterable[Event]) -> Accountant:
-    """The tightest accountant that knows all of these events."""
-    return (
-        "rdp"
-        if any(isinstance(inner, Skellam) for event in events for inner in list_nested(event))
-        else "pld"
-    )
+def compute_delta(
+    charges: Iterable[EventCount], epsilon: float, accountant: Accountant | str = "pld"
+) -> float:
+    """Return δ at ε of all charges together: 0.0 for no charges, 1.0 where nothing is promised.
 
-
-def compute_delta(charges: Iterable[EventCount], epsilon: float, accountant: Accountant = "pld") -> float:
-    """δ at ε of all (event, count) together; 0.0 for nothing, 1.0 where nothing is promised.
+    Args:
+        charges: (event, count), composed adaptively.
+        epsilon: ε, 0 or more.
+        accountant: a name in `ACCOUNTANTS`, or an object.
 
     Raises:
         SilodpError: an event's parameter, ε or the accountant is out of range.
     """
     if not epsilon >= 0:
         raise SilodpError(
-            f"epsilon is {epsilon!r}: it must be 0 or more.", code="argument.value", field="epsilon"
+            f"epsilon = {epsilon!r}: set a number of at least 0.", code="argument.value", field="epsilon"
         )
-    check_accountant(accountant)
-    return max(
-        min(_delta(steps, epsilon, by) for by, steps in known) for known in _known(charges, accountant)
+    return find_accountant(accountant).compose(charges).delta(epsilon)
+
+
+@dataclass(frozen=True)
+class MembershipAttack:
+    """What the charged events let the best attacker learn about one unit's membership; bounds, not measurements.
+
+    δ is not the probability that the factor e^ε fails: it is the mean excess, E[(1 − e^(ε−L))₊] for the privacy loss L.
+    Two other numbers answer what readers take δ and ε for. δ(0), the total variation distance between the world with
+    the unit and the one without, gives the accuracy of the best attacker who gives membership even odds: ½(1 + δ(0)),
+    by Neyman and Pearson. P(L > ε) is the probability that what is seen speaks for membership by more than the factor
+    e^ε.
+
+    Attributes:
+        accuracy: of guessing membership from even odds, at most; between ½ and 1.
+        loss_above_epsilon: the probability that the privacy loss exceeds ε.
+        exact: whether both hold with equality for a unit that moves every sum as far as was charged (by privacy loss
+            distributions, up to their grid); False: they are upper bounds by Rényi orders.
+    """
+
+    accuracy: float
+    loss_above_epsilon: float
+    exact: bool
+
+
+def compute_membership_attack(
+    charges: Iterable[EventCount], epsilon: float, excess: float = 0.0
+) -> MembershipAttack:
+    """Bound the best attack on membership against all (event, count) together.
+
+    By privacy loss distributions wherever they know the events, whatever accountant computed ε.
+
+    Args:
+        charges: what was released.
+        epsilon: the ε that was stated, 0 or more.
+        excess: probability, between 0 and 1, with which more than the events tell is disclosed (of ciphertexts).
+
+    Raises:
+        SilodpError: an event's parameter is out of range.
+    """
+    charges = list(charges)
+    accountant = default_accountant(event for event, _ in charges)
+    composition = accountant.compose(charges)
+    return MembershipAttack(
+        accuracy=(1 + min(1.0, composition.total_variation() + excess)) / 2,
+        loss_above_epsilon=composition.probability_above(epsilon),
+        exact=accountant.exact,
     )
 
 
-def grid_for(event: Event, count: int = 1) -> float | None:
-    """The interval between privacy losses that `pld` uses for `count` times this event alone.
-
-    1e-4 times a power of two, see `pld.grid_of`; None where there is no distribution (nothing promised or
-    nothing lost).
-    """
-    steps = flatten_event([(event, count)], "pld")
-    return pld.grid_of(steps) if steps else None
-
-
-class Composition:
-    """What has been spent so far: a count for each event, and ε whenever it is asked for.
-
-    ε is computed from the counts, in one transform however many rounds there were, so it never drifts from
-    what `compute_epsilon` says. It never falls: a new, smaller kind of event refines the grid, which may lower ε by a
-    part in 10⁵, and the larger value is kept.
-    """
-
-    def __init__(self, accountant: Accountant = "pld") -> None:
-        check_accountant(accountant)
-        self.accountant = accountant
-        self._counts: Counter[Event] = Counter()
-        self._said: dict[float, float] = {}
-
-    def add(self, event: Event, count: int = 1) -> None:
-        """Charge `event` `count` times.
-
-        Raises:
-            SilodpError: a parameter is out of range, or the event tells other kinds of units apart than those before;
-                nothing is charged then.
-        """
-        flatten_per_unit([(event, count)], self.accountant)
-        alternatives(Composed((event, *self._counts)))
-        self._counts[event] += count
-
-    def epsilon(self, delta: float) -> float:
-        """ε at δ, as the function `compute_epsilon`."""
-        now = compute_epsilon(self._counts.items(), delta, self.accountant)
-        self._said[delta] = max(now, self._said.get(delta, 0.0))
-        return self._said[delta]
-
-    def after(self, event: Event, count: int = 1) -> Composition:
-        """What would be spent after one more charge; this object is left alone."""
-        then = Composition(self.accountant)
-        then._counts, then._said = self._counts.copy(), dict(self._said)
-        then.add(event, count)
-        return then
-
-
-def check_delta(delta: float) -> None:
-    """Refuse a δ that is not strictly between 0 and 1."""
-    check_real("delta", delta)
-    if not 0 < delta < 1:
-        raise SilodpError(
-            f"delta is {delta!r}: it must lie strictly between 0 and 1, for example 1e-5.",
-            code="argument.value",
-            field="delta",
-        )
-
-
-def check_accountant(accountant: str) -> None:
-    """Refuse a name that is not an accountant's."""
-    if accountant not in get_args(Accountant):
-        raise SilodpError(
-            f"accountant is {accountant!r}: it must be 'pld' or 'rdp'.",
-            code="argument.value",
-            field="accountant",
-        )
-
-
-def _known(
-    charges: Iterable[EventCount], accountant: Accountant
-) -> Iterable[tuple[tuple[Accountant, Steps | None], ...]]:
-    """For each kind of unit, the accountants whose bounds hold, each with the steps it knows."""
-    charges = list(charges)
-    by: tuple[Accountant, ...] = ("pld", "rdp") if accountant == "pld" else ("rdp",)
-    kinds = zip(*(flatten_per_unit(charges, one) for one in by), strict=True)
-    return dict.fromkeys(tuple(zip(by, steps, strict=True)) for steps in kinds)
-
-
-@lru_cache(maxsize=4096)  # rounds × adversaries of a run, found again by the next seed's
-def _epsilon(steps: Steps | None, delta: float, accountant: Accountant) -> float:
-    if steps is None:
-        return math.inf
-    if not steps:
-        return 0.0
-    if accountant == "rdp":
-        return rdp.epsilon(steps, delta)
-    if (sigma := _only_gaussian(steps)) is not None:
-        return _gaussian.epsilon(1 / sigma, delta)
-    try:
-        return max(direction.epsilon(delta) for direction in pld.composed(steps, pld.grid_of(steps)))
-    except OverflowError:  # losses too large for any grid: Rényi orders still have a bound
-        return math.inf
-    except SilodpError:
-        raise
-    except (
-        ArithmeticError,
-        ValueError,
-        MemoryError,
-    ) as error:  # of dp_accounting or numpy, far from anything useful
-        raise SilodpError(
-            "no ε can be computed: noise_multiplier, a sampling probability or the number of steps is beyond what the "
-            "accountant can represent; choose it closer to 1.",
-            code="accounting.out_of_range",
-        ) from error
-
-
-def _delta(steps: Steps | None, epsilon: float, accountant: Accountant) -> float:
-    if steps is None:
-        return 1.0
-    if not steps:
-        return 0.0
-    if accountant == "rdp":
-        return rdp.delta(steps, epsilon)
-    if (sigma := _only_gaussian(steps)) is not None:
-        return float(_gaussian.delta(1 / sigma, epsilon))
-    return max(direction.delta(epsilon) for direction in pld.composed(steps, pld.grid_of(steps)))
-
-
-def _only_gaussian(steps: Steps) -> float | None:
-    """Return σ where all steps together are one Gaussian release, whose δ(ε) is known exactly."""
-    match steps:
-        case ((Gaussian(sigma), 1),):
-            return sigma
-    return None
+@cache
+def _registered(name: str) -> Accountant:
+    module, _, made = ACCOUNTANTS[name].partition(":")
+    accountant: Accountant = getattr(importlib.import_module(module), made)()
+    return accountant

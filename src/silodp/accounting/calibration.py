@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from silodp.accounting.accountant import Accountant, check_delta, compute_epsilon
+from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.events import Event, reason_not_private
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError, check_delta, check_epsilon, counted
 
 _TOLERANCE = 0.9e-4  # of ln(parameter)
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
@@ -22,7 +22,7 @@ def calibrate_noise_multiplier(
     rounds: int,
     target: float,
     delta: float,
-    accountant: Accountant = "pld",
+    accountant: Accountant | str = "pld",
 ) -> float:
     """The smallest noise multiplier σ, to 1e-4 of itself, with which all `rounds` cost at most `target`.
 
@@ -50,7 +50,7 @@ def calibrate_sampling_probability(
     rounds: int,
     target: float,
     delta: float,
-    accountant: Accountant = "pld",
+    accountant: Accountant | str = "pld",
 ) -> float:
     """The largest sampling probability q, to 1e-4 of itself, with which all `rounds` cost at most `target`.
 
@@ -69,7 +69,7 @@ def calibrate_sampling_probability(
 
 
 def calibrate_rounds(
-    event: Event, target: float, delta: float, accountant: Accountant = "pld", most: int = 10**7
+    event: Event, target: float, delta: float, accountant: Accountant | str = "pld", most: int = 10**7
 ) -> int:
     """The largest T ≤ `most` with which T times `event` cost at most `target`; 0 if not even one does."""
     excess = _excess(lambda log: (event, _whole(log)), target, delta, accountant)
@@ -89,16 +89,11 @@ def _whole(log: float) -> int:
 
 
 def _excess(
-    charge: Callable[[float], tuple[Event, int]], target: float, delta: float, accountant: Accountant
+    charge: Callable[[float], tuple[Event, int]], target: float, delta: float, accountant: Accountant | str
 ) -> Callable[[float], float]:
     """ln(ε / target) at a logarithm of the parameter, within ±3 so that infinity and 0 spoil no secant."""
-    check_delta(delta)
-    if not 0 < target < math.inf:
-        raise SilodpError(
-            f"the target epsilon is {target!r}: it must be a number above 0.",
-            code="argument.value",
-            field="target",
-        )
+    check_delta("delta", delta)
+    check_epsilon("target", target)
 
     def excess(log: float) -> float:
         event, count = charge(log)

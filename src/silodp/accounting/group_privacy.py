@@ -61,7 +61,7 @@ def event_for_person(event: Event, records: int) -> Event:
 
 
 def epsilon_for_person(
-    events: Iterable[Event], records: int, delta: float, accountant: Accountant
+    events: Iterable[Event], records: int, delta: float, accountant: Accountant | str
 ) -> float | None:
     """ε at δ, towards a person with at most `records` records, of events charged for one; None: nothing is promised."""
     spent = compute_epsilon([(event_for_person(event, records), 1) for event in events], delta, accountant)

@@ -8,7 +8,7 @@ in one Fourier transform, ε in one pass. Everything rounds towards a larger ε.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -19,8 +19,21 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from numpy.typing import NDArray
 from scipy import fft, signal, special, stats
 
-from silodp.accounting._steps import leaves
-from silodp.accounting.events import Gaussian, Group, Mechanism, PoissonSampled, RevealedSample
+from silodp.accounting import _gaussian
+from silodp.accounting.accountant import Accountant, Composition, EventCount, WorstOfUnits
+from silodp.accounting.events import (
+    Event,
+    Gaussian,
+    Group,
+    Mechanism,
+    PoissonSampled,
+    RevealedSample,
+    Skellam,
+    list_nested,
+)
+from silodp.accounting.rdp import RdpComposition
+from silodp.accounting.steps import Steps, flatten_event, flatten_per_unit, leaves
+from silodp.errors import SilodpError
 
 USUAL_GRID = 1e-4
 """dp_accounting's default interval; a finer one is taken only where a step's spread is small beside it."""
@@ -98,7 +111,7 @@ def of_step(event: Mechanism, grid: float) -> tuple[Losses, ...]:
     """
     match event:
         case RevealedSample(q, inner):
-            return tuple(_with_atom_at_zero(losses, q) for losses in composed(leaves(inner), grid))
+            return tuple(_with_atom_at_zero(losses, q) for losses in compose_steps(leaves(inner), grid))
         case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
             return tuple(
                 _mixture(k, gamma, sigma, grid, way) for way in (AdjacencyType.REMOVE, AdjacencyType.ADD)
@@ -168,15 +181,15 @@ def _with_atom_at_zero(losses: Losses, q: float) -> Losses:
     return Losses(losses.grid, lowest, probabilities, q * losses.infinite)
 
 
-def composed(steps: Sequence[tuple[Mechanism, int]], grid: float) -> tuple[Losses, ...]:
+def compose_steps(steps: Steps, grid: float) -> tuple[Losses, ...]:
     """Both directions of all steps together, each repeated its number of times, adaptively."""
     built = [(of_step(event, grid), count) for event, count in steps]
     if all(len(both) == 1 for both, _ in built):
-        return (_convolved([(both[0], count) for both, count in built]),)
-    return tuple(_convolved([(both[direction], count) for both, count in built]) for direction in (0, -1))
+        return (_convolve([(both[0], count) for both, count in built]),)
+    return tuple(_convolve([(both[direction], count) for both, count in built]) for direction in (0, -1))
 
 
-def _convolved(parts: Sequence[tuple[Losses, int]]) -> Losses:
+def _convolve(parts: list[tuple[Losses, int]]) -> Losses:
     """The distribution of the sum of all losses.
 
     Chernoff's bound gives a window outside of which less than _TAIL lies. The transform is cyclic, so that
@@ -229,11 +242,11 @@ def spread(event: Mechanism) -> float:
     raise _unknown(event)
 
 
-def _spread_of(steps: Sequence[tuple[Mechanism, int]]) -> float:
+def _spread_of(steps: Steps) -> float:
     return math.sqrt(sum(count * spread(event) ** 2 for event, count in steps))
 
 
-def grid_of(steps: Sequence[tuple[Mechanism, int]]) -> float:
+def grid_of(steps: Steps) -> float:
     """Return the interval between losses: USUAL_GRID times a power of two.
 
     As coarse as a 128th of the smallest step's spread and as keeps every array below some 2·10⁶ buckets, but no finer
@@ -292,3 +305,99 @@ def probability_above(losses: Losses, epsilon: float) -> float:
         return losses.infinite
     above = losses.probabilities[place + 1 :].sum() + (1 - (position - place)) * losses.probabilities[place]
     return min(1.0, losses.infinite + float(above))
+
+
+@dataclass(frozen=True)
+class PldComposition(Composition):
+    """Bounds of one kind of unit, the smaller of both accountants.
+
+    Rényi orders are sharper for a δ near the arithmetic's precision, and for very many very small steps.
+
+    Attributes:
+        steps: all steps, as this accountant has rules for them; None where nothing is promised.
+        by_orders: the same charges by Rényi orders.
+    """
+
+    steps: Steps | None
+    by_orders: RdpComposition
+
+    def epsilon(self, delta: float) -> float:
+        """As `Composition`."""
+        return min(_epsilon(self.steps, delta), self.by_orders.epsilon(delta))
+
+    def delta(self, epsilon: float) -> float:
+        """As `Composition`."""
+        return min(self._delta(epsilon), self.by_orders.delta(epsilon))
+
+    def probability_above(self, epsilon: float) -> float:
+        """As `Composition`, up to the grid."""
+        if not self.steps:
+            return 1.0 if self.steps is None else 0.0
+        both = compose_steps(self.steps, grid_of(self.steps))
+        return max(probability_above(direction, epsilon) for direction in both)
+
+    def _delta(self, epsilon: float) -> float:
+        if not self.steps:
+            return 1.0 if self.steps is None else 0.0
+        if (sigma := _only_gaussian(self.steps)) is not None:
+            return float(_gaussian.delta(1 / sigma, epsilon))
+        return max(losses.delta(epsilon) for losses in compose_steps(self.steps, grid_of(self.steps)))
+
+
+@lru_cache(maxsize=4096)  # rounds × adversaries of a run, needed again for the next seed
+def _epsilon(steps: Steps | None, delta: float) -> float:
+    if not steps:
+        return math.inf if steps is None else 0.0
+    if (sigma := _only_gaussian(steps)) is not None:
+        return _gaussian.epsilon(1 / sigma, delta)
+    try:
+        return max(losses.epsilon(delta) for losses in compose_steps(steps, grid_of(steps)))
+    except OverflowError:  # losses too large for any grid: Rényi orders still have a bound
+        return math.inf
+    except SilodpError:
+        raise
+    except (
+        ArithmeticError,
+        ValueError,
+        MemoryError,
+    ) as error:  # of dp_accounting or numpy, far beyond what is useful
+        raise SilodpError(
+            "no ε can be computed: noise_multiplier, a sampling probability or the number of steps is beyond what the "
+            "accountant can represent; choose it closer to 1.",
+            code="accounting.out_of_range",
+        ) from error
+
+
+def _only_gaussian(steps: Steps) -> float | None:
+    """Return σ where all steps together are one Gaussian release, whose δ(ε) is known exactly."""
+    match steps:
+        case ((Gaussian(sigma), 1),):
+            return sigma
+    return None
+
+
+def grid_for(event: Event, count: int = 1) -> float | None:
+    """Return the interval between privacy losses for `count` times this event alone (see `grid_of`).
+
+    None where there is no distribution (nothing promised or nothing lost).
+    """
+    steps = flatten_event([(event, count)], for_pld=True)
+    return grid_of(steps) if steps else None
+
+
+@dataclass(frozen=True, repr=False)
+class PldAccountant(Accountant):
+    """Privacy loss distributions: exact for Gaussian releases alone, else tight up to the grid; no integer noise."""
+
+    name: str = "pld"
+    exact: bool = True
+
+    def supports(self, event: Event) -> bool:
+        """Return whether no part of the event has integer (Skellam) noise."""
+        return not any(isinstance(inner, Skellam) for inner in list_nested(event))
+
+    def compose(self, charges: Iterable[EventCount]) -> Composition:
+        """As `Accountant.compose`."""
+        charges = list(charges)
+        both = zip(flatten_per_unit(charges, for_pld=True), flatten_per_unit(charges), strict=True)
+        return WorstOfUnits(tuple(PldComposition(p, RdpComposition(r)) for p, r in dict.fromkeys(both)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 
 import dp_accounting
@@ -14,10 +15,11 @@ from dp_accounting.rdp import rdp_privacy_accountant as library
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
-from silodp.accounting._steps import leaves
+from silodp.accounting.accountant import Accountant, Composition, EventCount, WorstOfUnits
 from silodp.accounting.events import (
     Additive,
     CorrelatedReleases,
+    Event,
     Gaussian,
     Group,
     Mechanism,
@@ -28,6 +30,7 @@ from silodp.accounting.events import (
     double_shift,
     list_nested,
 )
+from silodp.accounting.steps import Steps, flatten_per_unit, leaves
 
 ORDERS: tuple[float, ...] = tuple(
     float(order) for order in sorted({*library.DEFAULT_RDP_ORDERS, *range(2, 257), 512, 1024, 2048, 4096})
@@ -43,11 +46,11 @@ def group_exponent(k: int) -> int:
     return (k - 1).bit_length()
 
 
-def orders_for(steps: Sequence[tuple[Mechanism, int]]) -> tuple[float, ...]:
-    """The orders at which the steps are added up.
+def orders_for(steps: Steps, orders: tuple[float, ...] = ORDERS) -> tuple[float, ...]:
+    """Return the orders at which the steps are added up.
 
     A group of 2^c records turns the order α into α/2^c, and only α ≥ 2^(c+1) is valid, so with groups the
-    orders are α/2^c ≥ 2 for the α of ORDERS and the largest c.
+    orders are α/2^c ≥ 2 for the α of `orders` and the largest c.
     """
     groups = [
         group_exponent(inner.size)
@@ -56,7 +59,7 @@ def orders_for(steps: Sequence[tuple[Mechanism, int]]) -> tuple[float, ...]:
         if isinstance(inner, Group)
     ]
     factor = 2.0 ** max(groups, default=0)
-    return ORDERS if not groups else tuple(a / factor for a in ORDERS if a >= 2 * factor)
+    return orders if not groups else tuple(a / factor for a in orders if a >= 2 * factor)
 
 
 @lru_cache(maxsize=256)
@@ -79,13 +82,13 @@ def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
         case SampledReplacement(q, replaced):
             return _between_integers(lambda whole: replaced_moments(q, replaced, whole), orders)
         case RevealedSample(q, inner):
-            mixed: NDArray[np.float64] = mixture_rdp(q, (alpha - 1) * _summed(leaves(inner), orders)) / (
+            mixed: NDArray[np.float64] = mixture_rdp(q, (alpha - 1) * _sum_steps(leaves(inner), orders)) / (
                 alpha - 1
             )
             return mixed
         case Group(k, inner):
             factor = group_exponent(k)
-            rho = 3.0**factor * _summed(leaves(inner), tuple(2.0**factor * alpha))
+            rho = 3.0**factor * _sum_steps(leaves(inner), tuple(2.0**factor * alpha))
             return rho if factor == 0 else np.where(alpha >= 2, rho, np.inf)
 
 
@@ -277,49 +280,110 @@ def _nothing(record: logging.LogRecord) -> bool:
     return False
 
 
-def composed(steps: Sequence[tuple[Mechanism, int]]) -> tuple[tuple[float, ...], NDArray[np.float64]]:
-    """The orders and the sum of ρ over all steps."""
-    orders = orders_for(steps)
-    return orders, _summed(steps, orders)
+def compose_steps(
+    steps: Steps, orders: tuple[float, ...] = ORDERS
+) -> tuple[tuple[float, ...], NDArray[np.float64]]:
+    """Return the orders at which the steps are added up, and the sum of ρ(α) over all steps."""
+    orders = orders_for(steps, orders)
+    return orders, _sum_steps(steps, orders)
 
 
-def _summed(steps: Sequence[tuple[Mechanism, int]], orders: tuple[float, ...]) -> NDArray[np.float64]:
+def _sum_steps(steps: Steps, orders: tuple[float, ...]) -> NDArray[np.float64]:
     total: NDArray[np.float64] = np.sum([count * of_step(event, orders) for event, count in steps], axis=0)
     return total
 
 
-def epsilon(steps: Sequence[tuple[Mechanism, int]], delta: float) -> float:
-    """The smallest ε over the orders, by dp_accounting's conversion."""
-    orders, rho = composed(steps)
+@dataclass(frozen=True)
+class RdpComposition(Composition):
+    """Rényi bounds of one kind of unit.
+
+    Attributes:
+        steps: all steps; None where nothing is promised.
+        orders: the orders α > 1 to choose from.
+    """
+
+    steps: Steps | None
+    orders: tuple[float, ...] = ORDERS
+
+    def epsilon(self, delta: float) -> float:
+        """Return the smallest ε over the orders, by dp_accounting's conversion."""
+        return _epsilon(self.steps, self.orders, delta) if self.steps else self._trivial(math.inf)
+
+    def delta(self, epsilon: float) -> float:
+        """Return the smallest δ over the orders, by dp_accounting's conversion."""
+        if not self.steps:
+            return self._trivial(1.0)
+        orders, rho = compose_steps(self.steps, self.orders)
+        with _quiet():
+            # The library takes ln(1 − e^−ρ), which is NaN where ρ is below the last digit of 1; more is no less safe.
+            return float(library.compute_delta(orders, np.maximum(rho, _LEAST_RHO), epsilon)[0])
+
+    def total_variation(self) -> float:
+        """Return the smallest of three upper bounds of t = δ(0).
+
+        1. dp_accounting's δ(0), in which is Bretagnolle and Huber's √(1 − e^(−KL)). 2. Pinsker's √(KL/2). In both KL is
+        at most ρ at any order, since D_α grows with α (van Erven and Harremoës 2014, Theorem 3). 3. From
+        χ² = e^(D_2) − 1: on the event A where the first world is likelier, Q(A) = q and P(A) = q + t, so by data
+        processing χ² ≥ t²/(q(1−q)). As q(1−q) ≤ ¼, t ≤ √χ²/2; and where t > ½, q ≤ 1 − t < ½ gives χ² ≥ t/(1−t),
+        t ≤ χ²/(1+χ²).
+        """
+        if not self.steps:
+            return self._trivial(1.0)
+        orders, rho = compose_steps(self.steps, self.orders)
+        renyi_2 = float(
+            min((r for order, r in zip(orders, rho, strict=True) if order >= 2), default=math.inf)
+        )
+        chi_squared = math.expm1(min(renyi_2, 700.0))
+        by_chi_squared = math.sqrt(chi_squared) / 2 if chi_squared <= 1 else chi_squared / (1 + chi_squared)
+        return min(1.0, self.delta(0.0), math.sqrt(float(np.min(rho)) / 2), by_chi_squared)
+
+    def probability_above(self, epsilon: float) -> float:
+        """Return Chernoff's bound, the smallest e^((α−1)(ρ(α) − ε)): E[e^((α−1)L)] = e^((α−1)D_α)."""
+        if not self.steps:
+            return self._trivial(1.0)
+        orders, rho = compose_steps(self.steps, self.orders)
+        exponents = (np.array(orders) - 1) * (rho - epsilon)
+        return float(np.exp(min(0.0, float(np.min(exponents)))))
+
+    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the orders (n,) and ρ(α) (n,) of all steps: 0 of none, infinity where nothing is promised."""
+        if not self.steps:
+            return np.array(self.orders), np.full(len(self.orders), self._trivial(math.inf))
+        orders, rho = compose_steps(self.steps, self.orders)
+        return np.array(orders), rho
+
+    def _trivial(self, worst: float) -> float:
+        return worst if self.steps is None else 0.0
+
+
+@lru_cache(maxsize=4096)  # rounds × adversaries of a run, needed again for the next seed
+def _epsilon(steps: Steps, orders: tuple[float, ...], delta: float) -> float:
+    orders, rho = compose_steps(steps, orders)
     with _quiet():
         return float(library.compute_epsilon(orders, rho, delta)[0])
 
 
-def delta(steps: Sequence[tuple[Mechanism, int]], epsilon: float) -> float:
-    """The smallest δ over the orders, by dp_accounting's conversion."""
-    orders, rho = composed(steps)
-    with _quiet():
-        # The library takes ln(1 − e^−ρ), which is no number where ρ is below the last digit of 1; more is no less safe.
-        return float(library.compute_delta(orders, np.maximum(rho, _LEAST_RHO), epsilon)[0])
+@dataclass(frozen=True, repr=False)
+class RdpAccountant(Accountant):
+    """Rényi orders: the only accountant that knows integer (Skellam) noise and groups of composed events.
 
-
-def total_variation(steps: Sequence[tuple[Mechanism, int]]) -> float:
-    """An upper bound of δ(0), the total variation distance t of the two worlds: the smallest of three.
-
-    1. dp_accounting's δ(0), in which is Bretagnolle and Huber's √(1 − e^(−KL)). 2. Pinsker's √(KL/2). In both KL is
-    at most ρ at any order, since D_α grows with α (van Erven and Harremoës 2014, Theorem 3). 3. From χ² = e^(D_2) − 1:
-    on the event A where the first world is likelier, Q(A) = q and P(A) = q + t, so by data processing
-    χ² ≥ t²/(q(1−q)). As q(1−q) ≤ ¼, t ≤ √χ²/2; and where t > ½, q ≤ 1 − t < ½ gives χ² ≥ t/(1−t), t ≤ χ²/(1+χ²).
+    Attributes:
+        name: what ledgers store; with other orders than the default ones another name is needed.
+        orders: the orders α > 1 to choose from.
     """
-    orders, rho = composed(steps)
-    renyi_2 = float(min(r for order, r in zip(orders, rho, strict=True) if order >= 2))
-    chi_squared = math.expm1(min(renyi_2, 700.0))
-    by_chi_squared = math.sqrt(chi_squared) / 2 if chi_squared <= 1 else chi_squared / (1 + chi_squared)
-    return min(1.0, delta(steps, 0.0), math.sqrt(float(np.min(rho)) / 2), by_chi_squared)
 
+    name: str = "rdp"
+    orders: tuple[float, ...] = ORDERS
 
-def probability_above(steps: Sequence[tuple[Mechanism, int]], epsilon: float) -> float:
-    """An upper bound of P(L > ε): Chernoff's min over α of e^((α−1)(ρ(α) − ε)), since E[e^((α−1)L)] = e^((α−1)D_α)."""
-    orders, rho = composed(steps)
-    exponents = (np.array(orders) - 1) * (rho - epsilon)
-    return float(np.exp(min(0.0, float(np.min(exponents)))))
+    def supports(self, event: Event) -> bool:
+        """Return True: there is a rule for every event."""
+        return True
+
+    def compose(self, charges: Iterable[EventCount]) -> WorstOfUnits[RdpComposition]:
+        """As `Accountant.compose`."""
+        kinds = dict.fromkeys(flatten_per_unit(charges))
+        return WorstOfUnits(tuple(RdpComposition(self._bounded(steps), self.orders) for steps in kinds))
+
+    def _bounded(self, steps: Steps | None) -> Steps | None:
+        """None where none of the orders is large enough for the groups among the steps."""
+        return steps if steps is None or orders_for(steps, self.orders) else None

@@ -6,7 +6,6 @@ from silodp.aggregators.base import (
     Aggregator,
     ServerAggregator,
     ServerContext,
-    Setting,
     SiloAggregator,
     SiloContext,
     Visibility,
@@ -16,6 +15,7 @@ from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.plain import Plain
 from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord, find_aggregator
+from silodp.aggregators.run_spec import ModelSpec, RunSpec
 
 __all__ = [
     "AGGREGATORS",
@@ -23,11 +23,12 @@ __all__ = [
     "AggregatorRecord",
     "Lattice",
     "Masked",
+    "ModelSpec",
     "Paillier",
     "Plain",
+    "RunSpec",
     "ServerAggregator",
     "ServerContext",
-    "Setting",
     "SiloAggregator",
     "SiloContext",
     "Visibility",

@@ -1,75 +1,32 @@
 """The contract of an aggregator: how silos' shares become their sum, and therefore who sees what.
 
 An aggregator is a frozen dataclass of public constants with two sides: one for the server, one for each silo. Both know
-the same `Setting`; methods do not know which aggregator is used. Everything that a run, a plan or a report needs of an
-aggregator is a member of `Aggregator`, so a new one is one file (docs/extending.md); `AGGREGATORS` names those of this
-package.
+the same `RunSpec`; methods do not know which aggregator is used. Everything that a run, a plan or a report needs of an
+aggregator is a member of `Aggregator`, so a new one is one file (tests/plugins/trimmed.py is an example).
 """
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from silodp.accounting.events import Event, costliest_event, without_amplification
+from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary, View
 from silodp.crypto.keys import Identity
-from silodp.mechanisms.clipping import Bounds, Update
-from silodp.methods.base import Method, MethodState, Population
+from silodp.mechanisms.clipping import Update
+from silodp.methods.base import Method, MethodState
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
 from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
 
-
-@dataclass(frozen=True)
-class Setting:
-    """What everyone in a run knows.
-
-    Attributes:
-        run: its id. names: the silos, in order. method, population: as given. size: d, the model's parameters.
-        index: digest of the users' index. delta: δ. dtype: numpy's name of the type of parameters.
-        rounds: T; a silo answers no more. A run may be resumed with another T, so it is no part of `constants`.
-    """
-
-    run: str
-    names: tuple[str, ...]
-    method: Method
-    population: Population
-    size: int
-    index: str = ""
-    delta: float = 1e-5
-    dtype: str = "float32"
-    rounds: int = 10**6
-
-    @property
-    def sum_size(self) -> int:
-        """Numbers in what silos add up: d, and the method's extra coordinates."""
-        return self.size + self.method.extra_coordinates
-
-    @property
-    def bounds(self) -> Bounds | None:
-        """What holds for the sums; None where silos finish their updates themselves."""
-        return self.method.bounds(self.population)
-
-    def constants(self, aggregator: Aggregator) -> str:
-        """All of it as one string, to be compared."""
-        public = [
-            list(self.names),
-            self.population.users,
-            repr(self.method),
-            self.size,
-            self.index,
-            self.delta,
-            self.dtype,
-        ]
-        return json.dumps([*public, repr(aggregator)])
+if TYPE_CHECKING:
+    from silodp.aggregators.run_spec import RunSpec
 
 
 T = TypeVar("T")
@@ -120,21 +77,21 @@ class ServerContext(Protocol):
 class ServerAggregator(Protocol):
     """The server's side of an aggregator in one run."""
 
-    def set_up(self, desk: ServerContext) -> None:
+    def set_up(self, context: ServerContext) -> None:
         """Exchange what is needed once per run, before the first round; a repeated call does nothing twice."""
 
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Add up the silos' shares of one round.
 
-        `desk.charge` must be called before anything is sent that lets the sum, or a part of it, be seen.
+        `context.charge` must be called before anything is sent that lets the sum, or a part of it, be seen.
 
         Args:
-            desk: the server.
+            context: the server.
             round_: counted from 0.
             arrays: of the round's requests, see `round_arrays`.
 
         Returns:
-            Σ_s share_s (d,) float64; None if the budget forbids the release.
+            Σ_s share_s (`RunSpec.sum_size`,) float64; None if the budget forbids the release.
         """
 
 
@@ -163,7 +120,7 @@ class SiloContext:
     Attributes:
         identity: its long-term key.
         pins: the silos' pinned public keys.
-        store: its memory of the run; what it puts in a round's namespace is dropped with the round.
+        store: its durable memory of the run.
         counts: n[s,u] (U,) int64.
         masked: returns the digest of the update that it masked last.
     """
@@ -256,7 +213,7 @@ class Aggregator(ABC):
         """What hiding the parts of the sum rests on; a guarantee lists them."""
         return ()
 
-    def check(self, setting: Setting) -> None:  # noqa: B027  # a default, not a duty
+    def check(self, setting: RunSpec) -> None:  # noqa: B027  # a default, not a duty
         """Refuse, before anything runs, what cannot be added up this way; by default nothing.
 
         Raises:
@@ -286,7 +243,7 @@ class Aggregator(ABC):
             "silo": View("silo", silos, knows_sample=True, counts_disclosed=disclosed),
         }
 
-    def event(self, setting: Setting, view: View) -> Event:
+    def event(self, setting: RunSpec, view: View) -> Event:
         """Return what one round costs against a view, with the noise that is drawn; by default the method's event.
 
         Post-processing at the server does not change it. Whatever weakens the noise in what an adversary sees does.
@@ -311,74 +268,38 @@ class Aggregator(ABC):
             RECIPIENT,
         )
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """Return what it costs and what its limits are, by a name for people; a plan shows it."""
         return {}
 
     # --- how it is done ---
 
     @abstractmethod
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Return the messages that the silo of this name answers, with their types; its gate admits no others.
 
         `setup_kinds` and `round_arrays` give the parts that do not depend on the aggregator.
         """
 
     @abstractmethod
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Return the server's side of a run."""
 
     @abstractmethod
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return a silo's side of a run."""
 
 
-def round_events(
-    aggregator: Aggregator, setting: Setting, survivors: int | None = None, round_: int = 0
-) -> dict[Adversary, Event]:
-    """What one round (counted from 0) costs against each adversary, if so many silos answer."""
-    views = aggregator.views(setting.method, setting.population.silos, survivors)
-    seen = {name: replace(view, round=round_) for name, view in views.items()}
-    largest = setting.method.event_for_largest_budget
-    return {name: largest(aggregator.event(setting, view), view) for name, view in seen.items()}
-
-
-def release_events(
-    aggregator: Aggregator, setting: Setting, survivors: int | None, round_: int, release: int
-) -> dict[Adversary, Event]:
-    """What one release of a round (both counted from 0) costs against each adversary, if so many silos answer.
-
-    Persons are drawn once in a round, so a further release of it is of the same sample: it is charged without
-    amplification. Records are drawn anew, inside a silo, for every release.
-    """
-    cost = round_events(aggregator, setting, survivors, round_)
-    if release == 0 or setting.method.clips_records:
-        return cost
-    return {adversary: without_amplification(event) for adversary, event in cost.items()}
-
-
-def costliest_events(
-    aggregator: Aggregator, setting: Setting, round_: int = 0, release: int = 0
-) -> dict[Adversary, Event]:
-    """Return what one release costs at most, whichever of the silos answer it.
-
-    Where the silos that answer are chosen by looking at the earlier models, rounds cost this, and not what the
-    numbers that happened to answer would cost (docs/privacy.md, section 3).
+def setup_kinds(setting: RunSpec, weights_privately: bool = False) -> tuple[Kind, ...]:
+    """Return the messages of the set-up that every script begins with.
 
     Args:
-        round_: counted from 0.
-        release: counted from 0 within the round.
+        setting: public constants.
+        weights_privately: whether the server sees neither counts nor weights.
+
+    Returns:
+        "counts" where the method needs them, then "setup" with the silo's weights where it has any.
     """
-    population = setting.population
-    found = [
-        release_events(aggregator, setting, survivors, round_, release)
-        for survivors in range(population.m, population.silos + 1)
-    ]
-    return {name: costliest_event([cost[name] for cost in found]) for name in found[0]}
-
-
-def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind, ...]:
-    """The messages of the set-up that do not depend on how shares are added up: counts, if needed, and allotments."""
     persons = (setting.population.users,)
     dtype = None if weights_privately else setting.method.allotment_dtype
     allotment = {} if dtype is None else {"allotment": Array(dtype, persons, finite=True)}
@@ -388,8 +309,13 @@ def setup_kinds(setting: Setting, weights_privately: bool = False) -> tuple[Kind
     return Kind("counts", answer=Schema(arrays={"counts": Array("int64", persons)})), setup
 
 
-def round_arrays(setting: Setting, shows_sample: bool = True) -> dict[str, Array]:
-    """The arrays of an update: the model, who and which silos take part where the method draws them, and its state."""
+def round_arrays(setting: RunSpec, shows_sample: bool = True) -> dict[str, Array]:
+    """Return the arrays of an update: the model, the users and silos that the method samples, and its state.
+
+    Args:
+        setting: public constants.
+        shows_sample: whether silos see which users were sampled.
+    """
     arrays = {"params": Array(setting.dtype, (setting.size,), finite=True)}
     if shows_sample and setting.method.samples_users:
         arrays["sample"] = Array("bool", (setting.population.users,))
@@ -415,20 +341,3 @@ def request_state(state: MethodState) -> dict[str, np.ndarray]:
 def state_of(request: Message) -> dict[str, np.ndarray]:
     """Return the method's state that an update's request carries."""
     return {name[len(_STATE) :]: value for name, value in request.arrays.items() if name.startswith(_STATE)}
-
-
-def calibrate_setting(aggregator: Aggregator, setting: Setting) -> Setting:
-    """The same setting, its method knowing what persons' own budgets allow; every party makes the same.
-
-    Raises:
-        SilodpError: budgets cannot be met against the adversary they are for.
-    """
-    if setting.method.max_rounds is None:
-        return setting
-    costs: dict[Adversary, list[tuple[View, Event]]] = {}
-    for survivors in range(setting.population.m, setting.population.silos + 1):
-        views = aggregator.views(setting.method, setting.population.silos, survivors)
-        for name, view in views.items():
-            costs.setdefault(name, []).append((view, aggregator.event(setting, view)))
-    delta = setting.delta * aggregator.delta_share
-    return replace(setting, method=setting.method.calibrate(costs, setting.population, delta))

@@ -16,12 +16,12 @@ from silodp.aggregators.base import (
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
-    Setting,
     SiloAggregator,
     SiloContext,
     round_arrays,
     setup_kinds,
 )
+from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, release
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
@@ -37,20 +37,20 @@ class Plain(Aggregator):
 
     name = "plain"
 
-    def describe(self, setting: Setting) -> dict[str, Any]:
+    def describe(self, setting: RunSpec) -> dict[str, Any]:
         """Return the size of a share."""
         return {"bytes up, per silo and round": 8 * setting.sum_size, "exactness": "floating point"}
 
-    def script(self, setting: Setting, name: str) -> Script:
+    def script(self, setting: RunSpec, name: str) -> Script:
         """Return the set-up, then updates in clear."""
         share = Schema(arrays={"share": Array("float64", (setting.sum_size,))})
         return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), share))
 
-    def server(self, setting: Setting) -> ServerAggregator:
+    def server(self, setting: RunSpec) -> ServerAggregator:
         """Return the side that asks and adds."""
         return PlainServer(setting)
 
-    def silo(self, setting: Setting, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that weights, sums, adds noise and sends."""
         return _PlainSilo()
 
@@ -59,17 +59,17 @@ class Plain(Aggregator):
 class PlainServer:
     """The server's side; a subclass may combine the shares in another way, which is post-processing."""
 
-    setting: Setting
+    setting: RunSpec
 
-    def set_up(self, desk: ServerContext) -> None:
+    def set_up(self, context: ServerContext) -> None:
         """Do nothing."""
 
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Charge the round, ask every silo, and combine the shares."""
-        if not desk.charge(round_, 0, self.setting.population.silos):
+        if not context.charge(round_, 0, self.setting.population.silos):
             return None
         request = Message("update", self.setting.run, round_, arrays=dict(arrays))
-        answers = desk.ask_all({name: request for name in self.setting.names})
+        answers = context.ask_all({name: request for name in self.setting.names})
         # In the order of the names: float addition depends on it.
         return self.combine(
             torch.stack([torch.from_numpy(answers[n].arrays["share"]) for n in sorted(answers)])

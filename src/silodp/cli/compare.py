@@ -10,18 +10,15 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import default_accountant
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.aggregators import Plain
-from silodp.aggregators.base import Aggregator, round_events
-from silodp.cli._rehearsal import rehearse
-from silodp.config.public_spec import setting_of
+from silodp.aggregators import Aggregator, Plain, RunSpec
 from silodp.config.schema import MethodSpec, RunConfig
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
@@ -30,7 +27,9 @@ from silodp.report import plots
 from silodp.report.compare_page import page, spread_text, table
 from silodp.report.formatting import format_measure
 from silodp.report.guarantee_text import is_only_claimed
-from silodp.runtime.train import train
+from silodp.runtime.prepare import prepare_run
+from silodp.runtime.simulation import Simulation
+from silodp.runtime.train import run
 from silodp.training.task import Task
 from silodp.wire.store import write_durably
 
@@ -85,22 +84,19 @@ def compare_methods(
             field="data.schema.split",
         )
     task = config.task(federation)
-    planned = [_planned(config, federation, task, spec) for spec in specs]
-    for spec, settings in zip(specs, planned, strict=True):
-        rehearse(spec.label, federation, task, spec.method, settings)
+    prepared = [_prepare(config, federation, task, spec) for spec in specs]
     (out / "runs").mkdir(parents=True, exist_ok=True)
     runs: list[list[Fields]] = []
     done, total = 0, len(specs) * seeds
-    for spec, settings in zip(
-        specs, planned, strict=True
-    ):  # seeds inside: the accountant then finds every ε of a method again in its cache
+    # Seeds are the inner loop: the accountant then finds every ε of a method again in its cache.
+    for spec, run_spec in zip(specs, prepared, strict=True):
         runs.append([])
         for seed in range(seeds):
-            run, is_new = _run(config, federation, task, spec, {**settings, "seed": seed}, out / "runs")
-            runs[-1].append(run)
+            done_run, is_new = _run(config, federation, task, replace(run_spec, seed=seed), out / "runs")
+            runs[-1].append(done_run)
             done += 1
             if on_progress is not None:
-                end = " ".join(f"{name} {value}" for name, value in _end_of(run).items())
+                end = " ".join(f"{name} {value}" for name, value in _end_of(done_run).items())
                 again = "" if is_new else "  (finished before)"
                 on_progress(f"run {done}/{total}  {spec.label}, seed {seed}  {end}{again}")
     result = _summary(config, federation, specs, runs, seeds)
@@ -110,51 +106,43 @@ def compare_methods(
     return result
 
 
-def _planned(config: RunConfig, federation: Federation, task: Task, spec: MethodSpec) -> Fields:
-    """The keyword arguments of `train`, with seed 0."""
-    aggregator = _aggregator(config, spec)
+def _prepare(config: RunConfig, federation: Federation, task: Task, spec: MethodSpec) -> RunSpec:
+    """Prepare a method's runs; what one would refuse is refused before the first method trains."""
+    settings = {**config.settings(), "aggregator": _aggregator(config, spec), "seed": 0}
+    budget = settings.pop("budget")
     try:
-        cost = round_events(
-            aggregator, setting_of(federation, task.size, spec.method, aggregator, config.delta)
-        )
+        prepared = prepare_run(federation, task, spec.method, **settings)
+        if budget is None or isinstance(prepared.round_events()[budget.adversary], NonPrivate):
+            return prepared  # where nothing is promised to the budget's adversary, it runs as a reference
+        return prepare_run(federation, task, spec.method, **settings, budget=budget)
     except SilodpError as error:
         raise SilodpError(f"method '{spec.label}': {error}", code=error.code, field=error.field) from None
-    settings = {**config.settings(), "aggregator": aggregator, "seed": 0}
-    settings["accountant"] = settings["accountant"] or default_accountant(cost.values())
-    budget = settings["budget"]
-    if budget is not None and isinstance(cost[budget.adversary], NonPrivate):
-        settings["budget"] = None  # nothing is promised to the budget's adversary: it runs as a reference
-    return settings
 
 
 def _run(
-    config: RunConfig, federation: Federation, task: Task, spec: MethodSpec, settings: Fields, folder: Path
+    config: RunConfig, federation: Federation, task: Task, spec: RunSpec, folder: Path
 ) -> tuple[Fields, bool]:
-    """One run, and whether it is new; else what was kept of it before."""
-    aggregator, seed = settings["aggregator"], settings["seed"]
-    model = f"{task.model!r} {task.dtype} {task.loss.name} {list(task.metrics)} {config.task_section!r}"
-    # By name where it has no settings: so runs were called before aggregators had any.
-    model += f" {config.budgets_section!r}" if config.budgets_section is not None else ""
-    named = {**settings, "aggregator": repr(aggregator) if config.aggregation else aggregator.name}
-    parts = [repr(spec.method), repr(named), model, federation.digest()]
-    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    """Return one run, and whether it is new; else what was kept of it before."""
+    # Everything that the run's rows depend on.
+    parts = [spec.to_json(), list(task.metrics), repr(config.task_section), config.evaluate_every]
+    fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
     kept = _kept(path, fingerprint)
     if kept is not None:
         return kept, False
     started = time.perf_counter()
-    result = train(federation, task, spec.method, **settings)
-    run: Fields = {
+    result = run(spec, Simulation(federation, task), evaluate_every=config.evaluate_every)
+    found: Fields = {
         "fingerprint": fingerprint,
         "method": repr(spec.method),
-        "seed": seed,
+        "seed": spec.seed,
         "stopped": result.stopped,
         "seconds": round(time.perf_counter() - started, 3),
         "rows": [_finite(row) for row in result.metrics],
         "guarantees": {adversary: result.guarantees[adversary].to_dict() for adversary in ADVERSARIES},
     }
-    write_durably(path, json.dumps(run, ensure_ascii=False).encode())
-    return json.loads(json.dumps(run)), True
+    write_durably(path, json.dumps(found, ensure_ascii=False).encode())
+    return json.loads(json.dumps(found)), True
 
 
 def _end_of(run: Fields) -> dict[str, str]:

@@ -35,23 +35,17 @@ def plan(
 ) -> None:
     """Compute what a run will cost. ε against every adversary, and the bytes; no data are read."""
     from silodp.config.budgets import budget_unit
-    from silodp.config.public_spec import outline, setting_of
+    from silodp.config.public_spec import build_public_spec
     from silodp.config.schema import load_config
     from silodp.planning.epsilon import remarks_on_delta
     from silodp.planning.plan import format_text
     from silodp.planning.plan import plan_run as plan_
 
     settings = load_config(config, set_ or ())
-    budget = settings.budget()
-    federation, assumed = outline(settings, users)
-    aggregator = settings.aggregator()
-    size = settings.task(federation).size
+    spec, assumed = build_public_spec(settings, users)
     result = plan_(
-        aggregator,
-        setting_of(federation, size, settings.method(), aggregator, settings.delta),
-        rounds=settings.rounds,
-        accountant=settings.accountant,
-        budget=None if budget is None else (budget.epsilon, budget.adversary),
+        spec,
+        accountant=settings.build_accountant(),
         target=target_epsilon,
         own=settings.preferences(),
         picture=plot,
@@ -61,14 +55,14 @@ def plan(
         lines.append(f"picture: {plot}")
     if assumed and settings.method().unit != "record":
         lines.append(
-            f"  (U is counted in the data, which were not read: {federation.users:,} stands in; see --users)"
+            f"  (U is counted in the data, which were not read: {spec.population.users:,} stands in; see --users)"
         )
     if settings.preferences() is None and budget_unit(settings.method()) is not None:
         lines.append(
             "  (budgets are in the tables, which were not read: ε is that of the largest that is allowed)"
         )
     private = any(found["private"] for found in result["adversaries"].values())
-    remarks = remarks_on_delta(settings.delta, None if assumed else federation.users) if private else ()
+    remarks = remarks_on_delta(settings.delta, None if assumed else spec.population.users) if private else ()
     lines += [f"  ({remark})" for remark in remarks]
     picture = None if plot is None else str(plot)
     about = {"users_assumed": assumed, "remarks": list(remarks), "plot": picture}

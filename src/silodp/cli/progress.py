@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from silodp.accounting.attack import MembershipAttack
+    from silodp.accounting.accountant import MembershipAttack
     from silodp.accounting.guarantee import Adversary, Guarantee
 
 WHO: dict[Adversary, str] = {

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.attack import MembershipAttack
+from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Adversary
-from silodp.aggregators.base import round_events
+from silodp.aggregators.run_spec import RunSpec
 from silodp.cli._resuming import (
     budgeted_rounds,
     differences,
@@ -20,11 +20,9 @@ from silodp.cli._resuming import (
     previous_budgeted_rounds,
 )
 from silodp.cli.progress import Interrupted, describe_guarantee, log, progress_bar
-from silodp.config.budgets import budget_unit
-from silodp.config.public_spec import declared_users, outline, setting_of
+from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import RunConfig
-from silodp.data.federation import Federation
-from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
+from silodp.data.federation import Federation, count_persons_by_silos, find_linkage_doubts
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.report import guarantee_text
@@ -32,7 +30,9 @@ from silodp.report.divergence import divergence_warnings, left_out
 from silodp.report.page import write_report
 from silodp.report.plots import number
 from silodp.report.run_record import read_run, versions
-from silodp.runtime.train import MetricsRow, Result, train
+from silodp.runtime.prepare import prepare_run
+from silodp.runtime.simulation import Simulation
+from silodp.runtime.train import MetricsRow, Result, run
 from silodp.wire.store import write_durably
 
 
@@ -65,23 +65,29 @@ def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict
             log(remark)
 
     def on_round(row: MetricsRow) -> None:
-        if not begun:  # `train` has taken possession of the directory by the first row
+        if not begun:  # `run` has taken possession of the directory by the first row
             begin(max(row["round"] - 1, 0))
         show(row)
 
     try:
         with progress_bar(config.rounds) as show:
-            result = train(
-                federation, task, method, **config.settings(), out=directory, resume=resume, on_round=on_round
+            spec = prepare_run(federation, task, method, **config.settings())
+            result = run(
+                spec,
+                Simulation(federation, task),
+                out=directory,
+                resume=resume,
+                evaluate_every=config.evaluate_every,
+                on_round=on_round,
             )
         if not begun and not (directory / "config.toml").exists():  # a program in Python did all rounds
             begin(result.guarantees["released"].rounds)
         elif not begun:  # nothing was done as this configuration says
             log(f"note: no round was left to do, and {directory / 'config.toml'} stays as it was")
-        if config.source == "tables":
-            page = write_report(directory)
-        else:  # who has how many records is private in real tables, and no secret of a published data set
+        if config.dataset.is_published:
             page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
+        else:  # who has how many records is private
+            page = write_report(directory)
     except KeyboardInterrupt:
         raise Interrupted(how_to_go_on(directory)) from None
     except SilodpError as error:
@@ -95,7 +101,7 @@ def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict
         raise
     audit = read_run(directory).audit
     summary = _summary(config, directory, result, page, {} if audit is None else audit.attacks)
-    summary["warnings"] += _left_out(config, federation, task.size) + _retired(method, summary["rounds"])
+    summary["warnings"] += _left_out(config, spec, federation) + _retired(method, summary["rounds"])
     if method.unit == "user":
         summary["warnings"] += find_linkage_doubts(federation)
     summary["persons_by_silos"] = count_persons_by_silos(federation)
@@ -106,14 +112,11 @@ def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict
 
 def _check_before_reading(config: RunConfig, method: Method) -> None:
     """Refuse what public constants alone show not to work, before any record is read: grid, ring, clients' settings."""
-    if method.unit != "record" and declared_users(config) is None:
+    if method.unit != "record" and config.public_data().users is None:
         return  # how much room sums need depends on U
-    federation, _ = outline(config)
-    aggregator = config.aggregator()
-    size = config.task(federation).size
-    setting = setting_of(federation, size, method, aggregator, config.delta)
-    aggregator.check(setting)
-    round_events(aggregator, setting)
+    spec, _ = build_public_spec(config)
+    spec.aggregator.check(spec)
+    spec.round_events()
 
 
 def _remarks(federation: Federation, directory: Path, changed: list[str]) -> list[str]:
@@ -129,16 +132,14 @@ def _remarks(federation: Federation, directory: Path, changed: list[str]) -> lis
     return remarks
 
 
-def _left_out(config: RunConfig, federation: Federation, size: int) -> list[str]:
+def _left_out(config: RunConfig, spec: RunSpec, federation: Federation) -> list[str]:
     """How many units never took part because their budgets are too small; whose they are only the silo's log says."""
-    method = config.method()
-    unit = budget_unit(method)
+    unit = spec.method.budget_unit
     if unit is None:
         return []
-    method = setting_of(federation, size, method, config.aggregator(), config.delta).method
     own = [federation.user_budgets] if unit == "user" else [silo.budget for silo in federation.silos]
     budgets = np.concatenate([budget for budget in own if budget is not None])
-    left_out = method.count_infeasible(budgets) or 0
+    left_out = spec.method.count_infeasible(budgets) or 0
     if not left_out:
         return []
     # A plan reads no tables: of budgets in a column only the report knows.

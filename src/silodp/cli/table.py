@@ -11,7 +11,7 @@ import typer
 from silodp.cli._options import Json, show
 
 if TYPE_CHECKING:
-    from silodp.accounting.averaged_models import BoundRow
+    from silodp.methods.averaged_models import BoundRow
 
 table_app = typer.Typer(help="Tables of the papers, computed anew.", no_args_is_help=True)
 
@@ -27,7 +27,7 @@ def _tables() -> None:
 @table_app.command("averaged-models")
 def averaged_models(as_json: Json = False) -> None:
     """Compute ε of averaged models (DDP, Table 1), each cell proven or only claimed."""
-    from silodp.accounting.averaged_models import compute_table
+    from silodp.methods.averaged_models import compute_table
 
     rows = compute_table()
     show(

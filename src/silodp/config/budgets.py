@@ -11,10 +11,10 @@ import numpy as np
 
 from silodp.accounting.budget_curve import group_budgets
 from silodp.accounting.guarantee import Unit
-from silodp.config.construct import build, describe_unknown, fields_of, lookup, validate_arguments
+from silodp.config.construct import build, describe_unknown, fields_of, validate_arguments
 from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, lookup
 
 if TYPE_CHECKING:
     from silodp.methods import Method

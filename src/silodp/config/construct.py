@@ -9,16 +9,15 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
-from difflib import get_close_matches
 from functools import partial
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from silodp.errors import SilodpError, shorten
+from silodp.errors import SilodpError, lookup, shorten, suggest_name
 
 T = TypeVar("T")
 
@@ -88,29 +87,8 @@ def table_of(maker: Callable[..., Any], field: str) -> type | None:
 def describe_unknown(name: str, known: Iterable[str], what: str, where: str = "") -> str:
     """The sentence about a field that is not there."""
     known = list(known)
-    remedy = _closest(name, known) or f"use {', '.join(known) or 'none'}."
-    return f"{_at(where, _readable(name))} is not a field of {what}: {remedy}"
-
-
-def lookup(name: str, registry: Mapping[str, T], where: str) -> T:
-    """The entry of a registry; '-' and '_' are one character here."""
-    for known, entry in registry.items():
-        if known.replace("_", "-") == name.replace("_", "-"):
-            return entry
-    remedy = _closest(name, list(registry)) or f"use one of {', '.join(registry)}."
-    raise SilodpError(
-        f"{where} = '{_readable(name)}' is not known: {remedy}", code="argument.value", field=where
-    )
-
-
-def _readable(name: str) -> str:
-    return shorten(name)[1:-1]
-
-
-def _closest(name: str, known: Sequence[str]) -> str | None:
-    beginnings = [word for word in known if name and word.startswith(name)]
-    close = get_close_matches(name, known, n=1) or beginnings
-    return f"did you mean '{close[0]}'?" if close else None
+    remedy = suggest_name(name, known) or f"use {', '.join(known) or 'none'}."
+    return f"{_at(where, shorten(name)[1:-1])} is not a field of {what}: {remedy}"
 
 
 def format_validation_error(error: ValidationError, where: str = "") -> SilodpError:
@@ -160,6 +138,18 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 code="config.value",
                 field=where,
             )
+        registry = getattr(
+            table, "registry", None
+        )  # a base class: the table's `name` says which class it makes
+        if registry is not None:
+            if not isinstance(value.get("name"), str):
+                raise SilodpError(
+                    f"{where}.name is missing: use one of {', '.join(registry())}.",
+                    code="config.missing_field",
+                    field=f"{where}.name",
+                )
+            table = lookup(value["name"], registry(), f"{where}.name")
+            value = {key: entry for key, entry in value.items() if key != "name"}
         return build(table, value, where, where)
     if hint is Any:
         return value

@@ -2,62 +2,64 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from silodp.config.construct import fields_of, lookup, validate_arguments
-from silodp.data.federation import Federation
-from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.config.construct import fields_of, validate_arguments
+from silodp.config.plugins import refer
+from silodp.data.dataset import Dataset
+from silodp.data.public import PublicData
+from silodp.errors import SilodpError, describe_exception, lookup
 from silodp.training.losses import LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric
 from silodp.training.model_checks import inspect_model, inspect_on
 from silodp.training.models import MODELS
 from silodp.training.task import Task
 
-DEFAULT_MODELS = {"creditcard": "mlp", "mnist": "cnn_mnist", "fashion_mnist": "cnn_fashion"}
-"""Where a data set's paper uses more than a linear model."""
-
 
 def task_for(
-    federation: Federation,
-    source: str,
+    public: PublicData,
+    dataset: Dataset | None = None,
     model: str | None = None,
     options: Mapping[str, Any] | None = None,
     loss: str | None = None,
     metrics: tuple[str, ...] | None = None,
     seed: int | None = None,
 ) -> Task:
-    """The task of a configuration; what is None follows from the data.
+    """Build the task of a configuration; what is None follows from the data set, else from the kind of label.
 
     Args:
-        federation: gives the number of features and classes, and the kind of label.
-        source: of the data, which has a default model.
+        public: facts of the data: shape of a record, number of classes, kind of label.
+        dataset: its defaults of model, loss and metrics.
         model: a name in `MODELS`, or a reference ("package.module:function", "file.py:function") to a
             function that gives a `torch.nn.Module`; it gets `features` and `classes` if it takes them.
         options: further arguments of the model's function.
         loss: a name in `LOSSES` or a reference to a `Loss` (or to an f(outputs, targets) -> (n,)).
         metrics: names in `METRICS` or references.
         seed: for parameters that no layer re-initializes.
+
+    Raises:
+        SilodpError: a name or a reference that is not found, or a model that cannot be built.
     """
-    survival = federation.silos[0].y.ndim == 2
+    survival = public.labels == "survival"
+    if dataset is not None:
+        model = dataset.model if model is None else model
+        loss = dataset.loss if loss is None else loss
+        metrics = dataset.metrics if metrics is None else metrics
     if model is None:
-        model = DEFAULT_MODELS.get(source, "logistic" if federation.classes else "cox_linear")
-    network = _model(model, options or {}, federation, seed)
+        model = "logistic" if public.classes else "cox_linear"
+    network = _model(model, options or {}, public, seed)
     if loss is None:
-        if federation.classes:
-            loss = "binary_cross_entropy" if _width(network, federation) == 1 else "cross_entropy"
+        if public.classes:
+            loss = "binary_cross_entropy" if _width(network, public) == 1 else "cross_entropy"
         else:
             loss = "cox" if survival else "squared_error"
     if metrics is None:
-        metrics = ("concordance",) if survival else _usual_metrics(federation.classes)
+        metrics = ("concordance",) if survival else _usual_metrics(public.classes)
     return Task(network, _loss(loss), {_label(name): _metric(name) for name in metrics})
 
 
@@ -67,7 +69,7 @@ def _usual_metrics(classes: int | None) -> tuple[str, ...]:
     return ("accuracy", "roc_auc") if classes == 2 else ("accuracy",)
 
 
-def _model(name: str, options: Mapping[str, Any], federation: Federation, seed: int | None) -> nn.Module:
+def _model(name: str, options: Mapping[str, Any], data: PublicData, seed: int | None) -> nn.Module:
     builder = _lookup(name, MODELS, "task.model")
     if isinstance(builder, nn.Module):
         return builder
@@ -77,7 +79,7 @@ def _model(name: str, options: Mapping[str, Any], federation: Federation, seed: 
             code="model.not_a_module",
             field="task.model",
         )
-    public = {"features": int(np.prod(federation.silos[0].x.shape[1:])), "classes": federation.classes}
+    public = {"features": int(np.prod(data.record_shape)), "classes": data.classes}
     taken = {key: value for key, value in public.items() if key in fields_of(builder) and value is not None}
     arguments = validate_arguments(builder, {**taken, **options}, f"the model '{name}'", "task.options")
     with torch.random.fork_rng(devices=[]):
@@ -103,12 +105,10 @@ def _model(name: str, options: Mapping[str, Any], federation: Federation, seed: 
     return network
 
 
-def _width(network: nn.Module, federation: Federation) -> int:
-    """How many outputs the model has per record, seen on made-up records."""
+def _width(network: nn.Module, public: PublicData) -> int:
+    """Return the number of outputs that the model has per record, counted on made-up records."""
     inspect_model(network)
-    shape = federation.silos[0].x.shape[1:]
-    parameter = next(network.parameters())
-    example = torch.from_numpy(np.random.default_rng(0).standard_normal((4, *shape))).to(parameter)
+    example = torch.from_numpy(public.synthetic_batch()[0]).to(next(network.parameters()))
     inspect_on(network, example)
     with torch.no_grad():
         return int(network(example)[0].numel())
@@ -134,40 +134,3 @@ def _label(name: str) -> str:
 
 def _lookup(name: str, registry: Mapping[str, Callable[..., Any]], where: str) -> Any:
     return refer(name, where) if ":" in name else lookup(name, registry, where)
-
-
-def refer(reference: str, where: str) -> Any:
-    """What "package.module:name" or "path/file.py:name" refers to; a leading "python:" is allowed.
-
-    Raises:
-        SilodpError: the module cannot be imported, or has no such name.
-    """
-    place, _, name = reference.removeprefix("python:").rpartition(":")
-    try:
-        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # whatever a user's module raises is the user's to correct
-        reason = describe_exception(error) if isinstance(error, SystemExit) else first_line(error)
-        raise SilodpError(
-            f"{where} = '{reference}': {place} cannot be imported ({reason or type(error).__name__}): mend it.",
-            code="config.not_importable",
-            field=where,
-        ) from error
-    if not hasattr(module, name):
-        raise SilodpError(
-            f"{where} = '{reference}': {place} has no '{name}': refer to a function defined there.",
-            code="config.not_importable",
-            field=where,
-        )
-    return getattr(module, name)
-
-
-def _module_of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    return module

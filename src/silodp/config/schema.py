@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from silodp.accounting.accountant import ACCOUNTANTS, Accountant
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Budget
 from silodp.config.budgets import (
@@ -19,17 +20,16 @@ from silodp.config.budgets import (
     budget_unit,
     build_budget_distribution,
     methods_for,
-    samples_by_budget,
 )
-from silodp.config.builders import build_aggregator, build_method, with_defaults
+from silodp.config.builders import build_aggregator, build_method, find_method_class, with_defaults
 from silodp.config.construct import (
     build,
     describe_unknown,
     fields_of,
     format_validation_error,
-    lookup,
     validate_arguments,
 )
+from silodp.config.plugins import find_plugin, is_reference, refer
 from silodp.config.toml_values import (
     MOST_SILOS,
     TomlTable,
@@ -40,26 +40,22 @@ from silodp.config.toml_values import (
     resolve_paths,
     without_empty,
 )
-from silodp.data import benchmarks
+from silodp.data.catalog import DATASETS, find_dataset
+from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
-from silodp.data.tables.reader import read_tables
-from silodp.errors import MOST_WHOLE, SilodpError, check_whole
+from silodp.data.public import PublicData
+from silodp.errors import MOST_WHOLE, SilodpError, check_whole, shorten
 
 if TYPE_CHECKING:
     from silodp.aggregators.base import Aggregator
     from silodp.methods import Method
     from silodp.training.task import Task
 
-SOURCES: dict[str, Callable[..., Federation]] = {**benchmarks.LOADERS, "tables": read_tables}
-"""What `[data] source` may name, and what its other fields are arguments of."""
+_SPEC_PART = re.compile(r"(?:[^:]*\.py:)?[^:]+")
+"""The parts of a method's specification in `compare --methods`: its name or reference, and its settings."""
 
 ALIASES = {"k": "group_size", "q": "user_sampling", "sigma": "noise_multiplier"}
 """Short names of fields in `compare --methods`."""
-
-_FIXED_SILOS = {
-    "tcga_brca": len(benchmarks.TCGA_REGIONS),
-    "acs_income": 50,
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class RunConfig(_Section):
     rounds: Annotated[int, Field(ge=0, le=MOST_WHOLE)]
     seed: Annotated[int, Field(ge=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    accountant: Literal["pld", "rdp"] | None = None
+    accountant: str | None = None
     aggregator_name: str = Field(default="plain", alias="aggregator")
     aggregation: TomlTable = Field(default_factory=dict)
     evaluate_every: Annotated[int, Field(ge=1, le=MOST_WHOLE)] = 1
@@ -114,16 +110,25 @@ class RunConfig(_Section):
     )
     budgets_section: TomlTable | None = Field(default=None, alias="budgets")
 
+    @field_validator("accountant")
+    @classmethod
+    def _check_accountant(cls, name: str | None) -> str | None:
+        if name is not None and ":" not in name and name not in ACCOUNTANTS:
+            raise SilodpError(
+                f"accountant = {shorten(name)}: set one of {', '.join(ACCOUNTANTS)}, or 'file.py:Name'.",
+                code="config.value",
+                field="accountant",
+            )
+        return name
+
     @model_validator(mode="after")
     def _checked(self) -> RunConfig:
-        from silodp.methods import METHODS
-
         self.aggregator()
-        self.loader()
+        self.load_plan()
         self.method()
         for name, fields in self.methods.items():
             for field in fields:
-                maker = lookup(name, METHODS, "methods")
+                maker = find_method_class(name, "methods")
                 if field not in fields_of(maker):
                     raise SilodpError(
                         describe_unknown(field, fields_of(maker), name, f"methods.{name}"),
@@ -143,24 +148,86 @@ class RunConfig(_Section):
     @property
     def silos(self) -> int:
         """S, without looking at any data."""
-        if self.source == "tables":
-            return len(self.data["files"])
-        if self.source in _FIXED_SILOS:
-            return _FIXED_SILOS[self.source]
-        return int(self.data.get("silos", fields_of(SOURCES[self.source])["silos"].default))
+        dataset, arguments = self.load_plan()
+        return len(dataset.silo_names(arguments))
+
+    def load_plan(self) -> tuple[Dataset, TomlTable]:
+        """Return the data set and the arguments of its loader, checked against the loader's signature.
+
+        Raises:
+            SilodpError: an unknown data set, a field that its loader does not take, or a value out of range.
+        """
+        dataset = self.dataset
+        values = {key: value for key, value in self.data.items() if key != "source"}
+        if "name" in fields_of(dataset.loader):
+            values = {"name": self.name, **values}
+        arguments = validate_arguments(dataset.loader, values, f"the data source '{self.source}'", "data")
+        for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
+            if isinstance(arguments.get(name), int):
+                check_whole(f"data.{name}", arguments[name], least, most)
+        return dataset, arguments
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data set that [data] names, by its name or by a file that holds it.
+
+        Raises:
+            SilodpError: there is none.
+        """
+        source = self.data.get("source")
+        if not isinstance(source, str):
+            raise SilodpError(
+                f"data.source = {source!r}: it must be one of {', '.join(DATASETS)}.",
+                code="config.value",
+                field="data.source",
+            )
+        if ":" not in source:
+            return find_dataset(source)
+        found = refer(source, "data.source")
+        if not isinstance(found, Dataset):
+            raise SilodpError(
+                f"data.source = '{source}' is of type {type(found).__name__}: refer to a silodp.data.Dataset.",
+                code="config.value",
+                field="data.source",
+            )
+        return found
 
     def federation(self) -> Federation:
         """Load the data; [budgets] are drawn for them."""
-        maker, values = self.loader()
-        federation = maker(**values)
+        dataset, arguments = self.load_plan()
+        federation = dataset.load(arguments)
         own = self.preferences()
         return federation if own is None else own.on(federation)
 
-    def task(self, federation: Federation) -> Task:
-        """Model, loss and metrics for these data."""
+    def public_data(self, users: int | None = None) -> PublicData:
+        """Return what is public about the data and about [budgets]; no private file is opened.
+
+        Args:
+            users: U, where only the data tell it; None takes what the configuration or its public list declares.
+
+        Returns:
+            The facts; `users` is None where neither the configuration nor the argument states it.
+
+        Raises:
+            SilodpError: the public list of users cannot be read.
+        """
+        dataset, arguments = self.load_plan()
+        public = dataset.public(arguments, users)
+        own = self.preferences()
+        if own is None:
+            return public
+        if own.unit == "record":
+            return replace(public, record_budgets=True)
+        if public.users is None:
+            return public
+        return replace(public, user_budgets=tuple(own.drawn(public.users).tolist()))
+
+    def task(self, data: Federation | PublicData) -> Task:
+        """Build model, loss and metrics for these data; what [task] leaves out follows from the data set."""
         from silodp.config.references import task_for
 
-        return task_for(federation, self.source, **dict(self.task_section), seed=self.seed)
+        public = data.public() if isinstance(data, Federation) else data
+        return task_for(public, self.dataset, **dict(self.task_section), seed=self.seed)
 
     def method(self) -> Method:
         """The method of [method]."""
@@ -193,10 +260,11 @@ class RunConfig(_Section):
         unit = budget_unit(method)
         own = self.preferences()
         given = {own.unit} if own is not None else set()
-        if self.source == "tables" and dict(self.data["schema"]).get("budget") is not None:
+        dataset, arguments = self.load_plan()
+        if dataset.has_record_budgets(arguments):
             given.add("record")
         if unit is not None and unit not in given:
-            column = ", or name a column of budgets (data.schema.budget)" if self.source == "tables" else ""
+            column = ", or name a column of budgets (data.schema.budget)" if "schema" in arguments else ""
             raise SilodpError(
                 f"method {method.name} needs a budget of its own for every {unit}, and there is none: add a table "
                 f"[budgets] with a distribution and of = '{unit}s'{column if unit == 'record' else ''}.",
@@ -210,7 +278,8 @@ class RunConfig(_Section):
         Other methods of a comparison may be without: they stand beside one that keeps them.
         """
         own = self.preferences()
-        column = self.source == "tables" and dict(self.data["schema"]).get("budget") is not None
+        dataset, arguments = self.load_plan()
+        column = dataset.has_record_budgets(arguments)
         given = [("[budgets]", own.unit)] if own is not None else []
         given += [("data.schema.budget", "record")] if column else []
         method = self.method()
@@ -224,10 +293,18 @@ class RunConfig(_Section):
                 )
 
     def settings(self) -> TomlTable:
-        """The keyword arguments of `silodp.train` besides federation, task and method."""
-        names = ("rounds", "aggregator", "seed", "delta", "accountant", "evaluate_every", "silo_limits")
+        """Return the keyword arguments of `prepare_run` besides federation, task and method."""
+        names = ("rounds", "aggregator", "seed", "delta", "silo_limits")
         made = {"aggregator": self.aggregator(), "budget": self.budget()}
-        return {**{name: getattr(self, name) for name in names}, **made}
+        given = {name: getattr(self, name) for name in names}
+        return {**given, **made, "accountant": self.build_accountant()}
+
+    def build_accountant(self) -> Accountant | str | None:
+        """Return the accountant of a file as an object, one of the package by its name, None where none is named."""
+        if self.accountant is None or not is_reference(self.accountant):
+            return self.accountant
+        known: Mapping[str, type[Accountant]] = {}
+        return find_plugin(self.accountant, known, Accountant, "accountant")()
 
     def specs(self, text: str) -> list[MethodSpec]:
         """The methods of `compare --methods`: "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8".
@@ -263,10 +340,10 @@ class RunConfig(_Section):
             raise SilodpError(f"methods, at '{text}': {error}", code=error.code, field=error.field) from None
 
     def _spec(self, text: str) -> MethodSpec:
-        from silodp.methods import METHODS, Population
+        from silodp.methods import Population
 
-        name, *settings = text.split(":")
-        maker = lookup(name, METHODS, "methods")
+        name, *settings = _SPEC_PART.findall(text)
+        maker = find_method_class(name, "methods")
         own_name, own = _named(self.method_section)
         inherited: TomlTable = {field: value for field, value in own.items() if field in fields_of(maker)}
         given: TomlTable = dict(self.methods.get(name, {}))
@@ -287,7 +364,7 @@ class RunConfig(_Section):
     def _built(self, name: str, fields: TomlTable, where: str) -> Method:
         """The method; rounds and δ that its budgets are for are the run's unless it says others."""
         own = {"rounds": self.rounds, "delta": self.delta}
-        if "record_sampling" in fields and samples_by_budget(name):
+        if "record_sampling" in fields and find_method_class(name, where).samples_by_budget:
             raise SilodpError(
                 f"{where}.record_sampling is not a field of {name}: how often a record is drawn follows from its own "
                 f"budget; take it out ('silodp plan' shows every q).",
@@ -295,25 +372,6 @@ class RunConfig(_Section):
                 field=f"{where}.record_sampling",
             )
         return build_method(name, with_defaults(name, fields, own), where)
-
-    def loader(self) -> tuple[Callable[..., Federation], TomlTable]:
-        """What reads the data, and its arguments."""
-        source = self.data.get("source")
-        if not isinstance(source, str):
-            raise SilodpError(
-                f"data.source = {source!r}: it must be one of {', '.join(SOURCES)}.",
-                code="config.value",
-                field="data.source",
-            )
-        loader = lookup(source, SOURCES, "data.source")
-        values = {key: value for key, value in self.data.items() if key != "source"}
-        if "name" in fields_of(loader):
-            values = {"name": self.name, **values}
-        arguments = validate_arguments(loader, values, f"the data source '{source}'", "data")
-        for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
-            if isinstance(arguments.get(name), int):
-                check_whole(f"data.{name}", arguments[name], least, most)
-        return loader, arguments
 
     def to_toml(self) -> str:
         """The configuration as TOML; reading it gives it back."""

@@ -1,4 +1,4 @@
-"""Tables of the silos: what they hold, how they are read, allocated, loaded and fetched."""
+"""The data of the silos: tables, benchmarks and data sets as plug-ins; how they are read, allocated and fetched."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from silodp.data.dataset import Dataset, Origin
-from silodp.data.federation import Federation, SiloData
+from silodp.data.federation import Federation
 from silodp.data.public import PublicData
+from silodp.data.silo_data import SiloData
 
 if TYPE_CHECKING:
-    from silodp.data import allocation, benchmarks, fetch, tables
+    from silodp.data import allocation, benchmarks, catalog, fetch, tables
 
 __all__ = [
     "Dataset",
@@ -20,6 +21,7 @@ __all__ = [
     "SiloData",
     "allocation",
     "benchmarks",
+    "catalog",
     "fetch",
     "tables",
 ]

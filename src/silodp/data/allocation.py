@@ -1,29 +1,35 @@
-"""Which simulated user, and which silo, each benchmark record belongs to (ULDP-FL, 5.1.1).
+"""The allocation of benchmark records to simulated users and to silos.
 
-All functions are pure: the same arguments and generator state give the same allocation. Users are numbered by
-rank, user 0 having the most records in expectation under the Zipf laws.
+All functions are pure: the same arguments and generator state give the same allocation. Users are numbered by rank:
+under the Zipf laws user 0 has the most records in expectation.
+
+Source: ULDP-FL, section 5.1.1.
 """
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from silodp.errors import SilodpError, check_real, counted
+from silodp.errors import MOST_REAL, SilodpError, check_choice, check_real, check_whole, counted
 
 Scheme = Literal["uniform", "zipf", "own"]
 Indices = NDArray[np.int64]
 
-USER_EXPONENT = 0.5  # records per user ∝ rank^-0.5
-SILO_EXPONENT = 2.0  # a user's records in silos ∝ rank^-2
-MAIN_SHARE = 0.8  # of a user's records in one silo, where silos are fixed
+USER_EXPONENT = 0.5
+"""Records per user ∝ rank^-0.5."""
+
+SILO_EXPONENT = 2.0
+"""A user's records in silos ∝ rank^-2."""
+
+MAIN_SHARE = 0.8
+"""Share of a user's records in one silo, where silos are fixed."""
 
 
 def zipf_weights(size: int, exponent: float) -> NDArray[np.float64]:
-    """(size,) probabilities ∝ rank^-exponent, rank 1..size."""
+    """Return (size,) probabilities ∝ rank^-exponent, rank 1..size."""
     weights = np.arange(1, size + 1, dtype=np.float64) ** -exponent
     return np.asarray(weights / weights.sum())
 
@@ -36,7 +42,7 @@ def uniform(
     labels: ArrayLike | None = None,
     labels_per_user: int | None = None,
 ) -> tuple[Indices, Indices]:
-    """User and silo of every record, drawn independently and uniformly.
+    """Draw user and silo of every record, independently and uniformly.
 
     With `labels` (n,) and `labels_per_user` a record goes to a user who holds its label (see `zipf`).
 
@@ -57,11 +63,10 @@ def zipf(
     user_exponent: float = USER_EXPONENT,
     silo_exponent: float = SILO_EXPONENT,
 ) -> tuple[Indices, Indices]:
-    """User ∝ rank^-0.5, then silo ∝ rank^-2 in an order of the silos drawn for each user.
+    """Draw every record's user ∝ rank^-0.5, then its silo ∝ rank^-2 in an order of silos drawn for each user.
 
-    With `labels` (n,) and `labels_per_user` = k the labels are dealt to the users first, k each and all
-    labels about equally often; a record is then drawn among the users who hold its label, with the same
-    weights.
+    With `labels` (n,) and `labels_per_user` = k the labels are dealt to the users first, k each and all labels about
+    equally often; a record is then drawn among the users who hold its label, with the same weights.
 
     Returns:
         user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
@@ -79,7 +84,7 @@ def _draw_users(
     labels: ArrayLike | None,
     labels_per_user: int | None,
 ) -> Indices:
-    """(n,) users drawn with `weights`, or, per label, among its holders."""
+    """Draw (n,) users with `weights`, or, per label, among the users who hold it."""
     users = len(weights)
     if labels_per_user is None:
         return generator.choice(users, size=records, p=weights)
@@ -114,10 +119,10 @@ def _draw_users(
 def uniform_fixed(
     sizes: ArrayLike, users: int, generator: np.random.Generator, pairs: bool = False
 ) -> list[Indices]:
-    """A user for every record, drawn uniformly; the silos' sizes (S,) stay as they are.
+    """Draw a user for every record, uniformly; the silos' sizes (S,) stay as they are.
 
-    With `pairs` two records of a silo are drawn together, and the odd one of a silo joins a pair, so a user
-    has no record or at least two in a silo (what a Cox loss needs).
+    With `pairs` two records of a silo are drawn together, and an odd record joins a pair, so that a user has no record
+    or at least two in a silo, as a Cox loss needs.
 
     Returns:
         one array (sizes[s],) of users per silo.
@@ -135,12 +140,11 @@ def zipf_fixed(
     user_exponent: float = USER_EXPONENT,
     main_share: float = MAIN_SHARE,
 ) -> list[Indices]:
-    """Records per user ∝ rank^-0.5, 80 % of them in one silo and the rest anywhere else; sizes (S,) stay.
+    """Draw records per user ∝ rank^-0.5, 80 % of them in one silo and the rest elsewhere; sizes (S,) stay.
 
-    A user's main silo is drawn in proportion to the room left, those with most records first; every other
-    record goes to another silo, all that have room being equally likely. Where the main silo has not room
-    enough (a small silo, the last users) the rest spills over too, since silos' sizes are given. `pairs` as
-    in `uniform_fixed`.
+    A user's main silo is drawn in proportion to the room left, users with most records first; every other record goes
+    to another silo, all that have room being equally likely. Where the main silo has too little room (a small silo,
+    the last users) the rest goes elsewhere, too, since silos' sizes are given. `pairs` as in `uniform_fixed`.
 
     Returns:
         one array (sizes[s],) of users per silo.
@@ -169,7 +173,7 @@ def zipf_fixed(
 
 
 def _units(sizes: ArrayLike, pairs: bool) -> Indices:
-    """(S,) things to hand out: records, or pairs of them."""
+    """Return how many records, or pairs of them, every silo hands out: (S,)."""
     units = np.array(sizes, dtype=np.int64)
     if not pairs:
         return units
@@ -195,17 +199,22 @@ def _spread(
     return result
 
 
-def own(
+def one_user_per_record(
     records: int,
     silos: int,
     generator: np.random.Generator,
     labels: ArrayLike | None,
     labels_per_silo: int | None,
 ) -> tuple[Indices, Indices]:
-    """Every record a person of its own; silos get equal shares at random.
+    """Make every record a user; silos get equal shares at random.
 
     With `labels_per_silo` L: records are sorted by label, cut into S·L shards, and every silo is dealt L of them, so
-    that it holds about L labels (McMahan et al. 2017).
+    that it holds about L labels.
+
+    Returns:
+        user (n,), which is 0..n-1, and silo (n,) in 0..silos-1.
+
+    Source: McMahan et al. 2017, section 3.
     """
     order = generator.permutation(records)
     silo = np.empty(records, np.int64)
@@ -238,10 +247,22 @@ def allocate(
     pairs: bool = False,
     labels_per_silo: int | None = None,
 ) -> tuple[Indices, Indices]:
-    """User and silo of every record under `scheme` "uniform", "zipf" or "own" (there, `users` counts for nothing).
+    """Allocate every record to a user and a silo.
 
-    Give `records` and `silos` where silos are free, or `sizes` (S,) where they are fixed: then the records
-    are taken to be in silo order, and the returned silo repeats 0..S-1 by `sizes`.
+    Give `records` and `silos` where silos are free, or `sizes` (S,) where they are fixed: then the records are taken to
+    be in silo order, and the returned silo repeats 0..S-1 by `sizes`.
+
+    Args:
+        scheme: "uniform", "zipf", or "own", which makes every record a user.
+        users: U; unused by "own".
+        generator: of all draws.
+        records: n.
+        silos: S.
+        sizes: (S,) records of fixed silos.
+        labels: (n,) class of every record.
+        labels_per_user: number of classes that a user may hold; None for no limit.
+        pairs: with fixed silos, whether users get records in pairs.
+        labels_per_silo: with "own", about how many classes a silo holds.
 
     Returns:
         user (n,) and silo (n,), int64.
@@ -249,12 +270,7 @@ def allocate(
     Raises:
         SilodpError: an unknown scheme, a count below 1, or options that exclude each other.
     """
-    if scheme not in get_args(Scheme):
-        raise SilodpError(
-            f"allocation is {scheme!r}; choose one of {', '.join(map(repr, get_args(Scheme)))}",
-            code="argument.value",
-            field="allocation",
-        )
+    check_choice("allocation", scheme, get_args(Scheme))
     if labels_per_silo is not None and scheme != "own":
         raise SilodpError(
             "labels_per_silo goes with allocation 'own' only; leave it out",
@@ -262,10 +278,7 @@ def allocate(
             field="labels_per_silo",
         )
     check_real("users", users)
-    if not (isinstance(users, Integral) and users >= 1):
-        raise SilodpError(
-            f"users is {users}; give a whole number, at least 1", code="argument.value", field="users"
-        )
+    check_whole("users", users, most=int(MOST_REAL))
     if sizes is not None:
         if records is not None or silos is not None or labels_per_user is not None:
             raise SilodpError(
@@ -290,7 +303,7 @@ def allocate(
             field="pairs",
         )
     if scheme == "own":
-        return own(records, silos, generator, labels, labels_per_silo)
+        return one_user_per_record(records, silos, generator, labels, labels_per_silo)
     if scheme == "uniform":
         return uniform(records, users, silos, generator, labels, labels_per_user)
     return zipf(records, users, silos, generator, labels, labels_per_user)

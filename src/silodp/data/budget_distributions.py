@@ -1,27 +1,28 @@
-"""How much privacy people ask for: the personal budgets that experiments draw (rPDP-FL, section 7).
+"""Distributions of per-record and per-user privacy budgets, for experiments.
 
 Every distribution is a function (count, generator) -> (count,) budgets ε within `BOUNDS`, in random order: a budget
-must say nothing of a record, and tables are often sorted by label.
+must be independent of its record, and tables are often sorted by label.
+
+Source: rPDP-FL, section 7.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_positive
 
 Budgets = NDArray[np.float64]
 Preference = Callable[[int, np.random.Generator], Budgets]
 
 BOUNDS = (0.1, 10.0)
-"""What every draw is redrawn into."""
+"""Every draw outside is repeated."""
 
 SHARES = (0.7, 0.2, 0.1)
-"""How many ask for much privacy, for some, and for little."""
+"""Shares of units that ask for much privacy, for some, and for little."""
 
 _TRIES = 1000
 
@@ -32,20 +33,14 @@ def three_levels(
     levels: Sequence[float] = (0.1, 1.0, 5.0),
     shares: Sequence[float] = SHARES,
 ) -> Budgets:
-    """A few distinct budgets, each for its share of the records: as near to the shares as whole records allow.
+    """Draw a few distinct budgets, each for its share of the units, as near to the shares as whole numbers allow.
 
     Raises:
-        SilodpError: a level is not finite and above 0, or the shares are none.
+        SilodpError: a level is not finite and above 0, or the shares do not add up to 1.
     """
     _check_shares(shares, len(levels))
     for level in levels:
-        check_real("levels", level)
-        if not (math.isfinite(level) and level > 0):
-            raise SilodpError(
-                f"levels = {tuple(levels)}: set finite budgets above 0.",
-                code="argument.value",
-                field="levels",
-            )
+        check_positive("levels", level, "ε")
     ends = np.rint(np.cumsum(shares) * count).astype(int)
     ends[-1] = count
     budgets = np.repeat(np.asarray(levels, np.float64), np.diff(ends, prepend=0))
@@ -55,21 +50,19 @@ def three_levels(
 def pareto(
     count: int, generator: np.random.Generator, shape: float = 1.0, scale: float = BOUNDS[0]
 ) -> Budgets:
-    """BOUNDS[0] + scale·Lomax(shape), redrawn until within the bounds; independent draws, so in random order.
+    """Draw BOUNDS[0] + scale·Lomax(shape), again until within the bounds; independent draws, so in random order.
 
-    With the scale as it stands this is the Pareto distribution with density ∝ ε^-(shape+1) from BOUNDS[0] on, most
-    records asking for little; the paper's own code draws with scale 1, whose median is ten times as large.
+    With the default scale this is the Pareto distribution with density ∝ ε^-(shape+1) from BOUNDS[0] on, most budgets
+    being small; the code of the paper draws with scale 1, whose median is ten times as large.
 
     Raises:
         SilodpError: shape or scale is not finite and above 0.
     """
-    for name, value in (("shape", shape), ("scale", scale)):
-        check_real(name, value)
-        if not (math.isfinite(value) and value > 0):
-            raise SilodpError(
-                f"{name} = {value}: set a finite number above 0.", code="argument.value", field=name
-            )
-    return _redrawn(count, lambda missing: BOUNDS[0] + scale * generator.pareto(shape, len(missing)))
+    check_positive("shape", shape)
+    check_positive("scale", scale)
+    return _draw_within_bounds(
+        count, lambda missing: BOUNDS[0] + scale * generator.pareto(shape, len(missing))
+    )
 
 
 def mixture(
@@ -79,9 +72,9 @@ def mixture(
     deviations: Sequence[float] = (0.01, 0.05, 0.5),
     shares: Sequence[float] = SHARES,
 ) -> Budgets:
-    """A mixture of Gaussians, each record's draw redrawn from its own component until within the bounds.
+    """Draw from a mixture of Gaussians, again from the same component until within the bounds.
 
-    Redrawn from the whole mixture, a component at the edge of the bounds would lose half its share.
+    Repeated from the whole mixture, a component at the edge of the bounds would lose half its share.
 
     Raises:
         SilodpError: the three sequences do not fit together, or hardly a draw lies within the bounds.
@@ -97,15 +90,15 @@ def mixture(
         )
     component = generator.choice(len(means), count, p=np.asarray(shares) / np.sum(shares))
     mean, deviation = np.asarray(means, float)[component], np.asarray(deviations, float)[component]
-    return _redrawn(count, lambda missing: generator.normal(mean[missing], deviation[missing]))
+    return _draw_within_bounds(count, lambda missing: generator.normal(mean[missing], deviation[missing]))
 
 
 PREFERENCES: dict[str, Preference] = {"three-levels": three_levels, "pareto": pareto, "mixture": mixture}
 """The distributions by name."""
 
 
-def _redrawn(count: int, draw: Callable[[NDArray[np.int64]], Budgets]) -> Budgets:
-    """draw(positions) for all positions, again and again for those whose draw lies outside the bounds."""
+def _draw_within_bounds(count: int, draw: Callable[[NDArray[np.int64]], Budgets]) -> Budgets:
+    """Return draw(positions) for all positions, repeated for those whose draw lies outside the bounds."""
     budgets = np.empty(count)
     missing = np.arange(count)
     for _ in range(_TRIES):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,11 @@ class Origin:
     urls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     manual: str | None = None
     alternative: str | None = None
+
+
+def urls_in(files: Iterable[str], *folders: str) -> dict[str, tuple[str, ...]]:
+    """Return file name → its addresses, where every folder holds all files under their names."""
+    return {file: tuple(folder + file for folder in folders) for file in files}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +108,12 @@ class Dataset:
             )
         return federation
 
-    def public(self, arguments: Mapping[str, Any]) -> PublicData:
+    def public(self, arguments: Mapping[str, Any], users: int | None = None) -> PublicData:
         """Return the public facts of the data that `load(arguments)` would read; no private file is opened.
 
         Args:
             arguments: of the loader, already checked against its signature.
+            users: U, where the caller knows it; None takes the declared one.
 
         Returns:
             The facts; `users` is None where only the data tell, `index_digest` is "" as it needs the list of users.
@@ -119,12 +125,13 @@ class Dataset:
         return PublicData(
             name=self.name,
             silos=self.silo_names(arguments),
-            users=self.declared_users(arguments),
+            users=self.declared_users(arguments) if users is None else users,
             record_shape=self.record_shape,
             labels=self.labels,
             classes=self.classes,
             features=self.features,
             assumptions=(self.private_scaling,) if private and self.private_scaling else (),
+            record_budgets=self.has_record_budgets(arguments),
         )
 
     def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -147,6 +154,15 @@ class Dataset:
             return None  # as many as there are records
         users = self.argument(arguments, "users")
         return self.users if users is None else int(users)
+
+    def has_record_budgets(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether every training record comes with a budget ε."""
+        return False
+
+    @property
+    def is_published(self) -> bool:
+        """Whether anyone can get the records, so that counts of records are no secret."""
+        return self.origin is not None
 
     def argument(self, arguments: Mapping[str, Any], name: str) -> Any:
         """Return an argument of the loader, else its default, else None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +31,10 @@ class PublicData:
         assumptions: what was estimated from private rows, one sentence each.
         user_budgets: (U,) the ε that each user may be charged; None where users have none.
         record_budgets: whether every training record has such a budget.
+        record_counts: (S,) training records of each silo. Given only where records are the unit of privacy: elsewhere
+            it is private.
+        silo_budgets: for each silo (n_s,) float64, the ε of each of its records, in any order; None where records have
+            none, or nobody has read them yet.
         index_digest: SHA-256 (hex) of the list of users and of their budgets, which all parties compare; "" as long
             as the list is not known.
     """
@@ -45,7 +49,36 @@ class PublicData:
     assumptions: tuple[str, ...] = ()
     user_budgets: tuple[float, ...] | None = field(default=None, repr=False)
     record_budgets: bool = False
+    record_counts: tuple[int, ...] | None = None
+    silo_budgets: tuple[NDArray[np.float64], ...] | None = field(default=None, repr=False, compare=False)
     index_digest: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all facts, JSON-ready; budgets of records as [ε, number of records], ascending."""
+        facts = {name: value for name, value in vars(self).items() if name != "silo_budgets"}
+        facts = {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
+        if self.silo_budgets is None:
+            return facts
+        levels = [np.unique(budgets, return_counts=True) for budgets in self.silo_budgets]
+        pairs = [[[float(b), int(n)] for b, n in zip(*level, strict=True)] for level in levels]
+        return {**facts, "silo_budgets": pairs}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> PublicData:
+        """Return the facts that `to_dict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: they are not such facts.
+        """
+        made: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+        }
+        if "silo_budgets" in facts:
+            made["silo_budgets"] = tuple(
+                np.repeat(np.array([b for b, _ in level], np.float64), [n for _, n in level])
+                for level in facts["silo_budgets"]
+            )
+        return cls(**made)
 
     def synthetic_batch(self, count: int = 4) -> tuple[NDArray[np.float32], NDArray[Any]]:
         """Make up records of the right shape, to try a model and a loss on.

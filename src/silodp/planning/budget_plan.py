@@ -116,7 +116,7 @@ def draw(
         curves,
         levels,
         f"{_sampled(method).replace('_', ' ')} probability q",
-        f"ε after {counted(rounds, 'round')}, accountant {accountant}",
+        f"ε after {counted(rounds, 'round')}, accountant {accountant.name}",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path)

@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from silodp.accounting import accountant as accounting
-from silodp.accounting.accountant import Accountant, EventCount, default_accountant
+from silodp.accounting.accountant import Accountant, EventCount, default_accountant, find_accountant
 from silodp.accounting.events import Event, costliest_event
 from silodp.accounting.events import reason_not_private as reason_of
 from silodp.accounting.group_privacy import PERSONS_RECORDS, event_for_person
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
-from silodp.aggregators.base import Setting, calibrate_setting
-from silodp.config.builders import build_aggregator
-from silodp.config.construct import fields_of, lookup, validate_arguments
+from silodp.aggregators.run_spec import ModelSpec, RunSpec
+from silodp.config.builders import build_aggregator, find_method_class
+from silodp.config.construct import fields_of, validate_arguments
 from silodp.config.public_spec import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
-from silodp.errors import SilodpError, check_whole
-from silodp.methods import METHODS, Method, Population
+from silodp.data.public import PublicData
+from silodp.errors import SilodpError, check_delta, check_whole
+from silodp.methods import Method, Population
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import delta_warning
 
@@ -54,7 +55,7 @@ class Cost:
 
 def compute_cost(spent: Sequence[EventCount], delta: float, accountant: Accountant) -> Cost:
     """What all charges (event, count) cost together."""
-    accounting.check_delta(delta)
+    check_delta("delta", delta)
     nothing = next((why for event, _ in spent if (why := reason_of(event)) is not None), None)
     if nothing is not None:
         return Cost(None, nothing)
@@ -88,7 +89,7 @@ def compute_epsilon(
     *,
     rounds: int,
     delta: float = 1e-5,
-    accountant: str | None = None,
+    accountant: Accountant | str | None = None,
     adversary: str = "released",
     silos: int | None = None,
     aggregator: str = "plain",
@@ -109,7 +110,7 @@ def compute_epsilon(
     Raises:
         SilodpError: a value out of range, a missing field, an unknown name.
     """
-    accounting.check_delta(delta)
+    check_delta("delta", delta)
     for name, value, least in (("rounds", rounds, 0), ("dimension", dimension, 1)):
         check_whole(name, value, least)
     if users is not None:
@@ -117,34 +118,32 @@ def compute_epsilon(
     made, sampling = _made(method, fields, rounds, delta)
     adder = build_aggregator(aggregator, aggregation or {})
     _check_question(made, adversary, silos, colluding)
-    if accountant is not None:
-        accounting.check_accountant(accountant)
+    wanted = None if accountant is None else find_accountant(accountant)
     names = tuple(f"silo-{s + 1}" for s in range(silos or 2))
-    population = Population(
-        len(names), ASSUMED_USERS if users is None else users, adder.min_silos_for(len(names))
-    )
-    setting = Setting("", names, made, population, dimension, delta=delta)
-    adder.check(setting)
-    setting = calibrate_setting(adder, setting)
+    data = PublicData("question", names, ASSUMED_USERS if users is None else users, (), "real")
+    model = ModelSpec(dimension)
+    spec = RunSpec(data, model, made, adder, adder.min_silos_for(len(names)), rounds=rounds, delta=delta)
+    adder.check(spec)
+    spec = spec.calibrate()
     view = adder.views(made, len(names))[cast(Adversary, adversary)]
     view = replace(view, colluding=colluding, knows_sample=view.knows_sample or knows_sample)
 
-    def event_in(round_: int, method: Method = setting.method, survivors: int | None = None) -> Event:
+    def event_in(round_: int, method: Method = spec.method, survivors: int | None = None) -> Event:
         if sampling is not None:
             return method.event_at_sampling(sampling)
         seen = replace(view, round=round_, survivors=survivors)
-        return method.event_for_largest_budget(adder.event(replace(setting, method=method), seen), seen)
+        return method.event_for_largest_budget(adder.event(replace(spec, method=method), seen), seen)
 
     def costliest_in(round_: int) -> Event:
-        answering = range(population.m, population.silos + 1)
+        answering = range(spec.min_silos, len(names) + 1)
         return costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
 
     charged = count_events(event_in, rounds) or [(event_in(0), 0)]
-    chosen = cast(Accountant, accountant) if accountant else default_accountant(event for event, _ in charged)
-    delta_of_noise = delta * adder.delta_share
+    chosen = wanted or default_accountant(event for event, _ in charged)
+    delta_of_noise = spec.noise_delta
     found = compute_cost(charged, delta_of_noise, chosen)
     any_dropouts = None
-    if population.m < population.silos:
+    if spec.min_silos < len(names):
         any_dropouts = compute_cost(count_events(costliest_in, rounds), delta_of_noise, chosen).epsilon
 
     def for_(records: int) -> Cost:
@@ -171,12 +170,12 @@ def compute_epsilon(
         ],
         "delta": delta,
         "adversary": adversary,
-        "accountant": chosen,
+        "accountant": chosen.name,
         "aggregator": adder.name,
         "rounds": rounds,
         "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
         "assumptions": [
-            *list_assumptions(view, adder.adds_integers and setting.bounds is not None),
+            *list_assumptions(view, adder.adds_integers and spec.bounds is not None),
             *(adder.assumptions if adversary != "released" else ()),
             *(_without_fillers(text, fields) for text in made.assumptions),
             *remarks_on_delta(delta, users),
@@ -215,7 +214,7 @@ def format_records(result: Mapping[str, Any]) -> list[str]:
 
 def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tuple[Method, float | None]:
     """The method, and the sampling probability that a question about one of its records names."""
-    maker = lookup(name, METHODS, "method")
+    maker = find_method_class(name, "method")
     given = {key: value for key, value in fields.items() if key != "record_sampling"}
     personal = maker.samples_by_budget
     if not personal:

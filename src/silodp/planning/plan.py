@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from silodp.accounting import calibration
-from silodp.accounting.accountant import Accountant, EventCount, default_accountant
+from silodp.accounting.accountant import Accountant, EventCount, default_accountant, find_accountant
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, describe_any_dropouts, format_rounded_up
-from silodp.aggregators.base import Aggregator, Setting, costliest_events
-from silodp.aggregators.base import round_events as events_of
+from silodp.aggregators.run_spec import RunSpec
 from silodp.config.budgets import BudgetDistribution
 from silodp.config.construct import fields_of
 from silodp.errors import SilodpError, counted
@@ -34,17 +33,14 @@ _ABOUT_TARGETS = ("epsilon", "adversary", "of", "unlimited", "reasons")
 
 
 def plan_run(
-    aggregator: Aggregator,
-    setting: Setting,
+    spec: RunSpec,
     *,
-    rounds: int,
-    accountant: Accountant | None = None,
-    budget: tuple[float, Adversary] | None = None,
+    accountant: Accountant | str | None = None,
     target: float | None = None,
     own: BudgetDistribution | None = None,
     picture: Path | None = None,
 ) -> dict[str, Any]:
-    """ε of every adversary after `rounds`, the most rounds within a budget, what meets a target, and what travels.
+    """Return ε of every adversary after T rounds, the most rounds within a budget, what meets a target, and traffic.
 
     All silos are taken to answer; where fewer may, "fewest" says what models cost if only those ever do, and
     "any_dropouts" what each adversary's ε is at most if silos drop out depending on the models.
@@ -56,48 +52,49 @@ def plan_run(
         SilodpError: what a run would refuse, no value of anything meets the target, or persons' own budgets say what
             the run costs.
     """
-    if target is not None and setting.method.max_rounds is not None:
+    if target is not None and spec.method.max_rounds is not None:
         raise SilodpError(
             f"target epsilon = {target:g}: everybody's rate or clip follows from her own budget, and with it the run's "
             "ε; set method.personal.largest_budget to the target, and method.personal.adversary to whom it is meant "
             "for.",
             code="argument.conflict",
         )
-    aggregator.check(setting)
-    events = events_of(aggregator, setting)
+    aggregator, rounds, budget = spec.aggregator, spec.rounds, spec.budget
+    aggregator.check(spec)
+    events = spec.round_events()
     spent = {
-        a: count_events(lambda r, a=a: events_of(aggregator, setting, round_=r)[a], rounds)  # type: ignore[misc]
+        a: count_events(lambda r, a=a: spec.round_events(round_=r)[a], rounds)  # type: ignore[misc]
         for a in ADVERSARIES
     }
-    accountant = accountant or default_accountant(events.values())
-    delta = setting.delta * aggregator.delta_share
+    accountant = default_accountant(events.values()) if accountant is None else find_accountant(accountant)
+    delta = spec.noise_delta
     result: dict[str, Any] = {
-        "method": setting.method.name,
-        "unit": setting.method.unit,
+        "method": spec.method.name,
+        "unit": spec.method.unit,
         "rounds": rounds,
-        "delta": setting.delta,
-        "accountant": accountant,
+        "delta": spec.delta,
+        "accountant": accountant.name,
         "aggregator": aggregator.name,
-        "silos": setting.population.silos,
-        "users": setting.population.users,
-        "dimension": setting.size,
-        "noise_multiplier": noise_of(setting.method),
+        "silos": spec.population.silos,
+        "users": spec.population.users,
+        "dimension": spec.size,
+        "noise_multiplier": noise_of(spec.method),
         "adversaries": {a: _cost(events[a], spent[a], delta, accountant) for a in ADVERSARIES},
-        "fewest": _of_fewest(aggregator, setting, rounds, delta, accountant),
-        "any_dropouts": _of_any_dropouts(aggregator, setting, rounds, delta, accountant),
+        "fewest": _of_fewest(spec, delta, accountant),
+        "any_dropouts": _of_any_dropouts(spec, delta, accountant),
         "claims": [],
         "budget": None,
         "target": None,
-        "aggregation": aggregator.describe(setting),
+        "aggregation": aggregator.describe(spec),
     }
     result["claims"] = [
         claim
-        for claim in _claims(aggregator, setting, rounds, delta, accountant)
+        for claim in _claims(spec, delta, accountant)
         if is_only_claimed(claim["epsilon"], result["adversaries"][claim["adversary"]]["epsilon"])
     ]
     adversary: Adversary = "released"
     if budget is not None:
-        limit, adversary = budget
+        limit, adversary = budget.epsilon, budget.adversary
         event = events[adversary]
         most = (
             0
@@ -109,19 +106,19 @@ def plan_run(
         ]  # less than every round's cost where records retire
         most = max(most, rounds if whole is not None and whole <= limit else 0)
         result["budget"] = {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
-    view = aggregator.views(setting.method, setting.population.silos)[_met_against(setting.method, adversary)]
+    view = aggregator.views(spec.method, spec.population.silos)[_met_against(spec.method, adversary)]
     result["budgets"] = budget_plan.budgets_plan(
-        setting.method, own, view, rounds, delta, accountant, setting.population.users
+        spec.method, own, view, rounds, delta, accountant, spec.population.users
     )
 
     def event_of(method: Method) -> Event:
-        return events_of(aggregator, replace(setting, method=method))[adversary]
+        return replace(spec, method=method).round_events()[adversary]
 
     if picture is not None:
-        budget_plan.draw(picture, setting.method, event_of, own, rounds, delta, accountant)
+        budget_plan.draw(picture, spec.method, event_of, own, rounds, delta, accountant)
     if target is not None:
         result["target"] = {"epsilon": target, "adversary": adversary} | _solutions(
-            setting.method, event_of, rounds, target, delta, accountant
+            spec.method, event_of, rounds, target, delta, accountant
         )
     return result
 
@@ -203,39 +200,35 @@ def _cost(event: Event, spent: list[EventCount], delta: float, accountant: Accou
     return compute_cost(spent or [(event, 0)], delta, accountant).to_dict()
 
 
-def _of_fewest(
-    aggregator: Aggregator, setting: Setting, rounds: int, delta: float, accountant: Accountant
-) -> dict[str, Any] | None:
+def _of_fewest(spec: RunSpec, delta: float, accountant: Accountant) -> dict[str, Any] | None:
     """Return ε of the released models if never more silos answer than must; None where all must."""
-    fewest = setting.population.m
-    if fewest == setting.population.silos:
+    fewest = spec.min_silos
+    if fewest == spec.population.silos:
         return None
-    spent = count_events(lambda r: events_of(aggregator, setting, fewest, r)["released"], rounds)
+    spent = count_events(lambda r: spec.round_events(fewest, r)["released"], spec.rounds)
     return {"silos": fewest, "epsilon": compute_cost(spent, delta, accountant).epsilon if spent else None}
 
 
 def _of_any_dropouts(
-    aggregator: Aggregator, setting: Setting, rounds: int, delta: float, accountant: Accountant
+    spec: RunSpec, delta: float, accountant: Accountant
 ) -> dict[Adversary, float | None] | None:
     """Return each adversary's ε if every round costs what it costs at most, whoever answers; None where all must."""
-    if setting.population.m == setting.population.silos:
+    if spec.min_silos == spec.population.silos:
         return None
     at_most = {
-        a: count_events(lambda r, a=a: costliest_events(aggregator, setting, r)[a], rounds)  # type: ignore[misc]
+        a: count_events(lambda r, a=a: spec.costliest_events(r)[a], spec.rounds)  # type: ignore[misc]
         for a in ADVERSARIES
     }
     return {a: compute_cost(spent, delta, accountant).epsilon for a, spent in at_most.items()}
 
 
-def _claims(
-    aggregator: Aggregator, setting: Setting, rounds: int, delta: float, accountant: Accountant
-) -> list[dict[str, Any]]:
+def _claims(spec: RunSpec, delta: float, accountant: Accountant) -> list[dict[str, Any]]:
     """What is promised by a paper and proven by nobody; never a part of the plan's ε."""
-    claimed = setting.method.paper_claim
+    claimed = spec.method.paper_claim
     if claimed is None:
         return []
-    promised = events_of(aggregator, replace(setting, method=claimed))
-    found = {a: compute_cost([(promised[a], rounds)], delta, accountant).epsilon for a in ADVERSARIES}
+    promised = replace(spec, method=claimed).round_events()
+    found = {a: compute_cost([(promised[a], spec.rounds)], delta, accountant).epsilon for a in ADVERSARIES}
     return [
         {"adversary": adversary, "epsilon": value, "why": claimed.assumptions[-1]}
         for adversary, value in found.items()

@@ -18,10 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.attack import MembershipAttack, compute_membership_attack
+from silodp.accounting.accountant import (
+    ACCOUNTANTS,
+    Accountant,
+    Composition,
+    EventCount,
+    MembershipAttack,
+    compute_membership_attack,
+)
+from silodp.accounting.events import Event
 from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
 from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
+from silodp.accounting.steps import flatten_per_unit
 from silodp.aggregators import AggregatorRecord
 from silodp.errors import SilodpError, counted
 from silodp.report.rederive import rederive_guarantees
@@ -96,20 +105,22 @@ def audit_run(
                 wrong = wrong and f"against '{said.adversary}' it says {wrong}"
         if wrong is not None:
             raise _contradicted(directory, "ledger", wrong)
-        wrong = None if rows is None else _about_rows(rows, ledger)
+        wrong = None if rows is None or _is_unknown(ledger) else _about_rows(rows, ledger)
         if wrong is not None:
             raise SilodpError(
                 f"{directory / 'metrics.jsonl'} is contradicted by the run's ledger: {wrong}; restore it from a copy, "
                 "or delete it and resume the run, which then knows of the earlier rounds only what they cost.",
                 code="report.contradicted",
             )
-        again = rederive_guarantees(directory, told, aggregator, ledger)
+        again = rederive_guarantees(directory, aggregator, ledger)
         for said in told:
             wrong = again.contradiction(said)
             if wrong is not None:
                 wrong = f"against '{said.adversary}' it says {wrong}"
                 raise _contradicted(directory, "ledger and config.toml", wrong)
-        return AuditResult(ledger.rounds, ledger.budget, again.unchecked, _attacks(told, ledger))
+        own = (f"every ε (the accountant '{ledger.accountant.name}' is not part of silodp)",)
+        unchecked = (*(own if _is_unknown(ledger) else ()), *again.unchecked)
+        return AuditResult(ledger.rounds, ledger.budget, unchecked, _attacks(told, ledger))
 
 
 def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
@@ -197,12 +208,14 @@ def _contradiction(said: Guarantee, ledger: Ledger, delta_share: float) -> str |
     if said.delta * delta_share != ledger.delta:
         part = "" if delta_share == 1 else f" for noise, a part of {delta_share:g}"
         return f"delta = {said.delta}, and the ledger says {ledger.delta}{part}"
-    for name in ("accountant", "rounds"):
-        claimed, kept = getattr(said, name), getattr(ledger, name)
+    for name, claimed, kept in (
+        ("accountant", said.accountant, ledger.accountant.name),
+        ("rounds", said.rounds, ledger.rounds),
+    ):
         if claimed != kept:
             return f"{name} = {claimed}, and the ledger says {kept}"
-    if said.epsilon is None:
-        return None  # nothing is claimed
+    if said.epsilon is None or _is_unknown(ledger):
+        return None  # nothing is claimed, or nothing can be compared
     if any(said.adversary not in charge.events for charge in ledger.history):
         return f"ε = {said.epsilon:.6g}, and the ledger has no charge against that adversary"
     spent = ledger.epsilon(said.adversary)
@@ -236,7 +249,7 @@ def _about_persons(said: Guarantee, ledger: Ledger) -> str | None:
 
 def _about_rest(said: Guarantee, ledger: Ledger, measured: bool) -> str | None:
     """Why nothing is promised where nothing is, and what no ε covers."""
-    reason = ledger.reason(said.adversary)
+    reason = None if _is_unknown(ledger) else ledger.reason(said.adversary)
     if said.epsilon is None and reason is not None and said.reason != reason:
         return f"that nothing is promised because {said.reason}, and the ledger says: {reason}"
     for text in NOT_COVERED:
@@ -245,15 +258,39 @@ def _about_rest(said: Guarantee, ledger: Ledger, measured: bool) -> str | None:
     return None
 
 
+class _UnknownAccountant(Accountant):
+    """Stands for an accountant of a user's own, whose code a report does not run: it gives no ε."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def supports(self, event: Event) -> bool:
+        return False
+
+    def compose(self, charges: Iterable[EventCount]) -> Composition:
+        flatten_per_unit(charges)  # raises where a parameter is out of range
+        return _NoEpsilon()
+
+
+class _NoEpsilon(Composition):
+    def epsilon(self, delta: float) -> float:
+        raise SilodpError("the accountant is not part of silodp", code="accounting.unknown")
+
+
+def _is_unknown(ledger: Ledger) -> bool:
+    return isinstance(ledger.accountant, _UnknownAccountant)
+
+
 def _opened(path: Path) -> Ledger:
     """The ledger, by the settings in its first line; opening it checks every line's hash and event."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.readline())
         budget = None if header["budget"] is None else Budget(**header["budget"])
-        delta, accountant, run = float(header["delta"]), header["accountant"], str(header["run"])
+        delta, name, run = float(header["delta"]), str(header["accountant"]), str(header["run"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise SilodpError(
             f"ledger {path} is damaged in line 1: restore it from a copy.", code="ledger.damaged"
         ) from None
+    accountant = name if name in ACCOUNTANTS else _UnknownAccountant(name)
     return Ledger(path, delta, accountant, budget, run=run)

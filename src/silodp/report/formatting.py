@@ -37,7 +37,7 @@ def format_times(epsilon: float) -> str:
 def compute_attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
     """How often an attacker who gives membership even odds is right at most, by ε and δ alone: (e^ε + δ)/(1 + e^ε).
 
-    What is known besides ε and δ makes it smaller: see `silodp.accounting.attack`.
+    What is known besides ε and δ makes it smaller: see `silodp.accounting.accountant`.
     """
     return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
 

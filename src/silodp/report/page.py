@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from silodp.accounting.attack import MembershipAttack
+from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, TECHNICAL, Adversary, Guarantee
 from silodp.errors import counted, name_file
 from silodp.report import budget_plots, formatting, guarantee_text, plots

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -19,7 +19,12 @@ from silodp.wire.store import PRIVATE_FILE, seal, unseal, write_durably
 
 _METHOD = "method/"  # before the names of a method's arrays; the server optimizer's have none
 FORMAT = 4
-"""4: stores have a namespace for each round; 3: silos have a gate and a ledger; 2: the server forgets past rounds."""
+"""The format that is written, and the only one that is read.
+
+4: stores have a namespace for each round, the server optimizer and the method a state;
+3: silos have a gate and a ledger;
+2: the server forgets past rounds.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,28 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
     write_durably(path, seal(save(tensors, metadata={"checkpoint": json.dumps(header)})), PRIVATE_FILE)
 
 
+def read_fingerprint(path: Path) -> str:
+    """Return the digest of the run's specification that a checkpoint was written for.
+
+    Raises:
+        SilodpError: the checkpoint is damaged.
+    """
+    return str(_read_header(unseal(path.read_bytes(), f"checkpoint {path}"), path)["fingerprint"])
+
+
+def _read_header(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        load(data)
+        length = int.from_bytes(data[:8], "little")
+        header: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["checkpoint"])
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise SilodpError(
+            f"checkpoint {path} cannot be read ({error}): it is not one of silodp's.",
+            code="checkpoint.damaged",
+        ) from None
+    return header
+
+
 def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     """Read and check.
 
@@ -75,15 +102,8 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
             field="out",
         ) from None
     data = unseal(sealed, f"checkpoint {path}")
-    try:
-        tensors = load(data)
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["checkpoint"])
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise SilodpError(
-            f"checkpoint {path} cannot be read ({error}): it is not one of silodp's.",
-            code="checkpoint.damaged",
-        ) from None
+    header = _read_header(data, path)
+    tensors = load(data)
     if header["format"] != FORMAT:
         raise SilodpError(
             f"checkpoint {path} has format {header['format']}, this silodp reads {FORMAT}: go on with the version of "

@@ -1,12 +1,14 @@
-"""What a run promises whom, written from its ledger."""
+"""What a run promises against whom: a function of its specification and its ledger."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Event, NonPrivate
@@ -21,52 +23,59 @@ from silodp.accounting.guarantee import (
     list_assumptions,
 )
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import costliest_events, round_events
-from silodp.data.federation import Federation
-from silodp.methods.base import Method
-from silodp.runtime.server import Server
+from silodp.aggregators.run_spec import RunSpec
+
+CountParticipation = Callable[[int], np.ndarray]
+"""Number of rounds -> in how many of the first of them each silo took part, (S,)."""
 
 
 def build_guarantees(
-    federation: Federation, method: Method, server: Server, ledger: Ledger, delta: float, secret: bool
+    spec: RunSpec, ledger: Ledger, count_participation: CountParticipation
 ) -> dict[Adversary, Guarantee]:
-    """Against every adversary, for the rounds that the ledger has; `secret`: all randomness was the system's."""
-    views = server.aggregator.views(method, server.setting.population.silos)
-    integers = server.aggregator.adds_integers and method.bounds(server.setting.population) is not None
-    tested = federation.test is not None and len(federation.test.x) > 0
-    at_most = _at_most(server, ledger)
+    """Return the guarantee against every adversary, for the rounds that the ledger has.
+
+    Args:
+        spec: of the run.
+        ledger: of the run.
+        count_participation: asked only where units have budgets.
+    """
+    views = spec.aggregator.views(spec.method, len(spec.names))
+    integers = spec.aggregator.adds_integers and spec.bounds is not None
+    at_most = _costliest_releases(spec, ledger)
+    cost = spec.round_events()
     result: dict[Adversary, Guarantee] = {}
     for adversary in ADVERSARIES:
-        spent = server.spent()[adversary]
+        event = cost[adversary]
+        spent = None if isinstance(event, NonPrivate) else ledger.epsilon(adversary)
         result[adversary] = Guarantee(
             adversary=adversary,
-            unit=method.unit,
+            unit=spec.method.unit,
             epsilon=spent,
-            delta=delta,
+            delta=spec.delta,
             rounds=ledger.rounds,
-            accountant=ledger.accountant,
-            method=method.name,
+            accountant=ledger.accountant.name,
+            method=spec.method.name,
             private=spent is not None,
-            releasable=secret and spent is not None,
-            reason=server.reason(adversary),
+            releasable=spec.is_secret and spent is not None,
+            reason=event.reason if isinstance(event, NonPrivate) else ledger.reason(adversary),
             assumptions=()
             if spent is None
             else list_assumptions(views[adversary], integers)
-            + (server.aggregator.assumptions if adversary != "released" else ())
-            + method.assumptions
-            + federation.assumptions
-            + delta_warning(delta, federation.users),
-            not_covered=tuple(what for what in NOT_COVERED if tested or what != HELD_OUT),
-            persons=() if spent is None or method.unit != "record" else _persons(ledger, adversary),
-            groups=() if spent is None else _groups(federation, server, ledger, views[adversary]),
-            claims=_claims(server, adversary, ledger),
-            any_dropouts=None if spent is None else _of_any_dropouts(at_most, adversary, ledger),
+            + (spec.aggregator.assumptions if adversary != "released" else ())
+            + spec.method.assumptions
+            + spec.data.assumptions
+            + delta_warning(spec.delta, spec.population.users),
+            not_covered=tuple(what for what in NOT_COVERED if spec.tested or what != HELD_OUT),
+            persons=() if spent is None or spec.method.unit != "record" else _persons(ledger, adversary),
+            groups=() if spent is None else _groups(spec, ledger, views[adversary], count_participation),
+            claims=_claims(spec, adversary, ledger),
+            any_dropouts=None if spent is None else _any_dropouts(at_most, adversary, ledger),
         )
     return result
 
 
 def delta_warning(delta: float, users: int) -> tuple[str, ...]:
-    """The remark on a δ that is not below 1/U; nothing on others."""
+    """Return the remark on a δ that is not below 1/U; nothing on others."""
     if delta * users < 1:
         return ()
     return (
@@ -75,15 +84,14 @@ def delta_warning(delta: float, users: int) -> tuple[str, ...]:
     )
 
 
-def _at_most(server: Server, ledger: Ledger) -> list[Mapping[Adversary, Event]]:
+def _costliest_releases(spec: RunSpec, ledger: Ledger) -> list[Mapping[Adversary, Event]]:
     """Return, for every release charged, what it costs if the costliest number of silos answers; [] if all must."""
-    setting, aggregator = server.setting, server.aggregator
-    if setting.population.m == setting.population.silos:
+    if spec.min_silos == len(spec.names):
         return []
-    return [costliest_events(aggregator, setting, charge.round, charge.release) for charge in ledger.history]
+    return [spec.costliest_events(charge.round, charge.release) for charge in ledger.history]
 
 
-def _of_any_dropouts(
+def _any_dropouts(
     at_most: list[Mapping[Adversary, Event]], adversary: Adversary, ledger: Ledger
 ) -> float | None:
     """Return ε of all releases together; None where all silos must answer, or nothing was released."""
@@ -96,7 +104,7 @@ def _of_any_dropouts(
 
 
 def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | None], ...]:
-    """What a person with k records gets from a guarantee about single records (group privacy)."""
+    """Return what a person with k records gets from a guarantee about single records (group privacy)."""
     events = [charge.events[adversary] for charge in ledger.history]
     return tuple(
         (records, epsilon_for_person(events, records, ledger.delta, ledger.accountant))
@@ -104,26 +112,26 @@ def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | N
     )
 
 
-def _groups(federation: Federation, server: Server, ledger: Ledger, view: View) -> tuple[dict[str, Any], ...]:
-    """What units with budgets of their own asked for and were charged; budgets are public."""
-    personal = [silo.budget for silo in federation.silos]
-    if server.setting.method.unit == "user":
-        personal = [federation.user_budgets]
-    budgets = [budget for budget in personal if budget is not None]
+def _groups(
+    spec: RunSpec, ledger: Ledger, view: View, count_participation: CountParticipation
+) -> tuple[dict[str, Any], ...]:
+    """Return what units with budgets asked for and were charged; budgets are public."""
+    own = spec.population.budgets
+    budgets: Sequence[np.ndarray] = spec.data.silo_budgets or ()
+    if spec.method.unit == "user":
+        budgets = () if own is None else (np.array(own),)
     if not budgets:
         return ()
-    joined = server.participation_counts(ledger.rounds)[: len(budgets)]
-    return server.setting.method.budget_report(
-        view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant
-    )
+    joined = count_participation(ledger.rounds)[: len(budgets)]
+    return spec.method.budget_report(view, budgets, joined, ledger.rounds, ledger.delta, ledger.accountant)
 
 
-def _claims(server: Server, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
-    """What a paper promises for this run without a proof that holds."""
-    claimed = server.setting.method.paper_claim
+def _claims(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
+    """Return what a paper promises for this run without a proof that holds."""
+    claimed = spec.method.paper_claim
     if claimed is None:
         return ()
-    event = round_events(server.aggregator, replace(server.setting, method=claimed))[adversary]
+    event = replace(spec, method=claimed).round_events()[adversary]
     if isinstance(event, NonPrivate):
         return ()
     spent = compute_epsilon([(event, len(ledger.history))], ledger.delta, ledger.accountant)

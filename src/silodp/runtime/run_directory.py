@@ -16,13 +16,13 @@ from torch import nn
 
 from silodp.accounting.guarantee import FORMAT, Adversary, Guarantee
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators import AggregatorRecord, Setting
+from silodp.aggregators import AggregatorRecord
+from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError, counted, name_file
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
-from silodp.runtime.run_spec import Terms
 from silodp.runtime.silo import make_ledger
-from silodp.training.task import serialize
+from silodp.training.task import Task, serialize
 from silodp.wire.store import (
     PRIVATE_FILE,
     DirectoryStore,
@@ -32,6 +32,8 @@ from silodp.wire.store import (
     write_durably,
 )
 
+RUN_SPEC = "run_spec.json"
+"""The run's specification, in its directory; public."""
 LOCK = "lock"
 STARTS = "starts.json"
 """In checkpoint/: held by the process that runs, and a random id for every time that one began to."""
@@ -46,11 +48,11 @@ class RunDirectory:
 
     path: Path | None
 
-    def state(self, terms: Terms, resume: bool, rounds: int) -> Checkpoint:
+    def state(self, spec: RunSpec, task: Task, resume: bool) -> Checkpoint:
         """The state to go on from, or that of a new run, which is not written yet.
 
         Raises:
-            SilodpError: there is nothing to resume, or more than `rounds` were done; or something that a new run would
+            SilodpError: there is nothing to resume, or more than T rounds were done; or something that a new run would
                 overwrite.
         """
         if resume:
@@ -60,20 +62,18 @@ class RunDirectory:
                     code="argument.missing",
                     field="out",
                 )
-            state = load_checkpoint(self._checkpoint(self.path), terms.fingerprint)
-            if rounds < state.round:
+            state = load_checkpoint(self._checkpoint(self.path), spec.digest)
+            if spec.rounds < state.round:
                 raise SilodpError(
-                    f"rounds = {rounds}, and the run in {self.path} has done {counted(state.round, 'round')}, which "
-                    f"cannot be taken back: resume with rounds ≥ {state.round}, or begin another run.",
+                    f"rounds = {spec.rounds}, and the run in {self.path} has done {counted(state.round, 'round')}, "
+                    f"which cannot be taken back: resume with rounds ≥ {state.round}, or begin another run.",
                     code="run.rounds_done",
                     field="rounds",
                 )
             return state
         self._check_empty()
-        params = terms.task.initial(terms.seed)
-        return Checkpoint.initial(
-            secrets.token_hex(16), terms.fingerprint, params, terms.method, terms.setting.population
-        )
+        params = task.initial(spec.seed)
+        return Checkpoint.initial(secrets.token_hex(16), spec.digest, params, spec.method, spec.population)
 
     def _check_empty(self) -> None:
         if self.path is None:
@@ -89,7 +89,7 @@ class RunDirectory:
 
     @contextmanager
     def opened(
-        self, terms: Terms, state: Checkpoint, resume: bool, rounds: int
+        self, spec: RunSpec, task: Task, state: Checkpoint, resume: bool
     ) -> Iterator[tuple[Checkpoint, Ledger]]:
         """The run's state and ledger, while no other process can use the directory.
 
@@ -103,13 +103,19 @@ class RunDirectory:
                 make_private_folder(self.path / "checkpoint")
                 held.enter_context(hold_lock(self.path / "checkpoint" / LOCK))
             if resume:
-                state = self.state(terms, resume, rounds)
+                state = self.state(spec, task, resume)
             else:
                 self._check_empty()
                 self.keep(state)
-            ledger = held.enter_context(self.ledger(terms, state))
+            ledger = held.enter_context(self.ledger(spec, state))
+            self._write_spec(spec)
             self._record_start(state)
             yield state, ledger
+
+    def _write_spec(self, spec: RunSpec) -> None:
+        """Write the run's specification; a resumed run writes the same one, but for T, budget and limits."""
+        if self.path is not None:
+            write_durably(self.path / RUN_SPEC, spec.to_json().encode())
 
     def _record_start(self, state: Checkpoint) -> None:
         """Note a fresh random id, so that copies of this directory that are continued apart can be told apart."""
@@ -140,7 +146,7 @@ class RunDirectory:
             save_checkpoint(self._checkpoint(self.path), state)
 
     @contextmanager
-    def ledger(self, terms: Terms, state: Checkpoint) -> Iterator[Ledger]:
+    def ledger(self, spec: RunSpec, state: Checkpoint) -> Iterator[Ledger]:
         """The book of the run, open.
 
         Raises:
@@ -154,8 +160,10 @@ class RunDirectory:
                     f"ledger {path} is missing: without it nothing is known of the ε spent; restore it.",
                     code="ledger.missing",
                 )
-        accountant, budget, subject = terms.accountant, terms.budget, terms.subject
-        with Ledger(path, terms.noise_delta, accountant, budget, run=state.run, subject=subject) as ledger:
+        header = spec.ledger_header
+        with Ledger(
+            path, spec.noise_delta, spec.accountant, spec.budget, run=state.run, subject=header
+        ) as ledger:
             if not state.round <= ledger.rounds <= state.round + 1:
                 raise SilodpError(
                     f"ledger {path} has {counted(ledger.rounds, 'round')} and the checkpoint {state.round}: they are "
@@ -164,14 +172,14 @@ class RunDirectory:
                 )
             yield ledger
 
-    def silo_ledger(self, terms: Terms, setting: Setting, place: int) -> Ledger:
+    def silo_ledger(self, spec: RunSpec, place: int) -> Ledger:
         """The silo's own ledger, open; `place`: of the silo in the public order."""
         path = None
         if self.path is not None:
             folder = self.path / "checkpoint" / "silo_ledgers"
             make_private_folder(folder)
             path = folder / f"{place:03}.jsonl"
-        return make_ledger(terms.aggregator, setting, path)
+        return make_ledger(spec, path)
 
     def store(self, *place: str) -> Store:
         """Of one party."""
@@ -187,16 +195,15 @@ class RunDirectory:
 
     def write(
         self,
-        terms: Terms,
-        run: str,
+        spec: RunSpec,
         model: nn.Module,
         guarantees: Mapping[Adversary, Guarantee],
         stopped: str,
     ) -> None:
-        """What a run of this id leaves: its guarantees and its model."""
+        """Write what a finished run leaves: its guarantees and its model."""
         if self.path is None:
             return
-        method, aggregator, released = terms.method, terms.aggregator, guarantees["released"]
+        method, aggregator, released = spec.method, spec.aggregator, guarantees["released"]
         guarantee = {
             "format": FORMAT,
             "simulation": True,  # `train` plays every party in this process
@@ -206,7 +213,7 @@ class RunDirectory:
             "rounds": released.rounds,
             "stopped": stopped,
             "private": released.private,
-            "run": run,
+            "run": spec.run,
             "starts": self._starts(self.path),
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }

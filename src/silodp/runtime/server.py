@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -13,26 +12,19 @@ from torch import Tensor
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators.base import (
-    Aggregator,
-    ServerAggregator,
-    Setting,
-    release_events,
-    request_state,
-    round_events,
-)
+from silodp.aggregators.base import ServerAggregator, request_state
+from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import MethodState
 from silodp.runtime.checkpoint import Checkpoint
+from silodp.runtime.participation import Participation, get_or_draw
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
-from silodp.wire.store import RoundStore, Store
+from silodp.wire.store import RoundStore
 from silodp.wire.transport import Channel, Failure
 
 EMPTY_STATE: MethodState = {}
-COMPLETED_ROUNDS_KEY = "rounds over"
-"""Where the server keeps how many rounds are over, and how many of them each silo took part in (S,)."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +35,8 @@ class Server:
     is the run's: allotments, session, shares, keys; how many attempts were made in all; that transfers have ended.
     """
 
-    setting: Setting
+    setting: RunSpec
     transport: Channel
-    aggregator: Aggregator
     ledger: Ledger
     store: RoundStore
     randomness: Randomness
@@ -58,10 +49,10 @@ class Server:
     @property
     def side(self) -> ServerAggregator:
         """The aggregator's part in the server."""
-        return self.aggregator.server(self.setting)
+        return self.setting.aggregator.server(self.setting)
 
     def _events(self, survivors: int | None, round_: int = 0) -> dict[Adversary, Event]:
-        return round_events(self.aggregator, self.setting, survivors, round_)
+        return self.setting.round_events(survivors, round_)
 
     def reason(self, adversary: Adversary) -> str | None:
         """Why nothing is promised against an adversary; None where something is."""
@@ -88,7 +79,7 @@ class Server:
 
     def set_up(self) -> None:
         """Give every silo its allotments; counts are asked for only when the method needs them."""
-        allotments = self._once(self.store.run, "allotments", self._allot)
+        allotments = get_or_draw(self.store.run, "allotments", self.setting.run, self._allot)
         run, names = self.setting.run, self.setting.names
         self.ask_all(
             {
@@ -110,19 +101,18 @@ class Server:
         self._forget_before(round_)
         if not self.ledger.charged(round_, 0) and not self.ledger.affords(self._events(None, round_)):
             return None
-        sample = self._once(self.store.round(round_), "sample", partial(self._sample, round_))
-        drawn = {"sample": sample, "clients": self._clients(round_)}
+        sample = get_or_draw(
+            self.store.round(round_), "sample", self.setting.run, partial(self._sample, round_)
+        )
+        drawn = {"sample": sample, "clients": self.participation.draw(round_)}
         drawn = {name: draw for name, draw in drawn.items() if draw.size}
         arrays = {"params": params.cpu().numpy(), **drawn, **request_state(state)}
         return self.side.total(self, round_, arrays)
 
-    def participation_counts(self, rounds: int) -> np.ndarray:
-        """(S,) how many of the first rounds each silo took part in."""
-        over, joined = self._over()
-        for round_ in range(over, rounds):
-            clients = self._clients(round_)
-            joined = joined + (clients if clients.size else 1)
-        return joined
+    @property
+    def participation(self) -> Participation:
+        """Which silos take part in which rounds."""
+        return Participation(self.setting, self.store, self.randomness)
 
     def charged(self, round_: int, release: int) -> bool:
         """Whether this release was charged, so that some of it may have been seen."""
@@ -136,14 +126,14 @@ class Server:
         most = self.setting.method.max_rounds
         if most is not None and (release > 0 or round_ >= most):
             return False
-        cost = release_events(self.aggregator, self.setting, survivors, round_, release)
+        cost = self.setting.release_events(survivors, round_, release)
         return self.ledger.charged(round_, release) or self.ledger.affords(cost)
 
     def charge(self, round_: int, release: int, survivors: int) -> bool:
         """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget."""
         if not self.affords(round_, release, survivors):
             return False
-        cost = release_events(self.aggregator, self.setting, survivors, round_, release)
+        cost = self.setting.release_events(survivors, round_, release)
         self.ledger.charge(round_, release, cost)
         return True
 
@@ -181,7 +171,7 @@ class Server:
     @cached_property
     def _scripts(self) -> dict[str, Script]:
         """What each silo is asked, and how it must answer."""
-        return {name: self.aggregator.script(self.setting, name) for name in self.setting.names}
+        return {name: self.setting.aggregator.script(self.setting, name) for name in self.setting.names}
 
     def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
         """The same where everyone must answer."""
@@ -201,7 +191,7 @@ class Server:
         Raises:
             SilodpError: the store has seen later rounds, or not the one before.
         """
-        over, _ = self._over()
+        over, _ = self.participation.completed()
         if round_ < over:
             raise SilodpError(
                 f"round {round_ + 1} is over, and what was drawn for it is forgotten: the checkpoint is older than the "
@@ -215,14 +205,6 @@ class Server:
                 code="checkpoint.mismatch",
             )
 
-    def _over(self) -> tuple[int, np.ndarray]:
-        """How many rounds are over, and how many of them each silo took part in (S,)."""
-        stored = self.store.run.get(COMPLETED_ROUNDS_KEY)
-        if stored is None:
-            return 0, np.zeros(self.setting.population.silos, np.int64)
-        kept = Message.decode(stored)
-        return kept.round, kept.arrays["joined"]
-
     def _forget_before(self, round_: int) -> None:
         """Forget what was needed to repeat the rounds before this one; that they are over stands first, durably.
 
@@ -232,17 +214,15 @@ class Server:
             SilodpError: this round is over itself, or the store is older than the rounds before it.
         """
         self.check_store_version(round_)
-        over, _ = self._over()
+        over, _ = self.participation.completed()
         if round_ > over:
-            arrays = {"joined": self.participation_counts(round_)}
-            kept = Message("over", self.setting.run, round_, arrays=arrays)
-            self.store.run.put(COMPLETED_ROUNDS_KEY, kept.encode())
+            self.participation.complete(round_)
         self.store.drop_rounds_before(round_)
 
     def _allot(self) -> np.ndarray:
         counts = None
         setting = self.setting
-        if self.aggregator.weights_privately:
+        if self.setting.aggregator.weights_privately:
             return np.empty(0)
         if setting.method.needs_counts:
             answers = self.ask_all({name: Message("counts", setting.run) for name in setting.names})
@@ -252,30 +232,13 @@ class Server:
         return np.empty(0) if allotments is None else allotments
 
     def _sample(self, round_: int) -> np.ndarray:
-        if self.aggregator.samples_users_privately:  # drawn between the parties: the server is not to know it
+        if self.setting.aggregator.samples_users_privately:
+            # The parties draw it between them; the server is not to know it.
             return np.empty(0, dtype=bool)
         sample = self.setting.method.sample_users(
             self.setting.population, self.randomness.stream("sample", round_)
         )
         return np.empty(0, dtype=bool) if sample is None else sample
-
-    def _clients(self, round_: int) -> np.ndarray:
-        """The silos that take part in a round, drawn once; empty where the method draws none."""
-        return self._once(self.store.round(round_), "clients", partial(self._draw_clients, round_))
-
-    def _draw_clients(self, round_: int) -> np.ndarray:
-        clients = self.setting.method.sample_silos(
-            self.setting.population, self.randomness.stream("clients", round_)
-        )
-        return np.empty(0, dtype=bool) if clients is None else clients
-
-    def _once(self, store: Store, key: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
-        """What was drawn under this key before, or a draw that is stored durably before it is used."""
-        stored = store.get(key)
-        if stored is None:
-            stored = Message("kept", self.setting.run, arrays={"value": draw()}).encode()
-            store.put(key, stored)
-        return Message.decode(stored).arrays["value"]
 
 
 def is_finite(total: Tensor) -> bool:

@@ -1,11 +1,10 @@
-"""A whole run: terms agreed, parties set up, rounds played, guarantees written."""
+"""A whole run: prepared, played round by round, its guarantees written from its ledger."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +15,16 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.base import Aggregator
-from silodp.data.federation import Federation
-from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
-from silodp.errors import SilodpError
+from silodp.aggregators.run_spec import RunSpec
+from silodp.data.federation import Federation, find_linkage_doubts
+from silodp.errors import SilodpError, check_whole
 from silodp.methods.base import Method
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.guarantees import build_guarantees
+from silodp.runtime.prepare import prepare_run
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
-from silodp.runtime.run_spec import agreed
 from silodp.runtime.server import Server, is_finite
-from silodp.runtime.simulation import build_parties
+from silodp.runtime.simulation import Parties, Simulation
 from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ def train(
     budget: Budget | Mapping[str, Any] | None = None,
     seed: int | None = None,
     delta: float = 1e-5,
-    accountant: Accountant | None = None,
+    accountant: Accountant | str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     evaluate_every: int = 1,
@@ -85,8 +84,8 @@ def train(
         seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its
             guarantees say "not for release".
         delta: δ at which ε is reported.
-        accountant: "pld" (tight, pessimistic grid) or "rdp", the only one that knows integer noise; None: the tightest
-            that can be used.
+        accountant: "pld" (tight, pessimistic grid) or "rdp", the only one that knows integer noise, or an object of a
+            class derived from `silodp.Accountant`; None: the tightest of the first two that can be used.
         out: directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.
         resume: go on from the checkpoint in `out`.
         evaluate_every: evaluate after every so many rounds, and after the last.
@@ -102,7 +101,7 @@ def train(
         raise SilodpError(
             f"out = {out!r}: give the path of a directory, or None.", code="argument.type", field="out"
         )
-    terms = agreed(
+    spec = prepare_run(
         federation,
         task,
         method,
@@ -112,58 +111,91 @@ def train(
         seed=seed,
         delta=delta,
         accountant=accountant,
-        evaluate_every=evaluate_every,
-        on_round=on_round,
         silo_limits=silo_limits,
     )
-    delta = terms.delta
-    optimizer = terms.method.make_server_optimizer()
+    if spec.method.unit == "user":
+        for doubt in find_linkage_doubts(federation):
+            _log.warning("warning: %s", doubt)
+    return run(
+        spec,
+        Simulation(federation, task),
+        out=out,
+        resume=resume,
+        evaluate_every=evaluate_every,
+        on_round=on_round,
+    )
+
+
+def run(
+    spec: RunSpec,
+    parties: Parties,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    evaluate_every: int = 1,
+    on_round: Callable[[MetricsRow], None] | None = None,
+) -> Result:
+    """Play a run: the server's part, from the first round or from a checkpoint to the end.
+
+    Args:
+        spec: from `prepare_run`.
+        parties: the silos, and what measures the model, for example `Simulation(federation, task)`.
+        out, resume, evaluate_every, on_round: see `train`.
+
+    Returns:
+        the model, its metrics and its guarantees.
+
+    Raises:
+        SilodpError: the directory holds another run, a silo refuses or does not answer, or the ledger is not of the
+            moment of the checkpoint.
+    """
+    check_whole("evaluate_every", evaluate_every)
+    if not (on_round is None or callable(on_round)):
+        raise SilodpError(
+            f"on_round is {on_round!r}: give a function of one row of metrics.",
+            code="argument.type",
+            field="on_round",
+        )
+    task, optimizer = parties.task, spec.method.make_server_optimizer()
 
     def released(state: Checkpoint) -> Tensor:
         return optimizer.released(state.params, state.optimizer)
 
-    if method.unit == "user":
-        for doubt in find_linkage_doubts(federation):
-            _log.warning("warning: %s", doubt)
     directory = RunDirectory(None if out is None else Path(out))
-    state = directory.state(terms, resume, rounds)  # refuses before anything is written
-    untrained = _evaluate(task, state.params, federation) if state.round == 0 else None
-    with directory.opened(terms, state, resume, rounds) as (state, ledger), ExitStack() as silo_ledgers:
-        silos, server = build_parties(terms, state.run, ledger, directory)
-        for silo in silos:
-            silo_ledgers.enter_context(silo.gate.ledger)
-        server.check_store_version(state.round)
-        metrics = directory.metrics(state.round if resume else None, server.spent_by_round)
-        if not metrics.rows and untrained is not None:
-            # Private, as all metrics are: how many persons were found in 0, 1, 2… silos.
-            persons = {str(silos): count for silos, count in count_persons_by_silos(federation).items()}
-            row = {"round": 0, **untrained, "epsilon": server.spent(), "persons_by_silos": persons}
-            metrics.add(row, on_round)
-        if ledger.rounds == 0:  # afterwards a silo that has forgotten its set-up must not be set up anew
-            server.set_up()
-        stopped: Literal["rounds", "budget"] = "rounds"
-        while state.round < rounds:
-            started, sent = time.perf_counter(), server.transport.traffic
-            total = server.run_round(state.round, state.params, state.method)
-            if total is None:
-                stopped = "budget"
-                break
-            state, refusal = _advance(server, state, total)
-            row = {"round": state.round}
-            if state.round % evaluate_every == 0 or state.round == rounds:
-                row |= _evaluate(task, released(state), federation)
-            row["epsilon"] = server.spent()
-            row["seconds"] = round(time.perf_counter() - started, 4)
-            row["bytes"] = asdict(server.transport.traffic.since(sent))
-            row["refused"] = {
-                s.name: n for s in silos if (n := s.nonfinite_counts.get(state.round - 1, 0))
-            } | refusal
-            metrics.add(row, on_round)
-            directory.keep(state)
-        guarantees = build_guarantees(federation, terms.method, server, ledger, delta, seed is None)
-        params = released(state)
-        model = task.load(params)
-        directory.write(terms, state.run, model, guarantees, stopped)
+    state = directory.state(spec, task, resume)  # refuses before anything is written
+    untrained = parties.evaluate(state.params) if state.round == 0 else None
+    with directory.opened(spec, task, state, resume) as (state, ledger):
+        spec = replace(spec, run=state.run)
+        with parties.open(spec, directory) as connection:
+            server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
+            server.check_store_version(state.round)
+            metrics = directory.metrics(state.round if resume else None, server.spent_by_round)
+            if not metrics.rows and untrained is not None:
+                row = {"round": 0, **untrained, "epsilon": server.spent(), **parties.describe()}
+                metrics.add(row, on_round)
+            if ledger.rounds == 0:  # afterwards a silo that has forgotten its set-up must not be set up anew
+                server.set_up()
+            stopped: Literal["rounds", "budget"] = "rounds"
+            while state.round < spec.rounds:
+                started, sent = time.perf_counter(), server.transport.traffic
+                total = server.run_round(state.round, state.params, state.method)
+                if total is None:
+                    stopped = "budget"
+                    break
+                state, refusal = _advance(server, state, total)
+                row = {"round": state.round}
+                if state.round % evaluate_every == 0 or state.round == spec.rounds:
+                    row |= parties.evaluate(released(state))
+                row["epsilon"] = server.spent()
+                row["seconds"] = round(time.perf_counter() - started, 4)
+                row["bytes"] = asdict(server.transport.traffic.since(sent))
+                row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refusal}
+                metrics.add(row, on_round)
+                directory.keep(state)
+            guarantees = build_guarantees(spec, ledger, server.participation.count)
+            params = released(state)
+            model = task.load(params)
+            directory.write(spec, model, guarantees, stopped)
     return Result(params, model, tuple(metrics.rows), guarantees, stopped)
 
 
@@ -175,11 +207,4 @@ def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoi
     return after, {}
 
 
-def _evaluate(task: Task, params: Tensor, federation: Federation) -> MetricsRow:
-    if federation.test is None or len(federation.test.x) == 0:
-        return {"loss": None, "metrics": {}}
-    values = task.evaluate(params, federation.test.x, federation.test.y)
-    return {"loss": values.pop("loss", None), "metrics": values}
-
-
-__all__ = ["MetricsRow", "Result", "train"]
+__all__ = ["MetricsRow", "Result", "run", "train"]

@@ -1,10 +1,9 @@
-"""What is learned, and the local work of a silo: per user, per record or over all records, vectorized."""
+"""Tasks (model, loss, metrics), and the local training of a silo: per user, per record or over all records."""
 
 from silodp.training.losses import LOSSES, Loss, binary_cross_entropy, cox, cross_entropy, squared_error
 from silodp.training.metrics import METRICS, accuracy, average_precision, concordance, roc_auc
 from silodp.training.models import MODELS
-from silodp.training.sgd.local import LocalTraining, silo_update, user_updates
-from silodp.training.sgd.records import record_gradients
+from silodp.training.sgd import LocalTraining, record_gradients, silo_update, user_updates
 from silodp.training.task import Task
 
 __all__ = [

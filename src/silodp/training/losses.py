@@ -1,8 +1,8 @@
-"""Losses that are a function of one user's own records.
+"""Losses that are a function of one user's records.
 
-A loss takes `(outputs (n, ...), targets (n, ...), mask (n,))` and returns a scalar. The mask is 1 for a
-record and 0 for padding: users of different sizes train side by side, so a batch is padded to the longest. A
-batch with an all-zero mask has loss 0 and gradient 0.
+A loss takes `(outputs (n, ...), targets (n, ...), mask (n,))` and returns a scalar. The mask is 1 for a record and 0
+for padding: users of different sizes train side by side, so a batch is padded to the longest. A batch with an all-zero
+mask has loss 0 and gradient 0.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from silodp.errors import SilodpError, describe_exception
 
-# Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running
-# sum.
+# Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running sum.
 _PAIRWISE_LIMIT = 1024
 
 
@@ -26,10 +25,16 @@ _PAIRWISE_LIMIT = 1024
 class Loss:
     """A named loss of `(outputs (n, ...), targets (n, ...), mask (n,) of 0/1) -> scalar`.
 
-    `function` must be made of torch operations without data-dependent Python branches (it runs under
-    `torch.func.vmap`) and must ignore records whose mask is 0. `separable` says that it is a mean over records of
-    each one's own loss; only then has a record a gradient of its own, which record-level methods clip. `most_classes`
-    is the largest number of classes that it can learn, None where any number will do.
+    Attributes:
+        name: in messages and metrics.
+        function: made of torch operations without data-dependent Python branches (it runs under `torch.func.vmap`);
+            it must ignore records whose mask is 0.
+        separable: whether it is the mean of a loss of every single record; only then can record-level methods clip
+            the gradients of single records.
+        most_classes: the largest number of classes that it can learn; None for any number.
+
+    Raises:
+        SilodpError: `function` is not callable.
     """
 
     name: str
@@ -48,7 +53,7 @@ class Loss:
     def per_record(
         cls, name: str, f: Callable[[Tensor, Tensor], Tensor], most_classes: int | None = None
     ) -> Loss:
-        """The mean over a user's records of an ordinary `f(outputs, targets) -> (n,)`.
+        """Make the mean over a user's records of an ordinary `f(outputs, targets) -> (n,)`.
 
         Args:
             name: what the loss is called in messages and metrics.
@@ -57,7 +62,7 @@ class Loss:
             most_classes: see the class.
 
         Raises:
-            SilodpError: `f` is no function. Whether it returns (n,) is checked when it is called, the first time on
+            SilodpError: `f` is not a function. Whether it returns (n,) is checked when it is called, the first time on
                 made-up records before a run begins.
         """
         if not callable(f):
@@ -68,11 +73,10 @@ class Loss:
 
         def masked_mean(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
             values = f(outputs, targets)
-            # Any other shape broadcasts against the weights to a number that is no mean over records.
+            # Any other shape broadcasts against the weights to a number that is not a mean over records.
             if not isinstance(values, Tensor) or values.shape != mask.shape:
-                raise _not_per_record(name, values, outputs, targets)
-            # The weights 1/n first: they do not depend on the parameters, so a traced step computes them
-            # once.
+                raise _refuse_shape(name, values, outputs, targets)
+            # The weights 1/n first: they do not depend on the parameters, so a traced step computes them once.
             weights = mask / mask.sum().clamp(min=1)
             return (weights * values).sum()
 
@@ -97,7 +101,7 @@ class Loss:
             ) from error
         if not isinstance(value, Tensor) or value.dim() != 0:
             raise SilodpError(
-                f"the loss '{self.name}' returned {_kind_of(value)}: return one number (a tensor without dimensions), "
+                f"the loss '{self.name}' returned {_describe(value)}: return one number (a tensor without dimensions), "
                 "or wrap a function of single records in Loss.per_record.",
                 code="loss.not_scalar",
                 field="task.loss",
@@ -105,7 +109,7 @@ class Loss:
         return value
 
 
-def _not_per_record(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:
+def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:
     count = outputs.shape[0]
     if isinstance(values, Tensor) and values.dim() == 0:
         remedy = 'return one per record, for example with reduction="none".'
@@ -116,26 +120,30 @@ def _not_per_record(name: str, values: object, outputs: Tensor, targets: Tensor)
     else:
         remedy = "return one number per record."
     return SilodpError(
-        f"the loss '{name}' returned {_kind_of(values)} for {count} records (outputs {tuple(outputs.shape)}, targets "
+        f"the loss '{name}' returned {_describe(values)} for {count} records (outputs {tuple(outputs.shape)}, targets "
         f"{tuple(targets.shape)}): {remedy}",
         code="loss.not_per_record",
         field="task.loss",
     )
 
 
-def _kind_of(value: object) -> str:
+def _describe(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"an object of type {type(value).__name__}"
     return "a single number" if value.dim() == 0 else f"numbers of shape {tuple(value.shape)}"
 
 
 def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
-    """Softmax cross entropy; outputs (n, K) logits, targets (n,) int64 classes.
+    """Make softmax cross entropy: outputs (n, K) logits, targets (n,) int64 classes.
 
-    `class_weights` (K,) are **public** constants (never class frequencies of private rows). The mean divides
-    by the number of records, not by the sum of their weights.
+    Args:
+        class_weights: (K,) **public** constants, never class frequencies of private rows. The mean divides by the
+            number of records, not by the sum of their weights.
+
+    Raises:
+        SilodpError: weights that are not finite numbers ≥ 0.
     """
-    weights = None if class_weights is None else _public_weights(class_weights)
+    weights = None if class_weights is None else _validate_weights(class_weights)
 
     def softmax_loss(outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.dim() < 2 or outputs.shape[1] < 2:
@@ -146,7 +154,7 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
                 field="task.loss",
             )
         if targets.is_floating_point():
-            raise _wrong_labels("cross_entropy", "class numbers", targets, "squared_error or cox")
+            raise _refuse_labels("cross_entropy", "class numbers", targets, "squared_error or cox")
         weight = None if weights is None else outputs.new_tensor(weights)
         return F.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
@@ -154,13 +162,17 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
-    """Logistic loss of one logit; outputs (n,) or (n, 1), targets (n,) of 0/1, integer or float.
+    """Make the logistic loss of one logit: outputs (n,) or (n, 1), targets (n,) of 0/1, integer or float.
 
-    `class_weights` = (weight of class 0, weight of class 1), **public** constants.
+    Args:
+        class_weights: (weight of class 0, weight of class 1), **public** constants.
+
+    Raises:
+        SilodpError: weights that are not two finite numbers ≥ 0.
     """
     if class_weights is None:
         return Loss.per_record("binary_cross_entropy", _logistic, most_classes=2)
-    zero, one = _public_weights(class_weights, length=2)
+    zero, one = _validate_weights(class_weights, length=2)
 
     def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
         positive = targets.to(outputs.dtype)
@@ -170,7 +182,7 @@ def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
 
 
 def squared_error() -> Loss:
-    """Squared error, summed over a record's outputs; outputs and targets (n,), (n, 1) or (n, k)."""
+    """Make the squared error, summed over a record's outputs: outputs and targets (n,), (n, 1) or (n, k)."""
 
     def error(outputs: Tensor, targets: Tensor) -> Tensor:
         rows = outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1)
@@ -188,46 +200,45 @@ def squared_error() -> Loss:
 
 
 def cox() -> Loss:
-    """Negative Cox partial log likelihood, divided by the number of records.
+    """Make the negative Cox partial log likelihood, divided by the number of records, with ties by Breslow.
 
-    outputs (n,) or (n, 1) log hazards η; targets (n, 2) = [event, time]; with ties by Breslow:
+    Outputs (n,) or (n, 1) log hazards η, targets (n, 2) = [event, time]:
 
         loss = (1/n) Σ_{i: event} ( log Σ_{j: t_j ≥ t_i} e^{η_j} − η_i )
 
-    The divisor n (not the number of events) is FLamby's, so its learning rates carry over. A user without an
-    event has loss 0 and gradient 0.
+    The divisor n (not the number of events) is FLamby's, so its learning rates carry over. A user without an event has
+    loss 0 and gradient 0.
     """
     return Loss("cox", _cox)
 
 
 def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
-    logit = one_column(outputs)
+    logit = flatten_outputs(outputs)
     if targets.dim() != 1:
-        raise _wrong_labels("binary_cross_entropy", "labels 0 and 1", targets, "cox")
+        raise _refuse_labels("binary_cross_entropy", "labels 0 and 1", targets, "cox")
     # log(1 + e^z) − y·z: the same value as binary_cross_entropy_with_logits in a quarter of the operations.
     return F.softplus(logit) - targets.to(logit.dtype) * logit
 
 
 def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    score = one_column(outputs)
+    score = flatten_outputs(outputs)
     if targets.dim() != 2 or targets.shape[1] != 2:
-        raise _wrong_labels("cox", "pairs of event and time", targets, "cross_entropy or squared_error")
+        raise _refuse_labels("cox", "pairs of event and time", targets, "cross_entropy or squared_error")
     event, time = targets[:, 0].to(score.dtype), targets[:, 1]
-    # Padding has no event, and is at no real record's risk; a padded row keeps itself, so its sum is never
-    # empty.
+    # Padding has no event and is in no risk set of a real record; a padded row keeps itself, so its sum is never empty.
     hazard = _log_risk_pairwise if score.shape[0] <= _PAIRWISE_LIMIT else _log_risk_sorted
     return (mask * event * (hazard(score, time, mask) - score)).sum() / mask.sum().clamp(min=1)
 
 
 def _log_risk_pairwise(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
-    """log Σ_{j at risk at t_i} e^{η_j} for every i (n,), through the (n, n) table of who is at risk."""
+    """Return log Σ_{j at risk at t_i} e^{η_j} for every i (n,), through the (n, n) table of risk sets."""
     at_risk = (time.unsqueeze(0) >= time.unsqueeze(1)) & (mask.unsqueeze(0) >= mask.unsqueeze(1))
     return score.unsqueeze(0).masked_fill(~at_risk, float("-inf")).logsumexp(1)
 
 
 def _log_risk_sorted(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
-    """The same in O(n log n): latest first, a running log-sum-exp, read at the end of each group of ties."""
-    # Padding goes last, so no real record's running sum has met it.
+    """Return the same in O(n log n): a running log-sum-exp, latest first, read at the end of each group of ties."""
+    # Padding goes last, so that no real record's running sum includes it.
     order = time.masked_fill(mask == 0, float("-inf")).argsort(descending=True)
     running = score[order].logcumsumexp(0)
     time, mask = time[order], mask[order]
@@ -239,8 +250,8 @@ def _log_risk_sorted(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
     return running[group_end][order.argsort()]
 
 
-def one_column(outputs: Tensor) -> Tensor:
-    """Outputs (n,) or (n, 1) as (n,); refuses more columns with a `SilodpError`."""
+def flatten_outputs(outputs: Tensor) -> Tensor:
+    """Return outputs (n,) or (n, 1) as (n,); raise `SilodpError` for more columns."""
     if outputs.dim() == 1:
         return outputs
     if outputs.dim() == 2 and outputs.shape[1] == 1:
@@ -252,7 +263,7 @@ def one_column(outputs: Tensor) -> Tensor:
     )
 
 
-def _wrong_labels(name: str, needs: str, targets: Tensor, other: str) -> SilodpError:
+def _refuse_labels(name: str, needs: str, targets: Tensor, other: str) -> SilodpError:
     return SilodpError(
         f"{name} needs {needs}, and the labels are of shape {tuple(targets.shape[1:])} and {targets.dtype}: use "
         f"{other}, or set the table's kind of label (schema.kind) to what it is.",
@@ -261,7 +272,7 @@ def _wrong_labels(name: str, needs: str, targets: Tensor, other: str) -> SilodpE
     )
 
 
-def _public_weights(weights: Sequence[float], length: int | None = None) -> list[float]:
+def _validate_weights(weights: Sequence[float], length: int | None = None) -> list[float]:
     try:
         values = [float(weight) for weight in weights]
     except (TypeError, ValueError):

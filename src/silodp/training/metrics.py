@@ -1,6 +1,6 @@
 """Metrics `f(outputs, targets) -> float`, on outputs as the model gives them (logits, log hazards).
 
-A metric that is undefined on the records at hand (one class only, no comparable pair, scores not finite) is `nan`;
+A metric that is undefined on these records (one class only, no comparable pair, scores not finite) is `nan`;
 `Task.evaluate` leaves such values out.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.training.losses import one_column
+from silodp.training.losses import flatten_outputs
 
 Metric = Callable[[Tensor, Tensor], float]
 
@@ -21,37 +21,64 @@ _PAIRS_AT_ONCE = 4_000_000
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Share of records classified right; outputs (n, K) logits, or one logit (n,), (n, 1), positive = class
-    1."""
+    """Compute the share of records that are classified right.
+
+    Args:
+        outputs: (n, K) logits; or one logit (n,) or (n, 1), positive for class 1.
+        targets: (n,) class numbers.
+
+    Raises:
+        SilodpError: targets that are not class numbers.
+    """
     if outputs.shape[0] == 0:
         return float("nan")
-    _check_one_label("accuracy", targets)
-    predicted = outputs.argmax(1) if outputs.dim() == 2 and outputs.shape[1] > 1 else one_column(outputs) > 0
+    _check_class_numbers("accuracy", targets)
+    predicted = (
+        outputs.argmax(1) if outputs.dim() == 2 and outputs.shape[1] > 1 else flatten_outputs(outputs) > 0
+    )
     return float((predicted == targets.to(predicted.device)).double().mean())
 
 
 def roc_auc(outputs: Tensor, targets: Tensor) -> float:
-    """Area under the ROC curve of a two-class model (scikit-learn); nan if only one class is present, or a score is
-    not finite."""
+    """Compute the area under the ROC curve of a two-class model (scikit-learn).
+
+    Args:
+        outputs: (n,), (n, 1) or (n, 2) logits.
+        targets: (n,) of 0/1.
+
+    Returns:
+        The area; nan if only one class is present, or a score is not finite.
+
+    Raises:
+        SilodpError: more than two classes, or targets that are not class numbers.
+    """
     from sklearn.metrics import roc_auc_score  # half a second to import, needed only here
 
-    return _two_class(roc_auc_score, outputs, targets)
+    return _measure_two_classes(roc_auc_score, outputs, targets)
 
 
 def average_precision(outputs: Tensor, targets: Tensor) -> float:
-    """Average precision of a two-class model (scikit-learn); nan if only one class is present, or a score is not
-    finite."""
+    """Compute the average precision of a two-class model (scikit-learn); all else is as for `roc_auc`."""
     from sklearn.metrics import average_precision_score
 
-    return _two_class(average_precision_score, outputs, targets)
+    return _measure_two_classes(average_precision_score, outputs, targets)
 
 
 def concordance(outputs: Tensor, targets: Tensor) -> float:
-    """Harrell's C-index: how often the higher log hazard has the earlier event.
+    """Compute Harrell's C-index: how often the higher log hazard has the earlier event.
 
-    targets (n, 2) = [event, time]. A pair is comparable if the earlier of both times is an event; of two
-    equal times, if just one is an event (it counts as the earlier). Equal scores count half. nan without a
-    comparable pair.
+    A pair is comparable if the earlier of both times is an event; of two equal times, if just one is an event (it
+    counts as the earlier). Equal scores count half.
+
+    Args:
+        outputs: (n,) or (n, 1) log hazards.
+        targets: (n, 2) = [event, time].
+
+    Returns:
+        The share of comparable pairs in the right order; nan without a comparable pair.
+
+    Raises:
+        SilodpError: targets of another shape.
     """
     if targets.dim() != 2 or targets.shape[1] != 2:
         raise SilodpError(
@@ -60,9 +87,9 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
             code="metric.wrong_labels",
             field="task.metrics",
         )
-    hazard = one_column(outputs).detach().double().cpu()
+    hazard = flatten_outputs(outputs).detach().double().cpu()
     event, time = targets[:, 0].cpu() > 0, targets[:, 1].cpu()
-    usable, half_wins = 0, 0
+    usable, half_wins = 0, 0  # whole numbers: sums of halves would round
     rows = max(1, _PAIRS_AT_ONCE // max(1, len(time)))
     for first in torch.nonzero(event).squeeze(1).split(rows):  # type: ignore[no-untyped-call]
         later = (time[first, None] < time) | ((time[first, None] == time) & ~event)
@@ -72,8 +99,8 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
     return half_wins / (2 * usable) if usable else float("nan")
 
 
-def _two_class(metric: Callable[..., float], outputs: Tensor, targets: Tensor) -> float:
-    """scikit-learn's `metric(positive, score)` where it is defined."""
+def _measure_two_classes(metric: Callable[..., float], outputs: Tensor, targets: Tensor) -> float:
+    """Return scikit-learn's `metric(positive, score)` where it is defined, else nan."""
     if outputs.dim() == 2 and outputs.shape[1] == 2:
         outputs = outputs[:, 1] - outputs[:, 0]
     elif outputs.dim() == 2 and outputs.shape[1] > 2:
@@ -82,15 +109,15 @@ def _two_class(metric: Callable[..., float], outputs: Tensor, targets: Tensor) -
             code="metric.wrong_labels",
             field="task.metrics",
         )
-    _check_one_label("roc_auc or average_precision", targets)
-    score, positive = one_column(outputs).detach().double().cpu(), (targets > 0).cpu()
+    _check_class_numbers("roc_auc or average_precision", targets)
+    score, positive = flatten_outputs(outputs).detach().double().cpu(), (targets > 0).cpu()
     if not (0 < positive.sum() < len(positive) and bool(score.isfinite().all())):
         return float("nan")
     return float(metric(positive.numpy(), score.numpy()))
 
 
-def _check_one_label(name: str, targets: Tensor) -> None:
-    """Refuse targets that are no class numbers (n,), for example real numbers or pairs of event and time."""
+def _check_class_numbers(name: str, targets: Tensor) -> None:
+    """Raise for targets that are not class numbers (n,), for example real numbers or pairs of event and time."""
     if targets.dim() != 1 or (targets.is_floating_point() and bool((targets != targets.round()).any())):
         raise SilodpError(
             f"{name} needs one class number per record, and the labels are of shape {tuple(targets.shape[1:])} and "

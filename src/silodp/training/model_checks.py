@@ -1,6 +1,6 @@
-"""Refuses models whose gradient of one user is not a function of that user's own records.
+"""Checks that the gradient of one user is a function of that user's records only.
 
-User-level clipping bounds a user's influence only if nothing of one record reaches another record's output.
+User-level clipping bounds a user's influence only if no layer mixes the records of a batch.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from torch.func import grad, vmap
 from silodp.errors import SilodpError, describe_exception, first_line
 from silodp.training.losses import Loss
 
-# How far another record's output may move, relative to the largest output, before records count as mixed:
-# kernels may sum in another order, mixing layers move outputs by far more.
+# How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
+# sum in another order, which moves outputs by far less than layers that mix.
 _TOLERANCE = 1e-4
 
 
 def inspect_model(model: nn.Module) -> None:
-    """Refuse what can be seen without running the model.
+    """Check all that can be seen without running the model.
 
-    Raises `SilodpError` for batch statistics, no trainable parameters, parameters that are not all float32
-    or all float64 on one device, memory that two parameters share, or a state that is no tensor.
+    Raises:
+        SilodpError: batch statistics, no trainable parameters, parameters that are not all float32 or all float64 on
+            one device, memory that two parameters share, or a state that is not a tensor.
     """
     for name, module in model.named_modules():
         where = (
             f"layer '{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise _batch_norm(module, where)
+            raise _refuse_batch_norm(module, where)
         if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
             raise SilodpError(
                 f"{where} keeps running statistics of the records, which no noise protects: "
@@ -64,7 +65,7 @@ def inspect_model(model: nn.Module) -> None:
     _inspect_state(model)
 
 
-def _batch_norm(layer: nn.modules.batchnorm._BatchNorm, where: str) -> SilodpError:
+def _refuse_batch_norm(layer: nn.modules.batchnorm._BatchNorm, where: str) -> SilodpError:
     if layer.training or layer.running_mean is None:
         return SilodpError(
             f"{where} normalizes over the batch, so one person's records change another's gradient: "
@@ -82,7 +83,7 @@ def _batch_norm(layer: nn.modules.batchnorm._BatchNorm, where: str) -> SilodpErr
 
 
 def _inspect_state(model: nn.Module) -> None:
-    """Refuse a state that cannot be copied and stored as it is, and two parameters in one memory."""
+    """Check that the state can be copied and stored as it is, and that no two parameters share memory."""
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided:
             kind = (
@@ -95,7 +96,9 @@ def _inspect_state(model: nn.Module) -> None:
                 field="task.model",
             )
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-    spans = sorted((*_span(tensor), name, tensor.requires_grad) for name, tensor in named if tensor.numel())
+    spans = sorted(
+        (*_memory_span(tensor), name, tensor.requires_grad) for name, tensor in named if tensor.numel()
+    )
     for (storage, _, end, name, trained), (other, begin, _, second, also) in pairwise(spans):
         if storage == other and begin < end and (trained or also):
             raise SilodpError(
@@ -106,31 +109,40 @@ def _inspect_state(model: nn.Module) -> None:
             )
 
 
-def _span(tensor: Tensor) -> tuple[int, int, int]:
-    """Where a tensor lies: its storage, and the bytes in it from the first to beyond the last element."""
+def _memory_span(tensor: Tensor) -> tuple[int, int, int]:
+    """Return a tensor's storage, and the bytes in it from the first to beyond the last element."""
     extent: int = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     begin = int(tensor.storage_offset()) * tensor.element_size()
     return tensor.untyped_storage().data_ptr(), begin, begin + extent * tensor.element_size()
 
 
 def inspect_on(model: nn.Module, example: Tensor) -> None:
-    """Refuse what shows on an example input (n, ...): records mixed, states changed, outputs not finite.
+    """Check a model on an example: no records mixed, no state changed, outputs finite.
 
     One record of a batch is replaced; outputs of the others must not move, in train and in eval mode.
+
+    Args:
+        model: left in the mode and state that it came with.
+        example: (n, ...) records, n ≥ 1.
+
+    Raises:
+        SilodpError: the model fails one of these, or raises.
     """
     if len(example) == 0:
         raise SilodpError("checking a model needs at least one example record", code="data.no_records")
     batch = example[:8] if len(example) >= 3 else example[:1].expand(3, *example.shape[1:])
     batch = batch.clone()
     changed = batch.clone()
-    changed[1] = _another(batch, example)
+    changed[1] = _make_distant_record(batch, example)
     states = {name: value.detach().clone() for name, value in model.state_dict().items()}
     training = model.training
     try:
         for mode in (True, False):
             model.train(mode)
-            _outputs(model, batch)
-            moved = [name for name, value in model.state_dict().items() if not _same(value, states[name])]
+            _run_layers(model, batch)
+            moved = [
+                name for name, value in model.state_dict().items() if not _are_equal(value, states[name])
+            ]
             if moved:
                 raise SilodpError(
                     f"running the model changes its state '{moved[0]}', which no noise protects: "
@@ -149,7 +161,7 @@ def inspect_on(model: nn.Module, example: Tensor) -> None:
 def inspect_vectorized(
     forward: Callable[[tuple[Tensor, ...], Tensor], Tensor], params: tuple[Tensor, ...], example: Tensor
 ) -> None:
-    """Refuse, with a `SilodpError`, a model whose gradient `torch.func` cannot take for two users at once."""
+    """Check that `torch.func` can take the gradient for two users at once; raise `SilodpError` if not."""
     stacked = tuple(torch.stack([p, p]) for p in params)
     two = example[:1].expand(2, 2, *example.shape[1:])
     try:
@@ -171,7 +183,7 @@ def inspect_loss(
     x: Tensor,
     y: Tensor,
 ) -> None:
-    """Refuse, with a `SilodpError`, a loss that cannot train this model or that counts records it must leave out.
+    """Check that a loss can train this model, and that it leaves out records whose mask is 0.
 
     Args:
         model: in any mode; its outputs are taken in eval mode.
@@ -180,6 +192,9 @@ def inspect_loss(
         params: the model's parameters, shaped.
         x: (n, ...) made-up records, n ≥ 3.
         y: (n, ...) made-up labels of the right kind.
+
+    Raises:
+        SilodpError: it cannot, or does not.
     """
     with _in_mode(model, training=False), torch.enable_grad():
         outputs = model(x)
@@ -192,19 +207,21 @@ def inspect_loss(
         )
     outputs = outputs.detach().requires_grad_()
     everyone = torch.ones(len(x), dtype=params[0].dtype, device=x.device)
-    if not _alike(loss, outputs, y, everyone).requires_grad:
+    if not _compute_repeatably(loss, outputs, y, everyone).requires_grad:
         raise SilodpError(
             f"the loss '{loss.name}' has no gradient with respect to the model's outputs: write it with differentiable "
             "torch operations only (no argmax, no .detach(), no numpy)",
             code="loss.no_gradient",
             field="task.loss",
         )
-    # A record that is left out by the mask may become any other: the loss of the rest must stay.
+    # Replacing a record whose mask is 0 must not change the loss of the others.
     without = everyone.clone()
     without[1] = 0
     swap = torch.arange(len(x), device=x.device)
     swap[1] = 0
-    before, after = (_alike(loss, o, t, without) for o, t in ((outputs, y), (outputs[swap], y[swap])))
+    before, after = (
+        _compute_repeatably(loss, o, t, without) for o, t in ((outputs, y), (outputs[swap], y[swap]))
+    )
     moved = (before - after).abs() > _TOLERANCE * before.abs().clamp(min=1e-6)
     if torch.isfinite(before) and torch.isfinite(after) and bool(moved):
         raise SilodpError(
@@ -228,8 +245,8 @@ def inspect_loss(
         ) from problem
 
 
-def _alike(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """The loss, with the same random numbers in every call."""
+def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Return the loss, with the same random numbers in every call."""
     with torch.random.fork_rng(devices=[outputs.device] if outputs.is_cuda else []):
         torch.manual_seed(0)
         return loss.compute(outputs, targets, mask)
@@ -246,7 +263,7 @@ def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
-    before, after = _outputs(model, batch), _outputs(model, changed)
+    before, after = _run_layers(model, batch), _run_layers(model, changed)
     final = before[""]
     if final.dim() == 0 or final.shape[0] != len(batch):
         raise SilodpError(
@@ -262,11 +279,11 @@ def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
             field="task.model",
         )
     others = [i for i in range(len(batch)) if i != 1]
-    if not _moved(final, after[""], others):
+    if not _have_moved(final, after[""], others):
         return
     # Name the innermost layer, first in order of execution, where a record reached another.
     for name, output in before.items():
-        if name and len(output) == len(batch) and _moved(output, after[name], others):
+        if name and len(output) == len(batch) and _have_moved(output, after[name], others):
             layer = model.get_submodule(name)
             raise SilodpError(
                 f"layer '{name}' ({type(layer).__name__}) mixes the records of a batch, so one person's "
@@ -282,15 +299,15 @@ def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
     )
 
 
-def _moved(before: Tensor, after: Tensor, rows: list[int]) -> bool:
+def _have_moved(before: Tensor, after: Tensor, rows: list[int]) -> bool:
     if before.shape != after.shape:
         return True
     scale = before.abs().max().clamp(min=1e-12)
     return bool(((before[rows] - after[rows]).abs().max() > _TOLERANCE * scale).item())
 
 
-def _outputs(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
-    """Floating outputs by layer name in order of completion, '' for the model; same dropout in every call."""
+def _run_layers(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+    """Return floating outputs by layer name in order of completion, '' for the model; same dropout in every call."""
     found: dict[str, Tensor] = {}
 
     def keep(name: str):  # type: ignore[no-untyped-def]
@@ -303,7 +320,7 @@ def _outputs(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
 
     with (
         _hooks([(m, keep(name)) for name, m in model.named_modules() if name]),
-        _lookups(model) as unfinished,
+        _watch_embeddings(model) as unfinished,
         torch.no_grad(),
     ):
         devices = [batch.device] if batch.device.type == "cuda" else []
@@ -315,7 +332,7 @@ def _outputs(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
                 raise
             except (Exception, SystemExit) as problem:
                 if unfinished and batch.is_floating_point():
-                    raise _integer_inputs(unfinished[0]) from problem
+                    raise _refuse_integer_inputs(unfinished[0]) from problem
                 raise SilodpError(
                     f"the model fails on records of shape {tuple(batch.shape[1:])} (tried with made-up numbers): "
                     f"{describe_exception(problem)}",
@@ -332,7 +349,7 @@ def _outputs(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _integer_inputs(where: str) -> SilodpError:
+def _refuse_integer_inputs(where: str) -> SilodpError:
     return SilodpError(
         f"{where} looks up whole numbers (token ids), and integer inputs are not supported yet: turn ids into numbers "
         "beforehand, one-hot (data.schema.categorical) or as embeddings, and leave the lookup out of the model",
@@ -342,7 +359,7 @@ def _integer_inputs(where: str) -> SilodpError:
 
 
 @contextmanager
-def _lookups(model: nn.Module) -> Iterator[list[str]]:
+def _watch_embeddings(model: nn.Module) -> Iterator[list[str]]:
     """The embedding layers that have begun and not ended, for the time of the context."""
     unfinished: list[str] = []
     with ExitStack() as handles:
@@ -366,8 +383,8 @@ def _hooks(pairs: list) -> Iterator[None]:  # type: ignore[type-arg]
             handle.remove()
 
 
-def _another(batch: Tensor, example: Tensor) -> Tensor:
-    """A record far from the batch's second one; whole numbers (token ids) stay among those seen."""
+def _make_distant_record(batch: Tensor, example: Tensor) -> Tensor:
+    """Return a record far from the batch's second one; whole numbers (token ids) stay among those seen."""
     if not batch.is_floating_point():
         return (
             batch[1].flip(0) if batch.dim() > 1 and not torch.equal(batch[1].flip(0), batch[1]) else batch[0]
@@ -377,5 +394,5 @@ def _another(batch: Tensor, example: Tensor) -> Tensor:
     return batch[1] + (1 + example.abs().max().nan_to_num(0, 0)) * noise
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _are_equal(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))

@@ -1,4 +1,4 @@
-"""The models of the three papers' experiments (ULDP-FL, 5.1.1; rPDP-FL, 7; DDP, 5), with their parameter counts.
+"""Models of the papers' experiments (ULDP-FL, 5.1.1; rPDP-FL, 7; DDP, 5), with their numbers of parameters.
 
 Every builder returns a fresh `torch.nn.Module` that ends in logits or log hazards, without a final softmax.
 """
@@ -14,25 +14,37 @@ from silodp.errors import SilodpError
 
 
 def logistic(features: int, classes: int = 2) -> nn.Module:
-    """Logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per
-    class."""
-    _at_least("classes", classes, 2)
-    return nn.Linear(_at_least("features", features, 1), 1 if classes == 2 else classes)
+    """Build logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per class."""
+    _check_least("classes", classes, 2)
+    return nn.Linear(_check_least("features", features, 1), 1 if classes == 2 else classes)
 
 
 def cox_linear(features: int) -> nn.Module:
-    """A linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters)."""
-    return nn.Linear(_at_least("features", features, 1), 1)
+    """Build a linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters)."""
+    return nn.Linear(_check_least("features", features, 1), 1)
 
 
 def mlp(features: int = 30, classes: int = 2, width: int = 30, layers: int = 5, groups: int = 3) -> nn.Module:
-    """`layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network
-    (5,012)."""
-    if width % _at_least("groups", groups, 1):
+    """Build `layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network.
+
+    Args:
+        features: of a record.
+        classes: logits of the last layer.
+        width: of every hidden layer, a multiple of `groups`.
+        layers: hidden layers.
+        groups: of GroupNorm.
+
+    Returns:
+        The model; with the defaults it has 5,012 parameters.
+
+    Raises:
+        SilodpError: a width that is not a multiple of `groups`, or a number below 1.
+    """
+    if width % _check_least("groups", groups, 1):
         raise SilodpError(
             f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
         )
-    sizes = [features] + [width] * _at_least("layers", layers, 1)
+    sizes = [features] + [width] * _check_least("layers", layers, 1)
     blocks: list[nn.Module] = []
     for inside, outside in pairwise(sizes):
         blocks += [nn.Linear(inside, outside), nn.GroupNorm(groups, outside), nn.ReLU()]
@@ -40,7 +52,7 @@ def mlp(features: int = 30, classes: int = 2, width: int = 30, layers: int = 5, 
 
 
 def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
-    """conv10-conv20-fc50-fc10 on (1, 28, 28): the classic PyTorch example, 21,840 parameters.
+    """Build conv10-conv20-fc50-fc10 on (1, 28, 28): the classic PyTorch example, 21,840 parameters.
 
     `dropout` is the probability of the example's two dropout layers (there 0.5); 0 leaves them out.
     """
@@ -67,13 +79,12 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
 
 
 def cnn_fashion(classes: int = 10) -> nn.Module:
-    """conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10 with tanh on (1, 28, 28): DDP's CNN, 26,010
-    parameters."""
+    """Build DDP's CNN on (1, 28, 28): conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10, tanh; 26,010 parameters."""
     return _two_convolutions(classes, nn.Tanh)
 
 
 def cnn_rpdp(classes: int = 10) -> nn.Module:
-    """The same 16/32 convolutions and fc32 with ReLU: rPDP-FL's MNIST network, 26,010 parameters."""
+    """Build rPDP-FL's MNIST network: the layers of `cnn_fashion` with ReLU; 26,010 parameters."""
     return _two_convolutions(classes, nn.ReLU)
 
 
@@ -92,7 +103,7 @@ def _two_convolutions(classes: int, activation: type[nn.Module]) -> nn.Module:
     )
 
 
-def _at_least(name: str, value: int, least: int) -> int:
+def _check_least(name: str, value: int, least: int) -> int:
     if value < least:
         raise SilodpError(f"{name} must be at least {least}, not {value}", code="argument.value", field=name)
     return value

@@ -1,10 +1,11 @@
-"""What is learned: a model, a loss and metrics, with parameters as one flat vector."""
+"""The learning task: a model, a loss and metrics, with parameters as one flat vector."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,23 +18,29 @@ from silodp.errors import SilodpError, describe_exception, first_line
 from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import inspect_loss, inspect_model, inspect_on, inspect_vectorized
-from silodp.training.sgd._cost import LruCache
 
-_EVALUATION_BATCH = 4096
-_REMEMBERED = 512  # shapes of steps: 50 silos in one process have hundreds, each up to a second to trace
+_EVALUATION_BATCH = 4096  # records, which bounds the memory of the layers' outputs
+# Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
+_REMEMBERED = 512
 
 
 class Task:
-    """A `torch.nn.Module`, a loss of one user's own records, and metrics.
+    """A `torch.nn.Module`, a loss that is a function of one user's records, and metrics.
 
-    Parameters travel as one flat vector (d,), the trainable ones in the order of `named_parameters()`; frozen
-    ones and buffers are constants of the model; a parameter with several names (tied weights) is there once, under its
-    first name. Data type (float32 or float64) and device follow the model's
-    parameters. `forward` must be a function of parameters, inputs and torch's random numbers: no counters, no
-    Python randomness. The model is copied, so later changes to the caller's module do not matter.
+    Parameters travel as one flat vector (d,), the trainable ones in the order of `named_parameters()`; frozen ones and
+    buffers are constants of the model; a parameter with several names (tied weights) is there once, under its first
+    name. Data type (float32 or float64) and device follow the model's parameters. `forward` must be a function of
+    parameters, inputs and torch's random numbers: no counters, no Python randomness. The model is copied, so later
+    changes to the caller's module do not matter.
 
-    Raises `SilodpError` for a model whose layers break per-user gradients, says which and what to use
-    instead; `check` adds the tests that need an example input.
+    Args:
+        model: ends in logits, log hazards or real numbers, one row per record.
+        loss: of one user's records (see `silodp.training.losses`).
+        metrics: name → f(outputs, targets) -> float, for `evaluate`.
+
+    Raises:
+        SilodpError: a layer breaks per-user gradients (the sentence says which, and what to use instead), or an
+            argument has another type. `check` adds the tests that need an example input.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> None:
@@ -77,7 +84,7 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
-        self.engine = LruCache(_REMEMBERED)  # what `local` has measured and traced for this model
+        self.engine = LruCache(_REMEMBERED)  # measurements and traces of this model's steps
 
     @property
     def size(self) -> int:
@@ -85,15 +92,18 @@ class Task:
         return sum(self.sizes)
 
     def initial(self, seed: int | None) -> Tensor:
-        """Fresh parameters (d,), every layer re-initialized by its own `reset_parameters`.
+        """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`.
 
-        The same seed gives the same parameters on every device; `None` draws a seed from the operating
-        system. Parameters that no layer re-initializes keep the values the model came with.
+        The same seed gives the same parameters on every device; `None` draws a seed from the operating system.
+        Parameters that no layer re-initializes keep the values the model came with.
+
+        Raises:
+            SilodpError: a `reset_parameters` raised.
         """
         model = copy.deepcopy(self.model).cpu()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0].item())
-            for module in reversed(list(model.modules())):  # children first: a parent's own choice wins
+            for module in reversed(list(model.modules())):  # children first: the choice of a parent wins
                 reset = getattr(module, "reset_parameters", None) or getattr(
                     module, "_reset_parameters", None
                 )
@@ -109,36 +119,36 @@ class Task:
         return self.flatten(model).to(self.device)
 
     def flatten(self, model: nn.Module) -> Tensor:
-        """The trainable parameters of a module of this kind as a new vector (d,)."""
+        """Return the trainable parameters of a module of this kind as a new vector (d,)."""
         named = dict(model.named_parameters())
         return torch.cat([named[name].detach().reshape(-1) for name in self.names])
 
     def unflatten(self, params: Tensor) -> tuple[Tensor, ...]:
-        """Views of a vector (d,), or of rows (r, d), with the shapes of the model's parameters."""
+        """Return views of a vector (d,), or of rows (r, d), with the shapes of the model's parameters."""
         parts = params.split(self.sizes, dim=-1)  # type: ignore[no-untyped-call]
         return tuple(
             part.reshape(params.shape[:-1] + shape) for part, shape in zip(parts, self.shapes, strict=True)
         )
 
     def forward(self, params: tuple[Tensor, ...], x: Tensor) -> Tensor:
-        """The model's outputs (n, ...) at the given parameters, one tensor per name; differentiable."""
+        """Return the model's outputs (n, ...) at the given parameters, one tensor per name; differentiable."""
         outputs: Tensor = functional_call(
             self.model, dict(zip(self.names, params, strict=True)) | self._constants, (x,)
         )
         return outputs
 
     def objective(self, params: tuple[Tensor, ...], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """The loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,)."""
+        """Return the loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,) of 0/1."""
         try:
             outputs = self.forward(params, x)
         except SilodpError:
             raise
         except (Exception, SystemExit) as error:
-            raise _raised(self.model, error) from error
+            raise _describe_failure(self.model, error) from error
         return self.loss.compute(outputs, y, mask)
 
     def tensors(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-        """Arrays or tensors x (n, ...), y (n, ...) on this task's device, floating ones in its data type."""
+        """Return x (n, ...), y (n, ...) as tensors on this task's device, floating ones in its data type."""
         return self._tensor(x), self._tensor(y)
 
     def _tensor(self, values: Any) -> Tensor:
@@ -148,7 +158,7 @@ class Task:
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
     def load(self, params: Tensor) -> nn.Module:
-        """A copy of the model that carries these parameters (d,), in eval mode."""
+        """Return a copy of the model that carries these parameters (d,), in eval mode."""
         if params.shape != (self.size,):
             raise SilodpError(
                 f"the model has {self.size} parameters, the vector {tuple(params.shape)}",
@@ -162,8 +172,14 @@ class Task:
         return model.eval()
 
     def evaluate(self, params: Tensor, x: Any, y: Any) -> dict[str, float]:
-        """Loss and metrics on records x (n, ...), y (n, ...), in eval mode; metrics undefined on them are
-        left out."""
+        """Measure loss and metrics on records x (n, ...), y (n, ...), in eval mode.
+
+        Returns:
+            Name → value; metrics that are undefined on these records are left out.
+
+        Raises:
+            SilodpError: there are no records, or the model, the loss or a metric raised.
+        """
         inputs, targets = self.tensors(x, y)
         if len(inputs) == 0:
             raise SilodpError("there are no records to evaluate on", code="data.no_records")
@@ -173,16 +189,18 @@ class Task:
             try:
                 outputs = torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
             except (Exception, SystemExit) as error:
-                raise _raised(self.model, error) from error
+                raise _describe_failure(self.model, error) from error
             everyone = torch.ones(len(outputs), dtype=self.dtype, device=self.device)
             values = {"loss": float(self.loss.compute(outputs, targets, everyone))}
-        values |= {name: _measured(name, metric, outputs, targets) for name, metric in self.metrics.items()}
+        values |= {
+            name: _measure_metric(name, metric, outputs, targets) for name, metric in self.metrics.items()
+        }
         return {name: value for name, value in values.items() if name == "loss" or not math.isnan(value)}
 
     def check(self, example_x: Any, example_y: Any = None) -> None:
         """Refuse a model or a loss that cannot be trained or stored, before anything is spent on it.
 
-        Run it on public or synthetic inputs of the right shape, or on own records: nothing leaves this call.
+        Run it on public or synthetic inputs of the right shape, or on private records: nothing leaves this call.
 
         Args:
             example_x: (n, ...) records, n ≥ 1.
@@ -200,6 +218,32 @@ class Task:
             inspect_loss(self.model, self.loss, self.objective, params, example, self._tensor(example_y))
         # The trained model will be a copy, and running a model may have left in it what cannot be copied.
         _copy(self.model)
+
+
+class LruCache:
+    """The measurements and traces of a task, by key; the one unused for longest makes room for a new one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._built: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._built)
+
+    def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """Return the entry of this key, built if it is not there."""
+        if key not in self._built:
+            self._built[key] = build()
+            if len(self._built) > self._limit:
+                self._built.popitem(last=False)
+        self._built.move_to_end(key)
+        return self._built[key]
+
+    def __deepcopy__(self, memo: object) -> LruCache:
+        return LruCache(self._limit)  # a copy measures and traces its own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LruCache, (self._limit,)
 
 
 def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
@@ -239,7 +283,7 @@ def _copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _raised(model: nn.Module, error: BaseException) -> SilodpError:
+def _describe_failure(model: nn.Module, error: BaseException) -> SilodpError:
     return SilodpError(
         f"the model ({type(model).__name__}) raised {describe_exception(error)}: correct its forward.",
         code="model.raised",
@@ -247,8 +291,8 @@ def _raised(model: nn.Module, error: BaseException) -> SilodpError:
     )
 
 
-def _measured(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
-    """The value of a metric; whatever it raises is its author's to correct."""
+def _measure_metric(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """Return the value of a metric; whatever it raises is its author's to correct."""
     try:
         return float(metric(outputs, targets))
     except SilodpError:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
 from silodp.accounting import pld, rdp
-from silodp.accounting.accountant import Composition, compute_delta, compute_epsilon, grid_for
+from silodp.accounting.accountant import compute_delta, compute_epsilon
 from silodp.accounting.events import (
     Gaussian,
     Group,
@@ -24,7 +24,9 @@ from silodp.accounting.events import (
     SelfComposed,
     WorstOf,
 )
+from silodp.accounting.ledger import Ledger
 from silodp.errors import SilodpError
+from support.refusals import refused
 
 DELTA = 1e-5
 SIGMA = Gaussian(5.0)
@@ -93,7 +95,7 @@ def test_group_of_three_is_rounded_up_to_four():
 def test_group_orders_are_at_least_two():
     for k in (2, 3, 8, 64):
         steps = [(Group(k, PoissonSampled(0.01, Gaussian(5.0))), 1)]
-        orders, rho = rdp.composed(steps)
+        orders, rho = rdp.compose_steps(steps)
         c = math.ceil(math.log2(k))
         assert min(orders) == 2.0
         assert set(orders) == {a / 2**c for a in rdp.ORDERS if a >= 2 ** (c + 1)}
@@ -137,7 +139,7 @@ def test_nothing_costs_nothing_and_no_noise_promises_nothing():
         for open_ in ([(Gaussian(0.0), 1)], [(SIGMA, 1), (NonPrivate("counts disclosed"), 1)]):
             assert compute_epsilon(open_, DELTA, accountant) == math.inf
             assert compute_delta(open_, 1.0, accountant) == 1.0
-    assert grid_for(Gaussian(0.0)) is None
+    assert pld.grid_for(Gaussian(0.0)) is None
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -282,7 +284,7 @@ def test_grid_costs_two_parts_in_ten_thousand_at_most(event, count):
 @pytest.mark.parametrize("deviations", [4.5, 6.5, 7.5])
 def test_one_transform_is_as_exact_as_it_says(sigma, count, deviations):
     """Gaussian steps through the transform, against the one Gaussian they are; what it may err is charged."""
-    composed = pld._convolved([(pld.of_step(Gaussian(sigma), 1e-4)[0], count)])
+    composed = pld._convolve([(pld.of_step(Gaussian(sigma), 1e-4)[0], count)])
     mu = math.sqrt(count) / sigma
     eps = mu**2 / 2 + deviations * mu
     exact = gaussian_delta(eps, 1 / mu)
@@ -405,12 +407,9 @@ def test_pld_is_never_above_rdp_though_its_arithmetic_be_too_coarse(event, round
 
 def test_an_epsilon_where_pld_was_infinite():
     event = PoissonSampled(0.01, Gaussian(5.0))
-    by_grid = pld.composed(((event, 10_000),), grid_for(event, 10_000))
+    by_grid = pld.compose_steps(((event, 10_000),), pld.grid_for(event, 10_000))
     assert max(direction.epsilon(1e-12) for direction in by_grid) == math.inf
     assert round(compute_epsilon([(event, 10_000)], 1e-12), 3) == 1.403
-    spent = Composition()
-    spent.add(event, 10_000)
-    assert spent.epsilon(1e-12) == compute_epsilon([(event, 10_000)], 1e-12)
 
 
 def test_each_kind_of_unit_takes_the_smaller_bound_for_itself():
@@ -441,33 +440,33 @@ def test_small_steps_get_a_grid_of_their_own(q, sigma, rounds):
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_spent_rises_with_every_round_and_is_what_a_fresh_count_says(accountant):
-    spent, charges, last = Composition(accountant), [], 0.0
+    spent, charges, last = Ledger(None, DELTA, accountant, run="r"), [], 0.0
     plan = [PoissonSampled(0.3, SIGMA), PoissonSampled(0.3, SIGMA), SIGMA, PoissonSampled(1e-4, SIGMA)]
-    for event in plan * 3:
-        expected = spent.after(event).epsilon(DELTA)
-        spent.add(event)
+    for round_, event in enumerate(plan * 3):
+        expected = spent.epsilon_after({"released": event}, "released")
+        spent.charge(round_, 0, {"released": event})
         charges.append((event, 1))
-        now = spent.epsilon(DELTA)
+        now = spent.epsilon("released")
         assert now == expected >= last
         assert now == pytest.approx(compute_epsilon(charges, DELTA, accountant), rel=1e-5)
         assert now >= compute_epsilon(charges, DELTA, accountant)
         last = now
 
 
-def test_after_leaves_what_was_spent_alone():
-    spent = Composition()
-    spent.add(SIGMA)
-    before = spent.epsilon(DELTA)
-    assert spent.after(SIGMA, 10).epsilon(DELTA) > before == spent.epsilon(DELTA)
-    with pytest.raises(SilodpError, match="noise_multiplier"):
-        spent.add(Gaussian(-1.0))
-    assert spent.epsilon(DELTA) == before
+def test_asking_what_would_be_spent_charges_nothing():
+    spent = Ledger(None, DELTA, run="r")
+    spent.charge(0, 0, {"released": SIGMA})
+    before = spent.epsilon("released")
+    assert spent.epsilon_after({"released": SIGMA}, "released") > before == spent.epsilon("released")
+    with refused("argument.value"):
+        spent.charge(1, 0, {"released": Gaussian(-1.0)})
+    assert spent.epsilon("released") == before
 
 
 def test_grids_are_stated():
-    assert grid_for(Group(1, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == 5e-5
-    assert grid_for(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == pytest.approx(8e-4)
-    assert grid_for(PoissonSampled(0.5, SIGMA), 100) == pytest.approx(4e-4)
+    assert pld.grid_for(Group(1, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == 5e-5
+    assert pld.grid_for(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == pytest.approx(8e-4)
+    assert pld.grid_for(PoissonSampled(0.5, SIGMA), 100) == pytest.approx(4e-4)
 
 
 @pytest.mark.parametrize("q", [1e-12, 1e-15, 1e-30])

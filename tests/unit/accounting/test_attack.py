@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.attack import compute_membership_attack, probability_of_loss_above, total_variation
+from silodp.accounting.accountant import compute_epsilon, compute_membership_attack, find_accountant
 from silodp.accounting.events import (
     Gaussian,
     Group,
@@ -23,6 +22,14 @@ from silodp.accounting.events import (
 )
 
 PHI = stats.norm.cdf
+
+
+def total_variation(charges, accountant="pld"):
+    return find_accountant(accountant).compose(charges).total_variation()
+
+
+def probability_of_loss_above(charges, epsilon, accountant="pld"):
+    return find_accountant(accountant).compose(charges).probability_above(epsilon)
 
 
 def test_the_demo_has_the_numbers_of_the_closed_form():

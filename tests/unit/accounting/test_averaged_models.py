@@ -2,8 +2,8 @@
 
 import pytest
 
-from silodp.accounting.averaged_models import PARTIES, charges, compute_table
 from silodp.accounting.events import CorrelatedReleases, Gaussian, PoissonSampled
+from silodp.methods.averaged_models import PARTIES, charges, compute_table
 
 # DDP, Table 1: by the paper's conversion (as printed there), RDP, PLD, for 1, 2, 5, 10 parties.
 TABLE = {

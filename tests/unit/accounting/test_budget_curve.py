@@ -14,16 +14,18 @@ from scipy import integrate, stats
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.budget_curve import (
+    ORDERS,
     EpsilonCurve,
-    binary_search,
+    TwoStage,
+    conversion,
     filter_budget,
     rounds_within,
-    scf,
     two_stage_curve,
 )
+from silodp.accounting.curve_fitting import binary_search, scf
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample
-from silodp.accounting.two_stage import ORDERS, TwoStage, conversion
 from silodp.errors import SilodpError
+from support.refusals import refused
 
 HEART = {"noise_multiplier": 12.25, "local_steps": 50, "client_sampling": 1.0, "rounds": 15, "delta": 1e-3}
 LEVELS = np.array([0.1, 1.0, 5.0])
@@ -347,9 +349,9 @@ def test_budgets_are_numbers_above_zero(wrong):
 
 
 def test_books_are_planned_or_realized():
-    with pytest.raises(SilodpError, match="'planned' or 'realized'"):
+    with refused("argument.value"):
         rounds_within(np.array([0.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9, "both")
-    with pytest.raises(SilodpError, match="between 0 and 1"):
+    with refused("argument.value"):
         rounds_within(np.array([1.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9)
 
 

@@ -6,6 +6,7 @@ from scipy.stats import chisquare
 
 from silodp.data.allocation import allocate, uniform, zipf, zipf_weights
 from silodp.errors import SilodpError
+from support.refusals import refused
 
 HEART = (199, 172, 30, 85)
 TCGA = (248, 156, 164, 129, 129, 40)
@@ -144,28 +145,26 @@ def test_seed_changes_the_allocation():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "code", "field"),
     [
-        ({"scheme": "pareto"}, "allocation is 'pareto'; choose"),
-        ({"users": 0}, "users is 0"),
-        ({"users": 5.0}, r"users is 5\.0; give a whole number"),
-        (
-            {"users": 2.5, "records": None, "silos": None, "sizes": (4, 5)},
-            r"users is 2\.5; give a whole number",
-        ),
-        ({"users": "a"}, "users = 'a': set a number"),
-        ({"users": None}, "users = None: set a number"),
-        ({"users": True}, "users = True: set a number"),
-        ({"silos": None}, "silos is None; give both"),
-        ({"silos": 0}, "silos is 0"),
-        ({"sizes": (1, 2)}, "fixed silos take sizes only"),
-        ({"pairs": True}, "pairs is set with free silos"),
-        ({"records": None, "silos": None, "sizes": (4, 1), "pairs": True}, "silo 1 has 1 record"),
+        ({"scheme": "pareto"}, "argument.value", "allocation"),
+        ({"users": 0}, "argument.value", "users"),
+        ({"users": 5.0}, "argument.value", "users"),
+        ({"users": 2.5, "records": None, "silos": None, "sizes": (4, 5)}, "argument.value", "users"),
+        ({"users": "a"}, "argument.type", "users"),
+        ({"users": None}, "argument.type", "users"),
+        ({"users": True}, "argument.type", "users"),
+        ({"silos": None}, "argument.missing", None),
+        ({"silos": 0}, "argument.missing", None),
+        ({"sizes": (1, 2)}, "argument.conflict", "sizes"),
+        ({"pairs": True}, "argument.conflict", "pairs"),
+        ({"records": None, "silos": None, "sizes": (4, 1), "pairs": True}, "data.too_few_records", None),
     ],
 )
-def test_refuses(options, sentence):
-    with pytest.raises(SilodpError, match=sentence):
+def test_refuses(options, code, field):
+    with refused(code) as caught:
         allocate(**{"scheme": "zipf", "users": 5, "generator": rng(), "records": 9, "silos": 2, **options})
+    assert caught.value.field == field
 
 
 def test_large_allocations_take_seconds():

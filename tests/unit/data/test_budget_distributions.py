@@ -100,12 +100,12 @@ def test_a_federation_gets_budgets_by_name_function_or_array():
     ("budgets", "word"),
     [
         ("gauss", "budgets is 'gauss'; choose one of three-levels, pareto, mixture"),
-        (np.ones(59), r"no array \(60,\)"),
+        (np.ones(59), r"not an array \(60,\)"),
         (
             np.array([0.0, -1.0, np.nan, np.inf] + [1.0] * 56),
             "4 of 60 budgets are missing, infinite or not above 0",
         ),
-        (np.array(["a"] * 60), r"no array \(60,\) of float64"),
+        (np.array(["a"] * 60), r"not an array \(60,\) of float64"),
     ],
 )
 def test_budgets_that_are_none_are_refused_and_counted(budgets, word):

@@ -5,12 +5,15 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from silodp.data import Dataset, Origin
 from silodp.data import fetch as fetching
-from silodp.data.benchmarks import LOADERS
-from silodp.data.fetch import DATASETS, Dataset, check, fetch, list_datasets
+from silodp.data.catalog import DATASETS
+from silodp.data.fetch import check, fetch, list_datasets
 from silodp.errors import SilodpError
+from support.refusals import refused
 
 CONTENT = b"1,2,3\n" * 1000
+ORIGINS = {name: dataset.origin for name, dataset in DATASETS.items() if dataset.origin is not None}
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -28,7 +31,8 @@ def origin(tmp_path, monkeypatch):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/table.csv"
     digest = hashlib.sha256(CONTENT).hexdigest()
-    dataset = Dataset("toy", 1000, "none", "here", {"table.csv": digest}, {"table.csv": (address,)})
+    origin = Origin(1000, "none", "here", {"table.csv": digest}, {"table.csv": (address,)})
+    dataset = Dataset(name="toy", loader=lambda root: None, silos=("a",), origin=origin)
     monkeypatch.setitem(DATASETS, "toy", dataset)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     yield address, served
@@ -60,7 +64,7 @@ def test_fetch_from_a_file_address(origin, tmp_path):
 def test_other_bytes_are_refused_and_nothing_stays(origin, tmp_path):
     _, served = origin
     (served / "table.csv").write_bytes(CONTENT[:-1])
-    with pytest.raises(SilodpError, match=r"table\.csv could not be fetched: .* has SHA-256"):
+    with pytest.raises(SilodpError, match=r"table\.csv could not be fetched: .* has another SHA-256"):
         fetch("toy", tmp_path / "data")
     assert list((tmp_path / "data" / "toy").iterdir()) == []
 
@@ -103,22 +107,29 @@ def test_the_manual_alternative_counts_as_fetched(tmp_path):
 
 @pytest.mark.parametrize("call", [fetch, check])
 def test_unknown_names(tmp_path, call):
-    with pytest.raises(SilodpError, match="'titanic' is not known; choose one of heart_disease"):
+    with refused("argument.value") as caught:
         call("titanic", tmp_path)
+    assert "heart_disease" in str(caught.value)
+
+
+@pytest.mark.parametrize("call", [fetch, check])
+def test_tables_are_not_published(tmp_path, call):
+    with refused("argument.value"):
+        call("tables", tmp_path)
 
 
 def test_every_loader_is_described_and_fetchable_or_explained():
-    assert set(DATASETS) == set(LOADERS)
-    for dataset in DATASETS.values():
-        assert dataset.manual or set(dataset.urls) == set(dataset.files)
+    assert {name for name, dataset in DATASETS.items() if dataset.origin is None} == {"tables"}
+    for origin in ORIGINS.values():
+        assert origin.manual or set(origin.urls) == set(origin.files)
 
 
 def test_pinned_hashes_are_those_of_the_shared_data(data):
     lines = (data / "SHA256SUMS").read_text().splitlines()
     published = {line.split()[1].removeprefix("./"): line.split()[0] for line in lines}
-    for dataset in DATASETS.values():
-        for file, digest in dataset.files.items():
-            assert published[f"{dataset.name}/{file}"] == digest
+    for name, origin in ORIGINS.items():
+        for file, digest in origin.files.items():
+            assert published[f"{name}/{file}"] == digest
 
 
 @pytest.mark.parametrize("name", ["heart_disease", "tcga_brca", "creditcard", "embedded"])
@@ -135,7 +146,7 @@ def test_check_of_the_large_shared_data(data, name):
 def test_check_tells_missing_from_different(data, tmp_path):
     folder = tmp_path / "heart_disease"
     folder.mkdir()
-    for file in DATASETS["heart_disease"].files:
+    for file in ORIGINS["heart_disease"].files:
         (folder / file).write_bytes((data / "heart_disease" / file).read_bytes())
     assert check("heart_disease", tmp_path).ok
     with (folder / "processed.va.data").open("a") as file:

@@ -8,7 +8,7 @@ import pytest
 from test_tables import read, schema, write
 
 from silodp.data import Federation, SiloData
-from silodp.data.linkage import count_persons_by_silos, find_linkage_doubts
+from silodp.data.federation import count_persons_by_silos, find_linkage_doubts
 
 HEADER = "patient,age,sex,ill\n"
 

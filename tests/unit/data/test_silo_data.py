@@ -82,13 +82,13 @@ def test_silo_refuses(changes, sentence):
         ({"features": ("age",)}, "1 feature names"),
         ({"user_keys": ("a",)}, "1 user keys for 4 users"),
         ({"user_keys": ("a", "b", "c", "a")}, "4 user keys for 4 users; give one each, all different"),
-        ({"user_keys": (1, 2, 3, 4)}, "a user key is no text"),
+        ({"user_keys": (1, 2, 3, 4)}, "a user key is not text"),
         ({"users": 2.0}, r"users is 2\.0"),
         ({"users": True}, "users is True"),
         ({"classes": "2"}, "classes is '2'"),
         ({"classes": 2.5}, r"classes is 2\.5"),
-        ({"silos": (1,)}, "has a int among its silos"),
-        ({"test": 3}, "has a int among its silos or as test"),
+        ({"silos": (1,)}, "a silo or test is a int"),
+        ({"test": 3}, "a silo or test is a int"),
     ],
 )
 def test_federation_refuses(changes, sentence):

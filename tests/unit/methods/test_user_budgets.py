@@ -17,13 +17,14 @@ from silodp.accounting.budget_curve import MAX_GROUPS
 from silodp.accounting.events import Gaussian, NonPrivate, PoissonSampled, RevealedSample, Skellam
 from silodp.accounting.guarantee import View
 from silodp.aggregators import Plain
-from silodp.aggregators.base import Setting, calibrate_setting, round_events
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
+from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.methods import Population, UldpAvg, UldpSgd, UserBudgets
 from silodp.methods.user_budgets import FullParticipationCost
+from support.specs import make_spec
 
 DELTA = 1e-5
 SMALL_PAILLIER = Paillier(count_cap=3, key_bits=512, insecure_for_tests=True)
@@ -33,14 +34,14 @@ def own(by="sampling", rounds=20, largest=20.0, **more) -> UserBudgets:
     return UserBudgets(by, rounds, largest, mean_sampling=0.3 if by == "sampling" else None, **more)
 
 
-def setting(method, budgets=(1.0,), aggregator=None, silos=3, size=100) -> Setting:
+def setting(method, budgets=(1.0,), aggregator=None, silos=3, size=100) -> RunSpec:
     aggregator = aggregator or Plain()
     population = Population(silos, len(budgets), aggregator.min_silos_for(silos), tuple(budgets))
     names = tuple(f"silo{s}" for s in range(silos))
-    return calibrate_setting(aggregator, Setting("", names, method, population, size, delta=DELTA))
+    return make_spec("", names, method, population, size, delta=DELTA, aggregator=aggregator).calibrate()
 
 
-def parameters(known: Setting) -> np.ndarray:
+def parameters(known: RunSpec) -> np.ndarray:
     return known.method.allowances.parameters(np.array(known.population.budgets))
 
 
@@ -201,7 +202,7 @@ def test_common_sampling_and_clips_of_ones_own_go_together():
     method = UldpAvg(5.0, 1.0, user_sampling=0.25, personal=own("clip", largest=0.5, adversary="released"))
     method = setting(method).method
     c = method.allowances.largest
-    costs = round_events(Plain(), setting(method))
+    costs = setting(method).round_events()
     assert costs["released"] == PoissonSampled(0.25, Gaussian(pytest.approx(5.0 / c)))
     assert costs["server"] == RevealedSample(0.25, Gaussian(pytest.approx(5.0 / c)))
 
@@ -212,7 +213,7 @@ def test_however_many_silos_answer_budgets_hold(adversary):
     masked = Masked(min_silos=3)
     personal = own("clip", largest=1.0, adversary=adversary)
     known = setting(UldpAvg(5.0, 1.0, personal=personal), aggregator=masked, silos=6)
-    spent = [_rdp([round_events(masked, known, n)[adversary]], 20) for n in range(3, 7)]
+    spent = [_rdp([replace(known, aggregator=masked).round_events(n)[adversary]], 20) for n in range(3, 7)]
     assert max(spent) <= 1.0
     assert max(spent) == pytest.approx(1.0, rel=2e-3)
     assert spent[0] == min(spent)
@@ -224,7 +225,7 @@ def test_with_weights_by_records_the_fewest_answers_cost_most():
     personal = own("clip", largest=1.0, adversary="server")
     method = UldpAvg(5.0, 1.0, weighting="records", personal=personal)
     known = setting(method, aggregator=fewest, silos=6)
-    spent = [_rdp([round_events(fewest, known, n)["server"]], 20) for n in range(3, 7)]
+    spent = [_rdp([replace(known, aggregator=fewest).round_events(n)["server"]], 20) for n in range(3, 7)]
     assert spent[0] == max(spent) <= 1.0
     assert spent[0] == pytest.approx(1.0, rel=2e-3)
 
@@ -413,11 +414,11 @@ def test_under_a_hidden_sample_everyone_has_the_same_rate_and_may_have_her_own_c
     method = UldpAvg(5.0, 1.0, weighting="records")
     with pytest.raises(SilodpError, match="hidden_sample = 4 hides whom one rate for all draws"):
         hidden.check(
-            Setting("", ("a", "b", "c"), replace(method, personal=own("sampling")), Population(3, 1), 9)
+            make_spec("", ("a", "b", "c"), replace(method, personal=own("sampling")), Population(3, 1), 9)
         )
     clips = replace(method, user_sampling=0.5, personal=own("clip", largest=0.7))
     known = setting(clips, (0.2, 0.7), hidden)
-    server = round_events(hidden, known)["server"]
+    server = replace(known, aggregator=hidden).round_events()["server"]
     assert isinstance(server, PoissonSampled)
     assert server.sampling_probability == 0.5
     whole = known.method.allowances.wholes["server"]
@@ -429,6 +430,6 @@ def test_where_nothing_is_promised_nothing_is_made_of_it():
     """Records in clear void the server's guarantee; those who only see the models keep theirs."""
     method = UldpAvg(5.0, 1.0, weighting="records", personal=own("clip", adversary="released"))
     known = setting(method)
-    assert isinstance(round_events(Plain(), known)["server"], NonPrivate)
+    assert isinstance(replace(known, aggregator=Plain()).round_events()["server"], NonPrivate)
     entries = known.method.budget_report(View("server", 3), [np.array([1.0])], np.array([]), 20, DELTA, "pld")
     assert entries[0]["planned"] is None

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.aggregators.base import Setting, calibrate_setting
 from silodp.config.builders import build_aggregator
 from silodp.config.construct import fields_of
 from silodp.errors import SilodpError
@@ -18,6 +17,7 @@ from silodp.methods.rpdp.method import TwoStageSampling
 from silodp.planning.epsilon import compute_epsilon
 from silodp.planning.plan import plan_run
 from support.commands import Silodp, assert_sentence
+from support.specs import make_spec
 
 ROUNDS, DELTA, SILOS, USERS, SIZE = 30, 1e-4, 3, 500, 1000
 CONSTANTS: dict[str, Any] = {
@@ -47,8 +47,10 @@ def planned(method: Any, aggregator: str = "plain", **settings: Any) -> dict[str
     adder = build_aggregator(aggregator, settings)
     population = Population(SILOS, USERS, adder.min_silos_for(SILOS))
     names = tuple(f"silo-{s}" for s in range(SILOS))
-    setting = calibrate_setting(adder, Setting("", names, method, population, SIZE, delta=DELTA))
-    return plan_run(adder, setting, rounds=ROUNDS)
+    setting = make_spec(
+        "", names, method, population, SIZE, delta=DELTA, rounds=ROUNDS, aggregator=adder
+    ).calibrate()
+    return plan_run(setting)
 
 
 def of(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

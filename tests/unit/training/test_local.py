@@ -29,9 +29,10 @@ from silodp.training import (
 )
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
 from silodp.training.sgd import _planning
-from silodp.training.sgd._cost import LruCache, measure
-from silodp.training.sgd._schedule import UserBatches, batch_order, step_records
-from silodp.training.sgd._tracing import TracedGradient, gradient_of_one
+from silodp.training.sgd._planning import measure_cost
+from silodp.training.sgd._schedule import UserBatches, draw_batch_order, select_step_records
+from silodp.training.sgd._tracing import TracedGradient, build_single_user_gradient
+from silodp.training.task import LruCache
 from support.reference import assert_equal_updates, looped, ragged, updates
 
 
@@ -75,7 +76,7 @@ def test_equals_a_loop_with_torch_sgd(sizes, local, seed, budget, double):
 @pytest.mark.parametrize("traced", [True, False])
 def test_tracing_and_small_budgets_change_nothing(batch_size, traced, monkeypatch):
     if not traced:
-        monkeypatch.setattr("silodp.training.sgd.local.WORTH_TRACING", 10**9)
+        monkeypatch.setattr("silodp.training.sgd._planning.MIN_STEPS_TO_TRACE", 10**9)
     task = small_task()
     x, y, user = ragged([1, 9, 0, 4, 4, 4, 13, 2, 1, 1], 3)
     start, local = task.initial(0), LocalTraining(0.2, 30, batch_size, momentum=0.5)
@@ -175,10 +176,10 @@ def test_torchs_own_refusal_to_trace_is_a_slower_step_and_said(caplog):
     task = Task(Scaled(3, 2), cross_entropy())
     batch = torch.ones(1, 5, 3), torch.zeros(1, 5, dtype=torch.int64), torch.ones(1, 5)
     rows = [p.unsqueeze(0) for p in task.unflatten(task.initial(0))]
-    gradient = gradient_of_one(task.objective, len(rows))
+    gradient = build_single_user_gradient(task.objective, len(rows))
     assert gradient(*rows, *batch)[0].shape == (1, 2, 3)
     with caplog.at_level("INFO", "silodp"):
-        assert TracedGradient.if_possible(gradient, (*rows, *batch), len(rows), alone=True) is None
+        assert TracedGradient.try_trace(gradient, (*rows, *batch), len(rows), single_user=True) is None
     assert "records (1, 5, 3) run untraced" in caplog.text
 
 
@@ -187,7 +188,7 @@ def test_a_mistake_in_a_model_is_not_taken_for_one_that_cannot_be_traced():
         raise AttributeError("a mistake")
 
     with pytest.raises(AttributeError, match="a mistake"):
-        TracedGradient.if_possible(wrong, (torch.ones(1), torch.ones(1)), 1)
+        TracedGradient.try_trace(wrong, (torch.ones(1), torch.ones(1)), 1)
 
 
 def test_what_is_remembered_is_bounded():
@@ -252,19 +253,21 @@ def test_dropout_repeats_with_the_generator_and_leaves_the_global_one_alone():
 @settings(max_examples=60, deadline=None)
 def test_batch_order_is_a_permutation_whatever_the_chunks(counts, epochs, batch, cut):
     local, n = LocalTraining(0.1, epochs, batch), torch.tensor(counts)
-    order = batch_order(n, local, torch.Generator().manual_seed(1))
+    order = draw_batch_order(n, local, torch.Generator().manual_seed(1))
     for u, count in enumerate(counts):
         for epoch in range(epochs):
             assert sorted(order[u, epoch, :count].tolist()) == list(range(count))
     generator = torch.Generator().manual_seed(1)
-    parts = [batch_order(part, local, generator) for part in (n[:cut], n[cut:]) if len(part)]
+    parts = [draw_batch_order(part, local, generator) for part in (n[:cut], n[cut:]) if len(part)]
     rows = [row for part in parts for row in part]
     for u, count in enumerate(counts):
         assert torch.equal(order[u, :, :count], rows[u][:, :count])
 
 
 def test_epochs_are_shuffled_anew_and_evenly():
-    order = batch_order(torch.tensor([3]), LocalTraining(0.1, 6000, 1), torch.Generator().manual_seed(0))[0]
+    order = draw_batch_order(
+        torch.tensor([3]), LocalTraining(0.1, 6000, 1), torch.Generator().manual_seed(0)
+    )[0]
     _, seen = order.unique(dim=0, return_counts=True)
     assert len(seen) == 6
     assert float((seen - 1000).abs().max()) < 5 * 1000**0.5
@@ -274,8 +277,8 @@ def test_padding_never_points_at_another_users_record():
     user = torch.tensor([5, 2, 5, 2, 5, 9, 5])
     local = LocalTraining(0.1, 2, 2)
     users = UserBatches.of(user, local)
-    order = batch_order(users.counts, local, torch.Generator().manual_seed(0))
-    records, real, training = step_records(users, order, local, range(4), 3)
+    order = draw_batch_order(users.counts, local, torch.Generator().manual_seed(0))
+    records, real, training = select_step_records(users, order, local, range(4), 3)
     assert torch.equal(user[records], users.ids.reshape(1, -1, 1).expand(4, -1, 3))
     assert real.sum() == 2 * len(user)
     assert training.sum(0).tolist() == [4, 2, 2]
@@ -295,7 +298,7 @@ def test_a_tiny_model_pads_generously_and_a_large_one_is_cut():
     heavy = _planning.plan_chunks(
         users,
         local,
-        lambda width: _planning.Cost(10**6, 10**7 * width, 100),
+        lambda width: _planning.StepCost(10**6, 10**7 * width, 100),
         4 * 10**5,
         None,
         torch.device("cpu"),
@@ -329,7 +332,7 @@ def test_memory_stays_within_the_budget():
         for epochs in (2, 25):  # interpreted and traced
             local = LocalTraining(0.01, epochs)
             updates(task, start, x, y, user, local, 0, memory_budget=budget)  # costs and traces
-            peaks[budget] = measure(
+            peaks[budget] = measure_cost(
                 lambda b=budget, q=local: [
                     None
                     for _ in user_updates(task, start, *inputs, user, q, torch.Generator(), memory_budget=b)
@@ -518,8 +521,8 @@ def test_padding_holds_nothing_that_the_batch_does_not_hold():
     local = LocalTraining(0.1, epochs=2, batch_size=2)
     user = torch.repeat_interleave(torch.arange(2), counts)
     users = UserBatches.of(user, local)
-    order = batch_order(users.counts, local, torch.Generator().manual_seed(0))
-    records, real, training = step_records(users, order, local, range(6), 4)
+    order = draw_batch_order(users.counts, local, torch.Generator().manual_seed(0))
+    records, real, training = select_step_records(users, order, local, range(6), 4)
     for k in range(6):
         for r in range(2):
             if training[k, r]:

@@ -1,4 +1,4 @@
-"""Credit card fraud, and incomes of the census in fifty states."""
+"""Credit card fraud, and incomes from the census in fifty states."""
 
 from __future__ import annotations
 
@@ -9,18 +9,46 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
-from silodp.data.benchmarks.files import data_root, file_of
-from silodp.data.benchmarks.sharing import (
+from silodp.data.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
     check_normalize,
-    free_silos,
-    persons_of,
-    pooled_test,
+    count_users,
+    data_root,
+    find_file,
+    make_free_silos,
+    make_test,
 )
-from silodp.data.federation import Federation, SiloData
-from silodp.data.public_ranges import ACS_LEVELS, ACS_RANGES, scale_to_range
+from silodp.data.dataset import Dataset, Origin
+from silodp.data.federation import Federation
+from silodp.data.silo_data import SiloData, scale_to_range
 from silodp.errors import SilodpError
+
+CREDITCARD_FEATURES = ("Time", *(f"V{component}" for component in range(1, 29)), "Amount")
+
+ACS_RANGES: dict[str, tuple[int, int]] = {
+    "AGEP": (0, 99),
+    "OCCP": (0, 9999),
+    "POBP": (1, 554),
+    "RELP": (0, 17),
+    "WKHP": (1, 99),
+}
+"""Of the numeric columns, from the code book."""
+
+ACS_LEVELS = {"COW": 9, "SCHL": 24, "MAR2": 2, "SEX": 2, "RAC1P5": 5}
+"""Number of codes 1..k of the categorical columns."""
+
+ACS_FEATURES = (
+    *ACS_RANGES,
+    *(f"{column}={level + 1}" for column, count in ACS_LEVELS.items() for level in range(count)),
+)
+
+_STATES = (
+    "AL AK AZ AR CO CT DE FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ NM NY NC ND OH OK OR PA RI "
+    "SC SD TN TX UT VT VA WA WV WI WY PR"
+)
+ACS_STATES = tuple(_STATES.split())
+"""The silos in order of their FIPS codes: all states but California, and Puerto Rico."""
 
 
 def creditcard(
@@ -32,11 +60,23 @@ def creditcard(
     normalize: Normalize = "private",
     labels_per_user: int | None = None,
 ) -> Federation:
-    """Credit card fraud, undersampled to 25,282 train (418 frauds) and 4,462 test records (74): x (n, 30).
+    """Load credit card fraud, undersampled to 25,282 train (418 frauds) and 4,462 test records (74): x (n, 30).
 
-    `normalize="private"` standardizes by the training rows; "public" takes the time in days − 1, half of
-    every principal component clipped to [-20, 20], and log(1 + amount)/5 − 1. Without the subset file a full
-    Kaggle `creditcard.csv` is undersampled to as many rows (other rows than the subset's).
+    Without the subset file a full Kaggle `creditcard.csv` is undersampled to as many rows (other rows than the
+    subset's).
+
+    Args:
+        root: folder of the data sets (see `data_root`).
+        users: U.
+        silos: S.
+        allocation: "uniform", "zipf", or "own", which makes every record a user.
+        seed: of the allocation.
+        normalize: "private" standardizes by the training rows; "public" takes the time in days − 1, half of every
+            principal component clipped to [-20, 20], and log(1 + amount)/5 − 1.
+        labels_per_user: number of classes that a user may hold; None for no limit.
+
+    Raises:
+        SilodpError: missing files, or an argument with another value than those above.
     """
     check_normalize(normalize, "private", "public")
     table = _creditcard_table(root)
@@ -44,23 +84,17 @@ def creditcard(
     x = table[list(features)].to_numpy(dtype=float)
     y = table["Class"].to_numpy(dtype=np.int64)
     train, test = train_test_split(np.arange(len(y)), test_size=0.15, random_state=SPLIT_SEED, stratify=y)
-    assumptions: tuple[str, ...] = ()
     if normalize == "private":
         x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
-        assumptions = (
-            "Features are standardized by the mean and standard deviation of all training rows, which are "
-            "private; "
-            "choose normalize='public' for public constants.",
-        )
     else:
         components = np.clip(x[:, 1:29], -20, 20) / 2
         x = np.column_stack([x[:, 0] / 86_400 - 1, components, np.log1p(x[:, 29]) / 5 - 1])
     x = x.astype(np.float32)
     return Federation(
-        silos=free_silos(x[train], y[train], users, silos, allocation, seed, labels_per_user),
-        users=persons_of(allocation, users, len(train)),
-        test=pooled_test(x[test], y[test]),
-        assumptions=assumptions,
+        silos=make_free_silos(x[train], y[train], users, silos, allocation, seed, labels_per_user),
+        users=count_users(allocation, users, len(train)),
+        test=make_test(x[test], y[test]),
+        assumptions=(CREDITCARD.private_scaling,) if normalize == "private" else (),
         name="creditcard",
         classes=2,
         features=features,
@@ -73,7 +107,7 @@ def _creditcard_table(root: str | Path | None) -> pd.DataFrame:
         table = pd.read_csv(full)
         honest = table[table["Class"] == 0].sample(29_252, random_state=SPLIT_SEED)
         return pd.concat([table[table["Class"] == 1], honest]).sort_index()
-    table = pd.read_parquet(file_of(root, "creditcard", "creditcard_subset.parquet"))
+    table = pd.read_parquet(find_file(root, "creditcard", "creditcard_subset.parquet"))
     return table[table["uniform_sample"]]
 
 
@@ -83,11 +117,19 @@ def acs_income(
     max_per_state: int | None = None,
     test_share: float = 0.2,
 ) -> Federation:
-    """ACS income 2018, one state per silo (49 and Puerto Rico): x (n, 47), y = income over 50,000 USD.
+    """Load ACS income 2018, one state per silo: x (n, 47), y = income over 50,000 USD (1) or not (0).
 
-    5 columns are scaled from public ranges to [-1, 1], 5 are one-hot. Every training record is a user of its
-    own. A share `test_share` of each state, drawn with `seed`, is the pooled test data. `max_per_state` keeps
-    that many rows of each state, drawn with `seed`. All rows take about 0.3 GB.
+    5 columns are scaled from public ranges to [-1, 1], 5 are one-hot. Every training record is a user. All rows take
+    about 0.3 GB.
+
+    Args:
+        root: folder of the data sets (see `data_root`).
+        seed: of both draws below.
+        max_per_state: rows of each state that are kept, drawn; None for all.
+        test_share: share of each state's rows, drawn, that are pooled as test data; between 0 and 1.
+
+    Raises:
+        SilodpError: missing files, or an argument out of its range.
     """
     if max_per_state is not None and max_per_state < 2:
         raise SilodpError(
@@ -101,8 +143,8 @@ def acs_income(
             code="argument.value",
             field="test_share",
         )
-    states = pd.read_csv(file_of(root, "acs_income", "state_counts.csv")).set_index("fips")["state"]
-    table = pd.read_parquet(file_of(root, "acs_income", "acs_income_2018_50.parquet"))
+    states = pd.read_csv(find_file(root, "acs_income", "state_counts.csv")).set_index("fips")["state"]
+    table = pd.read_parquet(find_file(root, "acs_income", "acs_income_2018_50.parquet"))
     generator = np.random.default_rng(seed)
     silos, test_x, test_y, users = [], [], [], 0
     for code, rows in table.groupby("ST", sort=True):
@@ -113,17 +155,16 @@ def acs_income(
         test_x.append(x[:held])
         test_y.append(y[:held])
         kept = len(y) - held
-        # A copy, lest the view keep the held-out rows in memory.
+        # A copy: a view would keep the held-out rows in memory.
         silos.append(SiloData(str(states[code]), x[held:].copy(), y[held:], np.arange(users, users + kept)))
         users += kept
-    levels = [f"{column}={level + 1}" for column, count in ACS_LEVELS.items() for level in range(count)]
     return Federation(
         silos=tuple(silos),
         users=users,
-        test=pooled_test(np.concatenate(test_x), np.concatenate(test_y)),
+        test=make_test(np.concatenate(test_x), np.concatenate(test_y)),
         name="acs_income",
         classes=2,
-        features=(*ACS_RANGES, *levels),
+        features=ACS_FEATURES,
     )
 
 
@@ -135,3 +176,47 @@ def _acs_features(rows: pd.DataFrame) -> NDArray[np.float32]:
     for column, count in ACS_LEVELS.items():
         columns.append(np.eye(count, dtype=np.float32)[rows[column].to_numpy() - 1])
     return np.concatenate(columns, axis=1)
+
+
+CREDITCARD = Dataset(
+    name="creditcard",
+    loader=creditcard,
+    record_shape=(30,),
+    classes=2,
+    features=CREDITCARD_FEATURES,
+    model="mlp",
+    private_scaling="Features are standardized by the mean and standard deviation of all training rows, which are "
+    "private; choose normalize='public' for public constants.",
+    origin=Origin(
+        rows=29_744,
+        license="DbCL 1.0",
+        publisher="Kaggle, mlg-ulb/creditcardfraud",
+        files={
+            "creditcard_subset.parquet": "0e89911862ebf0efae054656a2b2b1d972fee42d8506b1665bc608f720b8ef0c"
+        },
+        manual="Kaggle asks for a login: download creditcard.csv from "
+        "https://www.kaggle.com/datasets/mlg-ulb/creditcardfraud and put it there",
+        alternative="creditcard.csv",
+    ),
+)
+ACS_INCOME = Dataset(
+    name="acs_income",
+    loader=acs_income,
+    record_shape=(len(ACS_FEATURES),),
+    classes=2,
+    features=ACS_FEATURES,
+    silos=ACS_STATES,
+    origin=Origin(
+        rows=1_402_639,
+        license="US Census PUMS, public use",
+        publisher="folktables, ACSIncome 2018",
+        files={
+            "acs_income_2018_50.parquet": "707a8c33ac7c38b5286de4f7ca4bf6160a2157b101a1b4961117ddeeccc986f0",
+            "state_counts.csv": "b438f9ee467053fe48aaf8efc97e249c51fbd0ea983fd5a6e4d02ea77fe29a0a",
+        },
+        manual="the table is recoded from the Census: download ACSIncome 2018 (1-Year, person) with folktables, keep "
+        "AGEP, COW, SCHL, OCCP, POBP, RELP, WKHP and SEX, recode MAR to MAR2 (1 married, 2 else) and RAC1P to RAC1P5 "
+        "(1 white, 2 Black, 3 Asian, 4 native, 5 other), add PINCP_gt_50k (bool) and ST (FIPS), and write them there "
+        "as acs_income_2018_50.parquet, with state_counts.csv holding columns state and fips",
+    ),
+)

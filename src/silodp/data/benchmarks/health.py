@@ -1,30 +1,89 @@
-"""Heart disease in four hospitals, survival with breast cancer in six regions, and scikit-learn's table of tumors."""
+"""Heart disease in four hospitals, breast cancer survival in six regions, and scikit-learn's table of tumors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
 
-from silodp.data.benchmarks.files import file_of
-from silodp.data.benchmarks.sharing import (
+from silodp.data.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
     check_normalize,
-    fixed_silos,
-    free_silos,
-    persons_of,
-    pooled_test,
+    count_users,
+    find_file,
+    make_fixed_silos,
+    make_free_silos,
+    make_test,
 )
+from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
-from silodp.data.public_ranges import EMBEDDED_RANGES, HEART_RANGES, scale_to_range
+from silodp.data.silo_data import scale_to_range
 from silodp.errors import SilodpError
 
 HEART_CENTERS = ("cleveland", "hungarian", "switzerland", "va")
+TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
+
+# Public range of every column: what adults are measured at, 0/1 for indicators. `va` codes some missing blood
+# pressures as 0 and `switzerland` all cholesterol; clipping puts such a record at the end of the range.
+HEART_RANGES: dict[str, tuple[float, float]] = {
+    "age": (20, 80),
+    "sex": (0, 1),
+    "trestbps": (80, 200),
+    "chol": (0, 600),
+    "fbs": (0, 1),
+    "thalach": (60, 220),
+    "exang": (0, 1),
+    "oldpeak": (-3, 7),
+    "cp=2": (0, 1),
+    "cp=3": (0, 1),
+    "cp=4": (0, 1),
+    "restecg=1": (0, 1),
+    "restecg=2": (0, 1),
+}
+
+# Scikit-learn's Wisconsin breast cancer table holds ten measures of cell nuclei (Street, Wolberg and
+# Mangasarian 1993), each as mean, standard error and mean of the three largest. The ranges are round numbers
+# written down from what the measures are (a nucleus of radius up to 30 px, area up to π·30² ≈ 2800 px²,
+# ratios below 1) and from the orders of magnitude in the table's published description; nothing is estimated
+# at run time.
+EMBEDDED_RANGES: dict[str, tuple[float, float]] = {
+    "mean radius": (5, 30),
+    "mean texture": (5, 40),
+    "mean perimeter": (30, 200),
+    "mean area": (0, 2800),
+    "mean smoothness": (0.05, 0.2),
+    "mean compactness": (0, 0.4),
+    "mean concavity": (0, 0.5),
+    "mean concave points": (0, 0.25),
+    "mean symmetry": (0.1, 0.3),
+    "mean fractal dimension": (0.04, 0.1),
+    "radius error": (0, 3),
+    "texture error": (0, 5),
+    "perimeter error": (0, 20),
+    "area error": (0, 300),
+    "smoothness error": (0, 0.03),
+    "compactness error": (0, 0.1),
+    "concavity error": (0, 0.2),
+    "concave points error": (0, 0.05),
+    "symmetry error": (0, 0.08),
+    "fractal dimension error": (0, 0.02),
+    "worst radius": (5, 40),
+    "worst texture": (10, 50),
+    "worst perimeter": (40, 250),
+    "worst area": (0, 4000),
+    "worst smoothness": (0.05, 0.25),
+    "worst compactness": (0, 1),
+    "worst concavity": (0, 1.2),
+    "worst concave points": (0, 0.3),
+    "worst symmetry": (0.1, 0.6),
+    "worst fractal dimension": (0.05, 0.2),
+}
 
 
 def heart_disease(
@@ -35,16 +94,26 @@ def heart_disease(
     normalize: Normalize = "private",
     silos: Literal[1, 4] = 4,
 ) -> Federation:
-    """UCI heart disease, four hospitals as silos, by FLamby's rule: x (n, 13), y = disease yes (1) or no (0).
+    """Load UCI heart disease, four hospitals as silos, by FLamby's rule: x (n, 13), y = disease yes (1) or no (0).
 
-    Train 199/172/30/85 records, test 104/89/16/45 pooled; with `silos` 1 the training records are pooled, too.
-    `normalize="private"` is FLamby's: each center by the mean and standard deviation of its own training rows;
-    "public" maps `HEART_RANGES` to [-1, 1].
+    Train 199/172/30/85 records, test 104/89/16/45 records, pooled.
+
+    Args:
+        root: folder of the data sets (see `data_root`).
+        users: U.
+        allocation: "uniform", "zipf", or "own", which makes every record a user.
+        seed: of the allocation.
+        normalize: "private" is FLamby's: each center by the mean and standard deviation of its training rows; "public"
+            maps `HEART_RANGES` to [-1, 1].
+        silos: 4, or 1 to pool the training records, too.
+
+    Raises:
+        SilodpError: missing files, or an argument with another value than those above.
     """
     check_normalize(normalize, "private", "public")
     parts, tests = [], []
     for center in HEART_CENTERS:
-        path = file_of(root, "heart_disease", f"processed.{center}.data")
+        path = find_file(root, "heart_disease", f"processed.{center}.data")
         table = pd.read_csv(path, header=None, na_values="?").drop(columns=[10, 11, 12]).dropna()
         # One-hot by the published code book (cp 1..4, restecg 0..2), which is what all centers together hold.
         chest_pain = [table[2] == level for level in (2, 3, 4)]
@@ -78,26 +147,15 @@ def heart_disease(
             code="argument.value",
             field="silos",
         )
-    assumptions: tuple[str, ...] = ()
-    if normalize == "private":
-        assumptions = (
-            "Each center's features are standardized by the mean and standard deviation of its own "
-            "training rows, which are private; choose normalize='public' for public ranges.",
-        )
     return Federation(
-        silos=fixed_silos(parts, users, allocation, seed),
-        users=persons_of(allocation, users, sum(len(y) for _, _, y in parts)),
-        test=pooled_test(np.concatenate([x for x, _ in tests]), np.concatenate([y for _, y in tests])),
-        assumptions=assumptions,
+        silos=make_fixed_silos(parts, users, allocation, seed),
+        users=count_users(allocation, users, sum(len(y) for _, _, y in parts)),
+        test=make_test(np.concatenate([x for x, _ in tests]), np.concatenate([y for _, y in tests])),
+        assumptions=(HEART_DISEASE.private_scaling,) if normalize == "private" else (),
         name="heart_disease",
         classes=2,
         features=tuple(HEART_RANGES),
     )
-
-
-# --- breast cancer survival ---------------------------------------------------------------------------------
-
-TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 
 
 def tcga_brca(
@@ -107,17 +165,26 @@ def tcga_brca(
     seed: int = 0,
     normalize: Literal["none", "public"] = "none",
 ) -> Federation:
-    """TCGA-BRCA survival, six regions as silos: x (n, 39), y (n, 2) = [event, days], 866 train and 222 test.
+    """Load TCGA-BRCA survival, six regions as silos: x (n, 39), y (n, 2) = [event, days], 866 train and 222 test.
 
-    Users are allocated in pairs, since a Cox loss needs two records of a user in a silo. Age stays in years
-    as in FLamby (`normalize="none"`, nothing estimated); "public" maps 20–90 years to [-1, 1]. All other
-    features are 0/1.
+    Users are allocated in pairs of records, since a Cox loss needs two records of a user in a silo.
+
+    Args:
+        root: folder of the data sets (see `data_root`).
+        users: U.
+        allocation: "uniform", "zipf", or "own", which makes every record a user.
+        seed: of the allocation.
+        normalize: "none" leaves the age in years as FLamby does (nothing is estimated); "public" maps 20–90 years to
+            [-1, 1]. All other features are 0/1.
+
+    Raises:
+        SilodpError: missing files, or an argument with another value than those above.
     """
     check_normalize(normalize, "none", "public")
-    # "NA" is a tissue source site of its own, not a missing value.
-    centers = pd.read_csv(file_of(root, "tcga_brca", "centers.csv"), keep_default_na=False)
-    folds = pd.read_csv(file_of(root, "tcga_brca", "train_test_split.csv"), index_col="pid")["fold"]
-    table = pd.read_csv(file_of(root, "tcga_brca", "brca.csv"))
+    # "NA" is the name of a tissue source site, not a missing value.
+    centers = pd.read_csv(find_file(root, "tcga_brca", "centers.csv"), keep_default_na=False)
+    folds = pd.read_csv(find_file(root, "tcga_brca", "train_test_split.csv"), index_col="pid")["fold"]
+    table = pd.read_csv(find_file(root, "tcga_brca", "brca.csv"))
     region = table["pid"].str[5:7].map(dict(zip(centers["TSS Code"], centers["Region"], strict=True)))
     fold = table["pid"].map(folds)
     features = tuple(column for column in table.columns if column not in ("pid", "E", "T"))
@@ -133,20 +200,25 @@ def tcga_brca(
         parts.append((name, x[train], y[train]))
     pooled = np.concatenate(test)
     return Federation(
-        silos=fixed_silos(parts, users, allocation, seed, pairs=True),
-        users=persons_of(allocation, users, sum(len(y) for _, _, y in parts)),
-        test=pooled_test(x[pooled], y[pooled]),
+        silos=make_fixed_silos(parts, users, allocation, seed, pairs=True),
+        users=count_users(allocation, users, sum(len(y) for _, _, y in parts)),
+        test=make_test(x[pooled], y[pooled]),
         name="tcga_brca",
         features=features,
     )
 
 
 def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: int = 0) -> Federation:
-    """The breast cancer table that scikit-learn carries: x (n, 30), y = malignant (1) or benign (0); no
-    download.
+    """Load the breast cancer table of scikit-learn, without a download: x (n, 30), y = malignant (1) or benign (0).
 
     455 train and 114 test records, split 80/20 by label with a fixed seed. Features are clipped to the public
-    ranges `EMBEDDED_RANGES` and mapped to [-1, 1], so no constant comes from private rows.
+    `EMBEDDED_RANGES` and mapped to [-1, 1], so no constant comes from private rows.
+
+    Args:
+        users: U.
+        silos: S.
+        allocation: "uniform", "zipf", or "own", which makes every record a user.
+        seed: of the allocation.
     """
     table = load_breast_cancer()
     low, high = np.array([EMBEDDED_RANGES[str(name)] for name in table.feature_names]).T
@@ -154,10 +226,75 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
     y = (table.target == 0).astype(np.int64)  # scikit-learn's 0 is malignant
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=SPLIT_SEED, stratify=y)
     return Federation(
-        silos=free_silos(x[train], y[train], users, silos, allocation, seed),
-        users=persons_of(allocation, users, len(train)),
-        test=pooled_test(x[test], y[test]),
+        silos=make_free_silos(x[train], y[train], users, silos, allocation, seed),
+        users=count_users(allocation, users, len(train)),
+        test=make_test(x[test], y[test]),
         name="embedded",
         classes=2,
         features=tuple(EMBEDDED_RANGES),
     )
+
+
+class _HeartDisease(Dataset):
+    def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("pooled",) if self.argument(arguments, "silos") == 1 else HEART_CENTERS
+
+
+_HEART_FILES = {
+    "processed.cleveland.data": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+    "processed.hungarian.data": "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
+    "processed.switzerland.data": "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+    "processed.va.data": "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
+}
+_FLAMBY = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/fed_tcga_brca/"
+
+HEART_DISEASE = _HeartDisease(
+    name="heart_disease",
+    loader=heart_disease,
+    record_shape=(len(HEART_RANGES),),
+    classes=2,
+    features=tuple(HEART_RANGES),
+    private_scaling="Each center's features are standardized by the mean and standard deviation of its own training "
+    "rows, which are private; choose normalize='public' for public ranges.",
+    origin=Origin(
+        rows=740,
+        license="CC BY 4.0",
+        publisher="UCI Machine Learning Repository, id 45",
+        files=_HEART_FILES,
+        urls=urls_in(
+            _HEART_FILES, "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+        ),
+    ),
+)
+TCGA_BRCA = Dataset(
+    name="tcga_brca",
+    loader=tcga_brca,
+    record_shape=(39,),
+    labels="survival",
+    silos=TCGA_REGIONS,
+    origin=Origin(
+        rows=1088,
+        license="TCGA open-access clinical data; re-identification is forbidden",
+        publisher="FLamby, fed_tcga_brca",
+        files={
+            "brca.csv": "07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020",
+            "centers.csv": "d610df2dae0203ea229c9579747ed3eb8d28e137c5378f55acc6fe6b4632bb1d",
+            "train_test_split.csv": "1249c6543a4060ff0fdaf8510fc37017755836db6c9fc5e6af96057c36510990",
+        },
+        urls={
+            "brca.csv": (_FLAMBY + "brca.csv",),
+            "centers.csv": (_FLAMBY + "centers.csv",),
+            "train_test_split.csv": (_FLAMBY + "dataset_creation_scripts/train_test_split.csv",),
+        },
+    ),
+)
+EMBEDDED = Dataset(
+    name="embedded",
+    loader=embedded,
+    record_shape=(len(EMBEDDED_RANGES),),
+    classes=2,
+    features=tuple(EMBEDDED_RANGES),
+    origin=Origin(
+        rows=569, license="BSD 3-clause (scikit-learn)", publisher="Wisconsin breast cancer, in scikit-learn"
+    ),
+)

@@ -1,4 +1,4 @@
-"""Digits and articles of clothing."""
+"""MNIST digits and Fashion-MNIST articles of clothing."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.benchmarks.files import file_of
-from silodp.data.benchmarks.sharing import (
+from silodp.data.benchmarks._common import (
     Floats,
     Normalize,
     Shares,
     check_normalize,
-    free_silos,
-    persons_of,
-    pooled_test,
+    count_users,
+    find_file,
+    make_free_silos,
+    make_test,
 )
+from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_choice
 
 Split = Literal["source", "pooled", "tuning"]
 
-PIXELS = {"mnist": (0.1307, 0.3081), "fashion_mnist": (0.2860, 0.3530)}  # mean and sd of pixels in [0, 1]
+PIXELS = {"mnist": (0.1307, 0.3081), "fashion_mnist": (0.2860, 0.3530)}
+"""Mean and standard deviation of the training pixels in [0, 1], as published."""
 
 
 def mnist(
@@ -39,15 +41,26 @@ def mnist(
     labels_per_silo: int | None = None,
     split: Split = "source",
 ) -> Federation:
-    """MNIST digits: x (n, 1, 28, 28), 60,000 train and 10,000 test, 10 classes.
+    """Load MNIST digits: x (n, 1, 28, 28), 60,000 train and 10,000 test records, 10 classes.
 
-    `normalize="private"` uses the usual mean .1307 and sd .3081, once computed from the training images;
-    "public" maps pixels to [-1, 1]. `split="pooled"`: all 70,000 together, of which .8 are trained on, drawn with
-    `seed`; "tuning": of these .8, .7 are trained on and the rest are the test data. With `allocation="own"` every
-    record is a person of its own; `labels_per_silo` then gives every silo about so many classes.
+    Args:
+        root: folder of the data sets (see `data_root`).
+        users: U; unused with `allocation="own"`.
+        silos: S.
+        allocation: "uniform", "zipf", or "own", which makes every record a user.
+        seed: of the allocation, and of `split`.
+        normalize: "private" uses the usual mean .1307 and standard deviation .3081, once computed from the training
+            images; "public" maps pixels to [-1, 1].
+        labels_per_user: number of classes that a user may hold; None for no limit.
+        labels_per_silo: with `allocation="own"`: about how many classes a silo holds.
+        split: "source" keeps the published test records; "pooled" puts all 70,000 together and trains on .8 of them;
+            "tuning" trains on .7 of these .8, and the rest of them are the test data.
+
+    Raises:
+        SilodpError: missing files, or an argument with another value than those above.
     """
     shares = Shares(users, silos, allocation, seed, labels_per_user, labels_per_silo)
-    return _images("mnist", root, shares, normalize, split)
+    return _images(MNIST, root, shares, normalize, split)
 
 
 def fashion_mnist(
@@ -61,36 +74,29 @@ def fashion_mnist(
     labels_per_silo: int | None = None,
     split: Split = "source",
 ) -> Federation:
-    """Fashion-MNIST articles: as `mnist`, with mean .2860 and sd .3530."""
+    """Load Fashion-MNIST; all is as for `mnist`, with mean .2860 and standard deviation .3530."""
     shares = Shares(users, silos, allocation, seed, labels_per_user, labels_per_silo)
-    return _images("fashion_mnist", root, shares, normalize, split)
+    return _images(FASHION_MNIST, root, shares, normalize, split)
 
 
 def _images(
-    dataset: str, root: str | Path | None, shares: Shares, normalize: Normalize, split: Split
+    dataset: Dataset, root: str | Path | None, shares: Shares, normalize: Normalize, split: Split
 ) -> Federation:
     check_normalize(normalize, "private", "public")
-    mean, deviation = PIXELS[dataset] if normalize == "private" else (0.5, 0.5)
+    mean, deviation = PIXELS[dataset.name] if normalize == "private" else (0.5, 0.5)
     parts = {}
     for part in ("train", "t10k"):
-        pixels = read_idx(file_of(root, dataset, f"{part}-images-idx3-ubyte.gz"))
-        labels = read_idx(file_of(root, dataset, f"{part}-labels-idx1-ubyte.gz")).astype(np.int64)
+        pixels = read_idx(find_file(root, dataset.name, f"{part}-images-idx3-ubyte.gz"))
+        labels = read_idx(find_file(root, dataset.name, f"{part}-labels-idx1-ubyte.gz")).astype(np.int64)
         scale, shift = np.float32(1 / (255 * deviation)), np.float32(mean / deviation)
         parts[part] = (pixels[:, None].astype(np.float32) * scale - shift, labels)
     train, test = _split(parts["train"], parts["t10k"], split, shares.seed)
-    assumptions: tuple[str, ...] = ()
-    if normalize == "private":
-        assumptions = (
-            f"Pixels are normalized by the published mean {mean} and standard deviation {deviation}, once "
-            "computed "
-            "from the training images; choose normalize='public' for [-1, 1].",
-        )
     return Federation(
-        silos=free_silos(*train, **asdict(shares)),
-        users=persons_of(shares.allocation, shares.users, len(train[1])),
-        test=pooled_test(*test),
-        assumptions=assumptions,
-        name=dataset,
+        silos=make_free_silos(*train, **asdict(shares)),
+        users=count_users(shares.allocation, shares.users, len(train[1])),
+        test=make_test(*test),
+        assumptions=(dataset.private_scaling,) if normalize == "private" else (),
+        name=dataset.name,
         classes=10,
     )
 
@@ -98,13 +104,8 @@ def _images(
 def _split(
     train: tuple[Floats, Floats], test: tuple[Floats, Floats], split: Split, seed: int
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
-    """Train and test as they come; or pooled and cut at .8; or the first .8 of that cut at .7."""
-    if split not in get_args(Split):
-        raise SilodpError(
-            f"split is {split!r}; choose one of {', '.join(map(repr, get_args(Split)))}",
-            code="argument.value",
-            field="split",
-        )
+    """Return train and test as they come; or pooled and cut at .8; or the first .8 of that cut at .7."""
+    check_choice("split", split, get_args(Split))
     if split == "source":
         return train, test
     x, y = (np.concatenate(both) for both in zip(train, test, strict=True))
@@ -116,7 +117,10 @@ def _split(
 
 
 def read_idx(path: str | Path) -> NDArray[np.uint8]:
-    """A gzipped idx file of bytes (the MNIST format), in the shape its header says.
+    """Read a gzipped idx file of bytes (the MNIST format).
+
+    Returns:
+        The array, in the shape that the file's header states.
 
     Raises:
         SilodpError: not a whole idx file of unsigned bytes.
@@ -130,5 +134,66 @@ def read_idx(path: str | Path) -> NDArray[np.uint8]:
         return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError) as error:
         raise SilodpError(
-            f"{path} is no whole idx file ({error}); delete it and fetch it again", code="data.fetch"
+            f"{path} is not a whole idx file ({error}); delete it and fetch it again", code="data.fetch"
         ) from error
+
+
+def _describe_scaling(name: str) -> str:
+    mean, deviation = PIXELS[name]
+    return (
+        f"Pixels are normalized by the published mean {mean} and standard deviation {deviation}, once computed from "
+        "the training images; choose normalize='public' for [-1, 1]."
+    )
+
+
+_MNIST_FILES = {
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+_FASHION_FILES = {
+    "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+}
+
+MNIST = Dataset(
+    name="mnist",
+    loader=mnist,
+    record_shape=(1, 28, 28),
+    classes=10,
+    model="cnn_mnist",
+    private_scaling=_describe_scaling("mnist"),
+    origin=Origin(
+        rows=70_000,
+        license="CC BY-SA 3.0, as usually stated",
+        publisher="LeCun, Cortes and Burges",
+        files=_MNIST_FILES,
+        urls=urls_in(
+            _MNIST_FILES,
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+    ),
+)
+FASHION_MNIST = Dataset(
+    name="fashion_mnist",
+    loader=fashion_mnist,
+    record_shape=(1, 28, 28),
+    classes=10,
+    model="cnn_fashion",
+    private_scaling=_describe_scaling("fashion_mnist"),
+    origin=Origin(
+        rows=70_000,
+        license="MIT",
+        publisher="Zalando Research",
+        files=_FASHION_FILES,
+        urls=urls_in(
+            _FASHION_FILES,
+            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        ),
+    ),
+)

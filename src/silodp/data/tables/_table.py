@@ -16,17 +16,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from silodp.data.federation import check_budgets
-from silodp.data.public_ranges import scale_to_range
-from silodp.data.tables.schema import Schema, text_of
+from silodp.data.silo_data import check_budgets, scale_to_range
+from silodp.data.tables.schema import MISSING, Schema, text_of
 from silodp.errors import SilodpError, first_line
 
 _log = logging.getLogger(__name__)
 
 Strings = NDArray[Any]  # (n,) object array of str
-MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "<na>"})
-"""What stands for no value, in lower case."""
-
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _MOST_LISTED = 10  # names or values that an error lists
 _ROUNDED = re.compile(r"-?\d+(\.\d+)?[eE]\+\d+")

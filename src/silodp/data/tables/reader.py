@@ -1,43 +1,42 @@
-"""CSV and Parquet tables, one per silo, as a federation: a public schema says what every column is.
+"""CSV and Parquet tables, one per silo, read by a public schema that says what every column is.
 
-Everything that scales or encodes a column comes from the schema, never from the rows, so nothing about the
-rows leaks through the features. Users are linked across silos by equal keys (see `normalize_key`).
+Everything that scales or encodes a column comes from the schema, never from the rows, so nothing about the rows leaks
+through the features. Users are linked across silos by equal keys (see `normalize_key`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from silodp.data.federation import Federation, SiloData
-from silodp.data.tables._table import MISSING, Table
-from silodp.data.tables.schema import Schema, normalize_key
-from silodp.errors import SilodpError, first_line
-
-__all__ = ["Schema", "normalize_key", "read_tables"]
+from silodp.data.silo_data import SiloData
+from silodp.data.tables._table import Table
+from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_OWN_INDEX, MISSING, Schema, normalize_key
+from silodp.errors import SilodpError
 
 
-def read_tables(
-    files: Mapping[str, str | Path] | Sequence[str | Path], schema: Schema, name: str = "federation"
-) -> Federation:
-    """The federation of one CSV (comma, UTF-8, header) or Parquet table per silo.
+@dataclass(frozen=True)
+class LoadedTables:
+    """The tables of all silos, read: the parts of a `Federation`.
 
-    Args:
-        files: silo name → path, or a list of paths whose stems are the names.
-        schema: what the columns mean; other columns are ignored.
-        name: of the federation.
-
-    Returns:
-        Training records by silo, test records pooled (user -1 for persons without a number). `assumptions`
-        says when the list of ids was taken from the tables and when a person is in both splits. Clipped values
-        are counted in the log (`silodp.data.tables._table`), not in the federation: the count is private.
-
-    Raises:
-        SilodpError: the first bad input, by file, column and data row (the first after the header is row 1).
+    Attributes:
+        silos: training records, one table per silo.
+        test: test records, pooled; None without a split column.
+        user_keys: (U,) the keys in the order of the users' index.
+        assumptions: what was taken from private rows, one sentence each.
     """
+
+    silos: tuple[SiloData, ...]
+    test: SiloData | None
+    user_keys: tuple[str, ...] = field(repr=False)
+    assumptions: tuple[str, ...]
+
+
+def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: Schema) -> LoadedTables:
+    """Read one table per silo; arguments and refusals are those of `Federation.from_tables`."""
     if not isinstance(schema, Schema):
         raise SilodpError(
             f"schema is of type {type(schema).__name__}; give a silodp.Schema",
@@ -45,15 +44,6 @@ def read_tables(
             field="schema",
         )
     paths = _silo_paths(files)
-    by_file: dict[Path, str] = {}
-    for silo, path in paths.items():
-        first = by_file.setdefault(path.resolve(), silo)
-        if first != silo:
-            raise SilodpError(
-                f"silos '{first}' and '{silo}' are the same file {path}: give each silo its own.",
-                code="data.files",
-                field="data.files",
-            )
     tables = {silo: Table.read(path, schema) for silo, path in paths.items()}
     known, assumptions = _user_index(tables, schema)
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
@@ -66,106 +56,71 @@ def read_tables(
         in_test.update(user[test].tolist())
     if in_train & in_test:
         assumptions.append(
-            "Some persons have records in both the training and the test split; test records are not "
-            "protected."
+            "Some persons have records in both the training and the test split; test records are not protected."
         )
     if schema.out_of_range == "clip" and schema.numeric:
-        assumptions.append(
-            "Numbers outside the declared public ranges are clipped to them, record by record."
-        )
+        assumptions.append(ASSUMES_CLIPPING)
     test_data = None
     if schema.split is not None:
         test_data = SiloData("test", *(np.concatenate(arrays) for arrays in zip(*held, strict=True)))
-    return Federation(
-        silos=tuple(silos),
-        users=len(known),
-        test=test_data,
-        assumptions=tuple(assumptions),
-        name=name,
-        classes=None if schema.classes is None else len(schema.classes),
-        features=schema.features,
-        user_keys=tuple(known),
-    )
+    return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions))
 
 
 def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
+    """Silo name → path of its table."""
     listed = list(files.values()) if isinstance(files, Mapping) else files
     if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise SilodpError(
-            f"files is {str(files)!r}; give silo name → path, or a list of paths",
-            code="data.files",
-            field="data.files",
-        )
+        raise _refuse_files(f"files is {str(files)!r}; give silo name → path, or a list of paths")
     for path in listed:
         if not isinstance(path, str | Path) or "\0" in str(path):
-            raise SilodpError(
-                f"files names {path!r}; give every table's path as text",
-                code="data.files",
-                field="data.files",
-            )
+            raise _refuse_files(f"files names {path!r}; give every table's path as text")
     if isinstance(files, Mapping):
         paths = {silo: Path(path) for silo, path in files.items()}
     else:
         paths = {}
         for path in map(Path, files):
             if path.stem in paths:
-                raise SilodpError(
-                    f"{paths[path.stem]} and {path} would both be silo {path.stem!r}; name the silos in a "
-                    "mapping",
-                    code="data.files",
-                    field="data.files",
+                raise _refuse_files(
+                    f"{paths[path.stem]} and {path} would both be silo {path.stem!r}; name the silos in a mapping"
                 )
             paths[path.stem] = path
     if not paths:
-        raise SilodpError(
-            "files is empty; give at least one silo's table", code="data.files", field="data.files"
-        )
+        raise _refuse_files("files is empty; give at least one silo's table")
+    by_file: dict[Path, str] = {}
+    for silo, path in paths.items():
+        first = by_file.setdefault(path.resolve(), silo)
+        if first != silo:
+            raise _refuse_files(
+                f"silos '{first}' and '{silo}' are the same file {path}: give each silo its own."
+            )
     return paths
 
 
+def _refuse_files(message: str) -> SilodpError:
+    return SilodpError(message, code="data.files", field="data.files")
+
+
 def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, int], list[str]]:
-    """Key → number, and what that assumed: the public list's order, or sorted order of the training keys."""
-    if schema.users is None:
-        found = set[str]()
-        for table in tables.values():
-            found.update(table.keys()[~table.test_rows()])
-        if not found:
-            raise SilodpError(
-                "no table has a training row; check the split column",
-                code="data.no_records",
-                field=schema.split,
-            )
-        ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
-        said = (
-            "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
-            "person on it has records in at least one of them, and how many persons there are. To promise that too, "
-            "declare a list that also names people without records."
+    """Key → number, and what that assumes: the public list's order, or sorted order of the training keys."""
+    listed = schema.read_users()
+    if listed is not None:
+        return _index_listed(
+            listed, str(schema.users) if isinstance(schema.users, str | Path) else "users"
+        ), []
+    found = set[str]()
+    for table in tables.values():
+        found.update(table.keys()[~table.test_rows()])
+    if not found:
+        raise SilodpError(
+            "no table has a training row; check the split column", code="data.no_records", field=schema.split
         )
-        return {key: number for number, key in enumerate(ordered)}, [said]
-    source = "users"
-    listed: Sequence[Any]
-    if isinstance(schema.users, str | Path):
-        source = str(schema.users)
-        try:
-            listed = [
-                line for line in Path(source).read_text(encoding="utf-8-sig").splitlines() if line.strip()
-            ]
-        except (OSError, UnicodeDecodeError) as error:
-            raise SilodpError(
-                f"{source}: the list of users is not readable ({first_line(error)}); check the path, and save "
-                "it as UTF-8",
-                code="data.users",
-                field="data.schema.users",
-            ) from error
-    else:
-        listed = schema.users
-        if not isinstance(listed, Sequence | np.ndarray):
-            raise SilodpError(
-                f"users is a {type(listed).__name__}; give a list of keys, or the path of a text file with one "
-                "per line",
-                code="data.users",
-                field="data.schema.users",
-            )
+    # Whole numbers by size, then texts: the order must not depend on the order of rows.
+    ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
+    return {key: number for number, key in enumerate(ordered)}, [ASSUMES_OWN_INDEX]
+
+
+def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
+    """Key → number in the order of a public list."""
     known: dict[str, int] = {}
     for value in listed:
         key = normalize_key(value)
@@ -182,4 +137,4 @@ def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, 
             code="data.users",
             field="data.schema.users",
         )
-    return known, []
+    return known

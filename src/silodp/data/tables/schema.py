@@ -1,4 +1,4 @@
-"""What the columns of every silo's table mean, declared and public; see `tables` for reading them."""
+"""The public declaration of what the columns of every silo's table mean."""
 
 from __future__ import annotations
 
@@ -13,17 +13,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, first_line
+
+MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "<na>"})
+"""Texts that stand for no value, in lower case."""
+
+ASSUMES_OWN_INDEX = (
+    "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
+    "person on it has records in at least one of them, and how many persons there are. To promise that too, "
+    "declare a list that also names people without records."
+)
+ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
 
 _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What the columns of every silo's table mean. All of it is public.
+    """The meaning of the columns of every silo's table. All of it is public.
 
     Attributes:
-        user: column of the key that names a person, equal in all silos.
+        user: column of the key that names a user, equal in all silos.
         label: column of the label (kinds "classes" and "real").
         kind: "classes", "real" (a number) or "survival" (`event` and `time` instead of `label`).
         classes: the label's values, in the order of the class numbers (kind "classes").
@@ -55,83 +65,74 @@ class Schema:
 
     def __post_init__(self) -> None:
         if self.kind not in ("classes", "real", "survival"):
-            raise SilodpError(
-                f"schema: kind is {self.kind!r}; choose 'classes', 'real' or 'survival'",
-                code="data.kind",
-                field="data.schema.kind",
+            raise _refusal(
+                f"kind is {self.kind!r}; choose 'classes', 'real' or 'survival'", "data.kind", "kind"
             )
         if self.out_of_range not in ("refuse", "clip"):
-            raise SilodpError(
-                f"schema: out_of_range is {self.out_of_range!r}; choose 'refuse' or 'clip'",
-                code="argument.value",
-                field="data.schema.out_of_range",
+            raise _refusal(
+                f"out_of_range is {self.out_of_range!r}; choose 'refuse' or 'clip'",
+                "argument.value",
+                "out_of_range",
             )
-        if self.kind == "survival":
-            if self.event is None or self.time is None or self.label is not None or self.classes is not None:
-                raise SilodpError(
-                    "schema: kind 'survival' takes event and time, and neither label nor classes",
-                    code="data.kind",
-                    field="data.schema.kind",
-                )
-        elif self.label is None or self.event is not None or self.time is not None:
-            raise SilodpError(
-                f"schema: kind {self.kind!r} takes label, and neither event nor time; set kind = 'survival' for a "
-                "label of event and time",
-                code="data.kind",
-                field="data.schema.kind",
-            )
-        if self.classes is None and self.kind == "classes":
-            raise SilodpError(
-                f"schema: the label {self.label!r} has no classes; list its public values in classes, or set "
-                "kind = 'real' where it is a number",
-                code="data.kind",
-                field="data.schema.classes",
-            )
-        if self.classes is not None and self.kind != "classes":
-            raise SilodpError(
-                f"schema: kind is {self.kind!r} and classes is {self.classes!r}; list classes for kind 'classes' only",
-                code="data.kind",
-                field="data.schema.classes",
-            )
-        if self.classes is not None:
-            _check_values("classes", self.classes)
-        for section in ("numeric", "categorical"):
+        self._check_label()
+        for section, values in (("numeric", "(low, high)"), ("categorical", "their categories")):
             if not isinstance(getattr(self, section), Mapping):
-                raise SilodpError(
-                    f"schema: {section} is {getattr(self, section)!r}; give a mapping from columns to "
-                    f"{'(low, high)' if section == 'numeric' else 'their categories'}",
-                    code="data.schema",
-                    field=f"data.schema.{section}",
+                raise _refusal(
+                    f"{section} is {getattr(self, section)!r}; give a mapping from columns to {values}",
+                    "data.schema",
+                    section,
                 )
         if not self.numeric and not self.categorical:
-            raise SilodpError(
-                "schema: no features; declare numeric ranges or categorical values",
-                code="data.schema",
-                field="data.schema",
-            )
+            raise _refusal("no features; declare numeric ranges or categorical values", "data.schema")
         for column, bounds in self.numeric.items():
             if not _is_range(bounds):
-                raise SilodpError(
-                    f"schema: numeric column {column!r} has range {bounds!r}; give finite (low, high), low < high",
-                    code="data.schema",
-                    field="data.schema.numeric",
+                raise _refusal(
+                    f"numeric column {column!r} has range {bounds!r}; give finite (low, high), low < high",
+                    "data.schema",
+                    "numeric",
                 )
         for column, categories in self.categorical.items():
             _check_values(f"categorical column {column!r}", categories)
-        columns = self.columns
-        for column in columns:
+        for column in self.columns:
             if not isinstance(column, str):
-                raise SilodpError(
-                    f"schema: {column!r} names no column; give the header's text",
-                    code="data.schema",
-                    field="data.schema",
-                )
-            if columns.count(column) > 1:
+                raise _refusal(f"{column!r} names no column; give the header's text", "data.schema")
+            if self.columns.count(column) > 1:
                 raise SilodpError(
                     f"schema: column {column!r} is declared twice; give every column one meaning",
                     code="data.schema",
                     field=column,
                 )
+
+    def _check_label(self) -> None:
+        """Check that the kind of label and the columns that hold it go together."""
+        if self.kind == "survival":
+            if self.event is None or self.time is None or self.label is not None or self.classes is not None:
+                raise _refusal(
+                    "kind 'survival' takes event and time, and neither label nor classes", "data.kind", "kind"
+                )
+            return
+        if self.label is None or self.event is not None or self.time is not None:
+            raise _refusal(
+                f"kind {self.kind!r} takes label, and neither event nor time; set kind = 'survival' for a label of "
+                "event and time",
+                "data.kind",
+                "kind",
+            )
+        if self.kind == "real" and self.classes is not None:
+            raise _refusal(
+                f"kind is {self.kind!r} and classes is {self.classes!r}; list classes for kind 'classes' only",
+                "data.kind",
+                "classes",
+            )
+        if self.kind == "classes":
+            if self.classes is None:
+                raise _refusal(
+                    f"the label {self.label!r} has no classes; list its public values in classes, or set "
+                    "kind = 'real' where it is a number",
+                    "data.kind",
+                    "classes",
+                )
+            _check_values("classes", self.classes)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -145,6 +146,41 @@ class Schema:
         one_hot = [f"{c}={value}" for c, values in self.categorical.items() for value in values]
         return (*self.numeric, *one_hot)
 
+    def read_users(self) -> Sequence[Any] | None:
+        """Return the public list of user keys as it is written, from its file where `users` is a path.
+
+        Returns:
+            (U,) values, not yet normalized; None where U is counted in the tables.
+
+        Raises:
+            SilodpError: the file cannot be read, or `users` is neither a list nor a path.
+        """
+        if isinstance(self.users, str | Path):
+            try:
+                lines = Path(self.users).read_text(encoding="utf-8-sig").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise SilodpError(
+                    f"{self.users}: the list of users is not readable ({first_line(error)}); check the path, and save "
+                    "it as UTF-8",
+                    code="data.users",
+                    field="data.schema.users",
+                ) from error
+            return [line for line in lines if line.strip()]
+        if self.users is not None and not isinstance(self.users, Sequence | np.ndarray):
+            raise SilodpError(
+                f"users is a {type(self.users).__name__}; give a list of keys, or the path of a text file with one "
+                "per line",
+                code="data.users",
+                field="data.schema.users",
+            )
+        return self.users
+
+
+def _refusal(reason: str, code: str, field: str = "") -> SilodpError:
+    return SilodpError(
+        f"schema: {reason}", code=code, field=f"data.schema.{field}" if field else "data.schema"
+    )
+
 
 def _is_range(bounds: Any) -> bool:
     pair = isinstance(bounds, Sequence | np.ndarray) and len(bounds) == 2
@@ -155,11 +191,7 @@ def _is_range(bounds: Any) -> bool:
 def _check_values(what: str, values: Any) -> None:
     listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
     if not listed or len(values) < 2 or len({text_of(value) for value in values}) < len(values):
-        raise SilodpError(
-            f"schema: {what} are {short(values)}; list at least two values, all different",
-            code="data.values",
-            field="data.schema",
-        )
+        raise _refusal(f"{what} are {short(values)}; list at least two values, all different", "data.values")
 
 
 def text_of(value: object) -> str:
@@ -172,6 +204,7 @@ def text_of(value: object) -> str:
 def normalize_key(value: object) -> str:
     """Return the form in which user keys are compared: stripped text in NFC, "17.0" (a float-parsed column) as "17".
 
-    "007" and "7" stay two keys (see `linkage`). Should two persons' keys fall together, they are protected as one.
+    "007" and "7" stay two keys (see `federation.find_linkage_doubts`). Should two persons' keys fall together, they are
+    protected as one.
     """
     return text_of(value)

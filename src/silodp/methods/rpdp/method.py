@@ -1,4 +1,4 @@
-"""rPDP-FL: every record is drawn as often as its own privacy budget allows."""
+"""rPDP-FL: every record is sampled as often as its own privacy budget allows."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 import torch
 
-from silodp.accounting.accountant import Accountant, check_accountant, check_delta
+from silodp.accounting.accountant import Accountant, find_accountant
 from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, two_stage_curve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
-from silodp.data.federation import Federation
-from silodp.errors import SilodpError, check_real, check_whole
+from silodp.data.public import PublicData
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_probability,
+    check_whole,
+)
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
+from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     Calibration,
     SamplingRates,
-    check_budget,
     check_records,
     require_record_budgets,
     without_budgets,
@@ -65,7 +71,7 @@ class TwoStageSampling(Method):
     client_sampling: float = 1.0
     optimizer: Optimizer = "sgd"
     calibration: Calibration = "exact"
-    accountant: Accountant = "rdp"
+    accountant: Accountant | str = "rdp"
     ledger: ChargingMode = "planned"
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
@@ -85,20 +91,11 @@ class TwoStageSampling(Method):
             )
         check_probability("client_sampling", self.client_sampling)
         check_whole("rounds", self.rounds, what="rounds")
-        check_real("delta", self.delta)
-        check_delta(self.delta)
+        check_delta("delta", self.delta)
         super().__post_init__()
-        check_accountant(self.accountant)
-        for name, value, known in (
-            ("calibration", self.calibration, get_args(Calibration)),
-            ("ledger", self.ledger, get_args(ChargingMode)),
-        ):
-            if value not in known:
-                raise SilodpError(
-                    f"{name} = {value!r} is not known: use one of {', '.join(known)}.",
-                    code="argument.value",
-                    field=name,
-                )
+        find_accountant(self.accountant)
+        check_choice("calibration", self.calibration, get_args(Calibration))
+        check_choice("ledger", self.ledger, get_args(ChargingMode))
 
     @property
     def largest(self) -> float:
@@ -106,7 +103,7 @@ class TwoStageSampling(Method):
         raise NotImplementedError
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """(n,) the ε that records with these budgets are protected at; 0 for those that take no part."""
+        """Return the ε, (n,), that records with these budgets are protected at; 0 for those that take no part."""
         raise NotImplementedError
 
     @property
@@ -120,7 +117,7 @@ class TwoStageSampling(Method):
             self.delta,
             self.largest,
             self.calibration,
-            self.accountant,
+            find_accountant(self.accountant),
             self.ledger,
         )
 
@@ -145,9 +142,9 @@ class TwoStageSampling(Method):
             return (public, one_silo, overspent)
         return (public, one_silo)
 
-    def check(self, federation: Federation, rounds: int, delta: float) -> None:
+    def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Check that every record has a budget, every silo a batch, and that δ is the one q_j is chosen for."""
-        check_records(self.name, federation, self.delta, delta, self.expected_batch_size)
+        check_records(self.name, data, self.delta, delta, self.expected_batch_size)
         if self.accounts.most == 0:
             raise SilodpError(
                 f"{self.name}: at noise_multiplier = {self.noise_multiplier:g} even the largest ε = {self.largest:g} "
@@ -241,9 +238,9 @@ class TwoStageSampling(Method):
         return self.accounts.event(sampling, realized=self.ledger == "realized")
 
     def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
-        """Return ε against q; by "rdp" at more points than asked for, since they cost little."""
+        """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
         run = (self.noise_multiplier, self.local_steps, self.client_sampling, rounds, self.delta)
-        return two_stage_curve(*run, accountant, points=None if accountant == "rdp" else points, least=least)
+        return two_stage_curve(*run, accountant, points=points, least=least)
 
     def budget_report(
         self,
@@ -272,9 +269,11 @@ class TwoStageSampling(Method):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rpdp(TwoStageSampling):
-    """rPDP-FL: every record has a budget of its own.
+    """rPDP-FL: every record has its own budget.
 
-    largest_budget: a public constant; records that ask for more are protected at it, so the run's ε holds for everyone.
+    Attributes:
+        largest_budget: a public constant; records that ask for more are protected at it, so that the run's ε holds for
+            everyone.
     """
 
     largest_budget: float
@@ -283,7 +282,7 @@ class Rpdp(TwoStageSampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget("largest_budget", self.largest_budget)
+        check_epsilon("largest_budget", self.largest_budget)
 
     @property
     def largest(self) -> float:
@@ -291,7 +290,7 @@ class Rpdp(TwoStageSampling):
         return self.largest_budget
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """Its own, up to the largest."""
+        """Return the record's own budget, up to the largest."""
         capped: np.ndarray = np.minimum(budget, self.largest_budget)
         return capped
 

@@ -1,9 +1,9 @@
 """The gradient of many users at once, as a short flat list of tensor operations.
 
 `torch.func` interprets every operation of `vmap(grad(loss))` through two layers of Python-driven dispatch,
-which for small models costs many times the arithmetic. Traced once per shape with `make_fx`, the same
-operations run directly, without those that change nothing, and those that do not depend on the parameters run
-once per batch of data and not once per step.
+which for small models costs many times the arithmetic. Traced once per shape with `make_fx`, the same operations run
+directly, without those that change nothing, and those that do not depend on the parameters run once per batch of data
+and not once per step.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch.func import functionalize, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 Gradient = Callable[..., tuple[Tensor, ...]]
-"""(parameters per user…, x (r, b, ...), y (r, b, ...), mask (r, b)) -> gradients, shaped like the
-parameters."""
+"""(parameters per user…, x (r, b, ...), y (r, b, ...), mask (r, b)) -> gradients, shaped like the parameters."""
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
@@ -39,8 +38,8 @@ _VIEWS = {
 _FILLED = {_aten.ones_like.default: 1.0, _aten.zeros_like.default: 0.0}
 
 
-def gradient_of(objective: Callable[..., Tensor], parameters: int) -> Gradient:
-    """The per-user gradient by `torch.func`, of an objective of (parameters tuple, x, y, mask)."""
+def build_user_gradient(objective: Callable[..., Tensor], parameters: int) -> Gradient:
+    """Return the gradient of many users at once by `torch.func`, of an objective of (parameters tuple, x, y, mask)."""
     per_user = vmap(grad(objective), randomness="different")
 
     def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -50,9 +49,12 @@ def gradient_of(objective: Callable[..., Tensor], parameters: int) -> Gradient:
     return gradient
 
 
-def gradient_of_one(objective: Callable[..., Tensor], parameters: int) -> Gradient:
-    """The same for exactly one user, by ordinary autograd: products of matrices instead of batches of one, and
-    the fused backward operations that `torch.func` takes apart."""
+def build_single_user_gradient(objective: Callable[..., Tensor], parameters: int) -> Gradient:
+    """Return the gradient of exactly one user, by ordinary autograd.
+
+    It multiplies matrices instead of batches of one, and keeps the fused backward operations that `torch.func` takes
+    apart.
+    """
 
     def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
         own = [tensor.squeeze(0) for tensor in tensors]
@@ -71,16 +73,23 @@ class TracedGradient:
     """
 
     def __init__(
-        self, gradient: Gradient, example: Sequence[Tensor], parameters: int, alone: bool = False
+        self, gradient: Gradient, example: Sequence[Tensor], parameters: int, single_user: bool = False
     ) -> None:
-        """Trace on example tensors as `gradient` takes them; raises whatever the model or torch raises.
+        """Trace on example tensors as `gradient` takes them.
 
-        `alone`: the gradient is `gradient_of_one`'s. Autograd cannot be functionalized, so a model that writes in
-        place is refused there (the caller then runs it as it is).
+        Args:
+            gradient: to be traced.
+            example: parameters and data of the shapes to come.
+            parameters: how many of the tensors are parameters.
+            single_user: whether `build_single_user_gradient` made the gradient. Autograd cannot be functionalized, so a
+                model that writes in place is refused there (the caller then runs it as it is).
+
+        Raises:
+            Exception: whatever the model or torch raises.
         """
         with torch.random.fork_rng(devices=[example[0].device] if example[0].is_cuda else []):
-            graph = make_fx(gradient if alone else functionalize(gradient))(*example).graph
-        if alone and any(_writes(node) for node in graph.nodes):
+            graph = make_fx(gradient if single_user else functionalize(gradient))(*example).graph
+        if single_user and any(_writes(node) for node in graph.nodes):
             raise ValueError("the model writes in place")
         for node in list(graph.nodes):
             _simplify(graph, node)
@@ -88,16 +97,16 @@ class TracedGradient:
         self._prelude, self._body, self.hoisted_bytes = _split(graph, parameters)
 
     @classmethod
-    def if_possible(
-        cls, gradient: Gradient, example: Sequence[Tensor], parameters: int, alone: bool = False
+    def try_trace(
+        cls, gradient: Gradient, example: Sequence[Tensor], parameters: int, single_user: bool = False
     ) -> Self | None:
-        """The same, or None where the model cannot be traced: then it can only be interpreted, which is slower.
+        """Trace, or return None where the model cannot be traced: then it can only be interpreted, which is slower.
 
-        Logged with the reason. RuntimeError is what torch raises for all that it cannot trace; whatever else a model
+        The reason is logged. RuntimeError is what torch raises for all that it cannot trace; whatever else a model
         raises is passed on, as it would be without tracing.
         """
         try:
-            return cls(gradient, example, parameters, alone)
+            return cls(gradient, example, parameters, single_user)
         except (RuntimeError, ValueError) as reason:
             _log.info(
                 "training steps on records %s run untraced, with the same results but slower, because the model cannot "
@@ -108,18 +117,18 @@ class TracedGradient:
             return None
 
     def prepare(self, data: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What a step needs besides the parameters, from x (r, b, ...), y (r, b, ...), mask (r, b)."""
+        """Compute all that a step needs besides the parameters, from x (r, b, ...), y (r, b, ...), mask (r, b)."""
         with torch.no_grad():
             return (*data, *self._prelude(*data))
 
     def prepare_many(self, data: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        """`prepare` for k steps at once: x (k, r, b, ...) and so on; one entry per step."""
+        """Run `prepare` for k steps at once: x (k, r, b, ...) and so on; one entry per step."""
         with torch.no_grad():
             stacked = (*data, *vmap(self._prelude)(*data))
         return list(zip(*(tensor.unbind(0) for tensor in stacked), strict=True))
 
     def step(self, params: Sequence[Tensor], prepared: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Gradients of every user, shaped like the parameters."""
+        """Return the gradients of every user, shaped like the parameters."""
         result: tuple[Tensor, ...] = self._body(*params, *prepared)
         return result
 
@@ -144,7 +153,7 @@ def _simplify(graph: fx.Graph, node: fx.Node) -> None:
         if isinstance(source, fx.Node) and _layout(source) == _layout(node):
             node.replace_all_uses_with(source)
         return
-    # A view of a view of … that is laid out as the first one is the first one.
+    # Views of views that end in the layout of an earlier tensor are that tensor.
     source = node
     while source.target in _VIEWS and isinstance(source.args[0], fx.Node):
         source = source.args[0]
@@ -161,8 +170,12 @@ def _layout(node: fx.Node) -> object:
 
 
 def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callable[..., Any], int]:
-    """The part that depends on data alone, the part that needs parameters or randomness, and bytes between
-    them."""
+    """Split a graph: what depends on data only is computed once per batch, and the rest in every step.
+
+    Returns:
+        The part that depends on data only; the part that needs parameters or randomness; bytes that go from one to the
+        other.
+    """
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     data = inputs[parameters:]
     needs: set[fx.Node] = set(inputs[:parameters])

@@ -1,4 +1,4 @@
-"""SGD of many users at once, step by step: what `local` runs chunk after chunk."""
+"""SGD of many users at once, step by step, for one chunk of users after another."""
 
 from __future__ import annotations
 
@@ -10,20 +10,34 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError, first_line
-from silodp.training.sgd._cost import StepCost, measure
-from silodp.training.sgd._planning import bucket
-from silodp.training.sgd._schedule import LocalTraining, UserBatches, batch_order, step_records
-from silodp.training.sgd._tracing import Gradient, TracedGradient, gradient_of, gradient_of_one
+from silodp.training.sgd._planning import StepCost, measure_cost, round_up
+from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
+from silodp.training.sgd._tracing import (
+    Gradient,
+    TracedGradient,
+    build_single_user_gradient,
+    build_user_gradient,
+)
 from silodp.training.task import Task
 
-# The cost of wider batches is extrapolated; measuring is a step of two users.
+# Records of a measured step; the cost of wider batches is extrapolated.
 _MEASURED_WIDTH = 512
-BLOCK_BYTES = 8 << 20  # records of coming steps gathered at once, at most: more is no faster
 _BLOCK_STEPS = 256
+
+BLOCK_BYTES = 8 << 20
+"""Of records of coming steps that are gathered at once: more is no faster."""
 
 
 class Trainer:
-    """SGD of many users at once on one silo's records, from one start."""
+    """SGD of many users at once on one silo's records, from one start.
+
+    Args:
+        task: model and loss.
+        start: (d,) where every user starts, on the task's device.
+        x: (n, ...) records. y: (n, ...) targets, both on the task's device.
+        local: SGD's hyperparameters.
+        differentiate: builds the gradient of many users, or of a single one.
+    """
 
     def __init__(
         self,
@@ -32,18 +46,17 @@ class Trainer:
         x: Tensor,
         y: Tensor,
         local: LocalTraining,
-        differentiate: Callable[..., Gradient] = gradient_of,
+        differentiate: Callable[..., Gradient] = build_user_gradient,
     ) -> None:
         self.task, self.start, self.x, self.y, self.local = task, start, x, y, local
         self.gradient = differentiate(task.objective, len(task.names))
-        self.alone = differentiate is gradient_of_one
+        self.single_user = differentiate is build_single_user_gradient
         self.data = (differentiate, x.shape[1:], x.dtype, y.shape[1:], y.dtype)
 
     def cost(self, width: int) -> StepCost:
-        """What one user's step on `width` records costs, measured on copies of the silo's first record."""
-        measured = min(
-            1 << (width - 1).bit_length(), _MEASURED_WIDTH
-        )  # a power of two, at least `width` if it can be
+        """Return the cost of one user's step on `width` records, measured on copies of the silo's first record."""
+        # A power of two, so that few widths are measured.
+        measured = min(1 << (width - 1).bit_length(), _MEASURED_WIDTH)
         key = ("step", self.data, measured, self.local.momentum > 0, self.local.weight_decay > 0)
         scale = max(1, width / measured) / 2
 
@@ -54,23 +67,28 @@ class Trainer:
             gradients = self._directions(rows, velocity, self.gradient(*rows, x, y, mask))
             return rows, gradients
 
-        cost: StepCost = self.task.engine.get(key, lambda: cost_of(self.task, two_users))
+        cost: StepCost = self.task.engine.get(key, lambda: measure_task_cost(self.task, two_users))
         return StepCost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
 
     def shape(self, users: UserBatches) -> tuple[int, int]:
-        """(users, records) of a traced step, rounded up so that few shapes occur."""
+        """Return (users, records) of a traced step, rounded up so that few shapes occur."""
         longest = int(users.counts.max())
         size = self.local.batch_size
-        return bucket(len(users)), bucket(longest) if size is None or longest < size else size
+        return round_up(len(users)), round_up(longest) if size is None or longest < size else size
 
     def train(self, users: UserBatches, generator: torch.Generator, trace: bool, block_bytes: int) -> Tensor:
-        """Deltas (r, d) of these users."""
+        """Train these users and return their deltas (r, d), local minus start.
+
+        Args:
+            users: r of them.
+            generator: draws the order of batches.
+            trace: whether to trace a step before running it.
+            block_bytes: of records of coming steps that may be gathered at once.
+        """
         local, people = self.local, len(users)
-        order = batch_order(users.counts, local, generator)
-        count, width = (
-            self.shape(users) if trace else (people, min(order.shape[2], local.batch_size or order.shape[2]))
-        )
-        if count > people:  # repeat the last user; what becomes of the copies is dropped
+        order = draw_batch_order(users.counts, local, generator)
+        count, width = self.shape(users) if trace else (people, local.width(order.shape[2]))
+        if count > people:  # repeat the last user; the deltas of the copies are dropped
             repeated = torch.arange(count).clamp(max=people - 1)
             users = UserBatches(
                 users.ids[repeated], users.counts[repeated], users.starts[repeated], users.order
@@ -82,7 +100,7 @@ class Trainer:
         batches = local.batches(users.counts)
         with torch.no_grad():
             if int(batches.max()) == 1:  # the same batch in every epoch
-                records, real, _ = step_records(users, order, local, range(1), width)
+                records, real, _ = select_step_records(users, order, local, range(1), width)
                 batch = self._gather(records[0], real[0])
                 prepared = traced.prepare(batch) if traced else batch
                 for _ in range(local.epochs):
@@ -113,7 +131,7 @@ class Trainer:
         traced: TracedGradient | None,
         width: int,
     ) -> None:
-        records, real, training = step_records(users, order, self.local, steps, width)
+        records, real, training = select_step_records(users, order, self.local, steps, width)
         data = self._gather(records, real)
         prepared = traced.prepare_many(data) if traced else list(zip(*data, strict=True))
         moving = None
@@ -139,18 +157,18 @@ class Trainer:
         gradients: tuple[Tensor, ...],
         moving: list[Tensor] | None = None,
     ) -> None:
-        """One step of SGD in place; `moving` (booleans over the users' rows) says who still trains."""
+        """One step of SGD in place; `moving` (booleans over the users' rows) says which users still train."""
         directions = self._directions(rows, velocity, gradients)
         for i, (p, direction) in enumerate(zip(rows, directions, strict=True)):
             if moving is None:
                 p.add_(direction, alpha=-self.local.learning_rate)
-            else:  # chosen, not multiplied by 0: a gradient that is not finite must not reach who is done
+            else:  # chosen, not multiplied by 0: a gradient that is not finite must not reach users who are done
                 p.copy_(torch.where(moving[i], p.add(direction, alpha=-self.local.learning_rate), p))
 
     def _directions(
         self, rows: tuple[Tensor, ...], velocity: list[Tensor], gradients: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """v ← momentum · v + (g + weight_decay · p), as torch.optim.SGD with dampening 0."""
+        """Return v ← momentum · v + (g + weight_decay · p), as torch.optim.SGD with dampening 0 does."""
         local = self.local
         if local.weight_decay:
             gradients = [g.add(p, alpha=local.weight_decay) for g, p in zip(gradients, rows, strict=True)]
@@ -166,24 +184,24 @@ class Trainer:
         return self.x[records], self.y[records], real.to(self.task.device, self.task.dtype)
 
     def _steps_per_block(self, records: int, traced: TracedGradient | None, block_bytes: int) -> int:
-        """How many steps' records to gather at once."""
+        """Return how many steps' records to gather at once."""
         record = self.x[:1].nbytes + self.y[:1].nbytes + 40  # indices and masks
         step = records * record + (traced.hoisted_bytes if traced else 0)
         return max(1, min(min(block_bytes, BLOCK_BYTES) // max(1, step), _BLOCK_STEPS))
 
     def _traced(self, rows: tuple[Tensor, ...], width: int) -> TracedGradient | None:
-        """The traced step of this shape, or None where tracing fails: then the same step runs interpreted."""
+        """Return the traced step of this shape, or None where tracing fails: then the same step runs interpreted."""
 
         def trace() -> TracedGradient | None:
             example = self._gather(*(torch.zeros(len(rows[0]), width, dtype=torch.int64),) * 2)
-            return TracedGradient.if_possible(self.gradient, (*rows, *example), len(rows), self.alone)
+            return TracedGradient.try_trace(self.gradient, (*rows, *example), len(rows), self.single_user)
 
         traced: TracedGradient | None = self.task.engine.get(("trace", self.data, len(rows[0]), width), trace)
         return traced
 
 
-def start_of(task: Task, params: Tensor) -> Tensor:
-    """The vector (d,) where the task computes."""
+def validate_start(task: Task, params: Tensor) -> Tensor:
+    """Return the start vector (d,) on the task's device; raise if it has another length."""
     if params.shape != (task.size,):
         raise SilodpError(
             f"the model has {task.size} parameters, the vector {tuple(params.shape)}",
@@ -193,11 +211,11 @@ def start_of(task: Task, params: Tensor) -> Tensor:
     return params.detach().to(task.device, task.dtype)
 
 
-def cost_of(task: Task, computation: Callable[[], Any]) -> StepCost:
-    """What a computation costs; one that cannot run for many at once is refused in a sentence."""
+def measure_task_cost(task: Task, computation: Callable[[], Any]) -> StepCost:
+    """Measure the cost of a computation; raise `SilodpError` if it cannot run for many users at once."""
     with seeded(task, 0):
         try:
-            return measure(computation)
+            return measure_cost(computation)
         except RuntimeError as problem:
             raise SilodpError(
                 f"{type(task.model).__name__} with loss '{task.loss.name}' cannot run for many users "
@@ -206,20 +224,21 @@ def cost_of(task: Task, computation: Callable[[], Any]) -> StepCost:
             ) from problem
 
 
-def seed_from(generator: torch.Generator) -> int:
-    """A seed for `seeded`."""
+def draw_seed(generator: torch.Generator) -> int:
+    """Draw a seed for `seeded`."""
     return int(torch.randint(1 << 62, (), generator=generator))
 
 
 @contextmanager
 def seeded(task: Task, seed: int) -> Iterator[None]:
-    """Dropout takes no generator: seed torch's global one for a while, and put it back."""
+    """Seed torch's global generator for the time of the context, because dropout takes no generator."""
     if task.device.type == "cuda":
         with torch.random.fork_rng(devices=[task.device]):
             torch.manual_seed(seed)
             yield
         return
-    # torch.manual_seed also notes down, with a stack trace, to seed GPUs that may be used later: most of a small step.
+    # torch.manual_seed also records, with a stack trace, that GPUs used later are to be seeded, which takes longer than
+    # a small step: seed the CPU's generator directly.
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(seed)

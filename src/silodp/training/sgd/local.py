@@ -1,8 +1,7 @@
 """Local work of a silo, for all its users at once.
 
-All functions take numpy arrays or tensors, and start vectors `params` (d,) on the task's device. They train
-in train mode (dropout draws per user and step). Rows that are not finite are yielded as they are: clipping
-deals with them.
+All functions take numpy arrays or tensors, and start vectors `params` (d,) on the task's device. They train in train
+mode (dropout draws per user and step). Rows that are not finite are yielded as they are: clipping deals with them.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.training.sgd._planning import WORTH_TRACING, plan_chunks
+from silodp.training.sgd._planning import plan_chunks, should_trace
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
-from silodp.training.sgd._tracing import gradient_of_one
-from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, seed_from, seeded, start_of
+from silodp.training.sgd._tracing import build_single_user_gradient
+from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, draw_seed, seeded, validate_start
 from silodp.training.task import Task
 
 __all__ = ["LocalTraining", "silo_update", "user_updates"]
@@ -34,13 +33,12 @@ def user_updates(
     generator: torch.Generator,
     memory_budget: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every user trains alone on their own records: the inner loop of ULDP-AVG (ULDP-FL, Alg. 3), for all at
-    once.
+    """Train every user separately on their records, all at once.
 
     Args:
         task: model and loss.
-        params: (d,) where everyone starts.
-        x: (n, ...) records. y: (n, ...) targets. user: (n,) integer ids of whom they belong to.
+        params: (d,) where every user starts.
+        x: (n, ...) records. y: (n, ...) targets. user: (n,) integer ids of the users they belong to.
         local: SGD's hyperparameters.
         generator: CPU generator of batch orders and dropout (never noise).
         memory_budget: bytes of tensors beyond the records themselves (torch's kernels keep some 10 MB more);
@@ -53,6 +51,8 @@ def user_updates(
 
     Raises:
         SilodpError: a user does not fit the budget, or the model or loss cannot run for many users at once.
+
+    Source: ULDP-FL, Algorithm 3 (ULDP-AVG), the inner loop.
     """
     inputs, targets = task.tensors(x, y)
     # A copy, because torch warns of arrays that are read-only.
@@ -62,7 +62,7 @@ def user_updates(
             f"x, y and user have {len(inputs)}, {len(targets)} and {len(owner)} rows: they must agree",
             code="argument.shape",
         )
-    start = start_of(task, params)
+    start = validate_start(task, params)
     if len(owner) == 0:
         return
     users = UserBatches.of(owner, local)
@@ -73,29 +73,40 @@ def user_updates(
     for chunk in chunks.chunks:
         shape = trainer.shape(users.rows(chunk))
         steps[shape] = steps.get(shape, 0) + int(local.epochs * local.batches(users.counts[chunk]).max())
-    seed = seed_from(generator)
+    seed = draw_seed(generator)
     for number, chunk in enumerate(chunks.chunks):
         rows = users.rows(chunk)
-        worth = steps[trainer.shape(rows)] >= WORTH_TRACING
+        traced = should_trace(steps[trainer.shape(rows)])
         with seeded(task, seed + number):
-            deltas = trainer.train(rows, generator, worth, chunks.block_bytes)
+            deltas = trainer.train(rows, generator, traced, chunks.block_bytes)
         yield rows.ids, deltas
-        del deltas  # the caller's alone now: no second chunk stays alive here
+        del deltas  # only the caller holds them now: no second chunk stays alive here
 
 
 def silo_update(
     task: Task, params: Tensor, x: Any, y: Any, local: LocalTraining, generator: torch.Generator
 ) -> Tensor:
-    """Plain SGD over all records of a silo, reshuffled every epoch: the delta (d,), local minus start.
+    """Train with plain SGD over all records of a silo, as if one user owned them.
 
-    The silo is one user who owns every record. `generator` (CPU) draws batch orders and dropout.
+    Args:
+        task: model and loss.
+        params: (d,) start.
+        x: (n, ...) records. y: (n, ...) targets.
+        local: SGD's hyperparameters.
+        generator: CPU generator of batch orders and dropout.
+
+    Returns:
+        The delta (d,), local minus start; zeros without records.
+
+    Raises:
+        SilodpError: `params` has another length than the model, or the model or loss cannot be trained.
     """
     inputs, targets = task.tensors(x, y)
-    start = start_of(task, params)
+    start = validate_start(task, params)
     if len(inputs) == 0:
         return torch.zeros_like(start)
     everyone = UserBatches.of(torch.zeros(len(inputs), dtype=torch.int64), local)
-    trainer = Trainer(task, start, inputs, targets, local, gradient_of_one)
-    worth = int(local.epochs * local.batches(everyone.counts).max()) >= WORTH_TRACING
-    with seeded(task, seed_from(generator)):
-        return trainer.train(everyone, generator, worth, BLOCK_BYTES)[0]
+    trainer = Trainer(task, start, inputs, targets, local, build_single_user_gradient)
+    traced = should_trace(int(local.epochs * local.batches(everyone.counts).max()))
+    with seeded(task, draw_seed(generator)):
+        return trainer.train(everyone, generator, traced, BLOCK_BYTES)[0]

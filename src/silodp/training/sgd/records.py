@@ -1,4 +1,4 @@
-"""Gradients of single records, for one batch or for many small ones of the same table: the inner loop of DP-SGD."""
+"""Gradients of single records, for one batch or for many small ones of a table: the inner loop of DP-SGD."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from silodp.training.sgd._cost import StepCost
-from silodp.training.sgd._planning import WORTH_TRACING, overhead_until, rows_at_once
+from silodp.training.sgd._planning import StepCost, find_break_even, plan_rows, should_trace
 from silodp.training.sgd._tracing import Gradient, TracedGradient
-from silodp.training.sgd._trainer import cost_of, seed_from, seeded, start_of
+from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
 from silodp.training.task import Task
 
-_LEAST = 16  # records in a traced batch: smaller ones cost as much
+# Records in a traced batch: smaller ones take as long.
+_LEAST = 16
 
 
 def record_gradients(
@@ -27,38 +27,47 @@ def record_gradients(
     memory_budget: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The gradient of every record's own loss at `params` (d,), as DP-SGD clips them.
+    """Compute the gradient of every single record's loss, as DP-SGD clips them.
 
-    Yields chunks (slice of records, gradients (r, d)). `generator` (CPU) draws dropout; None: a fresh seed.
+    Args:
+        task: model and loss.
+        params: (d,) where the gradients are taken.
+        x: (n, ...) records. y: (n, ...) targets.
+        memory_budget: bytes of tensors beyond the records; None: 1 GiB, or a quarter of a GPU.
+        generator: CPU generator of dropout; None: a fresh seed.
+
+    Yields:
+        Chunks (slice of records, gradients (r, d)).
 
     Raises:
-        SilodpError: a single gradient does not fit the budget (bytes), or the model cannot run for many at
-        once.
+        SilodpError: a single gradient does not fit the budget, or the model cannot run for many records at once.
+
+    Source: Abadi et al. 2016, Algorithm 1.
     """
     inputs, targets = task.tensors(x, y)
-    start = task.unflatten(start_of(task, params))
-    gradient = gradient_of_records(task)
+    start = task.unflatten(validate_start(task, params))
+    gradient = _build_record_gradient(task)
     if len(inputs) == 0:
         return
     row_bytes = task.size * start[0].element_size()
-    at_once = rows_at_once(cost_of_record(task, inputs, targets), row_bytes, memory_budget, task.device)
+    at_once = plan_rows(_measure_record_cost(task, inputs, targets), row_bytes, memory_budget, task.device)
     for first in range(0, len(inputs), at_once):
         piece = slice(first, min(first + at_once, len(inputs)))
-        with seeded(task, secrets.randbits(62) if generator is None else seed_from(generator)):
+        with seeded(task, secrets.randbits(62) if generator is None else draw_seed(generator)):
             rows = torch.cat([g.flatten(1) for g in gradient(*start, inputs[piece], targets[piece])], 1)
         yield piece, rows
         del rows
 
 
-def gradient_of_records(task: Task) -> Gradient:
-    """(parameters…, x (r, ...), y (r, ...)) -> gradients (r, shape of each) of the records' own losses."""
+def _build_record_gradient(task: Task) -> Gradient:
+    """Return (parameters…, x (r, ...), y (r, ...)) -> gradients (r, shape of each) of the single records' losses."""
     one = torch.ones(1, dtype=task.dtype, device=task.device)
     count = len(task.names)
 
-    def own_loss(p: tuple[Tensor, ...], record: Tensor, target: Tensor) -> Tensor:
+    def record_loss(p: tuple[Tensor, ...], record: Tensor, target: Tensor) -> Tensor:
         return task.objective(p, record.unsqueeze(0), target.unsqueeze(0), one)
 
-    per_record = vmap(grad(own_loss), in_dims=(None, 0, 0), randomness="different")
+    per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
     def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
         # Layers follow the memory layout of their weights, and torch pools eight times faster with channels last.
@@ -69,17 +78,17 @@ def gradient_of_records(task: Task) -> Gradient:
     return gradient
 
 
-def cost_of_record(task: Task, x: Tensor, y: Tensor) -> StepCost:
-    """What the gradient of one of these records costs, measured on the first; there must be one.
+def _measure_record_cost(task: Task, x: Tensor, y: Tensor) -> StepCost:
+    """Return the cost of one record's gradient, measured on the first record; there must be one.
 
     Raises:
         SilodpError: the model or loss cannot run for many at once.
     """
     start = task.unflatten(torch.zeros(task.size, dtype=task.dtype, device=task.device))
-    gradient = gradient_of_records(task)
+    gradient = _build_record_gradient(task)
 
     def cost() -> StepCost:
-        cost = cost_of(task, lambda: gradient(*start, _twice(x), _twice(y)))
+        cost = measure_task_cost(task, lambda: gradient(*start, _twice(x), _twice(y)))
         return StepCost(cost.peak // 2, cost.produced // 2, cost.operations)
 
     one_record: StepCost = task.engine.get(("record", x.shape[1:], y.shape[1:]), cost)
@@ -91,24 +100,40 @@ def _twice(values: Tensor) -> Tensor:
 
 
 class RecordGradients:
-    """What `record_gradients` computes, for batches of the same records x (n, ...), y (n, ...), again and again.
+    """The gradients of `record_gradients`, for many batches of the same records.
 
     For small models nearly all of the time goes into interpreting `vmap(grad(loss))`. So where `batches` are many, the
-    computation is traced for small batches, once for each size, filled up to a power of two because a trace costs as
-    much as a hundred batches. The values are those of `record_gradients` up to rounding, and with dropout up to which
+    computation is traced for small batches, once for each size, filled up to a power of two because a trace takes as
+    long as a hundred batches. The values are those of `record_gradients` up to rounding, and with dropout up to which
     masks are drawn.
+
+    Args:
+        task: model and loss.
+        x: (n, ...) records. y: (n, ...) targets.
+        batches: how many batches are to come.
+        generator: CPU generator of dropout.
+
+    Raises:
+        SilodpError: the model or loss cannot run for many records at once.
     """
 
     def __init__(self, task: Task, x: Tensor, y: Tensor, batches: int, generator: torch.Generator) -> None:
-        """`batches`: how many are to come; `generator` (CPU) draws dropout."""
         self._task, self._generator = task, generator
         self._x, self._y = task.tensors(x, y)
         self._most = 0
-        if batches >= WORTH_TRACING and len(self._x):
-            self._most = overhead_until(cost_of_record(task, self._x, self._y))
+        if should_trace(batches) and len(self._x):
+            self._most = find_break_even(_measure_record_cost(task, self._x, self._y))
 
     def of(self, params: Tensor, batch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch (b,) of record numbers."""
+        """Compute the gradients of one batch.
+
+        Args:
+            params: (d,) where the gradients are taken.
+            batch: (b,) int64 record numbers.
+
+        Yields:
+            Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch.
+        """
         padded = max(_LEAST, 1 << (len(batch) - 1).bit_length())
         traced = self._traced(padded) if len(batch) > 0 and padded <= self._most else None
         if traced is None:
@@ -118,17 +143,19 @@ class RecordGradients:
             return
         records = torch.cat([batch, batch[:1].expand(padded - len(batch))])
         start = self._task.unflatten(params.detach().to(self._task.device, self._task.dtype))
-        with seeded(self._task, seed_from(self._generator)):
+        with seeded(self._task, draw_seed(self._generator)):
             parts = traced.step(start, traced.prepare((self._x[records], self._y[records])))
         yield batch, torch.cat([part[: len(batch)].flatten(1) for part in parts], 1)
 
     def _traced(self, count: int) -> TracedGradient | None:
-        """The traced gradients of so many records, or None where tracing fails."""
+        """Return the traced gradients of so many records, or None where tracing fails."""
 
         def trace() -> TracedGradient | None:
             start = self._task.unflatten(self._x.new_zeros(self._task.size, dtype=self._task.dtype))
             example = [part[:1].expand(count, *part.shape[1:]).clone() for part in (self._x, self._y)]
-            return TracedGradient.if_possible(gradient_of_records(self._task), (*start, *example), len(start))
+            return TracedGradient.try_trace(
+                _build_record_gradient(self._task), (*start, *example), len(start)
+            )
 
         key = ("records", self._x.shape[1:], self._x.dtype, self._y.shape[1:], self._y.dtype, count)
         traced: TracedGradient | None = self._task.engine.get(key, trace)

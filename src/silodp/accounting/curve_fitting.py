@@ -1,7 +1,7 @@
 """The calibrations of the papers, to compare with: Simulation-CurveFitting, and a binary search for every record.
 
 Both find a record's sampling probability q for its budget under two-stage sampling (docs/privacy.md, section 9). The
-exact calibration is `personal.two_stage_curve`.
+exact calibration is `budget_curve.two_stage_curve`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
+from silodp.accounting.budget_curve import ORDERS, TwoStage, check_budgets
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
-from silodp.accounting.two_stage import ORDERS, TwoStage
 from silodp.errors import SilodpError
 
 Array = NDArray[np.float64]
@@ -71,7 +71,7 @@ def scf(
         SilodpError: the fit fails, or a parameter is out of range.
     """
     run = TwoStage(noise_multiplier, local_steps, client_sampling, delta)
-    budgets = checked(budgets)
+    budgets = check_budgets(budgets)
     rho = rounds * run.planned(_SIMULATED)
     loose = (rho + math.log(1 / delta) / (ORDERS[:, None] - 1)).min(axis=0)
     simulated = loose if conversion == "paper" else run.epsilon(rho)
@@ -92,7 +92,7 @@ def binary_search(
     client_sampling: float,
     rounds: int,
     delta: float,
-    accountant: Accountant = "rdp",
+    accountant: Accountant | str = "rdp",
     tolerance: float = 1e-2,
 ) -> Array:
     """(n,) q by a binary search in [0, 1] for every record on its own (Boenisch et al. 2023, Algorithm 1).
@@ -124,7 +124,7 @@ def binary_search(
                 break
         return fits
 
-    return np.array([search(float(budget)) for budget in checked(budgets)])
+    return np.array([search(float(budget)) for budget in check_budgets(budgets)])
 
 
 def _exponential(q: Array, a: float, b: float, c: float) -> Array:
@@ -155,14 +155,3 @@ def _costs(run: TwoStage, rounds: int, q: Array) -> Array:
         for start in range(0, len(distinct), _AT_ONCE)
     ]
     return np.concatenate([np.empty(0), *costs])[which]
-
-
-def checked(budgets: Array) -> Array:
-    """Budgets (n,) in double precision; refused where one is no number above 0."""
-    budgets = np.asarray(budgets, float)
-    if not (budgets > 0).all():
-        raise SilodpError(
-            "a privacy budget must be a number above 0: look for zeros, negative and missing ones.",
-            code="data.budgets",
-        )
-    return budgets

@@ -1,4 +1,4 @@
-"""Events to the distinct steps that accountants know, with counts: checked, and without needless structure.
+"""From events to distinct steps with counts: parameters checked, needless structure removed.
 
 A step is a release (`Additive`, two Gaussian looks merged), a `PoissonSampled` release, a `Group` of one of those or of
 a `RevealedSample`, or a `RevealedSample` over steps; see `leaves`.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
 
 from silodp.accounting.events import (
     Additive,
@@ -32,41 +31,55 @@ from silodp.accounting.events import (
 )
 from silodp.errors import SilodpError
 
-Accountant = Literal["pld", "rdp"]
-EventCount = tuple[Event, int]
 Steps = tuple[tuple[Mechanism, int], ...]
 
 _MOST_REACH = 100.0
 """In units of the noise. One step beyond it costs ε in the thousands, and its grid overflows: nothing is promised."""
 
 
-def flatten_per_unit(charges: Iterable[EventCount], accountant: Accountant) -> list[Steps | None]:
-    """The steps of all charges, for each kind of unit that they tell apart (`WorstOf`); None if nothing is promised.
+def flatten_per_unit(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -> list[Steps | None]:
+    """Return the steps of all charges for each kind of unit that they name (`WorstOf`); see `flatten_event`.
+
+    Args:
+        charges: (event, count), composed adaptively.
+        for_pld: as in `flatten_event`.
 
     Raises:
-        SilodpError: a parameter is out of range, the accountant does not know a noise, or charges tell different
-            numbers of kinds apart.
+        SilodpError: a parameter is out of range, or charges name different numbers of kinds.
     """
     charges = list(charges)
     kinds = alternatives(Composed(tuple(event for event, _ in charges)))
     if kinds is None:
-        return [flatten_event(charges, accountant)]
+        return [flatten_event(charges, for_pld)]
     return [
-        flatten_event([(alternative(event, kind), count) for event, count in charges], accountant)
+        flatten_event([(alternative(event, kind), count) for event, count in charges], for_pld)
         for kind in range(kinds)
     ]
 
 
-def flatten_event(charges: Iterable[EventCount], accountant: Accountant) -> Steps | None:
-    """Distinct steps with counts, what costs nothing left out; None if nothing is promised."""
+def flatten_event(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -> Steps | None:
+    """Return distinct steps with counts, without what costs nothing; None if nothing is promised.
+
+    Args:
+        charges: (event, count), composed adaptively.
+        for_pld: for privacy loss distributions, which have no rule for some events: Gaussian releases become a single
+            one, a replacement a release at twice the shift, a group loses the coins of its silos, and Skellam noise is
+            refused ("accounting.unsupported").
+
+    Returns:
+        ((step, count), ...) in a fixed order; () where no charge costs anything.
+
+    Raises:
+        SilodpError: a parameter is out of range.
+    """
     counts: Counter[Mechanism] = Counter()
     promised = True
     for event, count in charges:
         _check(count >= 0 and count == int(count), "count", count, "a whole number, 0 or more")
-        promised = _add(counts, event, int(count), accountant) and promised
+        promised = _add(counts, event, int(count), for_pld) and promised
     if not promised:
         return None
-    return _sorted(_gaussians_merged(counts) if accountant == "pld" else counts)
+    return _sorted(_merge_gaussians(counts) if for_pld else counts)
 
 
 def leaves(event: Event) -> Steps:
@@ -88,38 +101,36 @@ def noise_of(event: Additive) -> float:
     return event.noise_multiplier
 
 
-def _add(counts: Counter[Mechanism], event: Event, times: int, accountant: Accountant) -> bool:
+def _add(counts: Counter[Mechanism], event: Event, times: int, for_pld: bool) -> bool:
     """Count the event's steps; False if nothing is promised of it. Whatever costs nothing is checked all the same."""
     match event:
         case NonPrivate():
             return times == 0
         case SelfComposed(inner, count):
             _check(count >= 0 and count == int(count), "count", count, "a whole number, 0 or more")
-            return _add(counts, inner, times * int(count), accountant)
+            return _add(counts, inner, times * int(count), for_pld)
         case Composed(inner):
-            return all([_add(counts, part, times, accountant) for part in inner])
+            return all([_add(counts, part, times, for_pld) for part in inner])
         case RevealedSample(q, inner):
-            return _add_known(counts, q, inner, times, accountant)
-        case SampledReplacement(q, inner) if accountant == "pld":
+            return _add_known(counts, q, inner, times, for_pld)
+        case SampledReplacement(q, inner) if for_pld:
             # By joint convexity: when the coin falls, the two worlds lie twice as far apart.
-            return _add(counts, RevealedSample(q, double_shift(inner)), times, accountant)
+            return _add(counts, RevealedSample(q, double_shift(inner)), times, for_pld)
         case Group(size, inner):
             _check(size >= 0 and size == int(size), "size", size, "a whole number of records, 0 or more")
-            return _add_group(counts, int(size), inner, times, accountant)
+            return _add_group(counts, int(size), inner, times, for_pld)
     step = _simplest(event)
     if step is None or times == 0:
         return True
     counts[step] += times
-    return _known(step, 1, accountant)
+    return _known(step, 1, for_pld)
 
 
-def _add_known(
-    counts: Counter[Mechanism], q: float, event: Event, times: int, accountant: Accountant
-) -> bool:
+def _add_known(counts: Counter[Mechanism], q: float, event: Event, times: int, for_pld: bool) -> bool:
     _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
     tossed = times if q > 0 else 0
     inside: Counter[Mechanism] = Counter()
-    if not _add(inside, event, min(tossed, 1), accountant):
+    if not _add(inside, event, min(tossed, 1), for_pld):
         return False
     if not inside:
         return True
@@ -127,7 +138,7 @@ def _add_known(
         for step, count in inside.items():
             counts[step] += tossed * count
         return True
-    steps = _sorted(_gaussians_merged(inside))
+    steps = _sorted(_merge_gaussians(inside))
     match steps:
         case ((RevealedSample(again, inner), 1),):  # a coin, and after it another
             counts[RevealedSample(q * again, inner)] += tossed
@@ -140,9 +151,7 @@ def _add_known(
     return True
 
 
-def _add_group(
-    counts: Counter[Mechanism], size: int, event: Event, times: int, accountant: Accountant
-) -> bool:
+def _add_group(counts: Counter[Mechanism], size: int, event: Event, times: int, for_pld: bool) -> bool:
     """A person with `size` records.
 
     Several releases of them are several groups. Her records may lie in silos with coins of their own, which no single
@@ -150,23 +159,23 @@ def _add_group(
     """
     match event:
         case SelfComposed(inner, count):
-            return _add(counts, SelfComposed(Group(size, inner), count), times, accountant)  # type: ignore[arg-type]
+            return _add(counts, SelfComposed(Group(size, inner), count), times, for_pld)  # type: ignore[arg-type]
         case Composed(inner):
-            return _add(counts, Composed(tuple(Group(size, part) for part in inner)), times, accountant)  # type: ignore[arg-type]
-        case RevealedSample(q, inner) if accountant == "pld" and size > 1:
+            return _add(counts, Composed(tuple(Group(size, part) for part in inner)), times, for_pld)  # type: ignore[arg-type]
+        case RevealedSample(q, inner) if for_pld and size > 1:
             _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
-            return _add(counts, Group(size, inner), times if q > 0 else 0, accountant)  # type: ignore[arg-type]
+            return _add(counts, Group(size, inner), times if q > 0 else 0, for_pld)  # type: ignore[arg-type]
         case NonPrivate() | WorstOf() | Group() | SampledReplacement():
             raise SilodpError(
                 f"{event!r} has no group of {size}: name the group inside of it.",
                 code="accounting.unsupported",
             )
     single: Counter[Mechanism] = Counter()
-    if not _add(single, event, min(times, size, 1), accountant):
+    if not _add(single, event, min(times, size, 1), for_pld):
         return False
     for step, count in single.items():
         counts[_grouped(step, size)] += times * count
-    return all(_known(step, size, accountant) for step in single)
+    return all(_known(step, size, for_pld) for step in single)
 
 
 def _grouped(step: Mechanism, size: int) -> Mechanism:
@@ -217,12 +226,12 @@ def _release(event: Additive) -> Additive | None:
     raise _misplaced(event)
 
 
-def _known(step: Mechanism, reach: int, accountant: Accountant) -> bool:
+def _known(step: Mechanism, reach: int, for_pld: bool) -> bool:
     """Whether anything is promised of a step that one unit can move by `reach` sensitivities."""
     release = step.event if isinstance(step, PoissonSampled | SampledReplacement) else step
     if not isinstance(release, Gaussian | Skellam | CorrelatedReleases):
         return True  # its parts were looked at
-    if accountant == "pld" and not isinstance(release, Gaussian):
+    if for_pld and not isinstance(release, Gaussian):
         raise SilodpError(
             "the accountant 'pld' knows no integer (Skellam) noise, which secure aggregation adds: choose 'rdp'.",
             code="accounting.unsupported",
@@ -231,7 +240,7 @@ def _known(step: Mechanism, reach: int, accountant: Accountant) -> bool:
     return reach < _MOST_REACH * noise_of(release)
 
 
-def _gaussians_merged(counts: Counter[Mechanism]) -> Counter[Mechanism]:
+def _merge_gaussians(counts: Counter[Mechanism]) -> Counter[Mechanism]:
     """n Gaussian releases are one with 1/σ² = Σ 1/σᵢ², exactly."""
     gaussians = [(event, n) for event, n in counts.items() if isinstance(event, Gaussian)]
     if not gaussians:

@@ -1,4 +1,4 @@
-"""Table 1 of the DDP paper (secure aggregation with local steps), with what is proven told from what is claimed.
+"""Table 1 of the DDP paper (secure aggregation with local steps): which of its ε are proven, and which only claimed.
 
 N parties train on disjoint data, each with DP-SGD at ε = 5 by itself, and only the average of their models is released
 (DDP, Table 1; docs/decoupled.md): noise of all parties adds up, and whether all of it protects every step depends on
@@ -13,10 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from silodp.accounting import rdp
-from silodp.accounting._steps import flatten_event
 from silodp.accounting.accountant import EventCount, compute_epsilon
 from silodp.accounting.events import CorrelatedReleases, Gaussian, PoissonSampled
+from silodp.accounting.rdp import RdpAccountant
 
 Conversion = Literal["paper", "rdp", "pld"]
 Trajectory = Literal["paper", "local", "decoupled"]
@@ -102,6 +101,6 @@ def _converted(conversion: Conversion, spent: list[EventCount], delta: float) ->
 
 def _loose(spent: list[EventCount], delta: float) -> float:
     """ε = ρ + ln(1/δ)/(α−1) (Mironov 2017, Proposition 3), as the paper converts."""
-    orders, rho = rdp.composed(flatten_event(spent, "rdp") or ())
-    alpha = np.array(orders)
+    (kind,) = RdpAccountant().compose(spent).kinds
+    alpha, rho = kind.curve()
     return float((rho + np.log(1 / delta) / (alpha - 1)).min())

@@ -1,0 +1,222 @@
+"""All public constants of a run as one object: what plan, cost, run, resume, audit and report are functions of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from silodp.accounting.accountant import Accountant, find_accountant
+from silodp.accounting.events import Event, costliest_event, without_amplification
+from silodp.accounting.guarantee import Adversary, View
+from silodp.accounting.ledger import ACCOUNTING, Budget, LedgerHeader
+from silodp.aggregators.base import Aggregator
+from silodp.data.public import PublicData
+from silodp.mechanisms.clipping import Bounds
+from silodp.methods.base import Method, Population
+
+FORMAT = 1
+"""Of run_spec.json."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The public facts of a model and its loss.
+
+    Attributes:
+        size: d, the number of trained parameters.
+        dtype: numpy's name of their type.
+        architecture: what the module prints as.
+        loss: name of the loss.
+    """
+
+    size: int
+    dtype: str = "float32"
+    architecture: str = ""
+    loss: str = ""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The public constants of a run, the same for all parties. `prepare_run` makes one that can be run.
+
+    Attributes:
+        data: public facts of the federation; `users` is known.
+        model: public facts of the model.
+        method: the method; `prepare_run` calibrates it where units have their own budgets.
+        aggregator: how silos' shares become their sum.
+        min_silos: m, the fewest silos whose shares are added up; noise is sized for them.
+        rounds: T; a silo answers no more.
+        delta: δ at which ε is reported.
+        accountant: what composes the rounds' events into ε.
+        budget: what ends the run, at `noise_delta`; None: nothing but T.
+        seed: None where all randomness is the operating system's; a number makes the run repeatable and its model
+            not for release.
+        silo_limits: ε by adversary that every silo's own ledger lets the run spend, at `noise_delta`.
+        tested: whether held-out records measure the model.
+        run: random id of one execution; "" before it begins. It is no part of `digest`.
+    """
+
+    data: PublicData
+    model: ModelSpec
+    method: Method
+    aggregator: Aggregator
+    min_silos: int
+    rounds: int = 10**6
+    delta: float = 1e-5
+    accountant: Accountant = field(default_factory=lambda: find_accountant("pld"))
+    budget: Budget | None = None
+    seed: int | None = None
+    silo_limits: Mapping[Adversary, float] = field(default_factory=dict, hash=False)
+    tested: bool = False
+    run: str = ""
+
+    # --- what follows from the constants ---
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The silos' names, in order."""
+        return self.data.silos
+
+    @cached_property
+    def population(self) -> Population:
+        """The public size of the federation."""
+        return Population(len(self.names), self.data.users or 0, self.min_silos, self.data.user_budgets)
+
+    @property
+    def size(self) -> int:
+        """Parameters of the model, d."""
+        return self.model.size
+
+    @property
+    def dtype(self) -> str:
+        """numpy's name of the type of the model's parameters."""
+        return self.model.dtype
+
+    @property
+    def sum_size(self) -> int:
+        """Numbers in what silos add up: d, and the method's extra coordinates."""
+        return self.size + self.method.extra_coordinates
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What holds for the rows that silos add up; None where silos add the noise themselves."""
+        return self.method.bounds(self.population)
+
+    @property
+    def noise_delta(self) -> float:
+        """The part of δ that noise is accounted at."""
+        return self.delta * self.aggregator.delta_share
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether all randomness is the operating system's."""
+        return self.seed is None
+
+    @property
+    def ledger_header(self) -> LedgerHeader:
+        """What the events of the run's ledger are about."""
+        method = self.method
+        return LedgerHeader(
+            method.name, repr(method), method.unit, self.aggregator.name, self.is_secret, ACCOUNTING
+        )
+
+    # --- identity ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything that identifies the run, JSON-ready.
+
+        The rounds, the budget and the silos' limits are no part of it: a run may be resumed with others.
+        """
+        return {
+            "data": self.data.to_dict(),
+            "model": vars(self.model),
+            "method": {"name": self.method.name, "settings": repr(self.method)},
+            "aggregator": {"name": self.aggregator.name, "settings": repr(self.aggregator)},
+            "min_silos": self.min_silos,
+            "delta": self.delta,
+            "accountant": self.accountant.name,
+            "seed": self.seed,
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the canonical form: the run's identity, which every silo signs at set-up."""
+        canonical = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the content of run_spec.json."""
+        limits = {
+            "rounds": self.rounds,
+            "budget": None if self.budget is None else vars(self.budget),
+            "silo_limits": dict(self.silo_limits),
+            "tested": self.tested,
+        }
+        stored = {"format": FORMAT, "digest": self.digest, **self.to_dict(), **limits}
+        return json.dumps(stored, indent=1, ensure_ascii=False) + "\n"
+
+    # --- what rounds cost ---
+
+    def round_events(self, survivors: int | None = None, round_: int = 0) -> dict[Adversary, Event]:
+        """Return what one round costs against each adversary.
+
+        Args:
+            survivors: number of silos that answer; None: all.
+            round_: counted from 0.
+        """
+        views = self.aggregator.views(self.method, len(self.names), survivors)
+        seen = {name: replace(view, round=round_) for name, view in views.items()}
+        largest = self.method.event_for_largest_budget
+        return {name: largest(self.aggregator.event(self, view), view) for name, view in seen.items()}
+
+    def release_events(
+        self, survivors: int | None = None, round_: int = 0, release: int = 0
+    ) -> dict[Adversary, Event]:
+        """Return what one release of a round costs against each adversary.
+
+        Users are sampled once in a round, so a further release is of the same sample: it is charged without
+        amplification. Records are sampled anew, inside a silo, for every release.
+
+        Args:
+            survivors: number of silos that answer; None: all.
+            round_: counted from 0.
+            release: counted from 0 within the round.
+        """
+        cost = self.round_events(survivors, round_)
+        if release == 0 or self.method.clips_records:
+            return cost
+        return {adversary: without_amplification(event) for adversary, event in cost.items()}
+
+    def costliest_events(self, round_: int = 0, release: int = 0) -> dict[Adversary, Event]:
+        """Return what one release costs at most, whichever of the silos answer it.
+
+        Where the silos that answer are chosen by looking at the earlier models, rounds cost this, and not what the
+        numbers that happened to answer would cost (docs/privacy.md, section 3).
+
+        Args:
+            round_: counted from 0.
+            release: counted from 0 within the round.
+        """
+        found = [
+            self.release_events(survivors, round_, release)
+            for survivors in range(self.min_silos, len(self.names) + 1)
+        ]
+        return {name: costliest_event([cost[name] for cost in found]) for name in found[0]}
+
+    def calibrate(self) -> RunSpec:
+        """Return the same run, its method knowing what the units' own budgets allow; every party finds the same.
+
+        Raises:
+            SilodpError: budgets cannot be met against the adversary they are for.
+        """
+        if self.method.max_rounds is None:
+            return self
+        costs: dict[Adversary, list[tuple[View, Event]]] = {}
+        for survivors in range(self.min_silos, len(self.names) + 1):
+            for name, view in self.aggregator.views(self.method, len(self.names), survivors).items():
+                costs.setdefault(name, []).append((view, self.aggregator.event(self, view)))
+        return replace(self, method=self.method.calibrate(costs, self.population, self.noise_delta))

@@ -1,0 +1,122 @@
+"""What the loaders share: the folder of files, and records dealt to silos and simulated users."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.data.allocation import allocate
+from silodp.data.silo_data import SiloData
+from silodp.errors import SilodpError, check_choice
+
+Normalize = Literal["private", "public"]
+Floats = NDArray[Any]
+
+SPLIT_SEED = 0
+"""Of the train/test splits that no publisher pins; separate from the seed of the allocation."""
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """Find the folder of the data sets.
+
+    Args:
+        root: the folder; None takes $SILODP_DATA, else the nearest shared/data in this folder or one above it.
+
+    Raises:
+        SilodpError: none of them is a folder.
+    """
+    named = root if root is not None else os.environ.get("SILODP_DATA")
+    if named:
+        folder = Path(named).expanduser()
+        if not folder.is_dir():
+            where = "root" if root is not None else "SILODP_DATA"
+            raise SilodpError(
+                f"{where} is {str(named)!r}, which is no folder; run `silodp data fetch NAME` and name its folder",
+                code="data.no_dataset",
+                field=where,
+            )
+        return folder
+    for above in (Path.cwd(), *Path.cwd().parents):
+        if (above / "shared" / "data").is_dir():
+            return above / "shared" / "data"
+    raise SilodpError(
+        "no folder of data sets found (no root, no SILODP_DATA, no shared/data above here); "
+        "run `silodp data fetch NAME` and set SILODP_DATA to its folder",
+        code="data.no_dataset",
+    )
+
+
+def find_file(root: str | Path | None, dataset: str, name: str) -> Path:
+    """Return the path of a data set's file; raise where it is missing."""
+    path = data_root(root) / dataset / name
+    if not path.is_file():
+        raise SilodpError(
+            f"{path} is missing; get it with `silodp data fetch {dataset}`", code="data.no_dataset"
+        )
+    return path
+
+
+def check_normalize(value: str, *allowed: str) -> None:
+    """Raise for a normalization that the data set does not have."""
+    check_choice("normalize", value, allowed)
+
+
+def make_fixed_silos(
+    parts: list[tuple[str, Floats, Floats]], users: int, allocation: str, seed: int, pairs: bool = False
+) -> tuple[SiloData, ...]:
+    """Make silos of (name, x, y), which keep their records; only the users are drawn."""
+    sizes = [len(y) for _, _, y in parts]
+    generator = np.random.default_rng(seed)
+    user, silo = allocate(allocation, users=users, generator=generator, sizes=sizes, pairs=pairs)
+    return tuple(SiloData(name, x, y, user[silo == s]) for s, (name, x, y) in enumerate(parts))
+
+
+def make_free_silos(
+    x: Floats,
+    y: Floats,
+    users: int,
+    silos: int,
+    allocation: str,
+    seed: int,
+    labels_per_user: int | None = None,
+    labels_per_silo: int | None = None,
+) -> tuple[SiloData, ...]:
+    """Draw both the silo and the user of every record."""
+    user, silo = allocate(
+        allocation,
+        users=users,
+        generator=np.random.default_rng(seed),
+        records=len(y),
+        silos=silos,
+        labels=y,
+        labels_per_user=labels_per_user,
+        labels_per_silo=labels_per_silo,
+    )
+    return tuple(SiloData(f"silo-{s + 1}", x[silo == s], y[silo == s], user[silo == s]) for s in range(silos))
+
+
+def count_users(allocation: str, users: int, records: int) -> int:
+    """Return U: `users`, or the number of records where every record is a user."""
+    return records if allocation == "own" else users
+
+
+def make_test(x: Floats, y: Floats) -> SiloData:
+    """Pool test records, which belong to no simulated user."""
+    return SiloData("test", x, y, np.full(len(y), -1, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How records are dealt where silos and users are both simulated: arguments of `allocation.allocate`."""
+
+    users: int
+    silos: int
+    allocation: str
+    seed: int
+    labels_per_user: int | None = None
+    labels_per_silo: int | None = None

@@ -1,0 +1,81 @@
+"""The data sets that a configuration can name: the papers' benchmarks, and tables of the silos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from silodp.data import benchmarks
+from silodp.data.dataset import Dataset
+from silodp.data.federation import Federation
+from silodp.data.public import PublicData
+from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_OWN_INDEX, Schema
+from silodp.errors import lookup
+
+
+class TableDataset(Dataset):
+    """CSV or Parquet tables, one per silo: all public facts follow from the schema and the list of files."""
+
+    def public(self, arguments: Mapping[str, Any], users: int | None = None) -> PublicData:
+        """Return the facts that the schema declares; only the public list of users is read."""
+        schema: Schema = arguments["schema"]
+        assumptions = [] if schema.users is not None else [ASSUMES_OWN_INDEX]
+        if schema.out_of_range == "clip" and schema.numeric:
+            assumptions.append(ASSUMES_CLIPPING)
+        return PublicData(
+            name=str(self.argument(arguments, "name")),
+            silos=self.silo_names(arguments),
+            users=self.declared_users(arguments) if users is None else users,
+            record_shape=(len(schema.features),),
+            labels=schema.kind,
+            classes=None if schema.classes is None else len(schema.classes),
+            features=schema.features,
+            assumptions=tuple(assumptions),
+            record_budgets=self.has_record_budgets(arguments),
+        )
+
+    def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the files' silos; those of a list are the files' stems."""
+        files = arguments["files"]
+        return tuple(files) if isinstance(files, Mapping) else tuple(Path(file).stem for file in files)
+
+    def declared_users(self, arguments: Mapping[str, Any]) -> int | None:
+        """Return the length of the public list of users; None where the schema names none."""
+        schema: Schema = arguments["schema"]
+        listed = schema.read_users()
+        return None if listed is None else len(listed)
+
+    def has_record_budgets(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether the schema names a column of budgets."""
+        schema: Schema = arguments["schema"]
+        return schema.budget is not None
+
+
+DATASETS: dict[str, Dataset] = {
+    dataset.name: dataset
+    for dataset in (
+        benchmarks.HEART_DISEASE,
+        benchmarks.TCGA_BRCA,
+        benchmarks.CREDITCARD,
+        benchmarks.MNIST,
+        benchmarks.FASHION_MNIST,
+        benchmarks.ACS_INCOME,
+        benchmarks.EMBEDDED,
+        TableDataset(name="tables", loader=Federation.from_tables),
+    )
+}
+"""By name. A data set outside the package needs no entry: a configuration names its file."""
+
+
+def find_dataset(name: str, field: str = "data.source") -> Dataset:
+    """Return a registered data set.
+
+    Args:
+        name: of the data set; "-" and "_" are one character here.
+        field: the setting that names it, for the message.
+
+    Raises:
+        SilodpError: `argument.value`, with the closest name, where there is none of this name.
+    """
+    return lookup(name, DATASETS, field)

@@ -1,0 +1,170 @@
+"""The records of one organization, with their labels, users and budgets."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.errors import SilodpError, shorten
+
+MAX_NAME_LENGTH = 100
+"""Characters of a silo's name: it is part of what silos sign and send each other."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiloData:
+    """One organization's table.
+
+    Attributes:
+        name: unique within a federation.
+        x: (n, ...) float32 features, finite. Public constants have scaled them already.
+        y: (n,) int64 class numbers, (n,) float32 real targets, or (n, 2) float32 [event 0/1, time ≥ 0].
+        user: (n,) int64, the public index of the user each record belongs to, 0..U-1; -1, in test data only, for
+            a record of nobody in the federation.
+        budget: (n,) float64, the ε that each record may be charged, finite and above 0; None where records have none.
+            Budgets are public, as the number of records is where records are the unit.
+
+    n may be 0. The arrays are kept, not copied: do not write to them.
+
+    Raises:
+        SilodpError: a wrong shape or dtype, or a value that is not finite.
+    """
+
+    name: str
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    user: NDArray[np.int64]
+    budget: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not _is_encodable(name):
+            raise SilodpError(
+                f"a silo's name is {shorten(name)}; give every silo a name of 1 to {MAX_NAME_LENGTH} characters",
+                code="data.array",
+                field="name",
+            )
+        for field in ("x", "y", "user"):
+            if not isinstance(getattr(self, field), np.ndarray):
+                raise self._refusal(f"{field} is a {type(getattr(self, field)).__name__}; give a numpy array")
+        self._check_types()
+        if not len(self.x) == len(self.y) == len(self.user):
+            raise self._refusal(
+                f"x, y and user have {len(self.x)}, {len(self.y)} and {len(self.user)} records; give one label and "
+                "one user number per record"
+            )
+        if self.budget is not None:
+            check_budgets(self.budget, len(self.x), f"silo {name!r}", "record")
+        for field in ("x", "y"):
+            finite = np.isfinite(getattr(self, field))
+            if not finite.all():
+                record = int(np.argwhere(~finite)[0][0])
+                raise self._refusal(
+                    f"{field} of record {record} is not finite; replace or drop NaN and infinite values before training"
+                )
+        if self.y.ndim == 2 and not (np.isin(self.y[:, 0], (0, 1)).all() and (self.y[:, 1] >= 0).all()):
+            raise self._refusal(
+                "y holds an event other than 0 or 1, or a negative time; give [event, time] with event 0 (censored) "
+                "or 1 and time ≥ 0"
+            )
+
+    def _check_types(self) -> None:
+        """Check shapes and dtypes of x, y and user."""
+        x, y, user = self.x, self.y, self.user
+        if x.size == 0 and 0 in x.shape[1:]:
+            raise self._refusal(f"x has shape {x.shape}, so no features; give at least one")
+        if x.dtype.kind in "iub":
+            raise SilodpError(
+                f"silo {self.name!r}: x holds whole numbers ({x.dtype}); give measurements as float32 "
+                "(x.astype(numpy.float32)); ids of tokens or categories are not supported as inputs yet: one-hot or "
+                "embed them beforehand",
+                code="model.integer_inputs",
+                field="x",
+            )
+        if x.dtype != np.float32 or x.ndim < 2:
+            raise self._refusal(
+                f"x has shape {x.shape} and dtype {x.dtype}; give (records, features…) as float32, e.g. "
+                "x.astype(numpy.float32)"
+            )
+        is_survival = y.dtype == np.float32 and y.ndim == 2 and y.shape[1] == 2
+        if not is_survival and not (y.dtype in (np.int64, np.float32) and y.ndim == 1):
+            raise self._refusal(
+                f"y has shape {y.shape} and dtype {y.dtype}; give (n,) int64 classes, (n,) float32 targets or (n, 2) "
+                "float32 [event, time]"
+            )
+        if user.dtype != np.int64 or user.ndim != 1:
+            raise self._refusal(
+                f"user has shape {user.shape} and dtype {user.dtype}; give (n,) int64 user numbers"
+            )
+
+    def _refusal(self, reason: str) -> SilodpError:
+        return SilodpError(f"silo {self.name!r}: {reason}", code="data.array")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __repr__(self) -> str:
+        # Shapes only: what is printed ends up in logs and error reports, where private rows must not be. A refused
+        # table is printed too, by error reports, so that a field may hold something else than an array.
+        named = {name: getattr(self, name) for name in ("x", "y", "user", "budget")}
+        arrays = {name: array for name, array in named.items() if isinstance(array, np.ndarray)}
+        shapes = [f"{name}={array.dtype}{array.shape}" for name, array in arrays.items()]
+        records = [f"records={len(self)}"] if "x" in arrays and self.x.ndim else []
+        return f"SiloData({', '.join([repr(self.name), *records, *shapes])})"
+
+    def digest(self) -> str:
+        """Return the SHA-256 (hex) of name, shapes, dtypes and bytes.
+
+        It fingerprints private rows: keep it local.
+        """
+        hasher = hashlib.sha256(repr(self.name).encode())
+        for array in (self.x, self.y, self.user, *(() if self.budget is None else (self.budget,))):
+            hasher.update(f"{array.shape}{array.dtype.str}".encode())
+            hasher.update(np.ascontiguousarray(array).data)
+        return hasher.hexdigest()
+
+
+def check_budgets(budgets: Any, count: int, where: str, unit: str) -> None:
+    """Check that per-unit budgets are finite numbers above 0.
+
+    Args:
+        budgets: should be (count,) float64, an ε each.
+        count: number of units.
+        where: beginning of the message.
+        unit: "record" or "user", for the message.
+
+    Raises:
+        SilodpError: they are not; the message counts the wrong ones and names none of them.
+    """
+    if not isinstance(budgets, np.ndarray) or budgets.dtype != np.float64 or budgets.shape != (count,):
+        raise SilodpError(
+            f"{where}: budgets are not an array ({count},) of float64; give one ε for every {unit}",
+            code="data.budgets",
+        )
+    wrong = int((~(np.isfinite(budgets) & (budgets > 0))).sum())
+    if wrong:
+        raise SilodpError(
+            f"{where}: {wrong} of {count} budgets are missing, infinite or not above 0; give every {unit} an ε > 0",
+            code="data.budgets",
+        )
+
+
+def scale_to_range(
+    x: NDArray[Any], low: NDArray[Any] | float, high: NDArray[Any] | float
+) -> NDArray[np.float32]:
+    """Clip to the public range [low, high] and map it to [-1, 1]; same shape, float32."""
+    clipped = np.clip(x, low, high)
+    return np.asarray(2 * (clipped - low) / (np.asarray(high) - low) - 1, dtype=np.float32)
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8; a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""Which silos take part in which rounds: drawn once, kept in the server's store, counted for guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from silodp.aggregators.run_spec import RunSpec
+from silodp.mechanisms.noise import Randomness
+from silodp.wire.messages import Message
+from silodp.wire.store import RoundStore, Store
+
+COMPLETED_ROUNDS_KEY = "rounds over"
+"""Where the server keeps how many rounds are over, and how many of them each silo took part in (S,)."""
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The silos of each round.
+
+    Attributes:
+        spec: of the run.
+        store: the server's.
+        randomness: the server's.
+    """
+
+    spec: RunSpec
+    store: RoundStore
+    randomness: Randomness
+
+    def completed(self) -> tuple[int, np.ndarray]:
+        """Return how many rounds are over, and how many of them each silo took part in, (S,)."""
+        stored = self.store.run.get(COMPLETED_ROUNDS_KEY)
+        if stored is None:
+            return 0, np.zeros(len(self.spec.names), np.int64)
+        kept = Message.decode(stored)
+        return kept.round, kept.arrays["joined"]
+
+    def complete(self, rounds: int) -> None:
+        """Keep durably that so many rounds are over."""
+        arrays = {"joined": self.count(rounds)}
+        self.store.run.put(
+            COMPLETED_ROUNDS_KEY, Message("over", self.spec.run, rounds, arrays=arrays).encode()
+        )
+
+    def draw(self, round_: int) -> np.ndarray:
+        """Return the silos that take part in a round, (S,) bool; empty where the method samples none."""
+
+        def sample() -> np.ndarray:
+            stream = self.randomness.stream("clients", round_)
+            silos = self.spec.method.sample_silos(self.spec.population, stream)
+            return np.empty(0, dtype=bool) if silos is None else silos
+
+        return get_or_draw(self.store.round(round_), "clients", self.spec.run, sample)
+
+    def count(self, rounds: int) -> np.ndarray:
+        """Return in how many of the first rounds each silo took part, (S,)."""
+        over, joined = self.completed()
+        for round_ in range(over, rounds):
+            silos = self.draw(round_)
+            joined = joined + (silos if silos.size else 1)
+        return joined
+
+
+def get_or_draw(store: Store, key: str, run: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
+    """Return what was drawn under a key before, or draw it, and store it durably before it is used."""
+    stored = store.get(key)
+    if stored is None:
+        stored = Message("kept", run, arrays={"value": draw()}).encode()
+        store.put(key, stored)
+    return Message.decode(stored).arrays["value"]

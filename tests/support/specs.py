@@ -1,0 +1,35 @@
+"""Specifications of runs from a few constants."""
+
+from __future__ import annotations
+
+from silodp.aggregators import Aggregator, ModelSpec, Plain, RunSpec
+from silodp.data.public import PublicData
+from silodp.methods.base import Method, Population
+
+
+def make_spec(
+    run: str,
+    names: tuple[str, ...],
+    method: Method,
+    population: Population,
+    size: int,
+    index: str = "",
+    delta: float = 1e-5,
+    dtype: str = "float32",
+    rounds: int = 10**6,
+    aggregator: Aggregator | None = None,
+) -> RunSpec:
+    """A run of so many silos and users with a model of `size` parameters; nothing is checked or calibrated."""
+    data = PublicData(
+        "test",
+        names,
+        population.users,
+        (),
+        "real",
+        user_budgets=population.budgets,
+        index_digest=index,
+    )
+    model = ModelSpec(size, dtype)
+    return RunSpec(
+        data, model, method, aggregator or Plain(), population.m, rounds=rounds, delta=delta, run=run
+    )

@@ -1,0 +1,145 @@
+"""The quickstart and the guides are run from top to bottom, each in an empty folder, as a reader would do.
+
+The rules for a page:
+    A block with a title (```toml title="config.toml") is a file: it is written before anything after it is run.
+    ```python without a title is a program, ```sh holds commands (`silodp ...` or `python FILE`), one per line, and
+    every page has one of these.
+    ```text shows lines of what the block before it printed; "..." stands for what differs from run to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import importlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
+_BLOCK = re.compile(r"^( *)```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    language: str
+    title: str | None
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page, without the indentation of a list or tab around them."""
+    return [
+        Block(language, title or None, re.sub(f"^{indent}", "", text, flags=re.MULTILINE))
+        for indent, language, title, text in _BLOCK.findall(page.read_text())
+    ]
+
+
+def commands_of(block: Block) -> list[list[str]]:
+    return [shlex.split(line, comments=True) for line in block.text.replace("\\\n", " ").splitlines() if line]
+
+
+def silodp(arguments: list[str]) -> tuple[int, str]:
+    """Run the program that pyproject.toml names; return its exit status and everything it printed."""
+    module, _, function = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"][
+        "silodp"
+    ].partition(":")
+    printed = io.StringIO()
+    status = 0
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            getattr(importlib.import_module(module), function)(arguments)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    return status, printed.getvalue()
+
+
+def python(arguments: list[str]) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def assert_shows(shown: str, printed: str) -> None:
+    """Every line of `shown` must be a line of `printed`, in this order."""
+    lines = iter(line.strip() for line in printed.splitlines())
+    for line in filter(None, (line.strip() for line in shown.splitlines())):
+        pattern = "*".join(re.sub(r"([*?\[])", r"[\1]", part) for part in line.split("..."))
+        assert any(fnmatch.fnmatchcase(found, pattern) for found in lines), f"{line!r} is not in:\n{printed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_everything_on_a_page_runs_and_prints_what_it_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = ""
+    for block in blocks_of(page):
+        if block.title is not None:
+            assert block.language in ("python", "toml", "csv")
+            Path(block.title).write_text(block.text)
+        elif block.language == "python":
+            status, printed = python(["-c", block.text])
+            assert status == 0, printed
+        elif block.language == "sh":
+            printed = ""
+            for program, *arguments in commands_of(block):
+                status, text = {"silodp": silodp, "python": python}[program](arguments)
+                assert status == 0, (program, *arguments, text)
+                printed += text
+        elif block.language == "text":
+            assert_shows(block.text, printed)
+        else:
+            pytest.fail(f"a block of type {block.language!r} is not checked by anything")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_complete_and_its_options_exist(page: Path) -> None:
+    """A quick check of the same pages: Python and TOML parse, and every option of a command exists."""
+    blocks = blocks_of(page)
+    assert any(block.language in ("sh", "python") for block in blocks)
+    for block in blocks:
+        if block.language == "python":
+            compile(block.text, str(page), "exec")
+        if block.language == "toml":
+            tomllib.loads(block.text)
+        if block.language == "sh":
+            for program, *arguments in commands_of(block):
+                assert program in ("silodp", "python")
+                if program == "silodp":
+                    options = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+                    _, help_text = silodp([arguments[0], "--help"])
+                    missing = {option for option in options if not re.search(rf"{option}\b", help_text)}
+                    assert not missing, arguments
+
+
+def test_output_that_is_not_printed_is_noticed() -> None:
+    assert_shows("ε = 3 ...\n[end]", "start\nε = 3 or so\n[end]\n")
+    with pytest.raises(AssertionError):
+        assert_shows("second\nfirst", "first\nsecond")
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
+def test_links_between_pages_lead_to_files(page: Path) -> None:
+    """A check without mkdocs; `make docs` checks anchors as well, and pages that docs/site_hooks.py generates."""
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http://", "https://")) and not re.match(
+            r"(\.\./)?(reference|project)/", target
+        ):
+            assert (page.parent / target).exists(), target

@@ -1,0 +1,76 @@
+"""The generated part of the documentation site; nothing here needs mkdocs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_names_every_export_of_every_public_package(hooks: ModuleType) -> None:
+    packages = hooks.public_packages()
+    assert packages[0].__name__ == "silodp"
+    assert "silodp.methods" in {package.__name__ for package in packages}
+    index = hooks.format_index(packages)
+    for package in packages:
+        page = hooks.format_package(package)
+        for name in package.__all__:
+            assert re.search(rf"^(::: {package.__name__}\.{name}|## {name})$", page, re.MULTILINE), name
+            assert f"`{name}`" in index
+
+
+def test_the_page_of_commands_has_every_command_and_subcommand(hooks: ModuleType) -> None:
+    titles = set(re.findall(r"^## `(.+)`$", hooks.format_commands(), re.MULTILINE))
+    assert {"silodp", "silodp run", "silodp plan", "silodp data", "silodp data list"} <= titles
+
+
+def test_links_of_root_pages_lead_into_the_site(hooks: ModuleType) -> None:
+    for file in hooks.PROJECT_PAGES.values():
+        targets = re.findall(r"\]\(([^)#]+)", hooks.format_project_page(file))
+        for target in targets:
+            assert (
+                target.startswith("http")
+                or (ROOT / "docs" / "project" / target).resolve().exists()
+                or (target.removesuffix(".md") in hooks.PROJECT_PAGES)
+            ), (file, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("page.html", '<script src="https://cdn.example/x.js"></script>'),
+        ("page.html", '<link rel="stylesheet" href="//fonts.example/css">'),
+        ("page.html", '<img alt="" src="http://example/x.png">'),
+        ("page.html", '<pre class="mermaid">'),
+        ("style.css", "@import url(https://example/x.css);"),
+    ],
+)
+def test_a_page_that_loads_from_the_network_is_refused(
+    hooks: ModuleType, tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RuntimeError, match="loads from the network"):
+        hooks.on_post_build(config=SimpleNamespace(site_dir=str(tmp_path)))
+
+
+def test_outbound_links_and_local_files_are_allowed(hooks: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(
+        '<a href="https://example.org">paper</a> <script src="../x.js"></script> '
+        '<link rel="canonical" href="https://example.org/page.html">'
+    )
+    hooks.on_post_build(config=SimpleNamespace(site_dir=str(tmp_path)))

@@ -1,0 +1,286 @@
+"""A method with state and a server optimizer, each written outside the package in one file, in whole runs."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.adaptive_clipping import AdaptiveClipping
+from plugins.yogi import Yogi
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import Composed, Gaussian, PoissonSampled
+from silodp.accounting.guarantee import View
+from silodp.aggregators.masked import Masked
+from silodp.aggregators.plain import Plain
+from silodp.config.builders import build_method
+from silodp.mechanisms.clipping import release
+from silodp.mechanisms.noise import Randomness
+from silodp.mechanisms.quantization import Quantizer
+from silodp.methods import LocalContext, Population, ServerAdam, ServerSgd, TailAverage, UldpAvg
+from silodp.runtime.server import Server
+from silodp.runtime.train import train
+from silodp.training.sgd.local import LocalTraining
+from support.oracles import judges_std, logistic_task, small_federation, std_is
+from support.private import LATTICE, PAILLIER
+from support.refusals import refused
+
+TRAIN = LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
+AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)
+ADAPTIVE = AdaptiveClipping(5.0, 0.5, TRAIN, server_learning_rate=20.0)
+METHODS = {
+    "adaptive clipping": ADAPTIVE,
+    "sampled": replace(ADAPTIVE, user_sampling=0.5),
+    "yogi": replace(AVG, server_optimizer=Yogi(), server_learning_rate=0.1),
+    "adam": replace(AVG, server_optimizer=ServerAdam(), server_learning_rate=0.1),
+    "tail average": replace(AVG, server_optimizer=TailAverage(3, ServerAdam()), server_learning_rate=0.1),
+    "both": replace(ADAPTIVE, server_optimizer=Yogi(), server_learning_rate=0.1),
+}
+
+
+class Died(Exception):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("aggregator", ["plain", "masked"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_that_dies_and_is_resumed_ends_as_one_that_does_not(name, aggregator, tmp_path, monkeypatch):
+    settings = {"rounds": 5, "seed": 3, "aggregator": aggregator}
+    whole = train(small_federation(), logistic_task(), METHODS[name], **settings)
+    step = Server.step
+
+    def dying(self, before, total):
+        if before.round == 3:
+            raise Died
+        return step(self, before, total)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "step", dying)
+        with pytest.raises(Died):
+            train(small_federation(), logistic_task(), METHODS[name], **settings, out=tmp_path)
+    resumed = train(small_federation(), logistic_task(), METHODS[name], **settings, out=tmp_path, resume=True)
+    assert torch.equal(resumed.params, whole.params)
+    assert resumed.epsilon == whole.epsilon
+    assert resumed.guarantees["released"].rounds == 5
+    assert json.loads((tmp_path / "guarantee.json").read_text())["settings"] == repr(METHODS[name])
+
+
+def context_of(method: AdaptiveClipping, clip: float, seed: int = 0) -> LocalContext:
+    federation, task = small_federation(), logistic_task()
+    silo, population = federation.silos[0], Population(3, federation.users)
+    return LocalContext(
+        task,
+        torch.zeros(task.size),
+        torch.from_numpy(silo.x),
+        torch.from_numpy(silo.y),
+        torch.from_numpy(silo.user),
+        torch.full((federation.users,), 1 / 3, dtype=torch.float64),
+        population,
+        Randomness.from_seed(seed),
+        state={"clip": np.array([clip])},
+    )
+
+
+@pytest.mark.parametrize("sampling", [1.0, 0.3])
+def test_one_release_of_the_row_costs_what_its_two_parts_cost_together(sampling):
+    """Andrew et al., Theorem 1: 1/σ² = 1/σ_update² + 1/σ_bit²."""
+    method = replace(ADAPTIVE, user_sampling=sampling, bit_share=0.1)
+    parts = Composed((Gaussian(5.0 / math.sqrt(0.9)), Gaussian(5.0 / math.sqrt(0.1))))
+    event = method.dp_event(View("released", 10))
+    if sampling == 1:
+        assert compute_epsilon([(event, 20)], 1e-5) == pytest.approx(
+            compute_epsilon([(parts, 20)], 1e-5), rel=1e-3
+        )
+    assert event == (Gaussian(5.0) if sampling == 1 else PoissonSampled(0.3, Gaussian(5.0)))
+
+
+@pytest.mark.parametrize("clip", [1e-4, 0.05, 10.0])
+def test_rows_are_of_norm_one_at_most_and_say_whether_the_update_was_clipped(clip):
+    stream = ADAPTIVE.local_update(context_of(ADAPTIVE, clip))
+    plain = replace(AVG, clip=clip).local_update(context_of(ADAPTIVE, clip))
+    bits, clipped = [], []
+    for chunk, other in zip(stream.chunks, plain.chunks, strict=True):
+        rows = chunk.rows.double() * chunk.factors[:, None]
+        assert (torch.linalg.vector_norm(rows, dim=1) <= 1).all()
+        short = other.rows.double() * (other.factors * math.sqrt(0.99) / clip)[:, None]
+        torch.testing.assert_close(rows[:, :-1], short, rtol=1e-6, atol=1e-9)
+        bits += (rows[:, -1] > 0).tolist()
+        clipped += (other.factors < 1).tolist()
+    assert bits == [not one for one in clipped]
+    assert all(clipped) if clip == 1e-4 else not any(clipped) if clip == 10 else True
+
+
+@pytest.mark.parametrize("integers", [False, True])
+def test_the_noise_of_every_coordinate_is_that_which_is_charged(integers):
+    """m shares of standard deviation σ/√m unit clips: on floats, and on the grid of secure aggregation."""
+    bounds = ADAPTIVE.bounds(Population(3, 12))
+    assert bounds.clip == bounds.sensitivity == 1
+    grid, noise = Quantizer.for_(bounds), Randomness.from_seed(1).stream("noise")
+    stream = ADAPTIVE.local_update(context_of(ADAPTIVE, 0.05))
+    rows, weights = list(stream.chunks), torch.full((12,), 1 / 3, dtype=torch.float64)
+    drawn = []
+    for _ in range(2000):
+        stream = replace(stream, chunks=rows)
+        made = grid.release(stream, weights, noise) if integers else release(stream, weights, noise)
+        drawn.append(np.asarray(made.value) * (grid.step if integers else 1))
+    samples = np.stack(drawn) * math.sqrt(3)
+    for coordinate in (samples - samples.mean(axis=0)).T:
+        assert std_is(coordinate, 5.0)
+
+
+@pytest.mark.parametrize("aggregator", ["plain", "masked"])
+def test_a_run_adds_that_noise_to_the_update_and_to_the_bits(aggregator, monkeypatch):
+    totals, play = [], Server.run_round
+
+    def watched(self, round_, params, state):
+        total = play(self, round_, params, state)
+        totals.append(total.numpy())
+        return total
+
+    monkeypatch.setattr(Server, "run_round", watched)
+    idle = replace(ADAPTIVE, local=LocalTraining(learning_rate=1e-12), clip_learning_rate=1e-9)
+    train(small_federation(), logistic_task(), idle, rounds=200, aggregator=aggregator, evaluate_every=200)
+    samples = np.stack(totals)
+    assert judges_std(samples[:, :-1].ravel(), 5.0)
+    assert judges_std(samples[:, -1] - samples[:, -1].mean(), 5.0)
+
+
+def test_the_clip_goes_to_the_quantile_of_the_norms():
+    method = replace(
+        ADAPTIVE, noise_multiplier=1e-3, clip=5.0, clip_learning_rate=1.0, server_learning_rate=1e-9
+    )
+    seen = []
+    step = Server.step
+
+    def watched(self, before, total):
+        seen.append(float(before.method["clip"][0]))
+        return step(self, before, total)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "step", watched)
+        train(small_federation(), logistic_task(), method, rounds=60, seed=0)
+    norms = []
+    for silo in range(3):
+        federation = small_federation()
+        data = federation.silos[silo]
+        context = replace(
+            context_of(method, 1e6, silo),
+            x=torch.from_numpy(data.x),
+            y=torch.from_numpy(data.y),
+            user=torch.from_numpy(data.user),
+            params=logistic_task().initial(0),
+        )
+        for chunk in UldpAvg.local_update(replace(method, clip=1e6), context).chunks:
+            norms += torch.linalg.vector_norm(chunk.rows, dim=1).tolist()
+    assert seen[0] == 5.0
+    assert np.quantile(norms, 0.3) < np.mean(seen[-10:]) < np.quantile(norms, 0.7)
+
+
+def test_a_silo_refuses_a_state_that_the_method_cannot_have(monkeypatch):
+    method = replace(ADAPTIVE, clip_range=(0.1, 1.0))
+    for state, code in (
+        ({"clip": np.array([1e9])}, "gate.state"),
+        ({"clip": np.array([np.nan])}, "message.malformed"),
+        ({"clip": np.array([0.5, 0.5])}, "message.malformed"),
+        ({}, "message.malformed"),
+    ):
+        play = Server.run_round
+        with monkeypatch.context() as patch, refused(code):
+            patch.setattr(
+                Server, "run_round", lambda self, r, params, _, s=state, play=play: play(self, r, params, s)
+            )
+            train(small_federation(), logistic_task(), method, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "sigma"),
+    [
+        (Plain(), 1e-3),
+        (Masked(), 1e-3),
+        (replace(PAILLIER, count_cap=10), 1e-3),
+        (replace(LATTICE, count_cap=10), 0.5),
+    ],
+    ids=["plain", "masked", "paillier", "lattice"],
+)
+def test_every_aggregator_adds_up_the_extra_coordinate(aggregator, sigma, monkeypatch):
+    """All updates are shorter than the clip; weights that nobody sees are n/(N + 1)."""
+    method = replace(ADAPTIVE, noise_multiplier=sigma, bit_share=0.5, weighting="records")
+    totals, step = [], Server.step
+
+    def watched(self, before, total):
+        totals.append(total.numpy())
+        return step(self, before, total)
+
+    monkeypatch.setattr(Server, "step", watched)
+    train(small_federation(), logistic_task(), method, rounds=1, seed=0, aggregator=aggregator)
+    records = small_federation().counts().sum(axis=0)
+    weights = records / (records + aggregator.weights_privately)
+    assert totals[0].shape == (6,)
+    assert totals[0][-1] == pytest.approx(math.sqrt(0.5) * weights.sum(), abs=max(6 * sigma, 1e-2))
+
+
+def test_the_default_optimizer_takes_the_steps_that_momentum_takes():
+    named = replace(AVG, server_optimizer=ServerSgd(0.5))
+    runs = [
+        train(small_federation(), logistic_task(), method, rounds=4, seed=2)
+        for method in (replace(AVG, server_momentum=0.5), named)
+    ]
+    assert torch.equal(runs[0].params, runs[1].params)
+    assert "server_optimizer" not in repr(AVG)
+    assert repr(named).endswith("server_optimizer=ServerSgd(momentum=0.5))")
+
+
+def test_adam_steps_as_published():
+    """Reddi et al., Algorithm 2, two rounds by hand."""
+    adam, params = ServerAdam(0.9, 0.99, 0.1), torch.zeros(2, dtype=torch.float64)
+    state, mean, square, expected = adam.initial_state(params), 0.0, 0.01, 0.0
+    for total in (2.0, -1.0):
+        update = 0.5 * total
+        mean, square = 0.9 * mean + 0.1 * update, 0.99 * square + 0.01 * update**2
+        expected += 0.3 * mean / (math.sqrt(square) + 0.1)
+        params, state = adam.step(params, torch.full((2,), total, dtype=torch.float64), state, 0.3, 0.5)
+    assert params.tolist() == pytest.approx([expected] * 2)
+
+
+def test_the_average_of_the_last_models_is_released_and_costs_nothing():
+    averaged = replace(AVG, server_optimizer=TailAverage(3))
+    models = {n: train(small_federation(), logistic_task(), AVG, rounds=n, seed=0) for n in (1, 3, 4, 5)}
+    for rounds, last in ((1, (1,)), (5, (3, 4, 5))):
+        result = train(small_federation(), logistic_task(), averaged, rounds=rounds, seed=0)
+        mean = torch.stack([models[n].params.double() for n in last]).mean(dim=0)
+        torch.testing.assert_close(result.params, mean.float())
+        assert result.epsilon == models[rounds].epsilon
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"server_optimizer": "adam"}, "server_optimizer"),
+        ({"server_optimizer": ServerAdam(), "server_momentum": 0.5}, "server_momentum"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, field):
+    with refused("argument.type" if field == "server_optimizer" else "argument.conflict"):
+        replace(AVG, **settings)
+    with refused("argument.value"):
+        ServerAdam(beta1=1.0)
+    with refused("argument.value"):
+        TailAverage(0)
+
+
+def test_a_configuration_names_a_server_optimizer_and_its_constants():
+    settings = {"name": "tail-average", "last": 4, "optimizer": {"name": "adam", "beta1": 0.5}}
+    fields = {"noise_multiplier": 5.0, "clip": 0.1}
+    made = build_method("uldp-avg", {**fields, "server_optimizer": settings}, "method")
+    assert made.server_optimizer == TailAverage(4, ServerAdam(beta1=0.5))
+    for wrong, code in (
+        ({"name": "adm"}, "argument.value"),
+        ({"beta1": 0.5}, "config.missing_field"),
+        ({"name": "adam", "momentum": 0.5}, "config.unknown_field"),
+        ({"name": "adam", "beta1": 2.0}, "argument.value"),
+        ("adam", "config.value"),
+    ):
+        with refused(code):
+            build_method("uldp-avg", {**fields, "server_optimizer": wrong}, "method")
