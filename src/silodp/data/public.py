@@ -56,6 +56,12 @@ class PublicData:
     silo_budgets: tuple[NDArray[np.float64], ...] | None = field(default=None, repr=False, compare=False)
     index_digest: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.silos:
+            raise SilodpError(
+                f"federation {self.name!r}: there are no silos; give at least one", code="data.federation"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Return all facts, JSON-ready; budgets of records as [ε, number of records], ascending."""
         facts = {name: value for name, value in vars(self).items() if name != "silo_budgets"}
