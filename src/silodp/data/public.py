@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.errors import SilodpError
+
 LabelKind = Literal["classes", "real", "survival"]
 
 
