@@ -453,6 +453,12 @@ def optional(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 
 
+def require(holds: object, message: str, *, code: str, field: str | None = None) -> None:
+    """Raise a SilodpError of this message, code and field unless a condition holds."""
+    if not holds:
+        raise SilodpError(message, code=code, field=field)
+
+
 @contextmanager
 def name_file(path: Path | str) -> Iterator[None]:
     """Give an OSError raised inside the name of the file it is about: a failed write does not know its file."""

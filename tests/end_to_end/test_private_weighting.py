@@ -13,7 +13,7 @@ from silodp.aggregators.paillier import Paillier
 from silodp.data.benchmarks import data_root, heart_disease
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
-from silodp.methods import weighting
+from silodp.methods import uldp
 from silodp.training.sgd.local import LocalTraining
 from support.clear import described, released
 from support.oracles import small_federation
@@ -98,7 +98,7 @@ def test_the_model_is_that_of_the_floating_run_up_to_what_is_stated(aggregator, 
     still = replace(RECORDS, noise_multiplier=0.0)
     private = replace(aggregator, count_cap=20)
     if aggregator.name == "paillier":  # a dummy record for everyone
-        monkeypatch.setattr(weighting, "weigh_by_records", lambda counts: counts / (counts.sum(axis=0) + 1))
+        monkeypatch.setattr(uldp, "weigh_by_records", lambda counts: counts / (counts.sum(axis=0) + 1))
     with released() as hidden:
         run(private, still, rounds=1)
     with released() as floats:

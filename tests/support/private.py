@@ -72,7 +72,10 @@ class Hidden:
         """β (U,) by round, worked out in Python's integers."""
         return {
             round_: np.array(
-                [int((i - shift) % self.law.places < self.law.drawn) for i, shift in zip(*both, strict=True)]
+                [
+                    int((i - shift) % self.law.denominator < self.law.numerator)
+                    for i, shift in zip(*both, strict=True)
+                ]
             )
             for round_, both in ((r, (self.cells[r].tolist(), self.shifts[r].tolist())) for r in self.cells)
         }

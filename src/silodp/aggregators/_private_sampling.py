@@ -34,7 +34,7 @@ from silodp.crypto.oblivious_transfer import (
     TransferReceiver,
     TransferSender,
 )
-from silodp.crypto.private_sampling import MOST_PLACES, SILO_CHOOSES, SamplingRatio
+from silodp.crypto.private_sampling import MOST_CELLS, SILO_CHOOSES, SamplingRatio
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
@@ -64,15 +64,15 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
             code="argument.conflict",
             field="hidden_sample",
         )
-    if not 2 <= places <= MOST_PLACES:
+    if not 2 <= places <= MOST_CELLS:
         raise SilodpError(
-            f"hidden_sample = {places}: set a number of cells from 2 to {MOST_PLACES:,}.",
+            f"hidden_sample = {places}: set a number of cells from 2 to {MOST_CELLS:,}.",
             code="argument.value",
             field="hidden_sample",
         )
     drawn = round(rate * places)
     if drawn < 1 or drawn / places != rate:
-        nearest = Fraction(rate).limit_denominator(MOST_PLACES)
+        nearest = Fraction(rate).limit_denominator(MOST_CELLS)
         does = float(nearest) == rate
         remedy = (
             f"hidden_sample = {nearest.denominator}" if does else f"user_sampling = {max(drawn, 1)}/{places}"
@@ -117,7 +117,8 @@ def chosen_kind(spec: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> 
     return Kind(
         "chosen",
         Schema(
-            {"session": is_digest}, blobs={"answer": Blob.of(lookup.answer_bytes(users, ratio.places, width))}
+            {"session": is_digest},
+            blobs={"answer": Blob.of(lookup.answer_bytes(users, ratio.denominator, width))},
         ),
         Schema(blobs={f"to/{name}": box for name in spec.names[1:]}),
     )
@@ -125,7 +126,7 @@ def chosen_kind(spec: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> 
 
 def choice_blob(spec: RunSpec, ratio: SamplingRatio) -> Blob:
     """Return the type of silo 0's request for its entries."""
-    return Blob.of(lookup.request_bytes(spec.population.users, ratio.places))
+    return Blob.of(lookup.request_bytes(spec.population.users, ratio.denominator))
 
 
 def box_blob(spec: RunSpec, name: str, entry: int) -> dict[str, Blob]:

@@ -145,10 +145,10 @@ class PrivateWeighting(MaskedAggregator):
         if ratio is None:
             return {}
         table = (
-            ratio.places * entry + 16 * (ratio.places - 1).bit_length()
+            ratio.denominator * entry + 16 * (ratio.denominator - 1).bit_length()
         )  # entries, and transfers to choose one
         return {
-            "sampling": f"{ratio.drawn} of {ratio.places} cells for every person; nobody knows who is sampled",
+            "sampling": f"{ratio.numerator} of {ratio.denominator} cells for every person; nobody knows who is sampled",
             "bytes between server and silo 0 for it, per round": users
             * (lookups * table + (silos - 1) * entry),
         }

@@ -244,7 +244,7 @@ class SiloWeights:
         return OtClient(self.spec, ratio, self.member, self.store, self._chosen)
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        shares = self._shares(request.run).hidden(request.round, _USE, part).finish(answer)
+        shares = self._shares(request.run).await_choices(request.round, _USE, part).finish(answer)
         return shares.astype("<u8").tobytes()
 
     def _shares(self, run: str) -> SiloShares:
@@ -255,7 +255,7 @@ class SiloWeights:
 
     def _counts(self, request: Message) -> Message:
         session, silo = self._session(request), self._shares(request.run)
-        group, attempt = _counted(silo.plan, session.roster)
+        group, attempt = _counted(silo.parameters, session.roster)
         value = group.from_integers(self.capped_counts)
         if session.name == session.roster[0]:
             value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
@@ -345,7 +345,7 @@ def sampling_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple
     if ratio is None:
         return (_lookup_kind("sample", users, 2),)
     choice = {"choice": choice_blob(spec, ratio)}
-    return _lookup_kind("sample", users, ratio.places, choice), chosen_kind(spec, ratio, 1, 8)
+    return _lookup_kind("sample", users, ratio.denominator, choice), chosen_kind(spec, ratio, 1, 8)
 
 
 def _lookup_kind(name: str, users: int, size: int, more: Mapping[str, Blob] | None = None) -> Kind:
