@@ -380,7 +380,7 @@ class MaskedSilo(ABC):
     """A silo's side of an aggregator whose rounds are attempts."""
 
     def __init__(self, aggregator: Aggregator, spec: RunSpec, context: SiloContext) -> None:
-        self._setting, self._context = spec, context
+        self._spec, self._context = spec, context
         self._seals = SiloAttempts.of(aggregator, spec, context)
         self._member = self._seals.member
         self.handlers: Mapping[str, Handler] = self._seals.handlers

@@ -331,7 +331,7 @@ class _Silo(PrivateWeightingSilo):
         return Quantizer(bounds.clip, self._parameters.clip_units)
 
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        share = draw_skellam(self._setting.sum_size, noise_std(bounds, self._parameters) ** 2, stream)
+        share = draw_skellam(self._spec.sum_size, noise_std(bounds, self._parameters) ** 2, stream)
         return {"noise": scale_noise(share, self._parameters.noise_shift, stream)}
 
     def multiply(

@@ -159,7 +159,7 @@ class _Silo(MaskedSilo):
         self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
     ) -> tuple[Message, int]:
         drawn = self._seals.get_or_draw(request, attempt, lambda: self._noisy(work, attempt.release))
-        ring, _ = self._aggregator.ring(self._setting)
+        ring, _ = self._aggregator.ring(self._spec)
         value = apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
         return request.answer(masked=value), int(drawn["refused"][0])
 
@@ -167,9 +167,9 @@ class _Silo(MaskedSilo):
         """Draw the noisy integers (d,) int64 of one release."""
         update, weights, noise = work(release)
         if isinstance(update, LocallyNoisedUpdate):
-            value, refused = fixed_point(update.value, self._setting.population.silos), update.refused
+            value, refused = fixed_point(update.value, self._spec.population.silos), update.refused
         else:  # the grid of all silos, although this one's share of noise may differ
-            grid = Quantizer.for_(self._setting.bounds or update.bounds, self._aggregator.units)
+            grid = Quantizer.for_(self._spec.bounds or update.bounds, self._aggregator.units)
             share = grid.release(update, weights, noise)
             value, refused = share.value, share.refused
         return {"noisy": value, "refused": np.array([refused])}

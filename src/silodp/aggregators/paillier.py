@@ -291,10 +291,10 @@ class _Silo(PrivateWeightingSilo):
         self.handlers = {**self.handlers, "blinded counts": self._counts, **hidden}
 
     def grid(self, bounds: Bounds) -> Quantizer:
-        return self._aggregator.grid(self._setting)
+        return self._aggregator.grid(self._spec)
 
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        p = self._aggregator.parameters(self._setting)
+        p = self._aggregator.parameters(self._spec)
         noise = draw_skellam(p.dimension, noise_variance(bounds, self.grid(bounds)), stream)
         return {"noise": noise, "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)}
 
@@ -314,12 +314,12 @@ class _Silo(PrivateWeightingSilo):
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        p = self._aggregator.parameters(self._setting)
+        p = self._aggregator.parameters(self._spec)
         return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
 
     def _counts(self, request: Message) -> Message:
         session = self._member.session(request.run, request.fields["session"])
-        p, key = self._aggregator.parameters(self._setting), request.blobs["key"]
+        p, key = self._aggregator.parameters(self._spec), request.blobs["key"]
         verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
         self._context.store.run.put("paillier key", key)
         silo, public = self._party(request.run, session)
@@ -330,7 +330,7 @@ class _Silo(PrivateWeightingSilo):
 
     def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
         key = self._context.store.run.get("paillier key") or b""
-        p = self._aggregator.parameters(self._setting)
+        p = self._aggregator.parameters(self._spec)
         silo = PaillierSilo(
             p,
             session.roster.index(session.name),
