@@ -37,6 +37,9 @@ class PublicData:
             none, or nobody has read them yet.
         index_digest: SHA-256 (hex) of the list of users and of their budgets, which all parties compare; "" as long
             as the list is not known.
+
+    Raises:
+        SilodpError: there are no silos.
     """
 
     name: str
