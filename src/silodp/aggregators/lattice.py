@@ -11,11 +11,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.accountant import compute_epsilon, default_accountant
 from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
@@ -63,6 +61,10 @@ from silodp.mechanisms.quantization import Quantizer
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Schema, Script
 from silodp.wire.store import claim
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 ASSUMPTIONS = (
     *SECURE_AGGREGATION,
@@ -251,6 +253,8 @@ class _Server:
 
     def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Encrypt shares, collect, open, decrypt once."""
+        import torch
+
         p, names = self.aggregator.parameters(self.setting), self.setting.names
         constants = self.aggregator.constants(self.setting)
         sample, law = arrays.get("sample"), self.aggregator.law(self.setting.method)

@@ -12,11 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import TECHNICAL, Adversary, View
@@ -44,6 +42,10 @@ from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, fixed_po
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Schema, Script
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 FEWEST = 3
 """Silos in a sum: of two, each can subtract its own part and sees the other's."""
@@ -202,6 +204,8 @@ class _Server:
 
     def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """The sum over everyone who answered."""
+        import torch
+
         ring, step = self.aggregator.ring(self.setting)
         attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
         result = attempts.collect(round_, arrays)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import TECHNICAL, View
@@ -61,6 +59,10 @@ from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, noise_variance
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 ASSUMPTIONS = (
     *SECURE_AGGREGATION,
@@ -216,6 +218,8 @@ class _Server:
 
     def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Encrypt inverses, collect, open, multiply, decrypt once."""
+        import torch
+
         p, law = self.aggregator.parameters(self.setting), self.aggregator.law(self.setting.method)
         server = PaillierServer.unpack(p, desk.store.run.get("paillier") or b"")
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))

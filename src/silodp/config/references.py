@@ -7,11 +7,9 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from silodp.config.construct import fields_of, validate_arguments
 from silodp.data.dataset import Dataset
@@ -22,6 +20,9 @@ from silodp.training.metrics import METRICS, Metric
 from silodp.training.model_checks import inspect_model, inspect_on
 from silodp.training.models import MODELS
 from silodp.training.task import Task
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def task_for(
@@ -73,6 +74,9 @@ def _usual_metrics(classes: int | None) -> tuple[str, ...]:
 
 
 def _model(name: str, options: Mapping[str, Any], data: PublicData, seed: int | None) -> nn.Module:
+    import torch
+    from torch import nn
+
     builder = _lookup(name, MODELS, "task.model")
     if isinstance(builder, nn.Module):
         return builder
@@ -110,6 +114,8 @@ def _model(name: str, options: Mapping[str, Any], data: PublicData, seed: int | 
 
 def _width(network: nn.Module, public: PublicData) -> int:
     """Return the number of outputs that the model has per record, counted on made-up records."""
+    import torch
+
     inspect_model(network)
     example = torch.from_numpy(public.synthetic_batch()[0]).to(next(network.parameters()))
     inspect_on(network, example)

@@ -11,10 +11,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from torch import Tensor
 
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
@@ -25,8 +24,12 @@ from silodp.errors import SilodpError, check_real
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd, check_server_optimizer
-from silodp.training.sgd.local import LocalTraining
-from silodp.training.task import Task
+from silodp.training.sgd import LocalTraining
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from silodp.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,9 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
@@ -19,6 +17,10 @@ from silodp.errors import SilodpError, check_whole, counted
 from silodp.mechanisms.sampling import check_probability
 from silodp.methods.base import check_noise_multiplier
 from silodp.methods.ddp.method import CLAIM
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 NAME = "average-models"
 ASSUMPTIONS = (
@@ -140,6 +142,8 @@ def _spent(sigma: float, steps: int, q: float, delta: float, accountant: Account
 
 def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
     """Of one kind, names and shapes; the first says which. `buffers`: names of what no gradient has trained."""
+    from torch import Tensor, nn
+
     first = models[0]
     if isinstance(first, nn.Module):
         if not all(type(model) is type(first) for model in models):
@@ -173,6 +177,8 @@ def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
 
 def _refuse_hidden_state(module: nn.Module) -> None:
     """Tensors that a module keeps beside its state dict would be released as they are."""
+    from torch import Tensor
+
     for place, part in module.named_modules():
         hidden = [*part._non_persistent_buffers_set]
         hidden += [name for name, value in vars(part).items() if isinstance(value, Tensor)]
@@ -188,6 +194,9 @@ def _refuse_hidden_state(module: nn.Module) -> None:
 
 def _mean_of(name: str, values: Sequence[Any], buffer: bool = False) -> Tensor:
     """In double precision, and back; buffers, and what is no real number, must be the same everywhere."""
+    import torch
+    from torch import Tensor
+
     if not all(isinstance(value, Tensor | np.ndarray) for value in values):
         raise SilodpError(
             f"{name} is no tensor in every model: give parameters only.",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from silodp.accounting.events import Event, Gaussian, NonPrivate
 from silodp.accounting.guarantee import Unit, View
@@ -17,7 +16,10 @@ from silodp.methods.base import (
     check_local,
     check_noise_multiplier,
 )
-from silodp.training.sgd.local import LocalTraining, silo_update
+from silodp.training.sgd import LocalTraining
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,6 +57,10 @@ class UldpNaive(Method):
 
     def local_update(self, context: LocalContext) -> ClippedRowStream:
         """Run SGD on all records, and clip the update, which one person can move by 2C."""
+        import torch
+
+        from silodp.training.sgd import silo_update
+
         delta = silo_update(
             context.task,
             context.params,
