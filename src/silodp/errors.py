@@ -171,6 +171,7 @@ CODES: dict[str, str] = {
     "model.shared_memory": "two parameters share memory without being one parameter",
     "report.contradicted": "the files of a run directory contradict each other",
     "report.damaged": "a file of a run directory that a report needs cannot be read",
+    "report.foreign_code": "a run refers to code outside the package, which a report does not run",
     "report.missing": "a file of a run directory that a report needs is not there",
     "run.attempts": "the server has made all attempts that the run's encryption was chosen for",
     "run.disk_full": "the disk, or the quota on it, is full",
@@ -450,6 +451,12 @@ def check_fields(settings: object, prefix: str = "", /, **checks: Check) -> None
 def optional(check: Check) -> Check:
     """Return a check that lets None pass."""
     return lambda name, value: None if value is None else check(name, value)
+
+
+def require(holds: object, message: str, *, code: str, field: str | None = None) -> None:
+    """Raise a SilodpError of this message, code and field unless a condition holds."""
+    if not holds:
+        raise SilodpError(message, code=code, field=field)
 
 
 @contextmanager

@@ -391,7 +391,7 @@ def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
             total = ring.mask(
                 total, opened.session(request).seal_key(*opened.attempt(request).use, request.digest()), -1
             )
-        assert np.abs(ring.centered(total) * step).max() > 100 * float(honest)
+        assert np.abs(ring.center(total) * step).max() > 100 * float(honest)
 
 
 def two_faced_request(parties: Parties) -> Message:

@@ -70,7 +70,7 @@ STILL = replace(RECORDS, local=replace(RECORDS.local, batch_size=None))
 
 def sums(method, offset: int, rounds: int) -> np.ndarray:
     """What the server decrypts, in clips, (rounds, d), at one model, where it adds `offset` to person 0's weight."""
-    honest = ServerShares.of_round
+    honest = ServerShares.round_shares
 
     def lying(self, round_, sample):
         shares = honest(self, round_, sample).copy()
@@ -82,7 +82,7 @@ def sums(method, offset: int, rounds: int) -> np.ndarray:
     parties = Parties(LATTICE, method, federation=small_federation(users=4))
     parties.params = parties.params * 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ServerShares, "of_round", lying)
+        patch.setattr(ServerShares, "round_shares", lying)
         return np.stack([parties.run_round(round_).numpy() for round_ in range(rounds)]) / method.clip
 
 

@@ -48,7 +48,7 @@ def test_the_transfer_of_a_round_is_made_once_whatever_attempt_it_calls_itself()
 def test_reciprocals_are_looked_up_once_in_a_session_and_base_transfers_are_not_made_anew():
     """A second entry of one person's table would give N[u] away."""
     parties = Parties(LATTICE)
-    plan = LATTICE.constants(parties.setting).plan(parties.setting, parties.session)
+    plan = LATTICE.constants(parties.setting).reciprocals(parties.setting, parties.session)
     empty = transfers(parties, 0, np.zeros(12, np.int64), plan.modulus)
     assert_answered_once(
         parties.silos["silo0"], replace(parties.last("reciprocals"), blobs={"request": empty})
@@ -76,7 +76,7 @@ def test_only_silo_0_offers_tables(kind):
 
 def encrypted(parties: Parties, asked: Message, key: bytes | None, shares: int) -> Message:
     """The request with other ciphertexts: of this share for everyone."""
-    bound = lattice.context(parties.session, RoundAttempt(asked.round, asked.attempt, 0, (), ""))
+    bound = lattice.ciphertext_context(parties.session, RoundAttempt(asked.round, asked.attempt, 0, (), ""))
     everyone = np.full(12, shares, np.uint64)
     return replace(asked, blobs=lattice_server(parties, key).request(everyone, bound, key))
 
@@ -132,7 +132,7 @@ def test_a_server_that_repeats_its_nonce_gets_other_seeds(monkeypatch):
     monkeypatch.setattr(
         lattice, "claim", lambda store, key, owner: claimed.append(key) or claim(store, key, owner)
     )
-    monkeypatch.setattr(lattice._Server, "_key", lambda self, desk, attempt: bytes(32))
+    monkeypatch.setattr(lattice._Server, "_key", lambda self, context, attempt: bytes(32))
     parties = Parties(LATTICE)
     for round_ in range(3):
         parties.run_round(round_)

@@ -98,7 +98,7 @@ def test_a_box_serves_every_attempt_of_its_round(aggregator):
     assert [m.attempt for m in asked] == [0, 1]
     assert asked[0].blobs["sampled"] == asked[1].blobs["sampled"]
     choices = silo._weights._choices if aggregator.name == "lattice" else silo._choices
-    assert choices.of_round(asked[0]) == choices.of_round(asked[1])
+    assert choices.round_entries(asked[0]) == choices.round_entries(asked[1])
 
 
 @BOTH

@@ -101,7 +101,7 @@ MANY = small_federation(users=600, records=1500)
 
 def test_masked_counts_and_their_sum_are_uniform():
     parties = Parties(LATTICE, federation=MANY)
-    modulus = LATTICE.constants(parties.setting).plan(parties.setting, parties.session).modulus
+    modulus = LATTICE.constants(parties.setting).reciprocals(parties.setting, parties.session).modulus
     told = [parties.silos[name].answer(parties.last("masked counts", name)) for name in parties.names]
     vectors = [answer.arrays["masked"] for answer in told]
     for vector in (*vectors, sum(vectors) % modulus):
@@ -130,8 +130,8 @@ def test_the_servers_shares_are_uniform_and_of_two_rounds_independent():
     assert bits >= 40
     sample = np.ones(600, dtype=bool)
     shares = ServerShares(parties.setting, LATTICE.constants(parties.setting), parties.server)
-    rounds = [shares.of_round(round_, sample) for round_ in (0, 1)]
-    np.testing.assert_array_equal(rounds[0], shares.of_round(0, sample), "once drawn, they stay")
+    rounds = [shares.round_shares(round_, sample) for round_ in (0, 1)]
+    np.testing.assert_array_equal(rounds[0], shares.round_shares(0, sample), "once drawn, they stay")
     first = parties.kept("weights/shares").arrays["shares"]
     for words in (first, *rounds, rounds[0] - rounds[1], first - rounds[0]):
         assert uniform(words.view(np.uint8).reshape(-1, 8)[:, :5].ravel()), "the low 40 bits"

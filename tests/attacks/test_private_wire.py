@@ -102,7 +102,7 @@ def test_an_answer_of_the_wrong_length_is_refused_by_name(name, kind, silo, how,
 
 
 def test_a_silo_that_does_not_cap_its_counts_sends_nothing(monkeypatch):
-    monkeypatch.setattr(SiloWeights, "capped", property(lambda self: self.counts))
+    monkeypatch.setattr(SiloWeights, "capped_counts", property(lambda self: self.counts))
     with pytest.raises(
         SilodpError, match=r"silo 'silo0' refused: counts must lie between 0 and the public cap of 1"
     ):

@@ -119,12 +119,12 @@ def test_another_session_takes_the_place_of_the_last_and_the_last_is_refused():
     with refused("session.unknown"):
         silo.answer(old)
     assert silo.answer(parties.request("update")).arrays["masked"].shape == (5,)
-    assert len(member(parties)._met_last) == 1, "secrets of a session that is over do not stay in memory"
+    assert len(member(parties)._last_session) == 1, "secrets of a session that is over do not stay in memory"
 
 
 def test_secrets_do_not_show_when_a_member_is_printed():
     parties = Parties()
     own = member(parties)
     session = own.session("run")
-    assert "_met_last" not in repr(own)
+    assert "_last_session" not in repr(own)
     assert session.transcript.hex() not in repr(own)

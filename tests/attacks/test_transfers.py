@@ -63,7 +63,7 @@ def test_one_failed_check_ends_the_transfers_of_a_session():
     """Every refusal and every acceptance of an altered column tells one bit of the secret they all rest on."""
     parties = Parties()
     everyone = np.ones(12, dtype=bool)
-    parties.shares.of_round(0, everyone)
+    parties.shares.round_shares(0, everyone)
     sample = parties.sent[-1]
     outcomes: list[str] = []
     zero = parties.silos["silo0"]
@@ -90,7 +90,7 @@ def test_requests_of_the_set_up_name_their_session():
         lie = replace(next(m for m in parties.sent if m.kind == kind), fields={"session": "00" * 32})
         with refused("session.unknown"):
             zero._handlers[kind](lie)
-    parties.shares.of_round(0, np.ones(12, dtype=bool))
+    parties.shares.round_shares(0, np.ones(12, dtype=bool))
     with refused("session.unknown"):
         zero.answer(replace(parties.sent[-1], round=1, fields={"session": "00" * 32}))
 

@@ -20,7 +20,8 @@ from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_epsilon
 from silodp.planning.plan import plan_run
 from silodp.report.formatting import format_bytes
-from silodp.runtime.train import train
+from silodp.runtime.prepare import prepare_run
+from silodp.runtime.train import run, train
 from support.commands import Silodp, assert_sentence
 
 ROOT = Path(__file__).parents[2]
@@ -361,11 +362,12 @@ def test_training_without_privacy_is_added_up_in_clear(
 ) -> None:
     used = {}
 
-    def stop(_f: Any, _t: Any, method: Any, **settings: Any) -> Any:
-        used[method.name] = settings["aggregator"]
-        return train(_f, _t, method, **{**settings, "aggregator": "plain", "accountant": None})
+    def stop(spec: Any, parties: Any, **settings: Any) -> Any:
+        used[spec.method.name] = spec.aggregator
+        in_clear = prepare_run(parties.federation, parties.task, spec.method, rounds=1, seed=0)
+        return run(in_clear, parties, **settings)
 
-    monkeypatch.setattr("silodp.cli.compare.train", stop)
+    monkeypatch.setattr("silodp.cli.compare.run", stop)
     config = made(aggregator="lattice", method={**METHOD, "weighting": "records"}, rounds=1)
     compare_methods(config, config.specs("uldp-avg"), 1, tmp_path)
     assert used["default"] == Plain()

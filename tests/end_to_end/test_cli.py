@@ -262,7 +262,7 @@ class Broken(torch.nn.Linear):
         ("method.weighting=none", "method.weighting = 'none'"),
         ("task.model=nan.py:Broken", "not finite"),
         ("data.users=0", "data.users = 0"),
-        ("data.allocation=even", "allocation is 'even'"),
+        ("data.allocation=even", "allocation = 'even'"),
         ("data={source='heart_disease', root='/nowhere'}", "/nowhere"),
         ("budget={epsilon=1.0, delta=1e-6}", "budget.delta"),
         (

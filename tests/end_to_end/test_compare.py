@@ -18,7 +18,7 @@ from silodp.config.schema import MethodSpec, RunConfig, parse_config
 from silodp.errors import SilodpError
 from silodp.report import plots
 from silodp.report.compare_page import is_level
-from silodp.runtime.train import train
+from silodp.runtime.train import run, train
 
 ROUNDS = 3
 TEXT = "uldp-avg,uldp-avg:weighting=records"
@@ -109,10 +109,10 @@ def test_finished_runs_are_not_repeated(
     seeds = []
 
     def counted(*args: Any, **settings: Any) -> Any:
-        seeds.append(settings["seed"])
-        return train(*args, **settings)
+        seeds.append(args[0].seed)
+        return run(*args, **settings)
 
-    monkeypatch.setattr(module, "train", counted)
+    monkeypatch.setattr(module, "run", counted)
     again = compare_methods(config(), config().specs(TEXT), 2, out)
     assert len(seeds) == 1
     drop = ("seconds",)
@@ -147,7 +147,7 @@ class Empty:
 
 
 def test_a_method_without_any_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "train", lambda _f, _t, method, **_: Empty(method))
+    monkeypatch.setattr(module, "run", lambda spec, *_, **__: Empty(spec.method))
     result = compare_methods(config(), config().specs("uldp-avg"), 2, tmp_path)
     assert result["quantities"] == []
     assert "Nothing was measured" in (tmp_path / "compare.html").read_text()
@@ -177,7 +177,7 @@ def test_every_method_is_checked_before_the_first_one_trains(
         own |= {"local_steps": 2, "expected_batch_size": 4.0, "local_learning_rate": 0.1}
         changes = {**changes, "method": own}
     settings = config(**changes)
-    monkeypatch.setattr(module, "train", pytest.fail)
+    monkeypatch.setattr(module, "run", pytest.fail)
     with pytest.raises(SilodpError, match=f"^method {says}"):
         compare_methods(settings, settings.specs(methods), 1, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -191,7 +191,7 @@ def test_a_curve_that_does_not_fit_is_found_before_training(
     settings = config(
         method=own, delta=1e-4, budgets={"distribution": "three-levels", "levels": [0.5, 1.0, 5.0]}
     )
-    monkeypatch.setattr(module, "train", pytest.fail)
+    monkeypatch.setattr(module, "run", pytest.fail)
     with pytest.raises(SilodpError, match=r"^method 'rpdp:calibration=scf': SCF finds no curve"):
         compare_methods(settings, settings.specs("default,rpdp,rpdp:calibration=scf"), 1, tmp_path)
 

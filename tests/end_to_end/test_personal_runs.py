@@ -139,7 +139,7 @@ def test_no_record_is_charged_more_than_it_asked_for_in_a_run_of_any_length(book
                 events = [(method.accounts.event(q, False), int(last))]
             assert compute_epsilon(events, DELTA, "rdp") <= silo.budget[record] * (1 + 1e-6)
             assert compute_epsilon(events, DELTA, "pld") <= silo.budget[record] * (1 + 1e-6)
-        spent = silos[s].book()
+        spent = silos[s].record_accounts()
         assert (spent["spent"] <= silo.budget).all()
         assert (spent["spent"] > 0.5 * spent["protected"]).any()
     assert sum(group["units"] for group in result.guarantees["released"].groups) == 90
@@ -218,7 +218,7 @@ def test_what_the_filter_has_spent_lives_through_rounds_and_stays_in_the_silo(si
     result = run(replace(FILTER, noise_multiplier=6.0), 4, federation=MIXED, out=tmp_path)
     inside = []
     for silo, data in zip(silos, MIXED.silos, strict=True):
-        book = silo.book()
+        book = silo.record_accounts()
         assert (book["spent"] <= book["limit"]).all()
         assert (book["spent"][book["active"] > 0] > 0).all()
         assert len(book["asked"]) == len(data)
@@ -234,7 +234,7 @@ def test_what_the_filter_has_spent_lives_through_rounds_and_stays_in_the_silo(si
 def test_those_left_out_by_dropout_are_in_the_silos_book_with_nothing_spent(silos):
     run(RpdpDropout(**COMMON, rounds=2, threshold=1.0), 2)
     for silo, data in zip(silos, WHOLE.silos, strict=True):
-        book = silo.book()
+        book = silo.record_accounts()
         np.testing.assert_array_equal(book["spent"] > 0, data.budget >= 1.0)
 
 

@@ -64,7 +64,7 @@ def decrypted_apart(aggregator, monkeypatch) -> list[list[np.ndarray]]:
     """Takes off masks and seals; then gives each silo's own part of every round, in clips."""
     parts: list[list[np.ndarray]] = []
     if aggregator.name == "lattice":
-        decrypt, opened, apart = LatticeServer.decrypt, lattice.opened, []
+        decrypt, opened, apart = LatticeServer.decrypt, lattice.open_sum, []
 
         def all_of(values, seals, group):
             apart.append(values)

@@ -46,7 +46,7 @@ LAW = SamplingRatio(5, 10)
 
 def assert_as_in_clear(aggregator, method, federation=None, rounds=2, **more) -> dict[int, np.ndarray]:
     """The same run in clear, given the sample that i and κ make: the same integers, model and ε."""
-    with released() as hidden, hidden_samples(aggregator.law(method)) as both:
+    with released() as hidden, hidden_samples(aggregator.sampling_ratio(method)) as both:
         result = run(aggregator, method, rounds, federation=federation, **more)
     with released() as clear:
         twin = run(in_clear(aggregator, both.drawn), method, rounds, federation=federation)
@@ -77,7 +77,7 @@ def test_sums_are_those_in_clear(name, silos, users, records, cap, law, sigma):
     federation = small_federation(silos=silos, users=users, records=records)
     aggregator = replace(HIDDEN[name], count_cap=cap, hidden_sample=law[1])
     method = replace(RECORDS, user_sampling=law[0] / law[1], noise_multiplier=sigma)
-    assert aggregator.law(method) == SamplingRatio(*law)
+    assert aggregator.sampling_ratio(method) == SamplingRatio(*law)
     assert_as_in_clear(aggregator, method, federation)
 
 
@@ -250,7 +250,7 @@ def test_no_silo_gets_a_share_that_depends_on_the_sample():
             parties.run_round(round_)
             weights = [parties.silos[name]._side._weights for name in parties.names]
             asked = [parties.last("update", name, round_) for name in parties.names]
-            shares = [w.of_round(request) for w, request in zip(weights, asked, strict=True)]
+            shares = [w.round_shares(request) for w, request in zip(weights, asked, strict=True)]
             assert not any(shares[0][:4].tobytes() in m.blobs["sampled"] for m in asked[1:]), (
                 "the boxes are sealed"
             )
@@ -274,7 +274,8 @@ def test_silo_0_is_sent_fresh_ciphertexts_and_the_server_does_not_see_which():
     p = PAILLIER.parameters(parties.setting)
     server = PaillierServer.unpack(p, parties.server.store.run.get("paillier"))
     chosen = [
-        parties.silos[name]._side._choices.of_round(parties.last("update", name)) for name in parties.names
+        parties.silos[name]._side._choices.round_entries(parties.last("update", name))
+        for name in parties.names
     ]
     assert chosen[0] == chosen[1] == chosen[2]
     key: PrivateKey = server._key
@@ -306,7 +307,7 @@ def test_a_rate_that_is_no_number_of_cells_is_refused(aggregator):
     for rate, cells in ((0.3, 10), (0.3, 20), (0.1, 10), (0.7, 10), (1 / 3, 3), (0.25, 4)):
         private = replace(aggregator, hidden_sample=cells)
         private.check(setting(replace(RECORDS, user_sampling=rate)))
-        assert private.law(replace(RECORDS, user_sampling=rate)).rate == rate
+        assert private.sampling_ratio(replace(RECORDS, user_sampling=rate)).rate == rate
 
 
 @BOTH

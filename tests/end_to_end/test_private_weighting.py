@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from silodp.aggregators import lattice, paillier
+from silodp.aggregators import _private_weights
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
 from silodp.data.benchmarks import data_root, heart_disease
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
-from silodp.methods import weighting
+from silodp.methods import uldp
 from silodp.training.sgd.local import LocalTraining
 from support.clear import described, released
 from support.oracles import small_federation
@@ -98,7 +98,7 @@ def test_the_model_is_that_of_the_floating_run_up_to_what_is_stated(aggregator, 
     still = replace(RECORDS, noise_multiplier=0.0)
     private = replace(aggregator, count_cap=20)
     if aggregator.name == "paillier":  # a dummy record for everyone
-        monkeypatch.setattr(weighting, "weigh_by_records", lambda counts: counts / (counts.sum(axis=0) + 1))
+        monkeypatch.setattr(uldp, "weigh_by_records", lambda counts: counts / (counts.sum(axis=0) + 1))
     with released() as hidden:
         run(private, still, rounds=1)
     with released() as floats:
@@ -120,8 +120,7 @@ def test_everyone_weighs_at_most_one_over_all_silos_and_no_count_lifts_it(aggreg
     still = replace(RECORDS, noise_multiplier=0.0, clip=1.0)
     units = in_clear(private).grid(replace_population(still, users)).units
     rows = np.arange(users), np.eye(users, dtype=np.int64) * units
-    for module in (lattice, paillier):
-        monkeypatch.setattr(module, "integer_rows", lambda *_: iter([rows]))
+    monkeypatch.setattr(_private_weights, "integer_rows", lambda *_: iter([rows]))
     with released() as totals:
         run(private, still, rounds=1, federation=federation)
     totals_of = counts_of(federation, cap).sum(axis=0)

@@ -12,7 +12,7 @@ import torch
 
 from end_to_end.test_masked import AVG
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators._key_agreement import current
+from silodp.aggregators._key_agreement import current_session
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
@@ -72,7 +72,10 @@ class Hidden:
         """β (U,) by round, worked out in Python's integers."""
         return {
             round_: np.array(
-                [int((i - shift) % self.law.places < self.law.drawn) for i, shift in zip(*both, strict=True)]
+                [
+                    int((i - shift) % self.law.denominator < self.law.numerator)
+                    for i, shift in zip(*both, strict=True)
+                ]
             )
             for round_, both in ((r, (self.cells[r].tolist(), self.shifts[r].tolist())) for r in self.cells)
         }
@@ -206,7 +209,7 @@ class Parties:
 
     @property
     def session(self) -> str:
-        return current(self.server.store.run).session
+        return current_session(self.server.store.run).session
 
     def last(self, kind: str, name: str = "silo0", round_: int | None = None) -> Message:
         """The request of this kind that this silo was asked last (in this round)."""

@@ -22,10 +22,9 @@ from silodp.crypto.oblivious_transfer import BaseTransfers, TransferSender
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import PublicKey
 from silodp.crypto.private_sampling import SamplingRatio
-from silodp.errors import CODES
+from silodp.errors import CODES, check_probability
 from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.quantization import Quantizer
-from silodp.mechanisms.sampling import check_probability
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.wire.store import DirectoryStore
 from support.refusals import refused
@@ -95,7 +94,7 @@ def joined(parts: Iterable[list[str] | None]) -> list[str] | None:
 
 def errors(tree: ast.Module) -> Iterator[tuple[int, list[str] | None]]:
     """Line and codes of every `SilodpError` that a module makes, itself or through a helper of its own."""
-    by_helper = helpers(tree)
+    by_helper = {**helpers(tree), "require": None}
     inside = {
         id(node)
         for function in ast.walk(tree)
@@ -160,6 +159,8 @@ def test_codes_are_an_area_and_a_problem_in_alphabetical_order_with_one_line_eac
         ('raise SilodpError("no.", code=failure.code or "run.refused")', ["run.refused"]),
         ('raise SilodpError("no.", code=failure.code or reason)', None),
         ('raise SilodpError("no.", code="run.exists" if full else "run.refused")', ["run.exists", "run.refused"]),
+        ('require(fits, "no.", code="a.b")', ["a.b"]),
+        ('require(fits, "no.")', None),
         ('def refuse(what, code):\n    raise SilodpError(what, code=code)\nrefuse("no", "a.b")', ["a.b"]),
         ('def refuse(what, code):\n    raise SilodpError(what, code=code)\nrefuse("no")', None),
     ],

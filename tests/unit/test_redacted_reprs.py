@@ -392,7 +392,7 @@ def group_secret() -> bytes:
 
 
 def own() -> SiloContext:
-    return parties().silos["silo0"]._side._own
+    return parties().silos["silo0"]._side._context
 
 
 def seed() -> bytes:
@@ -438,7 +438,7 @@ def server():
 
 @case
 def server_shares():
-    side = parties().server.aggregator
+    side = parties().setting.aggregator
     return ServerShares(
         parties().setting, side.constants(parties().setting), parties().server
     ), server_secrets()

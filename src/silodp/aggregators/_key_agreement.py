@@ -1,4 +1,10 @@
-"""How silos come to share keys through a server that only relays (docs/protocols.md, section 2)."""
+"""Key agreement among silos through a server that only relays.
+
+Every silo sends an X25519 key and a nonce signed by its long-term key, which the others have pinned; the session id is
+the hash of all of them and of the run's public constants.
+
+Source: docs/protocols.md, section 2; the first rounds of Bonawitz et al. (CCS 2017).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +23,9 @@ _GREETING = Blob(1, 4096)  # JSON: a name of up to 100 characters of 12 bytes, a
 _SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + OVERHEAD_BYTES)
 
 
-def key_agreement_kinds(names: tuple[str, ...], own: str) -> tuple[Kind, Kind, Kind]:
-    """The messages by which silos meet, as the silo of the name `own` is asked."""
-    order, peers = list(names), [name for name in names if name != own]
+def key_agreement_kinds(names: tuple[str, ...], silo: str) -> tuple[Kind, Kind, Kind]:
+    """Return the messages of the key agreement as the named silo is asked them; `names`: all silos, in order."""
+    order, peers = list(names), [name for name in names if name != silo]
     return (
         Kind("hello", answer=Schema(blobs={"hello": _GREETING})),
         Kind(
@@ -41,12 +47,12 @@ def key_agreement_kinds(names: tuple[str, ...], own: str) -> tuple[Kind, Kind, K
 
 
 Ask = Callable[[dict[str, Message]], dict[str, Message]]
-"""Ask silos, all of whom must answer."""
+"""Send requests to silos, all of which must answer."""
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What the server knows of a session: its id (the transcript's hash, hexadecimal) and its number in the run."""
+    """A session as the server knows it: its id (the transcript's hash, hexadecimal) and its number in the run."""
 
     session: str
     number: int
@@ -55,22 +61,33 @@ class SessionInfo:
 def set_up(
     run: str, names: tuple[str, ...], store: Store, ask: Ask, prepare: Callable[[SessionInfo], None]
 ) -> None:
-    """Set up a session, once in a run: let the silos meet, then `prepare` whatever else it needs.
+    """Set up the run's session: let the silos agree on keys, then call `prepare`; do nothing if one is set up.
 
-    A set-up that was interrupted is not gone on with: it is begun anew, as another session with other secrets.
+    A set-up that was interrupted is not continued: it begins anew, as another session with other secrets.
+
+    Args:
+        run: the run's id.
+        names: the silos, in order.
+        store: the server's, for the run.
+        ask: sends requests.
+        prepare: exchanges what else a session needs.
     """
     if store.get(_READY) is not None:
         return
     stored = store.get(_NUMBER)
     number = 0 if stored is None else int(stored) + 1
     store.put(_NUMBER, str(number).encode())
-    met = SessionInfo(run_key_agreement(run, names, ask, number), number)
-    prepare(met)
-    store.put(_READY, Message("session", run, fields={"session": met.session, "number": number}).encode())
+    info = SessionInfo(run_key_agreement(run, names, ask, number), number)
+    prepare(info)
+    store.put(_READY, Message("session", run, fields={"session": info.session, "number": number}).encode())
 
 
-def current(store: Store) -> SessionInfo:
-    """The session that was set up."""
+def current_session(store: Store) -> SessionInfo:
+    """Return the session that was set up.
+
+    Raises:
+        SilodpError: there is none.
+    """
     stored = store.get(_READY)
     if stored is None:
         raise SilodpError("the silos have no session yet: begin a new run.", code="session.missing")
@@ -78,7 +95,17 @@ def current(store: Store) -> SessionInfo:
 
 
 def run_key_agreement(run: str, names: tuple[str, ...], ask: Ask, number: int = 0) -> str:
-    """The server's side: relay greetings, signatures and sealed contributions; gives the session's id."""
+    """Relay keys, signatures and sealed contributions between silos, and return the session's id.
+
+    Args:
+        run: the run's id.
+        names: the silos, in order.
+        ask: sends requests.
+        number: of the session in the run, counted from 0.
+
+    Raises:
+        SilodpError: the silos have computed different session ids.
+    """
     answers = ask(_to_all(names, Message("hello", run, attempt=number)))
     hellos = {name: answer.blobs["hello"] for name, answer in answers.items()}
     seen = ask(_to_all(names, Message("roster", run, 0, number, {"order": list(names)}, blobs=hellos)))
@@ -108,17 +135,20 @@ def _to_all(names: tuple[str, ...], message: Message) -> dict[str, Message]:
 
 @dataclass(frozen=True)
 class SiloKeyAgreement:
-    """A silo's side of the set-up, and its durable memory of the session.
+    """A silo's side of the key agreement, and its durable memory of the session.
 
-    `pins`: the long-term keys of all silos of the run. `constants`: what is public, as this silo knows it. `store`:
-    what lasts as long as the run.
+    Attributes:
+        identity: the silo's long-term key.
+        pins: the long-term public keys of all silos of the run.
+        constants: the public constants, as this silo knows them.
+        store: what lasts as long as the run.
     """
 
     identity: Identity
     pins: Mapping[str, bytes]
     constants: str
     store: Store
-    _met_last: dict[tuple[object, ...], Session] = field(
+    _last_session: dict[tuple[object, ...], Session] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -128,7 +158,11 @@ class SiloKeyAgreement:
         return {"hello": self._hello, "roster": self._roster, "confirm": self._confirm}
 
     def session(self, run: str, session: str | None = None) -> Session:
-        """The session confirmed last.
+        """Return the session confirmed last.
+
+        Args:
+            run: the run's id.
+            session: the id of the session that a request names; None: not compared.
 
         Raises:
             SilodpError: there is none, or it is not the one that a request names.
@@ -140,17 +174,17 @@ class SiloKeyAgreement:
                 "is lost; begin a new run.",
                 code="session.missing",
             )
-        met = self._met(run, int(number))
-        if session is not None and session != met.transcript.hex():
+        info = self._load_session(run, int(number))
+        if session is not None and session != info.transcript.hex():
             raise SilodpError(
                 f"silo '{self.identity.name}' was asked in the name of another session: an old message was played "
                 "back, or the server has lost its state; nothing was sent.",
                 code="session.unknown",
             )
-        return met
+        return info
 
     def group_secret(self, run: str) -> bytes:
-        """R, which all silos of the session know."""
+        """Return R (32 bytes), which all silos of the session know and the server does not."""
         self.session(run)
         number = int(self._kept("confirmed"))
         return Message.decode(self._kept(f"group/{number}")).blobs["group"]
@@ -165,12 +199,12 @@ class SiloKeyAgreement:
 
     def _roster(self, request: Message) -> Message:
         self.store.put(f"session/roster/{request.attempt}", request.encode())
-        session = self._met(request.run, request.attempt)
+        session = self._load_session(request.run, request.attempt)
         sealed = {f"to/{peer}": box for peer, box in session.seal_contributions().items()}
         return request.reply(signature=session.signature(), **sealed)
 
     def _confirm(self, request: Message) -> Message:
-        session = self._met(request.run, request.attempt)
+        session = self._load_session(request.run, request.attempt)
         session.confirm({n: request.blobs.get(f"signature/{n}", b"") for n in session.roster})
         group = session.group_secret({n: request.blobs.get(f"sealed/{n}", b"") for n in session.roster})
         kept = Message("group", request.run, blobs={"group": group})
@@ -179,19 +213,22 @@ class SiloKeyAgreement:
         answer = request.reply()
         return replace(answer, fields={"session": session.transcript.hex()})
 
-    def _met(self, run: str, number: int) -> Session:
-        """A session from the store. Its signatures are verified and its keys derived once in a process, and again when
-        anything that this rests on is not, to the byte, what it was then: the stored secrets and roster, or a pin."""
+    def _load_session(self, run: str, number: int) -> Session:
+        """Return a session from the store.
+
+        Its signatures are verified and its keys derived once in a process, and again if any input differs from that
+        time: the stored secrets and roster, or a pin.
+        """
         opening, roster = self._kept(f"opening/{number}"), self._kept(f"roster/{number}")
         read = (run, number, opening, roster, tuple(sorted(self.pins.items())))
-        session = self._met_last.get(read)
+        session = self._last_session.get(read)
         if session is None:
-            session = self._meet(run, Message.decode(opening), Message.decode(roster))
-            self._met_last.clear()  # secrets of sessions that are over need not stay in memory
-            self._met_last[read] = session
+            session = self._agree(run, Message.decode(opening), Message.decode(roster))
+            self._last_session.clear()  # secrets of earlier sessions need not stay in memory
+            self._last_session[read] = session
         return session
 
-    def _meet(self, run: str, opening: Message, roster: Message) -> Session:
+    def _agree(self, run: str, opening: Message, roster: Message) -> Session:
         hellos = [
             ClientHello.from_bytes(roster.blobs.get(name, b""), name)
             for name in roster.fields.get("order", [])

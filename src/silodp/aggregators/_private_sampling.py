@@ -1,12 +1,15 @@
-"""Sampling that nobody knows (docs/protocols.md, section 5): what `lattice` and `paillier` share of it.
+"""User sampling whose result nobody knows: what `lattice` and `paillier` share of it (docs/protocols.md, section 5).
 
     set-up   base transfers in which silo 0, the first on the roster, will choose among what the server offers
     round    server ─ sample ─► silo 0, which answers with its request for the entries κ_u that all silos derive;
              server ─ chosen: tables made from its own secret i_u ─► silo 0, which opens its entries and answers with
              one sealed box for each other silo; every later attempt at the round carries these boxes
 
-β_u is decided by i_u and κ_u together; the server never knows κ, the silos never i. Each message is sent once in a
-round, and what makes it is kept durably first, so that no restart draws, or asks, a second time.
+User u takes part if (i_u − κ_u) mod P < k; the server never knows κ, the silos never know i. Each message is sent once
+in a round, and what determines it is stored first, so that no restart draws, or asks, a second time.
+
+Source: the sub-sampling of ULDP-FL (Kato et al.), whose rule for who is selected is inverted; transfers by Chou and
+Orlandi (LATINCRYPT 2015), extended as by Ishai et al. (CRYPTO 2003).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeVar
 
-from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current
+from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
 from silodp.aggregators.attempts import SEALED_SAMPLE_BLOB
 from silodp.aggregators.base import Handler, ServerContext
 from silodp.aggregators.run_spec import RunSpec
@@ -31,7 +34,7 @@ from silodp.crypto.oblivious_transfer import (
     TransferReceiver,
     TransferSender,
 )
-from silodp.crypto.private_sampling import MOST_PLACES, SILO_CHOOSES, SamplingRatio
+from silodp.crypto.private_sampling import MOST_CELLS, SILO_CHOOSES, SamplingRatio
 from silodp.errors import SilodpError
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
@@ -46,10 +49,10 @@ ASSUMPTION = (
 
 
 def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
-    """k of P, so that k/P is the method's sampling rate; None where the server draws the sample.
+    """Return k of P, so that k/P is the method's sampling rate; None where the server draws the sample.
 
     Raises:
-        SilodpError: the rate is 1, or no k/P.
+        SilodpError: the rate is 1, or no multiple of 1/P; P is out of range.
     """
     if places is None:
         return None
@@ -61,15 +64,15 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
             code="argument.conflict",
             field="hidden_sample",
         )
-    if not 2 <= places <= MOST_PLACES:
+    if not 2 <= places <= MOST_CELLS:
         raise SilodpError(
-            f"hidden_sample = {places}: set a number of cells from 2 to {MOST_PLACES:,}.",
+            f"hidden_sample = {places}: set a number of cells from 2 to {MOST_CELLS:,}.",
             code="argument.value",
             field="hidden_sample",
         )
     drawn = round(rate * places)
     if drawn < 1 or drawn / places != rate:
-        nearest = Fraction(rate).limit_denominator(MOST_PLACES)
+        nearest = Fraction(rate).limit_denominator(MOST_CELLS)
         does = float(nearest) == rate
         remedy = (
             f"hidden_sample = {nearest.denominator}" if does else f"user_sampling = {max(drawn, 1)}/{places}"
@@ -84,7 +87,7 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
 
 
 def blame_silo(silo: str, finish: Callable[[], V]) -> V:
-    """The result, or an error that names the silo whose answer did not fit."""
+    """Call `finish`; if it raises, name the silo whose answer was wrong in the error."""
     try:
         return finish()
     except SilodpError as error:
@@ -92,7 +95,7 @@ def blame_silo(silo: str, finish: Callable[[], V]) -> V:
 
 
 def choice_kinds() -> tuple[Kind, Kind]:
-    """The base transfers in which silo 0 will choose; asked of it alone, in the set-up."""
+    """Return the messages of the base transfers in which silo 0 is to choose; it alone is asked them, in the set-up."""
     session: dict[str, Check] = {"session": is_digest}
     return (
         Kind("choice base", Schema(session), Schema(blobs={"offer": Blob.of(OFFER_BYTES)})),
@@ -100,63 +103,76 @@ def choice_kinds() -> tuple[Kind, Kind]:
     )
 
 
-def chosen_kind(setting: RunSpec, law: SamplingRatio, width: int, entry: int) -> Kind:
-    """The tables that silo 0 chooses from, with entries of `width` words, of which it passes on `entry` bytes."""
+def chosen_kind(setting: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> Kind:
+    """Return the message with the tables that silo 0 chooses from.
+
+    Args:
+        setting: public constants.
+        ratio: P entries a table.
+        width: words of an entry.
+        entry: bytes of it that silo 0 passes on, for each user.
+    """
     users = setting.population.users
     box = Blob.of(users * entry + OVERHEAD_BYTES)
     return Kind(
         "chosen",
         Schema(
-            {"session": is_digest}, blobs={"answer": Blob.of(lookup.answer_bytes(users, law.places, width))}
+            {"session": is_digest},
+            blobs={"answer": Blob.of(lookup.answer_bytes(users, ratio.denominator, width))},
         ),
         Schema(blobs={f"to/{name}": box for name in setting.names[1:]}),
     )
 
 
-def choice_blob(setting: RunSpec, law: SamplingRatio) -> Blob:
-    """Silo 0's request for its entries."""
-    return Blob.of(lookup.request_bytes(setting.population.users, law.places))
+def choice_blob(setting: RunSpec, ratio: SamplingRatio) -> Blob:
+    """Return the type of silo 0's request for its entries."""
+    return Blob.of(lookup.request_bytes(setting.population.users, ratio.denominator))
 
 
 def box_blob(setting: RunSpec, name: str, entry: int) -> dict[str, Blob]:
-    """What an update carries for one silo: what silo 0 sealed for it, `entry` bytes a person; nothing for silo 0."""
+    """Return the blob of an update that silo 0 sealed for one silo, `entry` bytes a user; none for silo 0 itself."""
     size = setting.population.users * entry + OVERHEAD_BYTES
     return {} if name == setting.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}
 
 
 @dataclass(frozen=True)
 class OtServer:
-    """The server's side: it offers silo 0 tables, and does not learn which entries it takes."""
+    """The server's side: it offers tables to silo 0, and does not learn which entries silo 0 takes."""
 
     setting: RunSpec
-    desk: ServerContext
+    context: ServerContext
 
-    def set_up(self, met: SessionInfo) -> None:
-        """Base transfers; the server's own part of them is kept before silo 0 can use them."""
+    def set_up(self, info: SessionInfo) -> None:
+        """Make the base transfers; the server's part of them is stored before silo 0 can use them."""
         zero = self.setting.names[0]
-        offer = self._ask("choice base", met, 0, met.number).blobs["offer"]
-        session = bytes.fromhex(met.session)
+        offer = self._ask("choice base", info, 0, info.number).blobs["offer"]
+        session = bytes.fromhex(info.session)
         sender, reply = blame_silo(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
-        self.desk.store.run.put("hidden/transfers", sender.pack())
-        self._ask("choice keys", met, 0, met.number, reply=reply)
+        self.context.store.run.put("hidden/transfers", sender.pack())
+        self._ask("choice keys", info, 0, info.number, reply=reply)
 
-    def asked(self, round_: int, **request: bytes) -> Message:
-        """Silo 0's request for its entries of this round's tables, and its answer to the server's own `request`."""
-        return self._ask("sample", current(self.desk.store.run), round_, 0, **request)
+    def request_sample(self, round_: int, **request: bytes) -> Message:
+        """Ask silo 0 for its request for entries of this round's tables; `request`: what the server looks up there."""
+        return self._ask("sample", current_session(self.context.store.run), round_, 0, **request)
 
-    def passed_on(
+    def relay_entries(
         self, round_: int, asked: Message, offer: Callable[[TransferSender, bytes], bytes]
     ) -> dict[str, bytes]:
-        """What silo 0 sealed for each other silo, of the entries it opened of what `offer` makes.
+        """Offer silo 0 its entries, and return what it sealed for each other silo.
+
+        Args:
+            round_: counted from 0.
+            asked: the answer to `request_sample`.
+            offer: makes the tables' encryption for a request.
 
         Raises:
-            SilodpError: silo 0 asks a second time or passes on something else; or its request fails the check, after
-                which nothing is offered.
+            SilodpError: silo 0 asks a second time, otherwise than the first time; or its request fails the consistency
+                check, after which nothing is offered in this run.
         """
-        zero, store = self.setting.names[0], self.desk.store.run
+        zero, store = self.setting.names[0], self.context.store.run
         choice = asked.blobs["choice"]
         sender = TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
-        if not claim(self.desk.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
+        if not claim(self.context.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
             raise SilodpError(
                 f"silo '{zero}' asked for entries of round {round_ + 1} a second time, otherwise than the first time: "
                 "two entries of one person would show the server's share; nothing was sent.",
@@ -171,30 +187,36 @@ class OtServer:
         try:
             offered = blame_silo(zero, lambda: offer(sender, choice))
         except SilodpError:
-            # Every further check would tell one bit of the secret that all transfers rest on; a cut request tells none.
+            # Every further check would tell silo 0 one bit of the secret that all transfers rest on; a request of the
+            # wrong length tells none.
             if sender.ended:
                 store.put("hidden/ended", b"ended")
             else:
-                self.desk.store.round(round_).drop("hidden choice")
+                self.context.store.round(round_).drop("hidden choice")
             raise
-        answer = self._ask("chosen", current(store), round_, 0, answer=offered)
+        answer = self._ask("chosen", current_session(store), round_, 0, answer=offered)
         return {name: answer.blobs[f"to/{name}"] for name in self.setting.names[1:]}
 
-    def _ask(self, kind: str, met: SessionInfo, round_: int, number: int, **blobs: bytes) -> Message:
-        request = Message(kind, self.setting.run, round_, number, {"session": met.session}, blobs=blobs)
+    def _ask(self, kind: str, info: SessionInfo, round_: int, number: int, **blobs: bytes) -> Message:
+        request = Message(kind, self.setting.run, round_, number, {"session": info.session}, blobs=blobs)
         zero = self.setting.names[0]
-        return self.desk.ask_all({zero: request})[zero]
+        return self.context.ask_all({zero: request})[zero]
 
 
 @dataclass(frozen=True)
 class OtClient:
-    """A silo's side: silo 0 chooses for all, and seals what it got for each of the others.
+    """A silo's side: silo 0 chooses for all silos, and seals what it received for each of the others.
 
-    `opened` makes of a round, silo 0's request and the server's answer what the silos need of it.
+    Attributes:
+        setting: public constants.
+        ratio: k of P.
+        member: the silo's key agreement.
+        store: the silo's memory of the run.
+        opened: returns what silos need, of a round's "chosen" request, silo 0's lookup and the server's answer.
     """
 
     setting: RunSpec
-    law: SamplingRatio
+    ratio: SamplingRatio
     member: SiloKeyAgreement
     store: RoundStore
     opened: Callable[[Message, Lookup, bytes], bytes] = field(repr=False)
@@ -205,16 +227,16 @@ class OtClient:
         return {"choice base": self._base, "choice keys": self._keys, "chosen": self._chosen}
 
     def sample(self, request: Message) -> Message:
-        """Silo 0's request for a round's entries, where it is asked for nothing else."""
+        """Answer "sample" with silo 0's request for a round's entries, where nothing else is asked."""
         self._session(request)
         return request.reply(choice=self.choice(request))
 
     def choice(self, request: Message) -> bytes:
-        """Silo 0's request for a round's entries, the same whenever it is asked for."""
+        """Return silo 0's request for a round's entries; every call returns the same bytes."""
         return self._lookup(request).message
 
-    def of_round(self, request: Message) -> bytes:
-        """What was chosen for a round: silo 0's own, or what it sealed for this silo.
+    def round_entries(self, request: Message) -> bytes:
+        """Return the entries chosen for a round: from silo 0's store, or from the box that it sealed for this silo.
 
         Raises:
             SilodpError: there is none, or the box was not sealed by silo 0 for this silo and round.
@@ -223,13 +245,13 @@ class OtClient:
         zero = session.roster[0]
         if session.name != zero:
             return session.decrypt(zero, request.blobs[SEALED_SAMPLE_BLOB], *_use(request))
-        own = self.store.round(request.round).get("drawn")
-        if own is None:
+        entries = self.store.round(request.round).get("drawn")
+        if entries is None:
             raise SilodpError(
                 f"silo '{zero}' was asked for round {request.round + 1} before it chose for it: nothing was sent.",
                 code="gate.order",
             )
-        return own
+        return entries
 
     def _base(self, request: Message) -> Message:
         base = BaseTransfers(self._session(request).transcript, SILO_CHOOSES)
@@ -256,7 +278,7 @@ class OtClient:
         return self.member.session(request.run, request.fields["session"])
 
     def _place(self, request: Message, what: str) -> str:
-        """Of one session: transfers of another one would be used a second time."""
+        """Return a key for one session: base transfers must not serve two."""
         return f"{what}/{request.fields['session']}"
 
     def _lookup(self, request: Message) -> Lookup:
@@ -266,7 +288,7 @@ class OtClient:
         receiver = TransferReceiver.unpack(self._stored(self._place(request, "choices")), 0)
         session = self.member.session(request.run)
         secret, users = self.member.group_secret(request.run), self.setting.population.users
-        part = private_sampling.ask(receiver, secret, session.transcript, users, self.law, request.round)
+        part = private_sampling.ask(receiver, secret, session.transcript, users, self.ratio, request.round)
         self.store.round(request.round).put("choice", part.pack())
         return part
 
@@ -281,5 +303,5 @@ class OtClient:
 
 
 def _use(request: Message) -> tuple[str | int, ...]:
-    """What the keys of a round's boxes are derived for."""
+    """Return the purpose that the keys of a round's boxes are derived for."""
     return SEALED_SAMPLE_BLOB, request.round

@@ -1,7 +1,12 @@
-"""What `lattice` and `paillier` share: weights by records that are applied where nobody sees them."""
+"""What `lattice` and `paillier` share: weights by record counts, applied where nobody sees them.
+
+In their rounds every silo multiplies what the server encrypted, a share of 1/N[u] for every person, by n[s,u] times the
+person's clipped row on a grid, and adds noise, masks and a seal (docs/protocols.md, sections 3 to 5).
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +15,20 @@ import numpy as np
 from silodp.accounting.guarantee import Adversary, View
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
 from silodp.aggregators._private_sampling import sampling_ratio
-from silodp.aggregators.base import RECIPIENT, Aggregator, Visibility
-from silodp.aggregators.masked import MinSilosMixin
+from silodp.aggregators.attempts import MaskedAggregator, MaskedSilo
+from silodp.aggregators.base import RECIPIENT, LocalUpdateFn, Visibility
 from silodp.aggregators.run_spec import RunSpec
+from silodp.crypto.keys import Session
 from silodp.crypto.private_sampling import SamplingRatio
+from silodp.crypto.secure_aggregation import RoundAttempt
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream
 from silodp.mechanisms.quantization import Quantizer
 from silodp.methods.base import Method
+from silodp.wire.messages import Message
+
+Rows = Iterator[tuple[np.ndarray, np.ndarray]]
+"""Chunks of (owners (r,), rows in grid steps (r, d))."""
 
 _EACH_SILO = Visibility(
     "Each silo",
@@ -47,21 +58,26 @@ _SAMPLE_UNKNOWN = (
 )
 
 
-class PrivateWeighting(MinSilosMixin, Aggregator):
-    """Aggregators under which nobody learns a count; `hidden_sample` P is a field of theirs.
+class PrivateWeighting(MaskedAggregator):
+    """Aggregators under which nobody learns a count; `count_cap` and `hidden_sample` P are fields of theirs.
 
     With P cells, nobody learns who is sampled either: the server draws one cell for each person, the silos another
     one, and a person takes part where the one is within k cells of the other; the sampling rate must be k/P.
     """
 
+    count_cap: int
     hidden_sample: int | None
 
-    adds_integers = True
     weights_privately = True
     protocol_assumptions: tuple[str, ...]
-    """Of the protocol while the server draws the sample."""
+    """What hiding counts rests on."""
     first_silo: tuple[Visibility, ...] = ()
-    """What else silo 0 sees then, if anything."""
+    """What else silo 0 sees where the server draws the sample."""
+
+    @property
+    def samples_users_privately(self) -> bool:
+        """Whether nobody, the server included, knows who is sampled."""
+        return self.hidden_sample is not None
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -76,55 +92,108 @@ class PrivateWeighting(MinSilosMixin, Aggregator):
             return (*_SAMPLE_UNKNOWN, RECIPIENT)
         return (*_SAMPLE_DRAWN_BY_SERVER, *self.first_silo, RECIPIENT)
 
-    @property
-    def samples_users_privately(self) -> bool:
-        """Whether nobody, the server included, knows who is sampled."""
-        return self.hidden_sample is not None
-
-    def law(self, method: Method) -> SamplingRatio | None:
-        """How persons are drawn, where nobody is to know whom."""
+    def sampling_ratio(self, method: Method) -> SamplingRatio | None:
+        """Return k of P, by which persons are drawn where nobody is to know whom; None: the server draws them."""
         return sampling_ratio(method, self.hidden_sample)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """Everyone sees the sum; the server alone, if it draws the sample, knows it; nobody knows counts."""
-        m, known = self.min_silos_for(silos), self.law(method) is None
+        """Return what each sees: everyone the sum; the server the sample, if it draws it; nobody counts."""
+        m, known = self.min_silos_for(silos), self.sampling_ratio(method) is None
         return {
             "released": View("released", silos, shares_for=m, survivors=survivors),
             "server": View("server", silos, knows_sample=known, shares_for=m, survivors=survivors),
             "silo": View("silo", silos, shares_for=m, survivors=survivors),
         }
 
+    def bounds_of(self, setting: RunSpec) -> Bounds:
+        """Return the bounds of the rows; refuse methods that have no weights to hide.
 
-def check_private_weights(setting: RunSpec, name: str) -> Bounds:
-    """Refuse methods that have no weights to hide."""
-    bounds = setting.bounds
-    if bounds is None or not setting.method.needs_counts:
-        raise SilodpError(
-            f"aggregator = '{name}' hides weights by records, and {setting.method.name} as it is set uses none: set "
-            "weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'.",
-            code="argument.conflict",
-            field="aggregator",
+        Raises:
+            SilodpError: the method does not weight by records.
+        """
+        bounds = setting.bounds
+        if bounds is None or not setting.method.needs_counts:
+            raise SilodpError(
+                f"aggregator = '{self.name}' hides weights by records, and {setting.method.name} as it is set uses "
+                "none: set weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'.",
+                code="argument.conflict",
+                field="aggregator",
+            )
+        return bounds
+
+    def describe_grid(self, setting: RunSpec, units: int) -> dict[str, Any]:
+        """Return the first lines of `describe`; `units`: grid steps to the clip."""
+        return {
+            "silos needed in a sum": setting.population.m,
+            "count cap per person and silo": self.count_cap,
+            "grid steps to the clip": units,
+        }
+
+    def describe_sampling(self, setting: RunSpec, entry: int, lookups: int) -> dict[str, Any]:
+        """Return what it costs that nobody knows the sample; nothing where the server draws it.
+
+        Args:
+            setting: public constants.
+            entry: bytes that silo 0 chooses for one person.
+            lookups: tables that it chooses from for one person and round.
+        """
+        ratio, silos, users = (
+            self.sampling_ratio(setting.method),
+            setting.population.silos,
+            setting.population.users,
         )
-    return bounds
+        if ratio is None:
+            return {}
+        table = (
+            ratio.denominator * entry + 16 * (ratio.denominator - 1).bit_length()
+        )  # entries, and transfers to choose one
+        return {
+            "sampling": f"{ratio.numerator} of {ratio.denominator} cells for every person; nobody knows who is sampled",
+            "bytes between server and silo 0 for it, per round": users
+            * (lookups * table + (silos - 1) * entry),
+        }
 
 
-def described_sampling(
-    law: SamplingRatio | None, silos: int, users: int, entry: int, lookups: int
-) -> dict[str, Any]:
-    """What it costs that nobody knows the sample, for people; `entry`: bytes that silo 0 chooses for one person."""
-    if law is None:
-        return {}
-    table = law.places * entry + 16 * (law.places - 1).bit_length()  # entries, and transfers to choose one
-    return {
-        "sampling": f"{law.drawn} of {law.places} cells for every person; nobody knows who is sampled",
-        "bytes between server and silo 0 for it, per round": users * (lookups * table + (silos - 1) * entry),
-    }
+class PrivateWeightingSilo(MaskedSilo):
+    """A silo's side: its rows on the grid and its noise, multiplied and hidden as a subclass does it."""
+
+    def answer(
+        self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
+    ) -> tuple[Message, int]:
+        """Answer an update: clip, draw the noise of the release once, multiply chunk by chunk."""
+        update, _, stream = work(attempt.release)
+        if not isinstance(update, ClippedRowStream):
+            raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
+        drawn = self._seals.get_or_draw(request, attempt, lambda: self.draw_noise(update.bounds, stream))
+        refused = [0]
+        rows = integer_rows(update, self.grid(update.bounds), refused)
+        blobs = self.multiply(
+            request, session, attempt, rows, drawn
+        )  # consumes `rows`, which counts into `refused`
+        return request.reply(**blobs), refused[0]
+
+    @abstractmethod
+    def grid(self, bounds: Bounds) -> Quantizer:
+        """Return the grid of the rows."""
+
+    @abstractmethod
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
+        """Draw this silo's share of noise for one release; it is kept for further attempts at the release."""
+
+    @abstractmethod
+    def multiply(
+        self,
+        request: Message,
+        session: Session,
+        attempt: RoundAttempt,
+        rows: Rows,
+        noise: dict[str, np.ndarray],
+    ) -> dict[str, bytes]:
+        """Return the blobs of the answer: the weighted sum of the rows, noise, masks and seal."""
 
 
-def integer_rows(
-    update: ClippedRowStream, grid: Quantizer, refused: list[int]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(owners, rows in grid steps), chunk by chunk; counts the rows that were not finite."""
+def integer_rows(update: ClippedRowStream, grid: Quantizer, refused: list[int]) -> Rows:
+    """Yield an update's rows on the grid, chunk by chunk; add the rows that were not finite to `refused`."""
     for chunk in update.chunks:
         refused[0] += chunk.refused
         yield chunk.owners.cpu().numpy(), grid.truncated(chunk)

@@ -1,8 +1,10 @@
-"""Shares of the weights 1/N[u], between the server and the silos; nobody learns a count (docs/protocols.md, section 3).
+"""Additive shares of the weights ⌊2^k/N[u]⌋ between the server and the silos; nobody learns a count N[u].
 
-Set-up, once in a session: masked counts to the server, base transfers with silo 0, one lookup per person. With user
-sampling, one transfer per person and round; where nobody is to know the sample, two lookups. Silo 0 is the first on the
-roster; it must answer where persons are sampled.
+Set-up, once in a session: masked counts to the server, base transfers with silo 0, one lookup per user. With user
+sampling, one transfer per user and round; where nobody is to know the sample, two lookups. Silo 0 is the first on the
+roster; it must answer every round if users are sampled.
+
+Source: docs/protocols.md, section 3.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current
+from silodp.aggregators._key_agreement import SessionInfo, SiloKeyAgreement, current_session
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
@@ -58,23 +60,30 @@ _SHARES = "weights/shares"
 
 
 @dataclass(frozen=True)
-class Constants:
-    """n_max, k and T: what `ReciprocalParameters` needs besides the session; P, where nobody may know the sample."""
+class ShareConstants:
+    """Public constants of the shares.
+
+    Attributes:
+        count_cap: n_max.
+        weight_bits: k.
+        word_bits: T; shares are modulo 2^T.
+        places: P, where nobody may know the sample; None where the server draws it.
+    """
 
     count_cap: int
     weight_bits: int
     word_bits: int
     places: int | None = None
 
-    def plan(self, setting: RunSpec, session: str) -> ReciprocalParameters:
-        """For one session."""
+    def reciprocals(self, setting: RunSpec, session: str) -> ReciprocalParameters:
+        """Return the parameters of the lookups of one session."""
         cap = setting.population.silos * self.count_cap
         return ReciprocalParameters(
             bytes.fromhex(session), setting.population.users, cap, self.weight_bits, self.word_bits
         )
 
-    def law(self, setting: RunSpec) -> SamplingRatio | None:
-        """How persons are drawn, where nobody is to know whom."""
+    def sampling_ratio(self, setting: RunSpec) -> SamplingRatio | None:
+        """Return k of P, where nobody is to know the sample; None where the server draws it."""
         return sampling_ratio(setting.method, self.places)
 
 
@@ -84,73 +93,75 @@ def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordG
 
 @dataclass(frozen=True)
 class ServerShares:
-    """The server's shares a_u of the weights, and a'_u of the sampled ones. Kept durably: each is drawn once."""
+    """The server's shares a_u of the weights, and a'_u of a round's sampled weights; each is stored and drawn once."""
 
     setting: RunSpec
-    constants: Constants
-    desk: ServerContext
+    constants: ShareConstants
+    context: ServerContext
 
-    def set_up(self, met: SessionInfo) -> None:
-        """Masked counts, base transfers, one lookup per person."""
-        plan, run = self.constants.plan(self.setting, met.session), self.setting.run
+    def set_up(self, info: SessionInfo) -> None:
+        """Collect masked counts, make base transfers, and look up one reciprocal per user."""
+        plan, run = self.constants.reciprocals(self.setting, info.session), self.setting.run
         zero = self.setting.names[0]
         base = BaseTransfers(plan.session, SERVER_CHOOSES)
-        offered = self._ask_zero("base", met, offer=base.offer)
+        offered = self._ask_zero("base", info, offer=base.offer)
         receiver = blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
-        request = Message("masked counts", run, 0, met.number, {"session": met.session})
-        counts = self.desk.ask_all({name: request for name in self.setting.names})
+        request = Message("masked counts", run, 0, info.number, {"session": info.session})
+        counts = self.context.ask_all({name: request for name in self.setting.names})
         group, _ = _counted(plan, self.setting.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
         counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
-        answer = self._ask_zero("reciprocals", met, request=awaited.message)
+        answer = self._ask_zero("reciprocals", info, request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
-        if self.constants.law(self.setting) is not None:
-            OtServer(self.setting, self.desk).set_up(met)
+        if self.constants.sampling_ratio(self.setting) is not None:
+            OtServer(self.setting, self.context).set_up(info)
         self._keep(
-            self.desk.store.run,
+            self.context.store.run,
             _SHARES,
             {"shares": shares},
             {"receiver": receiver.pack()},
             {"counter": receiver.counter},
         )
 
-    def of_round(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
-        """Shares of v_u, or of β_u·v_u for a sample β (U,)."""
+    def round_shares(self, round_: int, sample: NDArray[np.bool_] | None) -> Shares:
+        """Return shares (U,) of v_u = ⌊2^k/N[u]⌋, or of β_u·v_u for a sample β (U,)."""
         kept = self._kept()
         if sample is None:
             return kept.arrays["shares"]
-        done = self.desk.store.round(round_).get("weights")
+        done = self.context.store.round(round_).get("weights")
         if done is not None:
             return Message.decode(done).arrays["shares"]
         awaited = self._awaited(round_, sample, kept)
-        answer = self._ask_zero("sample", current(self.desk.store.run), round_, request=awaited.message)
+        answer = self._ask_zero(
+            "sample", current_session(self.context.store.run), round_, request=awaited.message
+        )
         shares = blame_silo(self.setting.names[0], lambda: awaited.finish(answer.blobs["answer"]))
-        self._keep(self.desk.store.round(round_), "weights", {"shares": shares})
+        self._keep(self.context.store.round(round_), "weights", {"shares": shares})
         return shares
 
-    def of_hidden_round(self, round_: int, law: SamplingRatio) -> tuple[Shares, dict[str, bytes]]:
-        """Shares of β_u·v_u for a sample that nobody knows; and silo 0's part, sealed for each other silo."""
-        done = self.desk.store.round(round_).get("weights")
+    def private_round_shares(self, round_: int, ratio: SamplingRatio) -> tuple[Shares, dict[str, bytes]]:
+        """Return shares (U,) of β_u·v_u for a sample nobody knows, and silo 0's part, sealed for each other silo."""
+        done = self.context.store.round(round_).get("weights")
         if done is not None:
             return Message.decode(done).arrays["shares"], Message.decode(done).blobs
-        kept, offers = self._kept(), OtServer(self.setting, self.desk)
-        awaited = self._awaited(round_, law, kept)
-        asked = offers.asked(round_, request=awaited.message)
+        kept, offers = self._kept(), OtServer(self.setting, self.context)
+        awaited = self._awaited(round_, ratio, kept)
+        asked = offers.request_sample(round_, request=awaited.message)
         shares = blame_silo(self.setting.names[0], lambda: awaited.finish(asked.blobs["answer"]))
-        own = kept.arrays["shares"]
-        boxes = offers.passed_on(
+        weights = kept.arrays["shares"]
+        boxes = offers.relay_entries(
             round_,
             asked,
-            lambda sender, choice: answer_unknown(sender, awaited, law, own, choice),
+            lambda sender, choice: answer_unknown(sender, awaited, ratio, weights, choice),
         )
-        self._keep(self.desk.store.round(round_), "weights", {"shares": shares}, boxes)
+        self._keep(self.context.store.round(round_), "weights", {"shares": shares}, boxes)
         return shares, boxes
 
     def _awaited(self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message) -> PendingLookup:
-        """The request of a round, stored before it is sent: a second one would show where the two differ."""
-        plan = self.constants.plan(self.setting, current(self.desk.store.run).session)
-        stored = self.desk.store.round(round_).get("weights asked")
+        """Return the request of a round, stored before it is sent: a second one would show where the samples differ."""
+        plan = self.constants.reciprocals(self.setting, current_session(self.context.store.run).session)
+        stored = self.context.store.round(round_).get("weights asked")
         if stored is None:
             receiver = TransferReceiver.unpack(kept.blobs["receiver"], kept.fields["counter"])
             server, shares = Server(plan, receiver), kept.arrays["shares"]
@@ -160,16 +171,16 @@ class ServerShares:
                 else server.sample(round_, shares, drawn.astype(np.int64))
             )
             parts = {"own": awaited.own}, {"part": awaited.part.pack()}
-            self._keep(self.desk.store.round(round_), "weights asked", *parts)
+            self._keep(self.context.store.round(round_), "weights asked", *parts)
             return awaited
         old = Message.decode(stored)
         return PendingLookup(plan, Lookup.unpack(old.blobs["part"]), old.arrays["own"])
 
-    def _ask_zero(self, kind: str, met: SessionInfo, round_: int = 0, **blobs: bytes) -> Message:
-        number = 0 if kind == "sample" else met.number
-        request = Message(kind, self.setting.run, round_, number, {"session": met.session}, blobs=blobs)
+    def _ask_zero(self, kind: str, info: SessionInfo, round_: int = 0, **blobs: bytes) -> Message:
+        number = 0 if kind == "sample" else info.number
+        request = Message(kind, self.setting.run, round_, number, {"session": info.session}, blobs=blobs)
         zero = self.setting.names[0]
-        return self.desk.ask_all({zero: request})[zero]
+        return self.context.ask_all({zero: request})[zero]
 
     def _keep(
         self,
@@ -183,7 +194,7 @@ class ServerShares:
         store.put(key, kept.encode())
 
     def _kept(self) -> Message:
-        stored = self.desk.store.run.get(_SHARES)
+        stored = self.context.store.run.get(_SHARES)
         if stored is None:
             raise SilodpError(
                 "the server holds no shares of the weights: its store is lost; begin a new run.",
@@ -194,10 +205,10 @@ class ServerShares:
 
 @dataclass(frozen=True)
 class SiloWeights:
-    """A silo's shares, and silo 0's tables. Each is given once in a session, or in one of its rounds: see its gate."""
+    """A silo's shares, and silo 0's tables; the gate lets each be asked for once in a session, or in a round."""
 
     setting: RunSpec
-    constants: Constants
+    constants: ShareConstants
     member: SiloKeyAgreement
     store: RoundStore
     counts: NDArray[np.int64] = field(repr=False)
@@ -214,38 +225,38 @@ class SiloWeights:
         }
 
     @property
-    def capped(self) -> NDArray[np.int64]:
-        """min(n[s,u], n_max)."""
+    def capped_counts(self) -> NDArray[np.int64]:
+        """min(n[s,u], n_max) (U,)."""
         return np.minimum(self.counts, self.constants.count_cap)
 
-    def of_round(self, request: Message) -> Shares:
-        """This silo's shares of v_u, or of β_u·v_u, for the round of a request."""
+    def round_shares(self, request: Message) -> Shares:
+        """Return this silo's shares (U,) of v_u, or of β_u·v_u, for the round of a request."""
         if self._choices is not None:
-            return np.frombuffer(self._choices.of_round(request), "<u8").astype(np.uint64)
+            return np.frombuffer(self._choices.round_entries(request), "<u8").astype(np.uint64)
         silo = self._shares(request.run)
         return silo.masks(request.round, _USE) if self.setting.method.samples_users else silo.shares()
 
     @cached_property
     def _choices(self) -> OtClient | None:
-        law = self.constants.law(self.setting)
-        if law is None:
+        ratio = self.constants.sampling_ratio(self.setting)
+        if ratio is None:
             return None
-        return OtClient(self.setting, law, self.member, self.store, self._chosen)
+        return OtClient(self.setting, ratio, self.member, self.store, self._chosen)
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        shares = self._shares(request.run).hidden(request.round, _USE, part).finish(answer)
+        shares = self._shares(request.run).await_choices(request.round, _USE, part).finish(answer)
         return shares.astype("<u8").tobytes()
 
     def _shares(self, run: str) -> SiloShares:
         session = self.member.session(run)
         return SiloShares(
-            self.constants.plan(self.setting, session.transcript.hex()), self.member.group_secret(run)
+            self.constants.reciprocals(self.setting, session.transcript.hex()), self.member.group_secret(run)
         )
 
     def _counts(self, request: Message) -> Message:
         session, silo = self._session(request), self._shares(request.run)
-        group, attempt = _counted(silo.plan, session.roster)
-        value = group.from_integers(self.capped)
+        group, attempt = _counted(silo.parameters, session.roster)
+        value = group.from_integers(self.capped_counts)
         if session.name == session.roster[0]:
             value = group.add(value, group.from_integers(silo.count_masks().astype(np.int64)))
         return request.answer(masked=apply_pair_masks(value, group, session, attempt))
@@ -264,14 +275,15 @@ class SiloWeights:
         if choices is None:
             return self._offered(request, lambda asked: zero.sample(request.round, _USE, asked))
         answer = self._offered(
-            request, lambda asked: zero.sample_unknown(request.round, _USE, choices.law, asked)
+            request, lambda asked: zero.sample_unknown(request.round, _USE, choices.ratio, asked)
         )
         return replace(answer, blobs={**answer.blobs, "choice": choices.choice(request)})
 
     def _offered(self, request: Message, offer: Callable[[bytes], bytes]) -> Message:
-        """The answer; a request that fails the consistency check ends the session's transfers, durably.
+        """Return the answer; end the session's transfers durably if the request fails the consistency check.
 
-        Each failed check would otherwise tell a cheating server one bit of the secret that all transfers rest on.
+        A failed check tells a cheating server one bit of the secret that all transfers rest on, so there is one at
+        most.
         """
         try:
             return request.reply(answer=offer(request.blobs["request"]))
@@ -283,7 +295,7 @@ class SiloWeights:
         return f"transfers ended/{request.fields['session']}"
 
     def _transfers(self, request: Message) -> str:
-        """Of one session: pads of another session's transfers, used again, would show counts."""
+        """Return a key for one session: pads used again in another session would show counts."""
         return f"transfers/{request.fields['session']}"
 
     def _zero(self, request: Message) -> FirstSilo:
@@ -306,9 +318,9 @@ class SiloWeights:
         return self.member.session(request.run, request.fields["session"])
 
 
-def weight_kinds(setting: RunSpec, constants: Constants, name: str) -> tuple[Kind, ...]:
-    """The set-up of shares, as the silo of this name is asked."""
-    plan, users = constants.plan(setting, bytes(32).hex()), setting.population.users
+def weight_kinds(setting: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
+    """Return the messages of the set-up of shares, as the silo of this name is asked them."""
+    plan, users = constants.reciprocals(setting, bytes(32).hex()), setting.population.users
     session: dict[str, Check] = {"session": is_digest}
     group, _ = _counted(plan, setting.names)
     counts = Kind(
@@ -322,18 +334,18 @@ def weight_kinds(setting: RunSpec, constants: Constants, name: str) -> tuple[Kin
         Schema(blobs={"reply": Blob.of(REPLY_BYTES)}),
     )
     reciprocals = _lookup_kind("reciprocals", users, plan.modulus)
-    return (base, counts, reciprocals, *(() if constants.law(setting) is None else choice_kinds()))
+    return (base, counts, reciprocals, *(() if constants.sampling_ratio(setting) is None else choice_kinds()))
 
 
-def sampling_kinds(setting: RunSpec, constants: Constants, name: str) -> tuple[Kind, ...]:
-    """What the silo of this name is asked in a round before its update."""
-    law, users = constants.law(setting), setting.population.users
+def sampling_kinds(setting: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
+    """Return the messages that the silo of this name is asked in a round before its update."""
+    ratio, users = constants.sampling_ratio(setting), setting.population.users
     if name != setting.names[0] or not setting.method.samples_users:
         return ()
-    if law is None:
+    if ratio is None:
         return (_lookup_kind("sample", users, 2),)
-    choice = {"choice": choice_blob(setting, law)}
-    return _lookup_kind("sample", users, law.places, choice), chosen_kind(setting, law, 1, 8)
+    choice = {"choice": choice_blob(setting, ratio)}
+    return _lookup_kind("sample", users, ratio.denominator, choice), chosen_kind(setting, ratio, 1, 8)
 
 
 def _lookup_kind(name: str, users: int, size: int, more: Mapping[str, Blob] | None = None) -> Kind:

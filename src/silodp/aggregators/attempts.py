@@ -1,22 +1,53 @@
-"""Attempts at one round, on the server's side and on a silo's (docs/protocols.md, section 2)."""
+"""Rounds that are attempts under masks and seals, and what every aggregator with such rounds has (docs/protocols.md,
+section 2).
+
+In an attempt every silo on its roster sends its noisy integers under pairwise masks and a seal. If all have answered,
+the release is charged and the seals are opened. If one is missing, the others send the same noisy integers again under
+fresh masks and seals: nothing was seen, so nothing is charged twice. If one fails only when seals are opened, others
+may have opened theirs: the next attempt is a further release, with fresh noise and its own charge.
+
+Source: pairwise masks follow Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning"
+(CCS 2017), section 4; seals take the place of their second mask.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from silodp.aggregators._key_agreement import SiloKeyAgreement, current
-from silodp.aggregators.base import Aggregator, Handler, ServerContext, SiloContext
+from silodp.accounting.guarantee import TECHNICAL
+from silodp.aggregators._key_agreement import (
+    SessionInfo,
+    SiloKeyAgreement,
+    current_session,
+    key_agreement_kinds,
+    set_up,
+)
+from silodp.aggregators.base import (
+    Aggregator,
+    Handler,
+    LocalUpdateFn,
+    ServerContext,
+    SiloContext,
+    round_arrays,
+    setup_kinds,
+)
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt
-from silodp.errors import SilodpError, counted
+from silodp.errors import SilodpError, check_whole, counted
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Blob, Check, Kind, Schema, is_digest, is_roster, is_whole
+from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest, is_roster, is_whole
 from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 PURPOSE = "update"
 SEALED_SAMPLE_BLOB = "sampled"
@@ -26,15 +57,15 @@ _PROGRESS = "progress"
 
 
 def model_and_sample(request: Message) -> str:
-    """Digest of what a silo's values in a round depend on: the model, and who and which silos take part."""
+    """Return the digest of what a silo's values in a round depend on: the model, its state, users and silos sampled."""
     return Message("update", request.run, request.round, arrays=request.arrays).digest()
 
 
 def common_digest(request: Message) -> str:
-    """Digest of all that an update says to every silo on its roster alike.
+    """Return the digest of the part of an update that is the same for every silo on its roster.
 
-    Masks and seals are derived under it: silos that were asked different things, or one that is asked otherwise after
-    its store was set back, share no masks, so nothing of theirs can be subtracted.
+    Masks and seals are derived from it: silos that were sent different updates, or one that is sent another update
+    after its store was restored from an old copy, share no masks, so none of their values can be subtracted.
     """
     if SEALED_SAMPLE_BLOB not in request.blobs:
         return request.digest()
@@ -43,77 +74,173 @@ def common_digest(request: Message) -> str:
     ).digest()
 
 
-def _fields(setting: RunSpec) -> dict[str, Check]:
-    return {"session": is_digest, "release": is_whole, "roster": is_roster(setting.names)}
+MIN_SUM = 3
+"""Silos in a sum: of two, each can subtract its own part and sees the other's."""
+
+MASKING_ASSUMPTIONS = (
+    "each silo has checked the other silos' long-term keys by another channel (in a simulation, one process makes them "
+    "all)",
+    "the server follows the protocol: it draws samples and computes weights as the method says (one silo sees its own "
+    "weights only, and cannot check that a person's add to at most 1 over all silos)",
+    TECHNICAL
+    + "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20. The protocol was not reviewed outside this "
+    "project, and hides no timing",
+)
 
 
-def update_kind(
-    setting: RunSpec, arrays: Mapping[str, Array], blobs: Mapping[str, Blob], answer: Schema
-) -> Kind:
-    """An update in attempts."""
-    return Kind("update", Schema(_fields(setting), arrays, blobs), answer)
+class MaskedAggregator(Aggregator):
+    """Aggregators whose rounds are attempts; `min_silos` is a field of theirs (None: all silos must answer)."""
+
+    min_silos: int | None
+
+    adds_integers = True
+
+    def min_silos_for(self, silos: int) -> int:
+        """Return `min_silos`."""
+        if self.min_silos is None:
+            return silos
+        check_whole("min_silos", self.min_silos)
+        return self.min_silos
+
+    @staticmethod
+    def check_min_silos(setting: RunSpec) -> None:
+        """Refuse sums of too few silos.
+
+        Raises:
+            SilodpError: `min_silos` is below `MIN_SUM`, or above the number of silos.
+        """
+        silos, fewest = setting.population.silos, setting.population.m
+        if not min(MIN_SUM, silos) <= fewest <= silos or silos < 2:
+            raise SilodpError(
+                f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {MIN_SUM} silos (all, "
+                "where there are two), and no more than there are.",
+                code="argument.value",
+                field="min_silos",
+            )
+
+    def attempt_script(
+        self,
+        setting: RunSpec,
+        name: str,
+        answer: Schema,
+        *,
+        setup: tuple[Kind, ...] = (),
+        prepare: tuple[Kind, ...] = (),
+        blobs: Mapping[str, Blob] | None = None,
+    ) -> Script:
+        """Return the script of one silo: set-up, key agreement, then updates and openings.
+
+        Args:
+            setting: public constants.
+            name: the silo's.
+            answer: what it answers to an update.
+            setup: messages of the set-up after the key agreement.
+            prepare: messages of a round before its updates.
+            blobs: of an update.
+        """
+        private = self.weights_privately
+        fields: dict[str, Check] = {
+            "session": is_digest, "release": is_whole, "roster": is_roster(setting.names)
+        }  # fmt: skip
+        update = Schema(fields, round_arrays(setting, shows_sample=not private), blobs or {})
+        opening = Schema({**fields, "request": is_digest})
+        return Script(
+            (*setup_kinds(setting, private), *key_agreement_kinds(setting.names, name), *setup),
+            Kind("update", update, answer),
+            prepare,
+            Kind("open", opening, Schema(blobs={"seal": Blob.of(_SEAL_BYTES)})),
+        )
 
 
-def open_kind(setting: RunSpec) -> Kind:
-    """The request to open the seal of an attempt, named by its number and the digest of its update."""
-    return Kind(
-        "open",
-        Schema({**_fields(setting), "request": is_digest}),
-        Schema(blobs={"seal": Blob.of(_SEAL_BYTES)}),
-    )
+@dataclass(frozen=True)
+class RoundRequest:
+    """What the updates of a round carry.
+
+    Attributes:
+        arrays: the same in every attempt.
+        blobs: of an attempt, the same for all silos; a repeated call returns the same bytes.
+        boxes: by silo, what goes to it alone in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
+    """
+
+    arrays: Mapping[str, np.ndarray] = field(repr=False)
+    blobs: Callable[[RoundAttempt], Mapping[str, bytes]] = field(default=lambda attempt: {}, repr=False)
+    boxes: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class OpenedAttempt:
+    """The attempt at a round that succeeded, with all answers to its update and all seal keys, by name."""
+
+    attempt: RoundAttempt
+    answers: Mapping[str, Message] = field(repr=False)
+    seals: Mapping[str, bytes] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class ServerAttempts:
-    """The server's side: who is still in, and what has been tried. Progress is durable before it is acted on."""
+    """The server's side: attempts at a round with the silos that still answer; progress is stored before it counts.
+
+    Attributes:
+        setting: public constants.
+        context: the server.
+        fewest: m, the fewest silos in a sum.
+    """
 
     setting: RunSpec
-    desk: ServerContext
+    context: ServerContext
     fewest: int
 
-    def collect(
-        self,
-        round_: int,
-        arrays: Mapping[str, np.ndarray],
-        blobs: Callable[[RoundAttempt], Mapping[str, bytes]] = lambda attempt: {},
-        boxes: Mapping[str, bytes] | None = None,
-    ) -> tuple[dict[str, Message], dict[str, bytes], RoundAttempt] | None:
-        """(answers, seals, attempt): of everyone on the roster of the first attempt that succeeds; None: budget spent.
+    def collect(self, round_: int, sent: RoundRequest) -> OpenedAttempt | None:
+        """Make attempts until one succeeds.
 
-        `boxes`: what goes to one silo alone, in every attempt, as the blob `SEALED_SAMPLE_BLOB`.
+        Args:
+            round_: counted from 0.
+            sent: what the updates carry.
+
+        Returns:
+            the attempt that succeeded; None if the budget forbids it.
 
         Raises:
             SilodpError: a silo refuses, or too few are left; resuming goes on with the round.
         """
-        now, session = self._progress(round_), current(self.desk.store.run).session
+        now, session = self._progress(round_), current_session(self.context.store.run).session
         while True:
-            if not self.desk.affords(round_, now.release, len(now.roster)):
-                return None  # before silos charge for it in ledgers of their own
+            if not self.context.affords(round_, now.release, len(now.roster)):
+                return None  # asked before the silos charge the release in their ledgers
             fields = {"session": session, "release": now.release, "roster": list(now.roster)}
             request = Message(
-                "update", self.setting.run, round_, now.attempt, fields, dict(arrays), dict(blobs(now))
+                "update",
+                self.setting.run,
+                round_,
+                now.attempt,
+                fields,
+                dict(sent.arrays),
+                dict(sent.blobs(now)),
             )
-            requests = {name: request for name in now.roster}
-            for name in requests.keys() & (boxes or {}).keys():
-                requests[name] = replace(
-                    request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: (boxes or {})[name]}
-                )
-            answers, failures = self.desk.ask(requests)
+            requests = {
+                name: replace(request, blobs={**request.blobs, SEALED_SAMPLE_BLOB: sent.boxes[name]})
+                if name in sent.boxes
+                else request
+                for name in now.roster
+            }
+            answers, failures = self.context.ask(requests)
             if failures:  # a release that was charged may have been opened before this process began
-                now = self._without(now, failures, now.release + self.desk.charged(round_, now.release))
+                now = self._without(now, failures, now.release + self.context.charged(round_, now.release))
                 continue
-            if not self.desk.charge(round_, now.release, len(now.roster)):
+            if not self.context.charge(round_, now.release, len(now.roster)):
                 return None
             about = {**fields, "request": request.digest()}
             opening = Message("open", self.setting.run, round_, now.attempt, about)
-            opened, failures = self.desk.ask({name: opening for name in now.roster})
+            opened, failures = self.context.ask({name: opening for name in now.roster})
             if failures:  # the others' seals may be open: what comes next is seen beside this
                 now = self._without(now, failures, now.release + 1)
                 continue
-            return answers, {name: answer.blobs["seal"] for name, answer in opened.items()}, now
+            return OpenedAttempt(
+                now, answers, {name: answer.blobs["seal"] for name, answer in opened.items()}
+            )
 
     def _progress(self, round_: int) -> RoundAttempt:
-        stored = self.desk.store.round(round_).get(_PROGRESS)
+        stored = self.context.store.round(round_).get(_PROGRESS)
         if stored is None:
             return RoundAttempt(round_, 0, 0, self.setting.names, PURPOSE)
         fields = Message.decode(stored).fields
@@ -136,44 +263,60 @@ class ServerAttempts:
         now = RoundAttempt(last.round, last.attempt + 1, release, roster, PURPOSE)
         fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
         kept = Message("progress", self.setting.run, last.round, fields=fields)
-        self.desk.store.round(last.round).put(_PROGRESS, kept.encode())
+        self.context.store.round(last.round).put(_PROGRESS, kept.encode())
         return now
 
 
 @dataclass(frozen=True)
 class SiloAttempts:
-    """A silo's side: what it has drawn for a release, and its seals. What it may be asked, its gate decides."""
+    """A silo's side: noise drawn for a release, and seals. The silo's gate decides what may be asked.
+
+    Attributes:
+        member: its key agreement.
+        store: its memory of the run.
+        masked: returns the digest of the update that it masked last.
+    """
 
     member: SiloKeyAgreement
     store: RoundStore
     masked: Callable[[], str]
 
     @classmethod
-    def of(cls, aggregator: Aggregator, setting: RunSpec, own: SiloContext) -> SiloAttempts:
-        """Of one silo in a run."""
+    def of(cls, aggregator: Aggregator, setting: RunSpec, context: SiloContext) -> SiloAttempts:
+        """Return the side of one silo in a run."""
         return cls(
-            SiloKeyAgreement(own.identity, own.pins, setting.digest, own.store.run),
-            own.store,
-            own.masked,
+            SiloKeyAgreement(context.identity, context.pins, setting.digest, context.store.run),
+            context.store,
+            context.masked,
         )
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """By kind of request: to meet, and to open."""
+        """By kind of request: of the key agreement, and "open"."""
         return {**self.member.handlers, "open": self.open}
 
     def session(self, request: Message) -> Session:
-        """The session a request names, if it is the silo's."""
+        """Return the session that a request names.
+
+        Raises:
+            SilodpError: the silo's session is another one.
+        """
         return self.member.session(request.run, request.fields["session"])
 
     def attempt(self, request: Message) -> RoundAttempt:
-        """The attempt that an update is of."""
+        """Return the attempt that an update belongs to."""
         return self._attempt(request, common_digest(request))
 
     def get_or_draw(
         self, request: Message, attempt: RoundAttempt, draw: Callable[[], dict[str, np.ndarray]]
     ) -> dict[str, np.ndarray]:
-        """What this silo drew for this release: once, and kept before it is used, for further attempts at it."""
+        """Return what this silo drew for a release: drawn once, and stored before use, for further attempts at it.
+
+        Args:
+            request: the update.
+            attempt: of the release.
+            draw: draws named arrays, the noisy integers or the noise.
+        """
         key, asked = f"noisy/{attempt.release}", model_and_sample(request)
         store = self.store.round(attempt.round)
         stored = store.get(key)
@@ -192,11 +335,67 @@ class SiloAttempts:
         return arrays
 
     def open(self, request: Message) -> Message:
-        """This silo's seal of the attempt that it masked last."""
+        """Answer "open" with this silo's seal key of the attempt that it masked last."""
         attempt = self._attempt(request, request.fields["request"])
-        # Of everything that this silo was asked in its update, what no other silo was sent included.
+        # The key depends on the whole update that this silo was sent, including the blob that only it was sent.
         return request.reply(seal=self.session(request).seal_key(*attempt.use, self.masked()))
 
     def _attempt(self, request: Message, digest: str) -> RoundAttempt:
         release, roster = request.fields["release"], tuple(request.fields["roster"])
         return RoundAttempt(request.round, request.attempt, release, roster, PURPOSE, digest)
+
+
+@dataclass(frozen=True)
+class MaskedServer(ABC):
+    """The server's side of an aggregator whose rounds are attempts."""
+
+    setting: RunSpec
+
+    def set_up(self, context: ServerContext) -> None:
+        """Let the silos agree on keys, then prepare what else a session needs."""
+        set_up(
+            self.setting.run,
+            self.setting.names,
+            context.store.run,
+            context.ask_all,
+            lambda session: self.prepare(context, session),
+        )
+
+    def prepare(self, context: ServerContext, session: SessionInfo) -> None:  # noqa: B027  # a default
+        """Exchange what else a session needs; by default nothing. Called anew if the set-up was interrupted."""
+
+    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
+        import torch
+
+        attempts = ServerAttempts(self.setting, context, self.setting.population.m)
+        result = attempts.collect(round_, self.request(context, round_, arrays))
+        return None if result is None else torch.from_numpy(self.combine(context, result))
+
+    def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+        """Return what updates of this round carry; by default the arrays alone."""
+        return RoundRequest(arrays)
+
+    @abstractmethod
+    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
+        """Return the sum (d,) float64 of an attempt's answers, their seals taken off."""
+
+
+class MaskedSilo(ABC):
+    """A silo's side of an aggregator whose rounds are attempts."""
+
+    def __init__(self, aggregator: Aggregator, setting: RunSpec, context: SiloContext) -> None:
+        self._setting, self._context = setting, context
+        self._seals = SiloAttempts.of(aggregator, setting, context)
+        self._member = self._seals.member
+        self.handlers: Mapping[str, Handler] = self._seals.handlers
+
+    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
+        """Answer an update with this silo's noisy integers under the attempt's masks and seal."""
+        return self.answer(request, self._seals.session(request), self._seals.attempt(request), work)
+
+    @abstractmethod
+    def answer(
+        self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
+    ) -> tuple[Message, int]:
+        """Return the answer to an update, and how many rows were not finite."""

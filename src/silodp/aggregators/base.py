@@ -2,8 +2,7 @@
 
 An aggregator is a frozen dataclass of public constants with two sides: one for the server, one for each silo. Both know
 the same `RunSpec`; methods do not know which aggregator is used. Everything that a run, a plan or a report needs of an
-aggregator is a member of `Aggregator`, so a new one is one file (docs/extending.md); `AGGREGATORS` names those of this
-package.
+aggregator is a member of `Aggregator`, so a new one is one file (tests/plugins/trimmed.py is an example).
 """
 
 from __future__ import annotations
@@ -79,21 +78,21 @@ class ServerContext(Protocol):
 class ServerAggregator(Protocol):
     """The server's side of an aggregator in one run."""
 
-    def set_up(self, desk: ServerContext) -> None:
+    def set_up(self, context: ServerContext) -> None:
         """Exchange what is needed once per run, before the first round; a repeated call does nothing twice."""
 
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Add up the silos' shares of one round.
 
-        `desk.charge` must be called before anything is sent that lets the sum, or a part of it, be seen.
+        `context.charge` must be called before anything is sent that lets the sum, or a part of it, be seen.
 
         Args:
-            desk: the server.
+            context: the server.
             round_: counted from 0.
             arrays: of the round's requests, see `round_arrays`.
 
         Returns:
-            Σ_s share_s (d,) float64; None if the budget forbids the release.
+            Σ_s share_s (`RunSpec.sum_size`,) float64; None if the budget forbids the release.
         """
 
 
@@ -122,7 +121,7 @@ class SiloContext:
     Attributes:
         identity: its long-term key.
         pins: the silos' pinned public keys.
-        store: its memory of the run; what it puts in a round's namespace is dropped with the round.
+        store: its durable memory of the run.
         counts: n[s,u] (U,) int64.
         masked: returns the digest of the update that it masked last.
     """
@@ -288,12 +287,20 @@ class Aggregator(ABC):
         """Return the server's side of a run."""
 
     @abstractmethod
-    def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return a silo's side of a run."""
 
 
 def setup_kinds(setting: RunSpec, weights_privately: bool = False) -> tuple[Kind, ...]:
-    """The messages of the set-up that do not depend on how shares are added up: counts, if needed, and allotments."""
+    """Return the messages of the set-up that every script begins with.
+
+    Args:
+        setting: public constants.
+        weights_privately: whether the server sees neither counts nor weights.
+
+    Returns:
+        "counts" where the method needs them, then "setup" with the silo's weights where it has any.
+    """
     persons = (setting.population.users,)
     dtype = None if weights_privately else setting.method.allotment_dtype
     allotment = {} if dtype is None else {"allotment": Array(dtype, persons, finite=True)}
@@ -304,7 +311,12 @@ def setup_kinds(setting: RunSpec, weights_privately: bool = False) -> tuple[Kind
 
 
 def round_arrays(setting: RunSpec, shows_sample: bool = True) -> dict[str, Array]:
-    """The arrays of an update: the model, who and which silos take part where the method draws them, and its state."""
+    """Return the arrays of an update: the model, the users and silos that the method samples, and its state.
+
+    Args:
+        setting: public constants.
+        shows_sample: whether silos see which users were sampled.
+    """
     arrays = {"params": Array(setting.dtype, (setting.size,), finite=True)}
     if shows_sample and setting.method.samples_users:
         arrays["sample"] = Array("bool", (setting.population.users,))

@@ -1,95 +1,60 @@
 """`masked`: secure aggregation of integers; the server learns the sum over the silos that answered, nothing else.
 
-A round is a number of attempts. In each, every silo on the attempt's roster sends its noisy integers under masks and a
-seal; if all have, the release is charged and the seals are opened. If one is missing, the same noisy integers are sent
-again by the others under fresh masks and seals: nothing has been seen, so nothing is charged twice. If one fails only
-when seals are opened, others may have opened theirs: the next attempt is a further release, with fresh noise and its
-own charge (docs/protocols.md, section 2).
+Source: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), with seals
+in place of their second mask (docs/protocols.md, section 2).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
-from silodp.accounting.guarantee import TECHNICAL, Adversary, View
-from silodp.aggregators._key_agreement import key_agreement_kinds, set_up
-from silodp.aggregators.attempts import ServerAttempts, SiloAttempts, open_kind, update_kind
+from silodp.accounting.guarantee import Adversary, View
+from silodp.aggregators.attempts import (
+    MASKING_ASSUMPTIONS,
+    MaskedAggregator,
+    MaskedServer,
+    MaskedSilo,
+    OpenedAttempt,
+)
 from silodp.aggregators.base import (
     DISCLOSED_COUNTS,
     RECIPIENT,
-    Aggregator,
-    Handler,
     LocalUpdateFn,
     ServerAggregator,
     ServerContext,
     SiloAggregator,
     SiloContext,
     Visibility,
-    round_arrays,
-    setup_kinds,
 )
 from silodp.aggregators.run_spec import RunSpec
-from silodp.crypto.secure_aggregation import WordGroup, apply_masks, open_sum
-from silodp.errors import SilodpError, check_whole
+from silodp.crypto.keys import Session
+from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, fixed_point, ring_bits
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Schema, Script
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-FEWEST = 3
-"""Silos in a sum: of two, each can subtract its own part and sees the other's."""
-
-
-ASSUMPTIONS = (
-    "each silo has checked the other silos' long-term keys by another channel (in a simulation, one process makes them "
-    "all)",
-    "the server follows the protocol: it draws samples and computes weights as the method says (one silo sees its own "
-    "weights only, and cannot check that a person's add to at most 1 over all silos)",
-    TECHNICAL
-    + "nobody breaks X25519, Ed25519, SHA-256 or ChaCha20. The protocol was not reviewed outside this "
-    "project, and hides no timing",
-)
-
-
-class MinSilosMixin:
-    """Aggregators that some silos may drop out of; `min_silos` is a field of theirs."""
-
-    min_silos: int | None
-
-    def min_silos_for(self, silos: int) -> int:
-        """`min_silos`."""
-        if self.min_silos is None:
-            return silos
-        check_whole("min_silos", self.min_silos)
-        return self.min_silos
-
 
 @dataclass(frozen=True, repr=False)
-class Masked(MinSilosMixin, Aggregator):
-    """Secure aggregation.
+class Masked(MaskedAggregator):
+    """Secure aggregation: the server draws the user sample, and knows counts where weights go by records.
 
-    `min_silos` m: the fewest whose answers are added up; noise is sized for them (None: all silos must answer).
-    `units`: grid steps to the clip, a power of two (None: the finest that can be drawn exactly, at most 2^20).
-    The server draws the user sample and tells the silos; with weights by records it also knows the counts.
+    Args:
+        min_silos: m, the fewest silos whose answers are added up; noise is sized for them (None: all must answer).
+        units: grid steps to the clip, a power of two (None: the finest that can be drawn exactly, at most 2^20).
     """
 
     min_silos: int | None = None
     units: int | None = None
 
     name = "masked"
-    adds_integers = True
-    assumptions = ASSUMPTIONS
+    assumptions = MASKING_ASSUMPTIONS
     visibility = (
         Visibility(
             "The server",
@@ -107,22 +72,22 @@ class Masked(MinSilosMixin, Aggregator):
     )
 
     def check(self, setting: RunSpec) -> None:
-        """A grid and a ring must exist."""
-        check_survivors(setting)
+        """Refuse too few silos, or a grid or a ring that does not exist."""
+        self.check_min_silos(setting)
         self.ring(setting)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """Everyone sees the sum: the first column of docs/privacy.md, section 3."""
-        common = {"shares_for": self.min_silos_for(silos), "survivors": survivors}
-        knows = {"knows_sample": True, "counts_disclosed": method.needs_counts}
+        """Return what each sees: everyone sees the sum, the first column of docs/privacy.md, section 3."""
+        m, disclosed = self.min_silos_for(silos), method.needs_counts
+        released = View("released", silos, shares_for=m, survivors=survivors)
         return {
-            "released": View("released", silos, **common),  # type: ignore[arg-type]
-            "server": View("server", silos, **common, **knows),  # type: ignore[arg-type]
-            "silo": View("silo", silos, **common, **knows),  # type: ignore[arg-type]
+            "released": released,
+            "server": replace(released, adversary="server", knows_sample=True, counts_disclosed=disclosed),
+            "silo": replace(released, adversary="silo", knows_sample=True, counts_disclosed=disclosed),
         }
 
     def event(self, setting: RunSpec, view: View) -> Event:
-        """The method's, with Skellam noise.
+        """Return the method's event, with Skellam noise.
 
         What a colluding silo does not know may move by as little as one S-th of the clip; charging it as so few grid
         steps costs more, if anything.
@@ -141,7 +106,7 @@ class Masked(MinSilosMixin, Aggregator):
         return to_discrete(event, max(1, units), setting.sum_size)
 
     def ring(self, setting: RunSpec) -> tuple[WordGroup, float]:
-        """The ring that sums live in, and the size of a grid step."""
+        """Return the ring that sums live in, and the size of a grid step in units of the update."""
         if setting.bounds is None:
             return WordGroup(setting.sum_size, 64), FIXED_POINT_STEP
         grid = Quantizer.for_(setting.bounds, self.units)
@@ -150,94 +115,62 @@ class Masked(MinSilosMixin, Aggregator):
         ), grid.step
 
     def describe(self, setting: RunSpec) -> dict[str, Any]:
-        """Grid, ring, and what travels."""
+        """Return grid, ring, and what travels."""
         ring, step = self.ring(setting)
-        words = setting.sum_size * ring.dtype.itemsize
         return {
             "silos needed in a sum": setting.population.m,
             "grid steps to the clip": None if setting.bounds is None else round(setting.bounds.clip / step),
             "sums modulo": f"2^{ring.bits}",
-            "bytes up, per silo and round": words,
+            "bytes up, per silo and round": setting.sum_size * ring.dtype.itemsize,
             "exactness": "integers, exact",
             "security": "X25519, Ed25519, HKDF-SHA256, ChaCha20: 128 bits",
         }
 
     def script(self, setting: RunSpec, name: str) -> Script:
-        """Set-up, the silos' meeting, then attempts."""
+        """Return set-up, key agreement, then attempts."""
         ring, _ = self.ring(setting)
-        masked = Schema(arrays={"masked": Array(ring.dtype.name, (setting.sum_size,))})
-        return Script(
-            (*setup_kinds(setting), *key_agreement_kinds(setting.names, name)),
-            update_kind(setting, round_arrays(setting), {}, masked),
-            open=open_kind(setting),
-        )
+        answer = Schema(arrays={"masked": Array(ring.dtype.name, (setting.sum_size,))})
+        return self.attempt_script(setting, name, answer)
 
     def server(self, setting: RunSpec) -> ServerAggregator:
-        """Relays greetings; collects, opens, adds."""
-        return _Server(self, setting)
+        """Return the side that relays keys, collects, opens and adds."""
+        return _Server(setting, self)
 
-    def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
-        """Masks and seals."""
-        return _Silo(self, setting, own)
-
-
-def check_survivors(setting: RunSpec) -> None:
-    """Refuse sums of too few silos."""
-    silos, fewest = setting.population.silos, setting.population.m
-    if not min(FEWEST, silos) <= fewest <= silos or silos < 2:
-        raise SilodpError(
-            f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {FEWEST} silos (all, where "
-            "there are two), and no more than there are.",
-            code="argument.value",
-            field="min_silos",
-        )
+    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
+        """Return the side that masks and seals."""
+        return _Silo(self, setting, context)
 
 
 @dataclass(frozen=True)
-class _Server:
+class _Server(MaskedServer):
     aggregator: Masked
-    setting: RunSpec
 
-    def set_up(self, desk: ServerContext) -> None:
-        """Let the silos meet."""
-        set_up(self.setting.run, self.setting.names, desk.store.run, desk.ask_all, lambda met: None)
-
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
-        """The sum over everyone who answered."""
-        import torch
-
+    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         ring, step = self.aggregator.ring(self.setting)
-        attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
-        result = attempts.collect(round_, arrays)
-        if result is None:
-            return None
-        answers, seals, _ = result
-        values = [answer.arrays["masked"].copy() for answer in answers.values()]
-        return torch.from_numpy(ring.center(open_sum(values, seals, ring)) * step)
+        values = [answer.arrays["masked"].copy() for answer in result.answers.values()]
+        total: np.ndarray = ring.center(open_sum(values, result.seals, ring)) * step
+        return total
 
 
-class _Silo:
-    def __init__(self, aggregator: Masked, setting: RunSpec, own: SiloContext) -> None:
-        self._aggregator, self._setting = aggregator, setting
-        self._seals = SiloAttempts.of(aggregator, setting, own)
-        self._member = self._seals.member
-        self.handlers: Mapping[str, Handler] = self._seals.handlers
+class _Silo(MaskedSilo):
+    def __init__(self, aggregator: Masked, setting: RunSpec, context: SiloContext) -> None:
+        super().__init__(aggregator, setting, context)
+        self._aggregator = aggregator
 
-    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
-        """The round's noisy integers, drawn once, under this attempt's masks and seal."""
-        session, attempt = self._seals.session(request), self._seals.attempt(request)
+    def answer(
+        self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
+    ) -> tuple[Message, int]:
         drawn = self._seals.get_or_draw(request, attempt, lambda: self._noisy(work, attempt.release))
         ring, _ = self._aggregator.ring(self._setting)
-        answer = request.answer(
-            masked=apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
-        )
-        return answer, int(drawn["refused"][0])
+        value = apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
+        return request.answer(masked=value), int(drawn["refused"][0])
 
     def _noisy(self, work: LocalUpdateFn, release: int) -> dict[str, np.ndarray]:
+        """Draw the noisy integers (d,) int64 of one release."""
         update, weights, noise = work(release)
         if isinstance(update, LocallyNoisedUpdate):
             value, refused = fixed_point(update.value, self._setting.population.silos), update.refused
-        else:  # the grid of all silos, whatever this one's own share of noise
+        else:  # the grid of all silos, although this one's share of noise may differ
             grid = Quantizer.for_(self._setting.bounds or update.bounds, self._aggregator.units)
             share = grid.release(update, weights, noise)
             value, refused = share.value, share.refused

@@ -1,8 +1,10 @@
-"""`paillier`: weights by records that nobody sees, by ULDP-FL's Protocol 1, repaired (docs/protocols.md, section 4).
-
-For small models. The server learns Σ_s Σ_u n[s,u]/N[u]·Δ[s,u] plus noise, scaled to integers, and nothing else; a silo
+"""`paillier`: weighting by record counts that nobody else sees, by Paillier encryption; for small models.
+ The server learns Σ_s Σ_u n[s,u]/N[u]·Δ[s,u] plus noise, scaled to integers, and nothing else; a silo
 learns nothing of other silos' counts, nor who was sampled. Silo 0 counts one record more for everyone, so that weights
 are n/(N+1) and nobody's absence shows. Rounds are attempts with seals, as in `masked`.
+
+Source: Protocol 1 of Kato et al., "ULDP-FL: Federated Learning with Across-Silo User-Level Differential Privacy" (PVLDB
+2024), with the repairs of docs/protocols.md, section 4.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from silodp.accounting.events import Event, to_discrete
 from silodp.accounting.guarantee import TECHNICAL, View
-from silodp.aggregators._key_agreement import SessionInfo, key_agreement_kinds, set_up
+from silodp.aggregators._key_agreement import SessionInfo
 from silodp.aggregators._private_sampling import (
     OtClient,
     OtServer,
@@ -25,25 +27,9 @@ from silodp.aggregators._private_sampling import (
     choice_kinds,
     chosen_kind,
 )
-from silodp.aggregators._private_weights import (
-    PrivateWeighting,
-    check_private_weights,
-    described_sampling,
-    integer_rows,
-)
-from silodp.aggregators.attempts import ServerAttempts, SiloAttempts, open_kind, update_kind
-from silodp.aggregators.base import (
-    Handler,
-    LocalUpdateFn,
-    ServerAggregator,
-    ServerContext,
-    SiloAggregator,
-    SiloContext,
-    round_arrays,
-    setup_kinds,
-)
-from silodp.aggregators.masked import ASSUMPTIONS as SECURE_AGGREGATION
-from silodp.aggregators.masked import check_survivors
+from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
+from silodp.aggregators.attempts import MASKING_ASSUMPTIONS, MaskedServer, OpenedAttempt, RoundRequest
+from silodp.aggregators.base import ServerAggregator, ServerContext, SiloAggregator, SiloContext
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto import lookup, private_sampling
 from silodp.crypto.keys import Session
@@ -54,18 +40,14 @@ from silodp.crypto.paillier.weighting import PaillierServer, PaillierSilo, unpac
 from silodp.crypto.private_sampling import SamplingRatio, transfer_counter
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pair_masks
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import ClippedRowStream
+from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import draw_skellam
 from silodp.mechanisms.quantization import Quantizer, noise_variance
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
 ASSUMPTIONS = (
-    *SECURE_AGGREGATION,
+    *MASKING_ASSUMPTIONS,
     TECHNICAL + "nobody but the server factors its Paillier modulus",
     "no silo tells the server the silos' common secret: together they would learn every count",
     "against a malicious server no ε is promised: silos cannot see which weights it encrypts, and a weight of its own "
@@ -78,10 +60,14 @@ _MOST_UNITS = 1 << 16
 class Paillier(PrivateWeighting):
     """Private weighting for small models.
 
-    `count_cap` n_max: at most so many records of one person in one silo count (a public constant). `min_silos` as for
-    `masked`. `units`: grid steps to the clip (None: 2^16). `key_bits` below 3072 need `insecure_for_tests`.
-    `hidden_sample` P: nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows it);
-    silo 0 must answer in every round, and no seed fixes whom it draws.
+    Args:
+        count_cap: n_max, the most records of one user in one silo that count; a public constant.
+        min_silos: m, the fewest silos whose answers are added up (None: all must answer).
+        units: grid steps to the clip (None: 2^16).
+        key_bits: of the modulus.
+        insecure_for_tests: allow `key_bits` below 3072.
+        hidden_sample: P; nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows
+            it). Silo 0 must answer in every round, and no seed fixes the sample.
     """
 
     count_cap: int = 100
@@ -95,14 +81,19 @@ class Paillier(PrivateWeighting):
     protocol_assumptions = ASSUMPTIONS
 
     def check(self, setting: RunSpec) -> None:
-        """Weights by records, enough silos, a grid, and room in a plaintext."""
-        check_survivors(setting)
-        self.law(setting.method)
+        """Refuse too few silos, methods without weights by records, a coarse grid, and sums beyond a plaintext."""
+        self.check_min_silos(setting)
+        self.sampling_ratio(setting.method)
         self.parameters(setting)
 
     def grid(self, setting: RunSpec) -> Quantizer:
-        """Of the rows; at least 64√d steps to the clip, so that the shift of the uniform part costs little."""
-        bounds = check_private_weights(setting, self.name)
+        """Return the grid of the rows.
+
+        Raises:
+            SilodpError: it has fewer than 64√d steps to the clip, with which the shift of the uniform part would add
+                more than 1/64 to the sensitivity.
+        """
+        bounds = self.bounds_of(setting)
         finest = Quantizer.for_(bounds).units
         grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
         if grid.units < 64 * math.sqrt(setting.sum_size):
@@ -116,8 +107,12 @@ class Paillier(PrivateWeighting):
         return grid
 
     def parameters(self, setting: RunSpec) -> PaillierParameters:
-        """A function of public constants alone."""
-        bounds, grid = check_private_weights(setting, self.name), self.grid(setting)
+        """Return the encryption's parameters, a function of public constants alone.
+
+        Raises:
+            SilodpError: the sum does not fit in a plaintext.
+        """
+        bounds, grid = self.bounds_of(setting), self.grid(setting)
         return PaillierParameters(
             silos=setting.population.silos,
             users=setting.population.users,
@@ -130,22 +125,24 @@ class Paillier(PrivateWeighting):
         )
 
     def event(self, setting: RunSpec, view: View) -> Event:
-        """The method's, with Skellam noise at the scale C_LCM, and the shift of the uniform part charged."""
+        """Return the method's event, with Skellam noise at the scale C_LCM.
+
+        The uniform part of width C_LCM is not noise that counts: it lets a row move the rounded sum by up to √d more,
+        which the sensitivity includes.
+        """
         p = self.parameters(setting)
         return to_discrete(
             setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, p.sensitivity / p.row_bound
         )
 
     def describe(self, setting: RunSpec) -> dict[str, Any]:
-        """What it costs."""
-        p, law = self.parameters(setting), self.law(setting.method)
-        sampling = described_sampling(law, p.silos, p.users, 8 * p.entry_words, 1)
+        """Return sizes and limits."""
+        p = self.parameters(setting)
+        sampling = self.describe_sampling(setting, entry=8 * p.entry_words, lookups=1)
         if sampling:  # one of zero and one of the inverse, whatever P
             sampling["encryptions by the server, per round"] = 2 * p.users
         return {
-            "silos needed in a sum": setting.population.m,
-            "count cap per person and silo": self.count_cap,
-            "grid steps to the clip": p.row_bound,
+            **self.describe_grid(setting, p.row_bound),
             "key": f"{p.key_bits} bits",
             "parameters in one ciphertext": p.slots,
             "bytes up, per silo and round": p.ciphertexts * p.key_bits // 4,
@@ -156,172 +153,165 @@ class Paillier(PrivateWeighting):
         }
 
     def script(self, setting: RunSpec, name: str) -> Script:
-        """Set-up, the silos' meeting, blinded counts; then the round's sample, of silo 0, and attempts."""
-        p, law, first = self.parameters(setting), self.law(setting.method), name == setting.names[0]
+        """Return set-up, key agreement, blinded counts; then, of silo 0, a round's sample, and attempts."""
+        p, ratio, first = (
+            self.parameters(setting),
+            self.sampling_ratio(setting.method),
+            name == setting.names[0],
+        )
         session: dict[str, Check] = {"session": is_digest}
         key = {"key": Blob.of(p.key_bits // 8), "proof": Blob.of(proof_bytes(p.key_bits))}
         counts = Schema(blobs={"counts": Blob.of(p.users * p.key_bits // 8)})
         prepare: tuple[Kind, ...] = ()
-        if law is not None and first:
-            choice = Schema(blobs={"choice": choice_blob(setting, law)})
+        if ratio is not None and first:
+            choice = Schema(blobs={"choice": choice_blob(setting, ratio)})
             sample = Kind("sample", Schema(session), choice)
-            prepare = (sample, chosen_kind(setting, law, p.entry_words, p.key_bits // 4))
-        sent = {} if law is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
-        box = {} if law is None else box_blob(setting, name, p.key_bits // 4)
-        return Script(
-            (
-                *setup_kinds(setting, weights_privately=True),
-                *key_agreement_kinds(setting.names, name),
-                Kind("blinded counts", Schema(session, blobs=key), counts),
-                *(choice_kinds() if law is not None and first else ()),
-            ),
-            update_kind(
-                setting,
-                round_arrays(setting, shows_sample=False),
-                {**sent, **box},
-                Schema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
-            ),
-            prepare,
-            open_kind(setting),
+            prepare = (sample, chosen_kind(setting, ratio, p.entry_words, p.key_bits // 4))
+        sent = {} if ratio is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
+        box = {} if ratio is None else box_blob(setting, name, p.key_bits // 4)
+        blinded = Kind("blinded counts", Schema(session, blobs=key), counts)
+        return self.attempt_script(
+            setting,
+            name,
+            Schema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
+            setup=(blinded, *(choice_kinds() if ratio is not None and first else ())),
+            prepare=prepare,
+            blobs={**sent, **box},
         )
 
     def server(self, setting: RunSpec) -> ServerAggregator:
-        """Holds the private key."""
-        return _Server(self, setting)
+        """Return the side that holds the private key."""
+        return _Server(setting, self)
 
-    def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
-        """Raises ciphertexts to powers."""
-        return _Silo(self, setting, own)
+    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
+        """Return the side that raises ciphertexts to powers."""
+        return _Silo(self, setting, context)
 
 
 @dataclass(frozen=True)
-class _Server:
+class _Server(MaskedServer):
     aggregator: Paillier
-    setting: RunSpec
 
-    def set_up(self, desk: ServerContext) -> None:
-        """Sessions, then blinded counts under a fresh key."""
+    def prepare(self, context: ServerContext, session: SessionInfo) -> None:
+        """Collect blinded counts under a fresh key."""
+        server = PaillierServer(self.aggregator.parameters(self.setting))
+        # The proof is bound to the session, so that one made for another session is refused.
+        blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(session.session))}
+        named = {"session": session.session}
+        request = Message("blinded counts", self.setting.run, 0, session.number, named, blobs=blobs)
+        answers = context.ask_all({name: request for name in self.setting.names})
+        server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
+        if self.aggregator.samples_users_privately:
+            OtServer(self.setting, context).set_up(session)
+        context.store.run.put("paillier", server.pack())
 
-        def prepare(met: SessionInfo) -> None:
-            server = PaillierServer(self.aggregator.parameters(self.setting))
-            # Bound to the session, so that a proof made for another one is not one here.
-            blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(met.session))}
-            named = {"session": met.session}
-            request = Message("blinded counts", self.setting.run, 0, met.number, named, blobs=blobs)
-            answers = desk.ask_all({name: request for name in self.setting.names})
-            server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
-            if self.aggregator.samples_users_privately:
-                OtServer(self.setting, desk).set_up(met)
-            desk.store.run.put("paillier", server.pack())
-
-        set_up(self.setting.run, self.setting.names, desk.store.run, desk.ask_all, prepare)
-
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
-        """Encrypt inverses, collect, open, multiply, decrypt once."""
-        import torch
-
-        p, law = self.aggregator.parameters(self.setting), self.aggregator.law(self.setting.method)
-        server = PaillierServer.unpack(p, desk.store.run.get("paillier") or b"")
+    def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
+        """Return encryptions of the sampled users' blinded inverses 1/N[u]."""
+        p, ratio = (
+            self.aggregator.parameters(self.setting),
+            self.aggregator.sampling_ratio(self.setting.method),
+        )
+        server = self._party(context)
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
+        sent = {name: array for name, array in arrays.items() if name != "sample"}
+        if ratio is not None:
+            return RoundRequest(sent, boxes=self._boxes(context, round_, server, ratio))
 
-        def request(attempt: RoundAttempt) -> Mapping[str, bytes]:
-            """Fresh ciphertexts for every attempt, kept so that a repeated request is the same."""
-            store, name = desk.store.round(attempt.round), f"request/{attempt.attempt}"
+        def encrypted(attempt: RoundAttempt) -> Mapping[str, bytes]:
+            # Fresh ciphertexts for every attempt; stored, so that a repeated request is the same.
+            store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
             stored = store.get(name)
             if stored is None:
                 stored = server.encrypt_inverses(sampled)
                 store.put(name, stored)
             return {"inverses": stored}
 
-        attempts = ServerAttempts(self.setting, desk, self.setting.population.m)
-        sent = {name: value for name, value in arrays.items() if name != "sample"}
-        if law is None:
-            result = attempts.collect(round_, sent, request)
-        else:
-            result = attempts.collect(round_, sent, boxes=self._boxes(desk, round_, server, law))
-        if result is None:
-            return None
-        answers, seals, _ = result
-        group = Residues(p.ciphertexts, int.from_bytes(server.public_key(), "big"))
+        return RoundRequest(sent, encrypted)
+
+    def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
+        """Multiply the masked ciphertexts, and decrypt once."""
+        server = self._party(context)
+        group = Residues(server.parameters.ciphertexts, int.from_bytes(server.public_key(), "big"))
         sealed = group.zero()
-        for key in seals.values():
+        for key in result.seals.values():
             sealed = group.mask(sealed, key, 1)
-        scaled = server.compute_scaled_sum([answer.blobs["answer"] for answer in answers.values()], sealed)
-        return torch.from_numpy(server.rounded(scaled) * self.aggregator.grid(self.setting).step)
+        scaled = server.compute_scaled_sum(
+            [answer.blobs["answer"] for answer in result.answers.values()], sealed
+        )
+        total: np.ndarray = server.rounded(scaled) * self.aggregator.grid(self.setting).step
+        return total
+
+    def _party(self, context: ServerContext) -> PaillierServer:
+        return PaillierServer.unpack(
+            self.aggregator.parameters(self.setting), context.store.run.get("paillier") or b""
+        )
 
     def _boxes(
-        self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio
+        self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
     ) -> dict[str, bytes]:
-        """What silo 0 chose among this round's ciphertexts, sealed for each other silo."""
-        done = desk.store.round(round_).get("hidden")
+        """Return what silo 0 chose among this round's ciphertexts, sealed for each other silo."""
+        done = context.store.round(round_).get("hidden")
         if done is not None:
             return Message.decode(done).blobs
-        drawn, offers = self._drawn(desk, round_, server, law), OtServer(self.setting, desk)
+        drawn, offers = self._drawn(context, round_, server, ratio), OtServer(self.setting, context)
         places = drawn.arrays["places"]
-        tables = server.tables(law, places, drawn.blobs["pairs"])
-        boxes = offers.passed_on(
+        tables = server.tables(ratio, places, drawn.blobs["pairs"])
+        boxes = offers.relay_entries(
             round_,
-            offers.asked(round_),
+            offers.request_sample(round_),
             lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
         )
-        desk.store.round(round_).put("hidden", Message("kept", self.setting.run, blobs=boxes).encode())
+        context.store.round(round_).put("hidden", Message("kept", self.setting.run, blobs=boxes).encode())
         return boxes
 
-    def _drawn(self, desk: ServerContext, round_: int, server: PaillierServer, law: SamplingRatio) -> Message:
-        """i_u and the ciphertexts of a round: kept before they are used, since two tables would show two entries."""
-        stored = desk.store.round(round_).get("hidden drawn")
+    def _drawn(
+        self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
+    ) -> Message:
+        """Return i_u and the ciphertexts of a round, stored before use: two tables would show two entries of a user."""
+        stored = context.store.round(round_).get("hidden drawn")
         if stored is None:
-            places = private_sampling.draw_server_cells(self.setting.population.users, law)
+            places = private_sampling.draw_server_cells(self.setting.population.users, ratio)
             kept = Message(
                 "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypt_pairs()}
             )
             stored = kept.encode()
-            desk.store.round(round_).put("hidden drawn", stored)
+            context.store.round(round_).put("hidden drawn", stored)
         return Message.decode(stored)
 
 
-class _Silo:
-    def __init__(self, aggregator: Paillier, setting: RunSpec, own: SiloContext) -> None:
-        self._aggregator, self._setting, self._own = aggregator, setting, own
-        self._seals = SiloAttempts.of(aggregator, setting, own)
-        self._member = self._seals.member
-        law = aggregator.law(setting.method)
-        self._choices = None if law is None else OtClient(setting, law, self._member, own.store, self._chosen)
-        hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
-        self.handlers: Mapping[str, Handler] = {
-            **self._seals.handlers,
-            "blinded counts": self._counts,
-            **hidden,
-        }
-
-    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
-        """Powers of the ciphertexts, noise, masks and seal."""
-        session, attempt = self._seals.session(request), self._seals.attempt(request)
-        update, _, stream = work(attempt.release)
-        if not isinstance(update, ClippedRowStream):
-            raise SilodpError("private weighting needs the clipped rows of every person.", code="method.rows")
-        silo, public = self._party(request.run, session)
-        p, grid = silo.parameters, self._aggregator.grid(self._setting)
-
-        def draw() -> dict[str, np.ndarray]:
-            noise = draw_skellam(p.dimension, noise_variance(update.bounds, grid), stream)
-            return {
-                "noise": noise,
-                "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8),
-            }
-
-        drawn = self._seals.get_or_draw(request, attempt, draw)
-        group = Residues(p.ciphertexts, int(public.n))
-        masks: list[int] = apply_masks(group.zero(), group, session, attempt, request.digest())
-        refused = [0]
-        answer = silo.answer(
-            request.blobs["inverses"] if self._choices is None else self._choices.of_round(request),
-            integer_rows(update, grid, refused),
-            drawn["noise"],
-            masks,
-            uniform_parts(drawn["uniform"].tobytes(), p),
+class _Silo(PrivateWeightingSilo):
+    def __init__(self, aggregator: Paillier, setting: RunSpec, context: SiloContext) -> None:
+        super().__init__(aggregator, setting, context)
+        self._aggregator = aggregator
+        ratio = aggregator.sampling_ratio(setting.method)
+        self._choices = (
+            None if ratio is None else OtClient(setting, ratio, self._member, context.store, self._chosen)
         )
-        return request.reply(answer=answer), refused[0]
+        hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
+        self.handlers = {**self.handlers, "blinded counts": self._counts, **hidden}
+
+    def grid(self, bounds: Bounds) -> Quantizer:
+        return self._aggregator.grid(self._setting)
+
+    def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
+        p = self._aggregator.parameters(self._setting)
+        noise = draw_skellam(p.dimension, noise_variance(bounds, self.grid(bounds)), stream)
+        return {"noise": noise, "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)}
+
+    def multiply(
+        self,
+        request: Message,
+        session: Session,
+        attempt: RoundAttempt,
+        rows: Rows,
+        noise: dict[str, np.ndarray],
+    ) -> dict[str, bytes]:
+        silo, public = self._party(request.run, session)
+        group = Residues(silo.parameters.ciphertexts, int(public.n))
+        masks: list[int] = apply_masks(group.zero(), group, session, attempt, request.digest())
+        sent = request.blobs["inverses"] if self._choices is None else self._choices.round_entries(request)
+        uniform = uniform_parts(noise["uniform"].tobytes(), silo.parameters)
+        return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         p = self._aggregator.parameters(self._setting)
@@ -331,7 +321,7 @@ class _Silo:
         session = self._member.session(request.run, request.fields["session"])
         p, key = self._aggregator.parameters(self._setting), request.blobs["key"]
         verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
-        self._own.store.run.put("paillier key", key)
+        self._context.store.run.put("paillier key", key)
         silo, public = self._party(request.run, session)
         group = Residues(silo.parameters.users, int(public.n))
         attempt = RoundAttempt(0, 0, 0, session.roster, "counts")
@@ -339,12 +329,12 @@ class _Silo:
         return request.reply(counts=silo.blind_counts(masks))
 
     def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
-        key = self._own.store.run.get("paillier key") or b""
+        key = self._context.store.run.get("paillier key") or b""
         p = self._aggregator.parameters(self._setting)
         silo = PaillierSilo(
             p,
             session.roster.index(session.name),
-            np.minimum(self._own.counts, self._aggregator.count_cap),
+            np.minimum(self._context.counts, self._aggregator.count_cap),
             key,
             self._member.group_secret(run),
             session.transcript,
@@ -357,7 +347,12 @@ def _width(p: PaillierParameters) -> int:
 
 
 def uniform_parts(drawn: bytes, p: PaillierParameters) -> list[int]:
-    """d integers, centered uniform of width C_LCM, from that many times 128 bits more than they need."""
+    """Return d integers, centered uniform of width C_LCM.
+
+    Args:
+        drawn: random bytes, 128 bits more for each integer than it needs, so that reducing them leaves no bias.
+        p: parameters.
+    """
     width = _width(p)
     numbers = (int.from_bytes(drawn[i : i + width], "little") for i in range(0, len(drawn), width))
     return [number % p.scale - p.scale // 2 for number in numbers]

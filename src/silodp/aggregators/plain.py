@@ -51,7 +51,7 @@ class Plain(Aggregator):
         """Return the side that asks and adds."""
         return PlainServer(setting)
 
-    def silo(self, setting: RunSpec, own: SiloContext) -> SiloAggregator:
+    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that weights, sums, adds noise and sends."""
         return _PlainSilo()
 
@@ -62,17 +62,17 @@ class PlainServer:
 
     setting: RunSpec
 
-    def set_up(self, desk: ServerContext) -> None:
+    def set_up(self, context: ServerContext) -> None:
         """Do nothing."""
 
-    def total(self, desk: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Charge the round, ask every silo, and combine the shares."""
         import torch
 
-        if not desk.charge(round_, 0, self.setting.population.silos):
+        if not context.charge(round_, 0, self.setting.population.silos):
             return None
         request = Message("update", self.setting.run, round_, arrays=dict(arrays))
-        answers = desk.ask_all({name: request for name in self.setting.names})
+        answers = context.ask_all({name: request for name in self.setting.names})
         # In the order of the names: float addition depends on it.
         return self.combine(
             torch.stack([torch.from_numpy(answers[n].arrays["share"]) for n in sorted(answers)])

@@ -70,7 +70,7 @@ class RunSpec:
     accountant: Accountant = field(default_factory=lambda: find_accountant("pld"))
     budget: Budget | None = None
     seed: int | None = None
-    silo_limits: Mapping[Adversary, float] = field(default_factory=dict)
+    silo_limits: Mapping[Adversary, float] = field(default_factory=dict, hash=False)
     tested: bool = False
     run: str = ""
 

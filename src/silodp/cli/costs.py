@@ -45,7 +45,7 @@ def plan(
     spec, assumed = build_public_spec(settings, users)
     result = plan_(
         spec,
-        accountant=settings.accountant,
+        accountant=settings.build_accountant(),
         target=target_epsilon,
         own=settings.preferences(),
         picture=plot,

@@ -7,28 +7,35 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from silodp.config.construct import build, fields_of, table_of
-from silodp.errors import SilodpError, lookup
+from silodp.config.plugins import find_plugin
+from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
-    from silodp.aggregators.base import Aggregator
+    from silodp.aggregators import Aggregator
     from silodp.methods import Method
 
 
 def build_method(name: str, fields: Mapping[str, Any], where: str) -> Method:
     """The method of this name with these fields, checked against its dataclass."""
-    from silodp.methods import METHODS
-
-    maker = lookup(name, METHODS, f"{where}.name" if where == "method" else "method")
+    maker = find_method_class(name, f"{where}.name" if where == "method" else "method")
     method: Method = build(maker, fields, name, where)
     return method
 
 
+def find_method_class(name: str, where: str) -> type[Method]:
+    """Return the class of a method by its name, or by a reference "file.py:Name".
+
+    Raises:
+        SilodpError: there is none.
+    """
+    from silodp.methods import METHODS, Method
+
+    return find_plugin(name, METHODS, Method, where)
+
+
 def with_defaults(name: str, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, and those of `own` that the method of this name has, itself or in a table, and that are not given."""
-    from silodp.methods import METHODS
-
-    maker = METHODS.get(name.replace("_", "-"))
-    return dict(fields) if maker is None else _with_defaults(maker, fields, own)
+    return _with_defaults(find_method_class(name, "method.name"), fields, own)
 
 
 def _with_defaults(maker: Any, fields: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,9 +56,9 @@ def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:
     Raises:
         SilodpError: an unknown name or setting, or a value that the aggregator refuses.
     """
-    from silodp.aggregators import AGGREGATORS
+    from silodp.aggregators import AGGREGATORS, Aggregator
 
-    maker = lookup(name, AGGREGATORS, "aggregator")
+    maker = find_plugin(name, AGGREGATORS, Aggregator, "aggregator")
     own = {field: value for field, value in fields.items() if field in fields_of(maker)}
     for field in (field for field in fields if field not in own):
         others = [other for other, its in AGGREGATORS.items() if field in fields_of(its)]

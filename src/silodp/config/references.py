@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from silodp.config.construct import fields_of, validate_arguments
+from silodp.config.plugins import refer
 from silodp.data.dataset import Dataset
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, describe_exception, first_line, lookup
+from silodp.errors import SilodpError, describe_exception, lookup
 from silodp.training.losses import LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric
 from silodp.training.model_checks import inspect_model, inspect_on
@@ -143,40 +140,3 @@ def _label(name: str) -> str:
 
 def _lookup(name: str, registry: Mapping[str, Callable[..., Any]], where: str) -> Any:
     return refer(name, where) if ":" in name else lookup(name, registry, where)
-
-
-def refer(reference: str, where: str) -> Any:
-    """What "package.module:name" or "path/file.py:name" refers to; a leading "python:" is allowed.
-
-    Raises:
-        SilodpError: the module cannot be imported, or has no such name.
-    """
-    place, _, name = reference.removeprefix("python:").rpartition(":")
-    try:
-        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # whatever a user's module raises is the user's to correct
-        reason = describe_exception(error) if isinstance(error, SystemExit) else first_line(error)
-        raise SilodpError(
-            f"{where} = '{reference}': {place} cannot be imported ({reason or type(error).__name__}): mend it.",
-            code="config.not_importable",
-            field=where,
-        ) from error
-    if not hasattr(module, name):
-        raise SilodpError(
-            f"{where} = '{reference}': {place} has no '{name}': refer to a function defined there.",
-            code="config.not_importable",
-            field=where,
-        )
-    return getattr(module, name)
-
-
-def _module_of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    return module

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from silodp.accounting.accountant import ACCOUNTANTS
+from silodp.accounting.accountant import ACCOUNTANTS, Accountant
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Budget
 from silodp.config.budgets import (
@@ -20,9 +20,8 @@ from silodp.config.budgets import (
     budget_unit,
     build_budget_distribution,
     methods_for,
-    samples_by_budget,
 )
-from silodp.config.builders import build_aggregator, build_method, with_defaults
+from silodp.config.builders import build_aggregator, build_method, find_method_class, with_defaults
 from silodp.config.construct import (
     build,
     describe_unknown,
@@ -30,6 +29,7 @@ from silodp.config.construct import (
     format_validation_error,
     validate_arguments,
 )
+from silodp.config.plugins import find_plugin, is_reference, refer
 from silodp.config.toml_values import (
     MOST_SILOS,
     TomlTable,
@@ -44,12 +44,15 @@ from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
-from silodp.errors import MOST_WHOLE, SilodpError, check_whole, lookup, shorten
+from silodp.errors import MOST_WHOLE, SilodpError, check_whole, shorten
 
 if TYPE_CHECKING:
     from silodp.aggregators.base import Aggregator
     from silodp.methods import Method
     from silodp.training.task import Task
+
+_SPEC_PART = re.compile(r"(?:[^:]*\.py:)?[^:]+")
+"""The parts of a method's specification in `compare --methods`: its name or reference, and its settings."""
 
 ALIASES = {"k": "group_size", "q": "user_sampling", "sigma": "noise_multiplier"}
 """Short names of fields in `compare --methods`."""
@@ -120,14 +123,12 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _checked(self) -> RunConfig:
-        from silodp.methods import METHODS
-
         self.aggregator()
         self.load_plan()
         self.method()
         for name, fields in self.methods.items():
             for field in fields:
-                maker = lookup(name, METHODS, "methods")
+                maker = find_method_class(name, "methods")
                 if field not in fields_of(maker):
                     raise SilodpError(
                         describe_unknown(field, fields_of(maker), name, f"methods.{name}"),
@@ -182,8 +183,6 @@ class RunConfig(_Section):
             )
         if ":" not in source:
             return find_dataset(source)
-        from silodp.config.references import refer
-
         found = refer(source, "data.source")
         if not isinstance(found, Dataset):
             raise SilodpError(
@@ -295,9 +294,17 @@ class RunConfig(_Section):
 
     def settings(self) -> TomlTable:
         """Return the keyword arguments of `prepare_run` besides federation, task and method."""
-        names = ("rounds", "aggregator", "seed", "delta", "accountant", "silo_limits")
+        names = ("rounds", "aggregator", "seed", "delta", "silo_limits")
         made = {"aggregator": self.aggregator(), "budget": self.budget()}
-        return {**{name: getattr(self, name) for name in names}, **made}
+        given = {name: getattr(self, name) for name in names}
+        return {**given, **made, "accountant": self.build_accountant()}
+
+    def build_accountant(self) -> Accountant | str | None:
+        """Return the accountant of a file as an object, one of the package by its name, None where none is named."""
+        if self.accountant is None or not is_reference(self.accountant):
+            return self.accountant
+        known: Mapping[str, type[Accountant]] = {}
+        return find_plugin(self.accountant, known, Accountant, "accountant")()
 
     def specs(self, text: str) -> list[MethodSpec]:
         """The methods of `compare --methods`: "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8".
@@ -333,10 +340,10 @@ class RunConfig(_Section):
             raise SilodpError(f"methods, at '{text}': {error}", code=error.code, field=error.field) from None
 
     def _spec(self, text: str) -> MethodSpec:
-        from silodp.methods import METHODS, Population
+        from silodp.methods import Population
 
-        name, *settings = text.split(":")
-        maker = lookup(name, METHODS, "methods")
+        name, *settings = _SPEC_PART.findall(text)
+        maker = find_method_class(name, "methods")
         own_name, own = _named(self.method_section)
         inherited: TomlTable = {field: value for field, value in own.items() if field in fields_of(maker)}
         given: TomlTable = dict(self.methods.get(name, {}))
@@ -357,7 +364,7 @@ class RunConfig(_Section):
     def _built(self, name: str, fields: TomlTable, where: str) -> Method:
         """The method; rounds and δ that its budgets are for are the run's unless it says others."""
         own = {"rounds": self.rounds, "delta": self.delta}
-        if "record_sampling" in fields and samples_by_budget(name):
+        if "record_sampling" in fields and find_method_class(name, where).samples_by_budget:
             raise SilodpError(
                 f"{where}.record_sampling is not a field of {name}: how often a record is drawn follows from its own "
                 f"budget; take it out ('silodp plan' shows every q).",

@@ -215,6 +215,11 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
             data["files"] = [at(path) for path in data["files"]]
         if isinstance(data.get("schema"), dict) and isinstance(data["schema"].get("users"), str):
             data["schema"] = {**data["schema"], "users": at(data["schema"]["users"])}
+    for name in ("aggregator", "accountant"):
+        if name in result:
+            result[name] = reference(result[name])
+    if isinstance(values.get("method"), dict) and "name" in values["method"]:
+        result["method"] = {**values["method"], "name": reference(values["method"]["name"])}
     if isinstance(task, dict):
         task = result["task"] = {
             **task,

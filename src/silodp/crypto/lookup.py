@@ -1,11 +1,13 @@
 """One entry of a table for each user: the receiver learns the entry it points at, the sender not which.
 
-A table of M entries takes L = ⌈log₂ M⌉ transfers (Naor and Pinkas 1999). Entry x is sent under the exclusive or of L
-pads, the i-th drawn from key x_i of transfer i at the place that the other bits of x name; so every entry but one
-lies under a pad that the receiver cannot know, and no two entries share one. Entries are 64-bit words, or several of
-them. The work is the same whatever the index. Source: docs/protocols.md, section 3.
+A table of M entries takes L = ⌈log₂ M⌉ transfers. Entry x is sent under the exclusive or of L pads, the i-th drawn from
+key x_i of transfer i at the place that the other bits of x name; so every entry but one lies under a pad that the
+receiver cannot know, and no two entries share one. Entries are 64-bit words, or several of them. The work is the same
+whatever the index.
 
 The answer carries a fingerprint, which finds accidents and mixed-up sessions, not forgery: the channel authenticates.
+
+Sources: docs/protocols.md, section 3; Naor and Pinkas, "Oblivious Transfer and Polynomial Evaluation", STOC 1999.
 """
 
 from __future__ import annotations
@@ -13,14 +15,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from silodp.crypto.oblivious_transfer import TransferReceiver, TransferSender, choice_bytes
-from silodp.crypto.streams import KEY_BYTES, Bytes, Words, draw_words
-from silodp.errors import SilodpError
+from silodp.crypto.streams import KEY_BYTES, Bytes, Integers, Words, draw_words
+from silodp.errors import require
 
 _FINGERPRINT = 32
 _DOMAIN = 32
@@ -30,42 +31,64 @@ _DOMAIN = 32
 class Lookup:
     """The receiver's side of one lookup for U users: send `message`, open the answer.
 
-    `counter` is the transfer counter used; `size` is M; `indices` has shape (U,); `keys` has shape (U, L, 32).
+    Attributes:
+        message: the request.
+        domain: 32 bytes that name session and purpose.
+        counter: the transfer counter that was used.
+        size: M, entries of a table.
+        indices: entries asked for, shape (U,).
+        keys: the chosen transfer keys, shape (U, L, 32).
     """
 
     message: bytes
     domain: bytes
     counter: int
     size: int
-    indices: NDArray[np.int64] = field(repr=False)
+    indices: Integers = field(repr=False)
     keys: Bytes = field(repr=False)
 
     @classmethod
     def ask(cls, receiver: TransferReceiver, counter: int, indices: NDArray[np.integer], size: int) -> Lookup:
-        """Ask for entry `indices[u]` of user u's table of `size` entries, using up this transfer counter."""
+        """Ask for one entry of each user's table.
+
+        Args:
+            receiver: of the transfers.
+            counter: the transfer counter to use up.
+            indices: entries to ask for, shape (U,).
+            size: M ≥ 2, entries of a table.
+
+        Raises:
+            SilodpError: an index lies outside the tables, or the counter was used.
+        """
         levels = _levels(size)
-        if indices.ndim != 1 or not len(indices) or indices.min() < 0 or indices.max() >= size:
-            _refuse("argument.value", f"an index lies outside the table of {size} entries", "point inside it")
-        places: NDArray[np.int64] = indices.astype(np.int64)
-        bits = (places[:, None] >> np.arange(levels)) & 1
+        require(
+            indices.ndim == 1 and len(indices) and indices.min() >= 0 and indices.max() < size,
+            f"Lookup: an index lies outside the table of {size} entries; point inside it.",
+            code="argument.value",
+        )
+        entries: Integers = indices.astype(np.int64)
+        bits = (entries[:, None] >> np.arange(levels)) & 1
         message, keys = receiver.choose(counter, bits.ravel())
-        return cls(message, receiver.domain, counter, size, places, keys.reshape(len(places), levels, -1))
+        return cls(message, receiver.domain, counter, size, entries, keys.reshape(len(entries), levels, -1))
 
     def open(self, answer: bytes) -> Words:
-        """The entries asked for, of one word each: shape (U,)."""
+        """Return the entries asked for, of one word each: shape (U,)."""
         return self.entries(answer, 1)[:, 0]
 
     def entries(self, answer: bytes, width: int) -> Words:
-        """The entries asked for, of `width` words each: shape (U, width)."""
+        """Return the entries asked for, of `width` words each: shape (U, width).
+
+        Raises:
+            SilodpError: the answer is not to this request (code message.unexpected).
+        """
         users = len(self.indices)
         fingerprint, hidden = answer[:_FINGERPRINT], answer[_FINGERPRINT:]
-        expected = _fingerprint(self.domain, self.message, hidden)
-        if len(hidden) != users * self.size * width * 8 or fingerprint != expected:
-            _refuse(
-                "message.unexpected",
-                "the answer does not belong to this request, or was altered",
-                "ask for it again",
-            )
+        require(
+            len(hidden) == users * self.size * width * 8
+            and fingerprint == _fingerprint(self.domain, self.message, hidden),
+            "Lookup: the answer does not belong to this request, or was altered; ask for it again.",
+            code="message.unexpected",
+        )
         table = np.frombuffer(hidden, "<u8").reshape(users, self.size, width)
         entries = table[np.arange(users), self.indices]
         for u, index in enumerate(self.indices):
@@ -74,14 +97,15 @@ class Lookup:
         return entries.astype(np.uint64)
 
     def pack(self) -> bytes:
-        """Everything, secrets included, for this party's own durable store."""
-        numbers = np.array([self.counter, self.size, *self.keys.shape[:2]], "<u8")
-        parts = (self.domain, numbers, self.indices.astype("<i8"), self.keys)
-        return b"".join(part if isinstance(part, bytes) else part.tobytes() for part in parts) + self.message
+        """Return everything, secrets included, for this party's durable store."""
+        numbers = np.array([self.counter, self.size, *self.keys.shape[:2]], "<u8").tobytes()
+        return (
+            self.domain + numbers + self.indices.astype("<i8").tobytes() + self.keys.tobytes() + self.message
+        )
 
     @classmethod
     def unpack(cls, stored: bytes) -> Lookup:
-        """The lookup that was stored."""
+        """Return the lookup that was stored."""
         counter, size, users, levels = (int(x) for x in np.frombuffer(stored, "<u8", 4, _DOMAIN))
         rest = stored[_DOMAIN + 32 :]
         indices, keys = rest[: 8 * users], rest[8 * users :][: users * levels * KEY_BYTES]
@@ -96,17 +120,27 @@ class Lookup:
 
 
 def request_bytes(users: int, size: int) -> int:
-    """Length of `Lookup.message` for tables of `size` entries."""
+    """Return the length of `Lookup.message` for tables of `size` entries."""
     return choice_bytes(users * _levels(size))
 
 
 def answer_bytes(users: int, size: int, width: int = 1) -> int:
-    """Length of an `answer` with entries of `width` words."""
+    """Return the length of an `answer` with entries of `width` words."""
     return _FINGERPRINT + 8 * users * size * width
 
 
 def answer(sender: TransferSender, counter: int, message: bytes, tables: Words) -> bytes:
-    """The sender's answer to `message`: `tables` has shape (U, M), or (U, M, width): one for each user, M ≥ 2."""
+    """Return the sender's answer to a request.
+
+    Args:
+        sender: of the transfers.
+        counter: the transfer counter that the request must name, and that is used up.
+        message: `Lookup.message`.
+        tables: one for each user, shape (U, M), or (U, M, width) of entries of several words; M ≥ 2.
+
+    Raises:
+        SilodpError: as for `TransferSender.keys`.
+    """
     users, size, *wide = tables.shape
     levels, width = _levels(size), wide[0] if wide else 1
     pairs = sender.keys(counter, users * levels, message).reshape(2, users, levels, -1)
@@ -122,26 +156,21 @@ def answer(sender: TransferSender, counter: int, message: bytes, tables: Words) 
 
 
 def _pads(keys: Bytes, width: int) -> Iterator[Words]:
-    """The stream of each of one user's L keys, as wide as entries, for half as many as the table may have."""
+    """Yield the stream of each of one user's L keys, as wide as entries, for half as many as the table may have."""
     for key in keys:
         yield draw_words(key.tobytes(), width << (len(keys) - 1), np.uint64).reshape(-1, width)
 
 
 def _without_bit(index: int, i: int) -> int:
-    """The number that is left when bit i is taken out."""
+    """Return the number that is left when bit i is taken out."""
     return index >> (i + 1) << i | index & ((1 << i) - 1)
 
 
 def _levels(size: int) -> int:
-    if size < 2:
-        _refuse("argument.value", f"a table of {size} entries", "give at least two")
+    require(size >= 2, f"Lookup: a table of {size} entries; give at least two.", code="argument.value")
     return (size - 1).bit_length()
 
 
 def _fingerprint(domain: bytes, message: bytes, hidden: bytes) -> bytes:
     request = hashlib.sha256(message).digest()
     return hashlib.sha256(b"answer\0" + domain + request + hidden).digest()
-
-
-def _refuse(code: str, what: str, remedy: str) -> NoReturn:
-    raise SilodpError(f"Lookup: {what}; {remedy}.", code=code)

@@ -11,68 +11,80 @@ import secrets
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import TransferReceiver
-from silodp.crypto.streams import Words, derive_key, draw_words
-from silodp.errors import SilodpError
+from silodp.crypto.streams import Integers, Words, derive_key, draw_words
+from silodp.errors import require
 
 SILO_CHOOSES = "silo 0 chooses among the server's entries"  # purpose of the base transfers
-MOST_PLACES = 1 << 16
+MOST_CELLS = 1 << 16
 
 
 @dataclass(frozen=True)
 class SamplingRatio:
-    """A user is drawn when a number uniform below `draw_server_cells` P is below `drawn` k."""
+    """A sampling rate of k/P: k the `numerator`, P the `denominator`, which is also the number of cells."""
 
-    drawn: int
-    places: int
+    numerator: int
+    denominator: int
 
     def __post_init__(self) -> None:
-        if not (1 <= self.drawn <= self.places and 2 <= self.places <= MOST_PLACES):
-            raise SilodpError(
-                f"Hidden sampling: a rate of {self.drawn}/{self.places}; set 1 ≤ drawn ≤ places, "
-                f"2 ≤ places ≤ {MOST_PLACES:,}.",
-                code="argument.value",
-            )
+        require(
+            1 <= self.numerator <= self.denominator and 2 <= self.denominator <= MOST_CELLS,
+            f"Hidden sampling: a rate of {self.numerator}/{self.denominator}; set 1 ≤ k ≤ P, 2 ≤ P ≤ {MOST_CELLS:,}.",
+            code="argument.value",
+        )
 
     @property
     def rate(self) -> float:
         """The sampling probability."""
-        return self.drawn / self.places
+        return self.numerator / self.denominator
 
-    def sampled(self, places: NDArray[np.int64], shifts: NDArray[np.int64]) -> Words:
-        """β = [(i − κ) mod P < k], as 0 or 1, from i and κ."""
-        return ((places - shifts) % self.places < self.drawn).astype(np.uint64)
+    def select(self, server_cells: Integers, silo_cells: Integers) -> Words:
+        """Return β = [(i − κ) mod P < k], as 0 or 1, from i and κ of shapes that broadcast."""
+        return ((server_cells - silo_cells) % self.denominator < self.numerator).astype(np.uint64)
 
 
 def transfer_counter(round: int) -> int:
-    """The counter of a round's transfers; counter 0 is the set-up's."""
-    if round < 0:
-        raise SilodpError(f"Hidden sampling: round {round}; number the rounds from 0.", code="argument.value")
+    """Return the counter of a round's transfers; counter 0 is the set-up's."""
+    require(round >= 0, f"Hidden sampling: round {round}; number the rounds from 0.", code="argument.value")
     return round + 1
 
 
-def draw_server_cells(users: int, law: SamplingRatio) -> NDArray[np.int64]:
-    """i (U,), exactly uniform below P, from the operating system: drawn once a round, and kept by the server alone."""
-    return np.array([secrets.randbelow(law.places) for _ in range(users)], np.int64)
+def draw_server_cells(users: int, ratio: SamplingRatio) -> Integers:
+    """Draw i (users,), exactly uniform below P, from the operating system; once a round, for the server alone."""
+    return np.array([secrets.randbelow(ratio.denominator) for _ in range(users)], np.int64)
 
 
 def derive_silo_cells(
-    secret: bytes, session: bytes, users: int, law: SamplingRatio, round: int
-) -> NDArray[np.int64]:
-    """κ (U,) of this round, the same for all silos: within P·2⁻⁶⁴ of uniform below P (total variation, each user)."""
+    secret: bytes, session: bytes, users: int, ratio: SamplingRatio, round: int
+) -> Integers:
+    """Derive κ of a round, the same for all silos.
+
+    Args:
+        secret: R, 32 bytes.
+        session: the session id, 32 bytes.
+        users: U.
+        ratio: k/P.
+        round: counted from 0.
+
+    Returns:
+        (U,), each within P·2⁻⁶⁴ of uniform below P (total variation).
+    """
     key = derive_key(secret, "hidden sample", session.hex(), transfer_counter(round))
-    return (draw_words(key, users, np.uint64) % np.uint64(law.places)).astype(np.int64)
+    return (draw_words(key, users, np.uint64) % np.uint64(ratio.denominator)).astype(np.int64)
 
 
 def ask(
-    receiver: TransferReceiver, secret: bytes, session: bytes, users: int, law: SamplingRatio, round: int
+    receiver: TransferReceiver, secret: bytes, session: bytes, users: int, ratio: SamplingRatio, round: int
 ) -> Lookup:
-    """Silo 0's request for entry κ_u of the table that the server makes from i_u.
+    """Return silo 0's request for entry κ_u of the tables that the server makes from i_u.
 
     Keep it durably before it is sent: two requests for one round would show combinations of the choices.
+
+    Args:
+        receiver: of the base transfers in which silo 0 chooses.
+        secret, session, users, ratio, round: as in `derive_silo_cells`.
     """
-    chosen = derive_silo_cells(secret, session, users, law, round)
-    return Lookup.ask(receiver, transfer_counter(round), chosen, law.places)
+    cells = derive_silo_cells(secret, session, users, ratio, round)
+    return Lookup.ask(receiver, transfer_counter(round), cells, ratio.denominator)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError
 from silodp.mechanisms.noise import draw_gaussian
 
 if TYPE_CHECKING:
@@ -155,17 +155,6 @@ class ClippedSum:
         return Share(self.value + draw_gaussian(self.value.numel(), std, stream), std, self.refused)
 
 
-def check_clip(clip: float) -> None:
-    """Refuse a clip that bounds nothing."""
-    check_real("clip", clip)
-    if not (math.isfinite(clip) and clip > 0):
-        raise SilodpError(
-            f"clip = {clip} bounds nothing: set a finite clip > 0, in units of the update's 2-norm.",
-            code="argument.value",
-            field="clip",
-        )
-
-
 def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None) -> ClippedRows:
     """min(1, clip/‖row‖₂) for each of the rows (r, d); a row that is not finite gets factor 0.
 
@@ -191,7 +180,7 @@ def weighted_sum(stream: ClippedRowStream, weights: Tensor | None = None) -> Cli
     Single precision would round a sum of 10⁵ rows by more than one row is worth, and small factors to nothing.
 
     `weights` (indexed by owner, float64, each within [0, 1]) must add to at most 1 over everything one unit owns, here
-    and in other silos; that is `methods.weighting`'s promise. They count only where the stream is `weighted`.
+    and in other silos, as `methods.uldp.validate_weights` checks. They count only where the stream is `weighted`.
     """
     import torch
 

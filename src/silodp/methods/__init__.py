@@ -1,6 +1,6 @@
 """The methods, and the one registry of their names; the base class to write another."""
 
-from silodp.errors import SilodpError
+from silodp.errors import lookup
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.ddp.method import Ddp
 from silodp.methods.fedavg import Default
@@ -34,14 +34,7 @@ def find_method(name: str) -> type[Method]:
     Raises:
         SilodpError: there is no method of this name.
     """
-    found = METHODS.get(name.replace("_", "-"))
-    if found is None:
-        raise SilodpError(
-            f"method = '{name}' is not known: use one of {', '.join(METHODS)}.",
-            code="argument.value",
-            field="method",
-        )
-    return found
+    return lookup(name, METHODS, "method")
 
 
 __all__ = [

@@ -7,7 +7,6 @@ five members that begin the class. Every other member has a default, and is over
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,11 +19,10 @@ from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary, Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_fields, check_momentum, check_positive, check_type
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
-from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd, check_server_optimizer
-from silodp.training.sgd import LocalTraining
+from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -428,10 +426,10 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         """Check the settings of the server's step; subclasses call it from theirs."""
-        check_server(self.server_learning_rate, self.server_momentum)
+        check_fields(self, server_learning_rate=check_positive, server_momentum=check_momentum)
         if self.server_optimizer is None:
             return
-        check_server_optimizer("server_optimizer", self.server_optimizer)
+        check_type("server_optimizer", self.server_optimizer, ServerOptimizer, "ServerAdam()")
         if self.server_momentum != 0:
             raise SilodpError(
                 f"server_momentum = {self.server_momentum} and server_optimizer: set the momentum in one of them.",
@@ -464,64 +462,3 @@ class Method(ABC):
         """Check the weights or quotas (U,) that a silo receives (see `weights_problem`)."""
         problem = self.weights_problem if self.weights_users else self.quotas_problem
         return problem(allotment, counts, population, silo)
-
-
-MOST_NOISE = 1e6
-"""The largest noise multiplier that a method takes, and that plans look for."""
-
-
-def check_noise_multiplier(sigma: float) -> None:
-    """Check that a noise multiplier is finite, not negative, and not so large that accountants take forever.
-
-    Raises:
-        SilodpError: it is not.
-    """
-    check_real("noise_multiplier", sigma)
-    if not (math.isfinite(sigma) and sigma >= 0):
-        raise SilodpError(
-            f"noise_multiplier = {sigma}: set a finite number ≥ 0 (0 means no privacy).",
-            code="argument.value",
-            field="noise_multiplier",
-        )
-    if sigma > MOST_NOISE:
-        raise SilodpError(
-            f"noise_multiplier = {sigma:g}: set a number of at most {MOST_NOISE:g}.",
-            code="argument.out_of_range",
-            field="noise_multiplier",
-        )
-
-
-def check_server(learning_rate: float, momentum: float) -> None:
-    """Check that server settings can train.
-
-    Raises:
-        SilodpError: they cannot.
-    """
-    check_real("server_learning_rate", learning_rate)
-    check_real("server_momentum", momentum)
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise SilodpError(
-            f"server_learning_rate = {learning_rate}: set a finite number > 0.",
-            code="argument.value",
-            field="server_learning_rate",
-        )
-    if not 0 <= momentum < 1:
-        raise SilodpError(
-            f"server_momentum = {momentum}: set a number in [0, 1).",
-            code="argument.value",
-            field="server_momentum",
-        )
-
-
-def check_local(local: LocalTraining) -> None:
-    """Check that local training is a `LocalTraining`, and not a learning rate alone or a table of settings.
-
-    Raises:
-        SilodpError: it is not.
-    """
-    if not isinstance(local, LocalTraining):
-        raise SilodpError(
-            f"local is a {type(local).__name__}: set a LocalTraining, for example LocalTraining(learning_rate=0.01).",
-            code="argument.type",
-            field="local",
-        )

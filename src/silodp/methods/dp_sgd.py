@@ -10,18 +10,26 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 import numpy as np
 
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_real, check_whole, counted
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_clip,
+    check_fields,
+    check_noise_multiplier,
+    check_positive,
+    check_whole,
+    counted,
+)
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
     ClippedRowStream,
     LocallyNoisedUpdate,
-    check_clip,
     clip_rows,
     weighted_sum,
 )
 from silodp.mechanisms.sampling import draw_poisson_sample
-from silodp.methods.base import LocalContext, check_noise_multiplier
+from silodp.methods.base import LocalContext
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
 Optimizer = Literal["sgd", "adam"]
 
 Keep = Callable[[ClippedRows], ClippedRows]
-"""Which of a step's clipped gradients count, decided record by record (see `record_filter`)."""
+"""From a step's clipped gradients to those that count, decided record by record (see `rpdp.renyi_filter`)."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +59,19 @@ class DpSgd:
     optimizer: Optimizer = "sgd"
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_clip(self.clip)
+        check_fields(self, noise_multiplier=check_noise_multiplier, clip=check_clip)
         check_whole("local_steps", self.local_steps, what="DP-SGD steps")
-        for name in ("expected_batch_size", "local_learning_rate"):
-            check_real(name, getattr(self, name))
-        for name in ("expected_batch_size", "local_learning_rate"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise SilodpError(
-                    f"{name} = {value}: set a finite number > 0.", code="argument.value", field=name
-                )
-        if self.optimizer not in get_args(Optimizer):
-            raise SilodpError(
-                f"optimizer = {self.optimizer!r} is not known: use 'sgd' or 'adam'.",
-                code="argument.value",
-                field="optimizer",
-            )
+        check_fields(self, expected_batch_size=check_positive, local_learning_rate=check_positive)
+        check_choice("optimizer", self.optimizer, get_args(Optimizer))
 
     @classmethod
     def of(cls, method: object) -> Self:
-        """The constants among a method's own fields; those it has not stay at their defaults."""
+        """Return the constants among a method's fields; those that it lacks keep their defaults."""
         return cls(**{f.name: getattr(method, f.name) for f in fields(cls) if hasattr(method, f.name)})
 
     @property
     def bounds(self) -> Bounds:
-        """Of one step. As many records as there are may be drawn: no public constant bounds what it adds up to."""
+        """The bounds of one step; all records may be drawn, so no public constant bounds the sum."""
         return Bounds(self.clip, self.clip, self.noise_multiplier, total=math.inf)
 
     def train(

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Unit, View
+from silodp.errors import check_type
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.methods.base import LocalContext, Method, Population, check_local
+from silodp.methods.base import LocalContext, Method, Population
 from silodp.training.sgd import LocalTraining
 
 
@@ -28,7 +29,7 @@ class Default(Method):
     assumptions: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        check_local(self.local)
+        check_type("local", self.local, LocalTraining, "LocalTraining(learning_rate=0.01)")
         super().__post_init__()
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:

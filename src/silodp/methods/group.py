@@ -10,9 +10,8 @@ import numpy as np
 
 from silodp.accounting.events import Event, Gaussian, Group, NonPrivate, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import Unit, View
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError, check_probability, check_real
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.mechanisms.sampling import check_probability
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd
 

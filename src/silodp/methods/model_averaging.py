@@ -13,9 +13,7 @@ import numpy as np
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import NOT_COVERED, Guarantee
-from silodp.errors import SilodpError, check_whole, counted
-from silodp.mechanisms.sampling import check_probability
-from silodp.methods.base import check_noise_multiplier
+from silodp.errors import SilodpError, check_noise_multiplier, check_probability, check_whole, counted
 from silodp.methods.ddp.method import CLAIM
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ def average_models(
     delta: float,
     accountant: Accountant | str = "pld",
 ) -> AveragedModel:
-    """The mean of models that N parties trained alone, each by DP-SGD, and what is promised of releasing it.
+    """Average models that N parties trained alone, each by DP-SGD, and say what is promised of releasing the mean.
 
     Args:
         models: N modules, state dicts or vectors (d,), all of one kind and shape.
@@ -65,7 +63,7 @@ def average_models(
         delta: δ of the guarantee.
         accountant: a name or an object, see `silodp.Accountant`.
 
-    The guarantee, for a record of any party towards whoever sees only the mean: with one step the noise of all
+    The guarantee is for a record of any party against whoever sees only the mean: with one step the noise of all
     `clients` adds up; with more, only a party's own noise is proven to protect its records (the largest ε over the
     parties), and what the paper says of the sum is listed under `claims`.
 
@@ -91,7 +89,7 @@ def average_models(
             field="noise_multiplier",
         )
     for sigma in noise:
-        check_noise_multiplier(sigma)
+        check_noise_multiplier("noise_multiplier", sigma)
     check_whole("local_steps", local_steps)
     accountant = find_accountant(accountant)
     check_probability("record_sampling", record_sampling)
@@ -141,7 +139,7 @@ def _spent(sigma: float, steps: int, q: float, delta: float, accountant: Account
 
 
 def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
-    """Of one kind, names and shapes; the first says which. `buffers`: names of what no gradient has trained."""
+    """Average models of the first one's kind, names and shapes; `buffers` names what no gradient has trained."""
     from torch import Tensor, nn
 
     first = models[0]
@@ -176,7 +174,7 @@ def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
 
 
 def _refuse_hidden_state(module: nn.Module) -> None:
-    """Tensors that a module keeps beside its state dict would be released as they are."""
+    """Refuse tensors that a module keeps beside its state dict: they would be released as they are."""
     from torch import Tensor
 
     for place, part in module.named_modules():
@@ -193,7 +191,7 @@ def _refuse_hidden_state(module: nn.Module) -> None:
 
 
 def _mean_of(name: str, values: Sequence[Any], buffer: bool = False) -> Tensor:
-    """In double precision, and back; buffers, and what is no real number, must be the same everywhere."""
+    """Average in double precision; buffers, and what is no real number, must be the same everywhere."""
     import torch
     from torch import Tensor
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from silodp.accounting.events import Event, Gaussian, NonPrivate
 from silodp.accounting.guarantee import Unit, View
-from silodp.mechanisms.clipping import Bounds, ClippedRowStream, check_clip, clip_rows
+from silodp.errors import check_clip, check_fields, check_noise_multiplier, check_type
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods.base import (
     LocalContext,
     Method,
     Population,
-    check_local,
-    check_noise_multiplier,
 )
 from silodp.training.sgd import LocalTraining
 
@@ -50,9 +49,8 @@ class UldpNaive(Method):
     assumptions: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_clip(self.clip)
-        check_local(self.local)
+        check_fields(self, noise_multiplier=check_noise_multiplier, clip=check_clip)
+        check_type("local", self.local, LocalTraining, "LocalTraining(learning_rate=0.01)")
         super().__post_init__()
 
     def local_update(self, context: LocalContext) -> ClippedRowStream:

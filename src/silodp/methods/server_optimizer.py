@@ -5,13 +5,12 @@ Whatever a server optimizer does is post-processing of noisy sums: it costs no Î
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from silodp.errors import SilodpError, check_real, check_whole
+from silodp.errors import check_fields, check_momentum, check_positive, check_type, check_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +78,7 @@ class ServerSgd(ServerOptimizer):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        check_fraction("server_optimizer.momentum", self.momentum)
+        check_fields(self, "server_optimizer.", momentum=check_momentum)
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no velocity yet: {"velocity": (d,) float64}."""
@@ -114,15 +113,9 @@ class ServerAdam(ServerOptimizer):
     adaptivity: float = 1e-3
 
     def __post_init__(self) -> None:
-        check_fraction("server_optimizer.beta1", self.beta1)
-        check_fraction("server_optimizer.beta2", self.beta2)
-        check_real("server_optimizer.adaptivity", self.adaptivity)
-        if not (math.isfinite(self.adaptivity) and self.adaptivity > 0):
-            raise SilodpError(
-                f"server_optimizer.adaptivity = {self.adaptivity}: set a finite number > 0.",
-                code="argument.value",
-                field="server_optimizer.adaptivity",
-            )
+        check_fields(
+            self, "server_optimizer.", beta1=check_momentum, beta2=check_momentum, adaptivity=check_positive
+        )
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return the moments before the first round: {"mean", "square"}, each (d,) float64."""
@@ -159,7 +152,7 @@ class TailAverage(ServerOptimizer):
 
     def __post_init__(self) -> None:
         check_whole("server_optimizer.last", self.last, what="rounds", most=10_000)
-        check_server_optimizer("server_optimizer.optimizer", self.optimizer)
+        check_type("server_optimizer.optimizer", self.optimizer, ServerOptimizer, "ServerAdam()")
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no models yet: {"models": (last, d), "rounds": ()}, beside the state of `optimizer`."""
@@ -194,28 +187,3 @@ SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
     "tail-average": TailAverage,
 }
 """The server optimizers by their names in a configuration."""
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Check that a constant lies in [0, 1).
-
-    Raises:
-        SilodpError: it does not.
-    """
-    check_real(name, value)
-    if not 0 <= value < 1:
-        raise SilodpError(f"{name} = {value}: set a number in [0, 1).", code="argument.value", field=name)
-
-
-def check_server_optimizer(name: str, value: object) -> None:
-    """Check that a setting is a server optimizer.
-
-    Raises:
-        SilodpError: it is not.
-    """
-    if not isinstance(value, ServerOptimizer):
-        raise SilodpError(
-            f"{name} is a {type(value).__name__}: set a ServerOptimizer, for example ServerAdam().",
-            code="argument.type",
-            field=name,
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 
@@ -20,23 +20,31 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.guarantee import Adversary, Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedRowStream, check_clip, clip_rows
-from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
-from silodp.methods import weighting
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_clip,
+    check_fields,
+    check_noise_multiplier,
+    check_probability,
+    check_type,
+)
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
+from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import (
     EventsBySurvivors,
     LocalContext,
     Method,
     Population,
-    check_local,
-    check_noise_multiplier,
 )
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
 from silodp.training.sgd import LocalTraining
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Weighting = Literal["uniform", "records"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +67,7 @@ class UldpAvg(Method):
     noise_multiplier: float
     clip: float
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
-    weighting: weighting.Weighting = "uniform"
+    weighting: Weighting = "uniform"
     user_sampling: float = 1.0
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
@@ -71,22 +79,18 @@ class UldpAvg(Method):
     allowances: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_clip(self.clip)
-        check_probability("user_sampling", self.user_sampling)
-        check_local(self.local)
+        check_fields(
+            self, noise_multiplier=check_noise_multiplier, clip=check_clip, user_sampling=check_probability
+        )
+        check_type("local", self.local, LocalTraining, "LocalTraining(learning_rate=0.01)")
         super().__post_init__()
-        if self.weighting not in ("uniform", "records"):
-            raise SilodpError(
-                f"weighting = '{self.weighting}' is not known: use 'uniform' or 'records'.",
-                code="argument.value",
-                field="weighting",
-            )
-        if self.personal is not None and not isinstance(self.personal, UserBudgets):
-            raise SilodpError(
-                f"personal is a {type(self.personal).__name__}: set a UserBudgets(by=..., rounds=...), or None.",
-                code="argument.type",
-                field="personal",
+        check_choice("weighting", self.weighting, get_args(Weighting))
+        if self.personal is not None:
+            check_type(
+                "personal",
+                self.personal,
+                UserBudgets,
+                "UserBudgets(by='clip', rounds=50, largest_budget=2.0)",
             )
         if self._own_rates and self.user_sampling != 1:
             raise SilodpError(
@@ -187,20 +191,20 @@ class UldpAvg(Method):
     def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
         """Return w[s,u], (S, U) float64."""
         if self.weighting == "uniform":
-            return weighting.weigh_uniformly(population.silos, population.users)
+            return weigh_uniformly(population.silos, population.users)
         if counts is None:
             raise SilodpError(
                 "weighting = 'records' needs the record counts of every silo: none were given.",
                 code="method.not_set_up",
             )
-        return weighting.weigh_by_records(counts)
+        return weigh_by_records(counts)
 
     def weights_problem(
         self, weights: np.ndarray, counts: np.ndarray, population: Population, silo: int
     ) -> str | None:
         """Check that uniform weights are 1/S, and weights by records at most 1 where there are records, 0 elsewhere."""
         if self.weighting == "uniform":
-            due = weighting.weigh_uniformly(population.silos, population.users)[silo]
+            due = weigh_uniformly(population.silos, population.users)[silo]
             return None if np.array_equal(weights, due) else f"is not 1/{population.silos} for every person"
         problem = super().weights_problem(weights, counts, population, silo)
         if problem is None and (weights[counts == 0] != 0).any():
@@ -337,3 +341,39 @@ class UldpSgd(UldpAvg):
         default_factory=lambda: LocalTraining(learning_rate=1.0, epochs=1, batch_size=None), init=False
     )
     name: str = field(default="uldp-sgd", init=False)
+
+
+def weigh_uniformly(silos: int, users: int) -> np.ndarray:
+    """Return w[s,u] = 1/S, (S, U): it needs to know nothing about anyone (ULDP-FL, Algorithm 3)."""
+    return validate_weights(np.full((silos, users), 1.0 / silos))
+
+
+def weigh_by_records(counts: np.ndarray) -> np.ndarray:
+    """Return w[s,u] = n[s,u]/N[u], (S, U), 0 for a person without records (ULDP-FL, Eq. 3, "ULDP-AVG-w").
+
+    Args:
+        counts: (S, U) int64, n[s,u].
+    """
+    totals = counts.sum(axis=0)
+    return validate_weights(counts / np.maximum(totals, 1))
+
+
+def validate_weights(weights: np.ndarray) -> np.ndarray:
+    """Return the weights (S, U), scaled down where rounding pushed a person's total above 1.
+
+    Soundness needs Σ_s w[s,u] ≤ 1 for every person u (docs/privacy.md, section 2), since noise is sized for that.
+
+    Raises:
+        SilodpError: a weight is negative or not finite, or a person's total is really above 1.
+    """
+    totals = weights.sum(axis=0)
+    if (weights < 0).any() or (totals > 1 + 1e-9).any() or not np.isfinite(weights).all():
+        user = int(np.argmax(np.where(np.isfinite(totals), totals, np.inf)))
+        raise SilodpError(
+            f"weights of user {user} add to {totals[user]} over the silos: scale them to add to at most 1, "
+            "since noise is sized for that.",
+            code="argument.value",
+            field="weights",
+        )
+    scaled: np.ndarray = weights / np.maximum(totals, 1.0)
+    return scaled

@@ -1,4 +1,4 @@
-"""A budget of her own for every person: her own sampling rate, or her own clip (docs/privacy.md, section 9)."""
+"""Per-user privacy budgets, met by each user's own sampling rate or clip (docs/privacy.md, section 9)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,15 @@ from silodp.accounting.events import (
     list_nested,
 )
 from silodp.accounting.guarantee import TECHNICAL, Adversary, View
-from silodp.errors import SilodpError, check_real, check_whole, counted
-from silodp.mechanisms.sampling import check_probability
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_epsilon,
+    check_fields,
+    check_probability,
+    check_whole,
+    counted,
+)
 
 By = Literal["sampling", "clip"]
 _LEAST = 1e-4  # a rate or clip below is as good as none
@@ -37,10 +44,10 @@ class UserBudgets:
     """How persons' budgets are met: public constants.
 
     Attributes:
-        by: "sampling": person u is sampled with her own q_u; "clip": her rows are clipped to her own c_u·C, c_u ≤ 1.
+        by: "sampling": person u is sampled with their own q_u; "clip": their rows are clipped to c_u·C, c_u ≤ 1.
         rounds: T that the budgets are for; a run has no more, and no second release of a round.
         largest_budget: the ε that the run is charged as; larger budgets are treated as this one.
-        adversary: whom the budgets are met against; the others' ε is reported.
+        adversary: against which the budgets are met; ε against the others is reported.
         mean_sampling: q̄, a public guess of the mean of q_u, for the scale of a step; only, and always, by sampling.
         accountant: None: the tightest one for the noise that is drawn.
 
@@ -61,22 +68,9 @@ class UserBudgets:
         return f"Personal({given})"
 
     def __post_init__(self) -> None:
-        for name, kind in (("by", By), ("adversary", Adversary)):
-            if getattr(self, name) not in get_args(kind):
-                known = " or ".join(repr(known) for known in get_args(kind))
-                raise SilodpError(
-                    f"personal.{name} = {getattr(self, name)!r} is not known: use {known}.",
-                    code="argument.value",
-                    field=f"personal.{name}",
-                )
-        check_whole("personal.rounds", self.rounds)
-        check_real("personal.largest_budget", self.largest_budget)
-        if not 0 < self.largest_budget < math.inf:
-            raise SilodpError(
-                f"personal.largest_budget = {self.largest_budget}: set a finite ε > 0.",
-                code="argument.value",
-                field="personal.largest_budget",
-            )
+        check_choice("personal.by", self.by, get_args(By))
+        check_choice("personal.adversary", self.adversary, get_args(Adversary))
+        check_fields(self, "personal.", rounds=check_whole, largest_budget=check_epsilon)
         if (self.by == "sampling") != (self.mean_sampling is not None):
             raise SilodpError(
                 f"personal.mean_sampling = {self.mean_sampling} with by = '{self.by}': set it where persons are "
@@ -108,8 +102,11 @@ class UserBudgets:
 class FullParticipationCost:
     """What a round costs, against one adversary, a person who is always in it with the whole clip.
 
-    event: with the noise that is drawn. extra: how much further than in real numbers she moves the integers, in clips;
-    it does not shrink with her clip.
+    Attributes:
+        event: with the noise that is drawn.
+        extra: by how much more than in real numbers they can move the sum of integers, in clips; rounding adds it, so
+            it does not shrink with their clip.
+        knows_sample: whether the adversary sees who was sampled.
     """
 
     event: Event
@@ -118,12 +115,12 @@ class FullParticipationCost:
 
     @classmethod
     def of(cls, event: Event, exact: Event, view: View) -> FullParticipationCost:
-        """`exact`: the same release in real numbers, as the method has it."""
+        """Return the cost of `event`, which is `exact` with the noise of integers (see `Method.dp_event`)."""
         extra = 0.0 if isinstance(event, NonPrivate) else max(0.0, _noise(exact) / _noise(event) - 1)
         return cls(event, extra, view.knows_sample)
 
     def at(self, by: By, parameter: float) -> Event:
-        """What it costs one with q_u, or c_u, in [0, 1]."""
+        """Return the event of a person with this q_u, or c_u, in [0, 1]."""
         if isinstance(self.event, NonPrivate):
             return self.event
         return (
@@ -145,15 +142,15 @@ class FullParticipationCost:
 
 
 def _noise(event: Event) -> float:
-    """The multiplier of the one release that is in an event of this method."""
+    """Return the multiplier of the one release that is in an event of this method."""
     noise = [inner.noise_multiplier for inner in list_nested(event) if isinstance(inner, Gaussian | Skellam)]
     return noise[-1]
 
 
 def _with_smaller_clip(event: Event, extra: float, part: float) -> Event:
-    """The same release, of one whose rows have `part` of the clip.
+    """Return the same release for a person whose rows have `part` of the clip.
 
-    A release of integers costs more where she moves it by fewer steps at the same multiplier, so steps shrink as well.
+    A release of integers costs more where it moves by fewer steps at the same multiplier, so steps shrink as well.
     """
     match event:
         case PoissonSampled(_, inner) | SampledReplacement(_, inner) | RevealedSample(_, inner) if isinstance(
@@ -163,7 +160,8 @@ def _with_smaller_clip(event: Event, extra: float, part: float) -> Event:
         case Gaussian() | Skellam():
             return _release_with_smaller_clip(event, extra, part)
     raise SilodpError(
-        f"no clip of one's own is known to the accountant in {event!r}.", code="accounting.unsupported"
+        f"the accountant knows no smaller clip for a single person in {event!r}.",
+        code="accounting.unsupported",
     )
 
 
@@ -178,9 +176,15 @@ def _release_with_smaller_clip(event: Gaussian | Skellam, extra: float, part: fl
 
 @dataclass(frozen=True, eq=False)
 class BudgetCalibration:
-    """Budgets to rates, or to clips: never more than the budget, met up to the curve's grid.
+    """Turns budgets into rates or clips: never more than the budget, met up to the curve's grid.
 
-    Made of public constants alone, so that every party makes the same.
+    It is a function of public constants alone, so that every party finds the same.
+
+    Attributes:
+        personal: how budgets are met.
+        curve: ε against the rate or clip.
+        largest: the rate or clip of the largest budget.
+        wholes: by adversary, what a round costs a person who is always in it.
     """
 
     personal: UserBudgets
@@ -196,12 +200,18 @@ class BudgetCalibration:
         budgets: np.ndarray | None,
         delta: float,
     ) -> BudgetCalibration:
-        """From what a round costs for every number of silos that may answer: (view, with the noise drawn, exact).
+        """Find the curve.
 
-        `budgets` (U,), where they are known already, say where the curve needs points.
+        Args:
+            personal: how budgets are met.
+            costs: by adversary and for every number of silos that may answer, the view, the event with the noise that
+                is drawn, and the event in real numbers.
+            budgets: (U,), where they are known already: they say where the curve needs points.
+            delta: δ of the accounting.
 
         Raises:
-            SilodpError: nothing is promised to the adversary the budgets are to be met against, or too much is asked.
+            SilodpError: nothing is promised against the adversary that the budgets are met against, or no rate or clip
+                meets the largest budget.
         """
         if personal.by == "sampling" and not all(view.knows_sample for view, _, _ in costs["server"]):
             raise SilodpError(
@@ -236,19 +246,19 @@ class BudgetCalibration:
         return cls(personal, curve, largest, wholes)
 
     def parameters(self, budgets: np.ndarray) -> np.ndarray:
-        """q_u, or c_u, (U,) float64 in [0, 1] for the budgets (U,); 0 where even the smallest costs more."""
+        """Return q_u, or c_u, (U,) float64 in [0, 1] for budgets (U,); 0 where even the smallest costs more."""
         return np.minimum(self.curve.parameter_for(budgets), self.largest)
 
     def event_for_largest_budget(self, event: Event, exact: Event, view: View) -> Event:
-        """What a round costs a person with the largest budget, if it costs one who is wholly in it `event`."""
+        """Return the event of a person with the largest budget; `event` is that of one who is always in."""
         return FullParticipationCost.of(event, exact, view).at(self.personal.by, self.largest)
 
     def report(
         self, adversary: Adversary, budgets: np.ndarray, rounds: int, delta: float, accountant: Accountant
     ) -> tuple[dict[str, Any], ...]:
-        """One entry for each distinct budget, or for each twentieth of the persons: of the largest budget in it.
+        """Return one entry for each distinct budget, or for each twentieth of the persons, by its largest budget.
 
-        "planned" is ε after all rounds the budgets are for, "realized" after those that were played.
+        "planned" is ε after all rounds that the budgets are met over, "realized" after those that were run.
         """
         distinct = group_budgets(budgets)
         place = np.searchsorted(distinct, budgets)
@@ -302,7 +312,7 @@ _ALL = {"sampling": "being in every round", "clip": "the whole clip"}
 def _curve(
     cost: Callable[[float], Event], rounds: int, delta: float, accountant: Accountant, budgets: np.ndarray
 ) -> EpsilonCurve:
-    """From what meets the smallest of the budgets (ascending) to 1: few of them to 1e-3, many on steps of 1 %."""
+    """Return ε from the smallest of the budgets (ascending) on: few are met up to 1e-3, many on steps of 1 %."""
     first = EpsilonCurve.of(cost, rounds, delta, accountant, least=_LEAST, budgets=budgets[:1])
     start = max(_LEAST, float(first.parameter_for(budgets[:1])[0]))
     points = 2 + math.ceil(math.log(1 / start) / _STEP)

@@ -14,13 +14,13 @@ from silodp.accounting.events import reason_not_private as reason_of
 from silodp.accounting.group_privacy import PERSONS_RECORDS, event_for_person
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.builders import build_aggregator
+from silodp.config.builders import build_aggregator, find_method_class
 from silodp.config.construct import fields_of, validate_arguments
 from silodp.config.public_spec import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_delta, check_whole, lookup
-from silodp.methods import METHODS, Method, Population
+from silodp.errors import SilodpError, check_delta, check_whole
+from silodp.methods import Method, Population
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import delta_warning
 
@@ -214,7 +214,7 @@ def format_records(result: Mapping[str, Any]) -> list[str]:
 
 def _made(name: str, fields: Mapping[str, Any], rounds: int, delta: float) -> tuple[Method, float | None]:
     """The method, and the sampling probability that a question about one of its records names."""
-    maker = lookup(name, METHODS, "method")
+    maker = find_method_class(name, "method")
     given = {key: value for key, value in fields.items() if key != "record_sampling"}
     personal = maker.samples_by_budget
     if not personal:

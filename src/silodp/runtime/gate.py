@@ -1,7 +1,7 @@
-"""The gate of a silo: every request passes it, and is charged in the silo's own ledger, before the silo acts on it.
+"""A silo's gate: it admits a request, and charges it in the silo's ledger, before the silo acts on it.
 
-A silo takes its server for an adversary. The gate knows from the run's public constants what may be asked, and from
-its durable state what may be asked now:
+A silo treats its server as an adversary. From the run's public constants the gate knows what may be asked at all, and
+from its durable state what may be asked next:
 
     state                       may be asked                                     leads to
     set-up, step i              `Script.setup[i]`, once                          set-up, step i + 1
@@ -12,10 +12,10 @@ its durable state what may be asked now:
                                 "open" of the attempt masked last                round r, release opened
                                 the same of a later round < T                    that round
 
-Within a round every further attempt has a strictly smaller roster, at least m silos of the session in their order, and
-this silo among them. An attempt repeats the release before it, with the same model and sample; once a release was
-opened, the next attempt is a further release. Where every silo must answer, no round may be left out: a silo that has
-missed one runs on an old copy of its store.
+Within a round every further attempt has a strictly smaller roster: at least m silos of the session, in their order,
+with this silo among them. An attempt repeats the release before it, with the same model and sample; once a release was
+opened, the next attempt is a further release. Where every silo must answer, no round may be skipped: a silo that missed
+one has an old copy of its store.
 
 The same table, with the messages of each aggregator, is in docs/protocols.md, section 2.
 """
@@ -42,24 +42,24 @@ from silodp.wire.store import RoundStore
 
 @dataclass(frozen=True)
 class State:
-    """Where a silo is in a run; durable.
+    """How far a silo is in a run; durable.
 
     Attributes:
-        step: how many messages of the set-up were answered.
-        session: number of the session begun last, -1 before the first.
-        round: of the request answered last, counted from 0; -1 during set-up.
-        prepared: how many messages of `Script.prepare` were answered in this round.
-        attempt: answered last in this round; -1 before the first.
+        step: number of messages of the set-up that were answered.
+        session: number of the session begun last; -1 before the first.
+        round: of the last request answered, counted from 0; -1 during set-up.
+        prepared: number of messages of `Script.prepare` answered in this round.
+        attempt: the last one answered in this round; -1 before the first.
         release: of that attempt, counted from 0.
         roster: of that attempt; a further attempt has a smaller one.
         asked: digest of the round's model and sample.
-        request: digest of what that attempt's update says to all silos alike, which pair masks are bound to.
-        update: digest of the whole update, which this silo's seal is bound to.
+        request: digest of the part of that attempt's update that is the same for all silos; pair masks are bound to it.
+        update: digest of the whole update; this silo's seal is bound to it.
         opened: whether the release was opened.
-        attempts: how many updates of the run were answered.
-        charges: how many charges the silo's own ledger had then.
-        answered: digests of the requests answered in the set-up, and in this round: stored bytes of another one, whose
-            process died before the state was written, do not go out.
+        attempts: number of updates of the run that were answered.
+        charges: number of charges in the silo's ledger at that time.
+        answered: (round, digest) of the requests answered in the set-up and in this round. A stored answer to any
+            other request, whose process died before the state was written, is not sent without another check.
     """
 
     step: int = 0
@@ -78,12 +78,12 @@ class State:
     answered: tuple[tuple[int, str], ...] = ()
 
     def encode(self) -> bytes:
-        """For the silo's store."""
+        """Return the state as bytes for the silo's store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, stored: bytes | None) -> State:
-        """Inverse of `encode`; None is a silo that has answered nothing."""
+        """Return the inverse of `encode`; None: the state of a silo that has answered nothing."""
         if stored is None:
             return cls()
         fields = json.loads(stored)
@@ -92,15 +92,15 @@ class State:
 
 
 class Gate:
-    """What one silo may be asked in one run.
+    """Decides what one silo may be asked in one run.
 
     Args:
         name: the silo's.
         setting: the run's specification.
         store: the silo's memory of the run.
-        counts: the silo's own record counts (U,) int64.
-        ledger: the silo's own; charged before an update is answered.
-        limits: the ε that the silo lets the run spend against each adversary, at the ledger's δ; none where absent.
+        counts: the silo's record counts n[s,u] (U,) int64.
+        ledger: the silo's; charged before an update is answered.
+        limits: most ε that the run may spend against an adversary in this silo, at the ledger's δ; none where absent.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class Gate:
 
     @property
     def state(self) -> State:
-        """As it was committed last."""
+        """The state that was committed last."""
         return State.decode(self._store.run.get(self._key))
 
     @property
     def most_bytes(self) -> int:
-        """No request of the run is longer, when encoded."""
+        """Bytes of the longest request of the run, when encoded."""
         return self.script.most_bytes
 
     def is_setup(self, request: Message) -> bool:
@@ -136,9 +136,9 @@ class Gate:
         return request.kind in self._setup
 
     def commit(self, state: State, request: Message) -> None:
-        """Make the state after a request durable; its answer was stored before, and goes out from now on.
+        """Store the state after a request durably; its answer, which was stored before, may be sent from now on.
 
-        What was answered in earlier rounds is forgotten: it is not repeated.
+        Digests of earlier rounds are dropped: their answers are not repeated.
         """
         own = (state.round, request.digest())
         answered = tuple(one for one in state.answered if one[0] in (-1, state.round) and one != own)
@@ -148,14 +148,17 @@ class Gate:
             self._met_here = state.session
 
     def may_repeat(self, request: Message) -> bool:
-        """Whether the stored answer to this request may go out again."""
+        """Return whether the stored answer to this request may be sent again."""
         return request.digest() in {digest for _, digest in self.state.answered}
 
     def next_state(self, request: Message) -> State:
-        """Check a request, whose message was checked, against the state.
+        """Check whether a request may be asked in the present state.
+
+        Args:
+            request: one that `check_message` passed.
 
         Returns:
-            the state after it was answered, to be committed once the answer is stored.
+            the state after the request, to be committed once the answer is stored.
 
         Raises:
             SilodpError: it may not be asked now (codes gate.*).
@@ -182,7 +185,11 @@ class Gate:
         return self._admit_open(request, state)
 
     def check_message(self, request: Message) -> None:
-        """Refuse what no state admits: another run, a kind that this run does not have, or a malformed message."""
+        """Refuse what no state admits.
+
+        Raises:
+            SilodpError: it is of another run, of a kind that this run does not have, or malformed.
+        """
         if request.run != self._setting.run:
             self._refuse("gate.run", f"was asked in run {request.run}, and takes part in {self._setting.run}")
         kind = self.script.kinds.get(request.kind)
@@ -199,7 +206,7 @@ class Gate:
                 self._refuse("gate.state", f"was sent a state of the method that {problem}")
 
     def _check_age(self, state: State) -> None:
-        """Refuse where the silo's store and its ledger are copies of different moments."""
+        """Refuse if the silo's store and its ledger are from different moments."""
         charged = len(self.ledger.history)
         if charged < state.charges or (charged and state.step < len(self._setup)):
             older = "ledger" if charged < state.charges else "store"
@@ -226,7 +233,7 @@ class Gate:
                 f"{max(state.session, 0) + 1}: each message of the set-up is answered once",
             )
         if in_session and state.session != self._met_here:
-            # From a store that was set back other tables would be made under the same secrets.
+            # If the store was restored from an old copy, other tables would be made under the same secrets.
             self._refuse(
                 "gate.restarted",
                 f"was started anew since it began session {state.session + 1} of the set-up: begin another session "
@@ -249,7 +256,7 @@ class Gate:
     # --- rounds ---
 
     def _enter_round(self, request: Message, state: State) -> State:
-        """The state at the beginning of the request's round."""
+        """Return the state at the beginning of the request's round."""
         if request.round < state.round:
             self._refuse(
                 "gate.past",
@@ -366,16 +373,17 @@ class Gate:
             self._refuse("gate.open", f"has opened release {state.release + 1} of round {state.round + 1}")
         return replace(state, opened=True)
 
-    # --- the silo's own ledger ---
+    # --- the silo's ledger ---
 
     def charge(self, request: Message) -> None:
-        """Charge an update's release durably, before anything of it is computed; nothing else costs anything.
+        """Charge the release that an update asks for, durably, before anything of it is computed.
 
-        What is charged is the number of survivors that costs most, since a silo cannot know who else answers.
+        Other requests cost nothing. The charge is that of the costliest number of survivors, since a silo cannot know
+        which other silos answer.
 
         Raises:
-            SilodpError: the silo's own limit would be exceeded (code gate.budget), or a release is not covered by
-                budgets that were laid out beforehand; nothing was charged.
+            SilodpError: the silo's limit would be exceeded (code gate.budget), or per-user budgets were planned for
+                fewer releases; nothing was charged.
         """
         if request.kind != self.script.update.name:
             return
@@ -396,7 +404,7 @@ class Gate:
                 )
             return
         store.put(place, asked)
-        # Units retire by what they have spent here: a silo that has missed rounds is as far as its own ledger.
+        # Units retire by what they have spent in this silo: one that missed rounds is as far as its own ledger says.
         position = len({charge.round for charge in self.ledger.history} - {request.round})
         events = self._setting.costliest_events(min(request.round, position), release)
         for adversary, limit in self._limits.items():

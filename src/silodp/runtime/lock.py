@@ -12,17 +12,21 @@ from pathlib import Path
 from silodp.errors import SilodpError
 
 _HELD: set[int] = set()
+"""Descriptors of the files that this process has locked."""
 
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold a lock on the file `path`, made if it is not there, until the end of the block.
+    """Hold an exclusive lock on a file until the end of the block.
 
-    The system lets go of it when the process ends, however it ends. The file stays: whoever deleted it could delete
-    one that another process has just locked.
+    The operating system releases it when the process ends, even if it is killed. The file is never deleted: a process
+    that deletes it could delete the one that another process has just locked.
+
+    Args:
+        path: DIR/checkpoint/lock; made, with its folder, if it is not there.
 
     Raises:
-        SilodpError: another process holds it.
+        SilodpError: another process holds the lock (code run.in_use).
     """
     file = _open_locked(path)
     _HELD.add(file)
@@ -35,8 +39,9 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def _open_locked(path: Path) -> int:
+    """Open and lock the file; return its descriptor."""
     while True:
-        # Nobody else may look into the folder: it holds what must not leave.
+        # Only the owner may enter the folder: it holds keys and stored answers.
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -44,7 +49,7 @@ def _open_locked(path: Path) -> int:
             if os.path.samestat(os.fstat(file), path.stat()):
                 return file
         except FileNotFoundError:
-            pass  # it was deleted with its directory (`silodp demo` does so) after it was opened: lock the new one
+            pass  # deleted with its directory (`silodp demo` does so) after it was opened: lock the new one
         except OSError as error:
             os.close(file)
             if error.errno not in (errno.EAGAIN, errno.EACCES):
@@ -58,11 +63,11 @@ def _open_locked(path: Path) -> int:
         os.close(file)
 
 
-def _let_go_after_fork() -> None:
-    # A forked worker inherits the open file and with it the lock, and would keep it after a crash of its parent.
+def _close_after_fork() -> None:
+    """Close a forked worker's copies of the files, with which it would keep the lock after a crash of its parent."""
     for file in list(_HELD):
         os.close(file)
     _HELD.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_after_fork)
+os.register_at_fork(after_in_child=_close_after_fork)

@@ -31,21 +31,24 @@ _ROUND_KEY = "round key"
 
 
 class Silo:
-    """One organization's side of a run. Records never leave it; what leaves is decided by its gate and charged there.
-
-    `nonfinite_counts` keeps, per round, what concerns this silo alone (how many updates were not finite): it depends on
-    private records, is not covered by any ε, and is never part of an answer.
+    """One organization's side of a run. Records never leave it; its gate admits and charges every request.
 
     Args:
         data: the silo's name and records.
         task: model, loss and metrics.
         setting: the run's specification, as all parties know it.
-        randomness: secret, or of a seed; see `_round_randomness`.
+        randomness: secret, or from a seed; see `_round_randomness`.
         store: the silo's durable memory.
         identity: its long-term key; None: a fresh one.
         pins: the long-term public keys of all silos.
-        ledger: the silo's own; None: one in memory, for runs that keep nothing on disk.
-        limits: the ε that this silo lets the run spend against each adversary; none where absent.
+        ledger: the silo's; None: one in memory, for runs that keep nothing on disk.
+        limits: most ε that the run may spend against an adversary in this silo; none where absent.
+
+    Attributes:
+        name: the silo's.
+        nonfinite_counts: by round, how many updates were not finite. It depends on private records, no ε covers it, and
+            it is never part of an answer.
+        gate: admits and charges requests.
     """
 
     def __init__(
@@ -67,21 +70,21 @@ class Silo:
         self._store = RoundStore(store, f"{setting.run}/")
         self._run, self._names, self._sum_size = setting.run, setting.names, setting.sum_size
         self._user_index, self._budget = data.user, data.budget
-        self._records = data.digest()  # of private rows: it stays in this silo's store
+        self._records = data.digest()  # depends on private rows: never leaves this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
         self._counts_here = counts
         ledger = make_ledger(setting) if ledger is None else ledger
         self.gate = Gate(data.name, setting, self._store, counts, ledger, limits)
-        own = SiloContext(
+        context = SiloContext(
             identity or Identity.fresh(data.name),
             pins or {},
             self._store,
             counts,
             lambda: self.gate.state.update,
         )
-        self._side = setting.aggregator.silo(setting, own)
+        self._side = setting.aggregator.silo(setting, context)
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "counts": self._counts,
             "setup": self._setup,
@@ -94,11 +97,11 @@ class Silo:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that the longest request of the run may have."""
+        """Bytes of the longest request of the run, when encoded."""
         return self.gate.most_bytes
 
     def answer(self, request: Message) -> Message:
-        """Answer, having stored the answer first; a repeated request gets the stored bytes.
+        """Answer a request; store the answer durably before it is returned. A repeated request gets the stored bytes.
 
         Raises:
             SilodpError: the gate refuses the request, or it differs from the one that was answered under its key.
@@ -114,7 +117,7 @@ class Silo:
                     f"silo '{self.name}' has answered another request under {request.key}: it answers each key once.",
                     code="gate.answered",
                 )
-            if not self.gate.may_repeat(request):  # its process died before it could be sent
+            if not self.gate.may_repeat(request):  # the process died before the answer could be sent
                 self.gate.commit(self.gate.next_state(request), request)
             return Message.decode(stored[len(digest) :])
         state = self.gate.next_state(request)
@@ -123,17 +126,20 @@ class Silo:
         answers.put(key, digest + answer.encode())
         self.gate.commit(state, request)
         if request.kind == "update":
-            # The gate refuses earlier rounds from now on. With them go the seeds of their attempts, which cannot come
+            # The gate refuses earlier rounds from now on. The seeds of their attempts, dropped with them, cannot come
             # again: a seed is a hash of its round (`crypto.lattice.scheme.derive_seed`).
             self._forget_round_keys(request.round)
             self._store.drop_rounds_before(request.round)
         return answer
 
-    def book(self) -> dict[str, np.ndarray]:
-        """The records' accounts in the run, for this silo's people alone: who asked for how much and has spent what.
+    def record_accounts(self) -> dict[str, np.ndarray]:
+        """Return what each record asked for and has spent in the run; for this silo's people alone.
 
-        Entries (n,) as the method names them ("asked", "spent", …), 0 for records that take no part; none where
-        records have no accounts. What is spent may depend on records, and no ε covers that: never hand it on.
+        What is spent may depend on records, and no ε covers that: it must not leave the silo.
+
+        Returns:
+            arrays (n,) by the method's names ("asked", "spent", and others), 0 for records that take no part; empty
+            where records have no accounts.
         """
         admitted, _ = self._admitted()
         uses = self._remembered()
@@ -147,11 +153,11 @@ class Silo:
         return accounts
 
     def _counts(self, request: Message) -> Message:
-        """How many records each person has here, in clear: asked for only by methods that say so in their guarantee."""
+        """Answer "counts" with each user's record counts in clear; only methods whose guarantee says so ask for it."""
         return request.answer(counts=self._counts_here)
 
     def _setup(self, request: Message) -> Message:
-        """Keep the allotment, and draw once which records take part in the run."""
+        """Answer "setup": store this silo's weights, and draw once which records take part in the run."""
         allotment = request.arrays.get("allotment")
         admitted = self._method.select_records(
             self._user_index, allotment, self._run_randomness().stream("admit"), self._budget
@@ -162,6 +168,7 @@ class Silo:
         return request.answer()
 
     def _admitted(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return which records take part (n,) bool, and the weights (U,), as the set-up stored them."""
         stored = self._store.run.get("setup")
         if stored is None:
             raise SilodpError(
@@ -178,7 +185,7 @@ class Silo:
         return kept.arrays["admitted"], kept.arrays.get("allotment")
 
     def _update(self, request: Message) -> Message:
-        """This silo's part of the round, as the aggregator has it sent."""
+        """Answer "update" with this silo's share, as its side of the aggregator hides it."""
         answer, refused = self._side.update(request, lambda release: self._work(request, release))
         self.nonfinite_counts[request.round] = refused
         return answer
@@ -191,6 +198,7 @@ class Silo:
         return update, weights, randomness.stream("share noise")
 
     def _trained(self, request: Message, release: int) -> tuple[Tensor, Update, Randomness]:
+        """Return weights (U,), update, and streams of one release; zeros if this silo was not sampled."""
         admitted, allotment = self._admitted()
         records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
         weights = self._sampled(allotment, request.arrays.get("sample"))
@@ -219,10 +227,10 @@ class Silo:
         return weights, update, randomness
 
     def _round_randomness(self, request: Message, release: int) -> Randomness:
-        """The streams of one release.
+        """Return the streams of one release.
 
-        Without a seed they follow from a key in the silo's store and from everything that was asked, so that a store
-        that was set back repeats the noise of a repeated request, and draws other noise for another one.
+        Without a seed they follow from a key in the silo's store and from the whole request, so that a store that was
+        restored from an old copy repeats the noise for a repeated request, and draws other noise for another one.
         """
         if self._randomness.reproducible:
             return self._randomness.child("round", request.round, release)
@@ -230,13 +238,13 @@ class Silo:
         return Randomness(key, (*self._randomness.prefix, "round", request.round, release, request.digest()))
 
     def _run_randomness(self) -> Randomness:
-        """The streams of what is drawn once in a run."""
+        """Return the streams of what is drawn once in a run."""
         if self._randomness.reproducible:
             return self._randomness
         return Randomness(derive_key(self._round_key(0), "once in a run"), self._randomness.prefix)
 
     def _round_key(self, round_: int) -> bytes:
-        """The secret key of a round's streams; every round's follows from the one before."""
+        """Return the secret key of a round's streams; every key follows from that of the round before."""
         stored = self._store.run.get(_ROUND_KEY)
         if stored is None:
             stored = Message("round key", self._run, blobs={"key": secrets.token_bytes(KEY_BYTES)}).encode()
@@ -248,14 +256,14 @@ class Silo:
         return key
 
     def _forget_round_keys(self, round_: int) -> None:
-        """Keep this round's key alone, so that who reads the store later cannot compute the noise of earlier rounds."""
+        """Replace the key by this round's, so that whoever reads the store later cannot compute earlier noise."""
         stored = self._store.run.get(_ROUND_KEY)
         if stored is not None and Message.decode(stored).round < round_:
             kept = Message("round key", self._run, round_, blobs={"key": self._round_key(round_)})
             self._store.run.put(_ROUND_KEY, kept.encode())
 
     def _memory(self, request: Message, release: int) -> np.ndarray | None:
-        """What was kept last before this release; the same however often the release is computed."""
+        """Return the method's memory from before this release; the same however often the release is computed."""
         before = [use for use in self._remembered() if use < (request.round, release)]
         if not before:
             return None
@@ -263,7 +271,7 @@ class Silo:
         return Message.decode(stored).arrays["memory"]
 
     def _remember(self, request: Message, release: int, memory: np.ndarray) -> None:
-        """Keep it durably; of what came before only the last is needed again, to repeat this release."""
+        """Store the method's memory durably; of earlier ones only the last is kept, to repeat this release."""
         before = [use for use in self._remembered() if use < (request.round, release)]
         kept = Message("memory", request.run, request.round, arrays={"memory": memory}).encode()
         self._store.run.put(_memory_key(request.round, release), kept)
@@ -271,7 +279,7 @@ class Silo:
             self._store.run.drop(_memory_key(*use))
 
     def _remembered(self) -> list[tuple[int, int]]:
-        """(round, release) of all that is kept, in order."""
+        """Return the (round, release) of all stored memories, in order."""
         keys = [key.split("/") for key in self._store.run.names() if key.startswith("memory/")]
         return sorted((int(round_), int(release)) for _, round_, release in keys)
 
@@ -285,6 +293,11 @@ def _memory_key(round_: int, release: int) -> str:
 
 
 def make_ledger(spec: RunSpec, path: Path | None = None) -> Ledger:
-    """A silo's own ledger of a run, at the part of δ that noise is accounted at; in memory without a path."""
+    """Return a silo's ledger of a run, at the part of δ that noise is accounted at.
+
+    Args:
+        spec: the run's specification.
+        path: its file; None: in memory.
+    """
     accountant = default_accountant(spec.round_events().values())
     return Ledger(path, spec.noise_delta, accountant, run=spec.run)

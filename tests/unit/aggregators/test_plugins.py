@@ -21,6 +21,7 @@ from silodp.report.page import write_report
 from silodp.report.run_record import read_run
 from silodp.runtime.train import Result, train
 from silodp.training.sgd.local import LocalTraining
+from support.commands import Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
 from support.specs import make_spec
@@ -141,3 +142,52 @@ def test_an_unknown_name_is_refused() -> None:
 
 def test_what_has_no_default_must_be_written() -> None:
     assert Aggregator.__abstractmethods__ == {"script", "server", "silo"}
+
+
+# --- by a reference in a configuration ---
+
+
+@pytest.fixture
+def trimmed(silodp: Silodp, config: Path) -> Path:
+    """A run of two rounds whose aggregator is a class in a file next to the configuration."""
+    source = Path(__file__).parents[2] / "plugins" / "trimmed.py"
+    (config.parent / "trimmed.py").write_text(source.read_text())
+    text = (
+        config.read_text()
+        .replace("silos = 2", "silos = 3")
+        .replace("seed = 1", "seed = 1\naggregator = 'trimmed.py:Trimmed'")
+    )
+    config.write_text(text + "[aggregation]\ntrim = 1\n")
+    done = silodp("run", config, "--out", "a")
+    assert done.status == 0, done.err
+    return Path("a")
+
+
+def test_a_configuration_may_name_a_class_in_a_file(trimmed: Path, silodp: Silodp, config: Path) -> None:
+    kept = json.loads((trimmed / "guarantee.json").read_text())["aggregator"]
+    assert (kept["name"], kept["trim"]) == ("trimmed", 1)
+    planned = silodp("plan", config, "--json").json
+    assert planned["aggregation"]["shares that count in a coordinate"] == 1
+
+
+def test_a_run_by_a_reference_is_resumed(trimmed: Path, silodp: Silodp, config: Path) -> None:
+    more = silodp("run", config, "--set", "rounds=3", "--out", trimmed, "--resume")
+    assert more.status == 0, more.err
+    assert read_run(trimmed).audit.rounds == 3  # type: ignore[union-attr]
+
+
+def test_a_report_needs_no_code_of_a_plugin(trimmed: Path, silodp: Silodp, config: Path) -> None:
+    (config.parent / "trimmed.py").unlink()
+    done = silodp("report", trimmed)
+    assert done.status == 0, done.err
+    page = (trimmed / "report.html").read_text()
+    assert "With the aggregator <code>trimmed</code>" in page
+    assert "not part of silodp" in page
+
+
+def test_a_report_finds_what_a_plugins_entry_says_otherwise(trimmed: Path, silodp: Silodp) -> None:
+    path = trimmed / "guarantee.json"
+    said = json.loads(path.read_text())
+    said["aggregator"]["name"] = "plain"
+    path.write_text(json.dumps(said))
+    assert_sentence(silodp("report", trimmed), code="report.contradicted")

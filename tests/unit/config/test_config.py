@@ -69,7 +69,6 @@ def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
         "seed": 3,
         "delta": 1e-6,
         "accountant": None,
-        "evaluate_every": 1,
         "silo_limits": {},
         "budget": config.budget(),
     }
@@ -106,7 +105,7 @@ def test_examples_are_valid_and_survive_a_round_trip(example: Path, tmp_path: Pa
         ("method.name=uldp-avgg", "method.name = 'uldp-avgg' is not known: did you mean 'uldp-avg'?"),
         ("data.source=heart", "data.source = 'heart' is not known: did you mean 'heart_disease'?"),
         ("aggregator=plan", "aggregator = 'plan' is not known: did you mean 'plain'?"),
-        ("accountant=moments", "accountant = 'moments': it should be 'pld' or 'rdp'."),
+        ("accountant=moments", "accountant = 'moments': set one of pld, rdp, or 'file.py:Name'."),
         ("method.weighting=equal", "method.weighting = 'equal': it should be 'uniform' or 'records'."),
         ("rounds=many", "rounds = 'many': it should be a valid integer."),
         ("rounds=true", "rounds = True: it should be a valid integer."),

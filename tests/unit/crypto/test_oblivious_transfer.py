@@ -110,7 +110,7 @@ def test_base_transfers_are_answered_once() -> None:
     base = BaseTransfers(SESSION, "test")
     reply = TransferSender.accept(SESSION, "test", base.offer)[1]
     base.receiver(reply)
-    with pytest.raises(SilodpError, match="answered twice"):
+    with pytest.raises(SilodpError, match="answered before"):
         base.receiver(reply)
     with pytest.raises(SilodpError, match="answered before"):
         base.pack()

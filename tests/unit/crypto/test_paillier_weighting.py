@@ -145,7 +145,7 @@ def test_what_silo_0_chooses_is_a_request_with_a_sample_that_nobody_knows(key_bi
             entry = unpack_ciphertexts(p, tables[u, [shift]])
             plain = server._key.decrypt(mpz(int.from_bytes(entry, "big"))) % parties.n
             assert plain == ((i - shift) % 10 < 3) * server._inverses[u]
-    sampled = law.sampled(places, shifts).astype(bool)
+    sampled = law.select(places, shifts).astype(bool)
     request = unpack_ciphertexts(p, tables[np.arange(8), shifts])
     rows, noise, uniform = a_round(parties, rng)
     answers = [

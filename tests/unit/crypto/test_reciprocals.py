@@ -23,7 +23,7 @@ from silodp.crypto.reciprocals import (
     SiloShares,
     answer_unknown,
     choose_modulus,
-    reciprocals,
+    compute_reciprocals,
 )
 from silodp.errors import SilodpError
 
@@ -59,7 +59,7 @@ def plan_for(users: int, cap: int = 20, weight_bits: int = 20, word_bits: int = 
 
 def set_up(server: Server, silo: FirstSilo, counts: NDArray[np.integer]) -> NDArray[np.uint64]:
     """The server's shares; the masked counts are what secure aggregation would give it."""
-    masked = (counts.astype(np.int64) + silo.silo.count_masks().astype(np.int64)) % server.plan.modulus
+    masked = (counts.astype(np.int64) + silo.silo.count_masks().astype(np.int64)) % server.parameters.modulus
     asked = server.set_up(masked)
     return asked.finish(silo.set_up(asked.message))
 
@@ -77,7 +77,7 @@ def test_the_modulus_exceeds_every_count(silos_times_cap: int, modulus: int) -> 
 
 @pytest.mark.parametrize("weight_bits", [0, 1, 20, 63])
 def test_reciprocals_are_floored_and_zero_outside_the_cap(weight_bits: int) -> None:
-    table = reciprocals(weight_bits, 64, 37)
+    table = compute_reciprocals(weight_bits, 64, 37)
     assert table.tolist() == [2**weight_bits // n if 1 <= n <= 37 else 0 for n in range(64)]
 
 
@@ -120,9 +120,9 @@ def unknown(
     """One draw that nobody knows: β, both parties' shares, and the entry that each of them opened."""
     asked = server.sample_unknown(round, law)
     answer = silo.sample_unknown(round, "users", law, asked.message)
-    waiting = silo.silo.hidden(round, "users", choices(server.plan, law, round))
+    waiting = silo.silo.await_choices(round, "users", choices(server.parameters, law, round))
     back = answer_unknown(copy.copy(SERVER_SENDER), asked, law, shares, waiting.message)
-    drawn = law.sampled(asked.part.indices, silo.silo.shifts(round, law))
+    drawn = law.select(asked.part.indices, silo.silo.cells(round, law))
     return drawn, asked.finish(answer), waiting.finish(back), asked.part.open(answer), waiting.part.open(back)
 
 
@@ -144,11 +144,11 @@ def test_sampling_that_nobody_knows_adds_up(law: SamplingRatio, word_bits: int) 
 
 @pytest.mark.parametrize("law", [SamplingRatio(1, 2), SamplingRatio(3, 10), SamplingRatio(7, 7)])
 def test_the_rate_is_exact_for_either_party(law: SamplingRatio) -> None:
-    places = np.arange(law.places)
-    table = law.sampled(places[:, None], places)
-    assert (table.sum(axis=0) == law.drawn).all()  # over the server's draw, whatever the silos'
-    assert (table.sum(axis=1) == law.drawn).all()  # over the silos' draw, whatever the server's
-    assert law.rate == law.drawn / law.places
+    places = np.arange(law.denominator)
+    table = law.select(places[:, None], places)
+    assert (table.sum(axis=0) == law.numerator).all()  # over the server's draw, whatever the silos'
+    assert (table.sum(axis=1) == law.numerator).all()  # over the silos' draw, whatever the server's
+    assert law.rate == law.numerator / law.denominator
 
 
 def uniform(values: NDArray[np.uint64], bits: int) -> bool:
@@ -176,7 +176,7 @@ def test_nothing_that_either_party_opens_depends_on_the_sample() -> None:
     for own, column in ((shares, 2), (silo.silo.shares(), 3)):
         opened = np.array([view[column] for view in seen])
         for value in (opened[1:] - opened[0], opened[1:] - own):
-            assert uniform(plan.reduced(value.ravel()), plan.word_bits)
+            assert uniform(plan.reduce(value.ravel()), plan.word_bits)
 
 
 def test_what_the_server_opens_when_it_knows_the_sample_is_uniform() -> None:
@@ -188,7 +188,7 @@ def test_what_the_server_opens_when_it_knows_the_sample_is_uniform() -> None:
         asked = server.sample(round, shares, np.full(3000, bit))
         mine = asked.finish(silo.sample(round, "users", asked.message))
         assert uniform(mine, plan.word_bits)
-        assert uniform(plan.reduced(mine - shares), plan.word_bits)
+        assert uniform(plan.reduce(mine - shares), plan.word_bits)
 
 
 def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() -> None:
@@ -203,7 +203,7 @@ def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() ->
         *(one.masks(round, use) for round in (0, 1) for use in ("users", "records")),
     ]
     assert np.unique(np.concatenate(streams)).size == 1000 * len(streams)
-    shifts = [one.shifts(round, law) for round in (0, 1)]
+    shifts = [one.cells(round, law) for round in (0, 1)]
     shifts += [
         private_sampling.derive_silo_cells(*other, 1000, law, 0)
         for other in ((SECRET, bytes(32)), (bytes(32), SESSION))
@@ -218,7 +218,7 @@ def test_derived_streams_are_the_same_for_all_silos_and_differ_in_every_use() ->
 def test_count_masks_and_shifts_are_uniform() -> None:
     silo = SiloShares(plan_for(40_000, cap=20), secrets.token_bytes(32))
     assert stats.chisquare(np.bincount(silo.count_masks().astype(int), minlength=32)).pvalue > 1e-6
-    shifts = silo.shifts(0, SamplingRatio(1, 10))
+    shifts = silo.cells(0, SamplingRatio(1, 10))
     assert stats.chisquare(np.bincount(shifts, minlength=10)).pvalue > 1e-6
 
 
@@ -272,7 +272,7 @@ def test_what_silo_0_asks_for_is_kept_and_opened_as_stored() -> None:
     sent = lookup.answer(
         copy.copy(SERVER_SENDER), 4, part.message, np.arange(300, dtype=np.uint64).reshape(30, 10)
     )
-    shifts = SiloShares(plan, SECRET).shifts(3, law)
+    shifts = SiloShares(plan, SECRET).cells(3, law)
     assert again.open(sent).tolist() == (10 * np.arange(30) + shifts).tolist()
     assert part.message != choices(plan, law, 3).message, "every request has a filling of its own"
 
@@ -292,7 +292,7 @@ def test_impossible_plans_are_refused() -> None:
         with pytest.raises(SilodpError, match=rf"a rate of {drawn}/{places}; set"):
             SamplingRatio(drawn, places)
     with pytest.raises(SilodpError, match="cap < M"):
-        reciprocals(20, 16, 16)
+        compute_reciprocals(20, 16, 16)
     with pytest.raises(SilodpError, match="run secret"):
         SiloShares(plan_for(3), b"short")
     server = parties(plan_for(3))[0]

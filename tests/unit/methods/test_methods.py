@@ -14,12 +14,13 @@ from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, LocalContext, Method, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
-from silodp.methods import weighting as weightings
+from silodp.methods import uldp as weightings
 from silodp.training.losses import cox
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.sgd.records import record_gradients
 from silodp.training.task import Task
 from support.oracles import judges_std, logistic_task, small_federation, std_is, without_user
+from support.refusals import refused
 
 TRAIN = LocalTraining(learning_rate=0.5, epochs=2, batch_size=3)
 RANDOM = Randomness.from_seed(0)
@@ -228,7 +229,7 @@ def test_weights_add_to_at_most_one(silos, users, seed):
 
 def test_weights_above_one_are_refused():
     with pytest.raises(SilodpError, match="add to"):
-        weightings.checked(np.full((3, 2), 0.5))
+        weightings.validate_weights(np.full((3, 2), 0.5))
 
 
 @settings(deadline=None)
@@ -307,8 +308,9 @@ AVG = {"noise_multiplier": 1.0, "clip": 1.0, "user_sampling": 0.5}
 )
 def test_what_is_no_number_is_refused_in_one_sentence(maker, fields, name, wrong):
     maker(**fields)
-    with pytest.raises(SilodpError, match=rf"^{name} = .*: set a (whole )?number"):
+    with refused("argument.type", "argument.value") as error:
         maker(**{**fields, name: wrong})
+    assert error.value.field == name
 
 
 @pytest.mark.parametrize("number", [2.0, 2.5, float("inf"), float("nan")])
@@ -344,4 +346,4 @@ def test_the_std_oracle_can_reject():
 def test_weights_that_add_to_a_little_more_than_one_are_scaled_down():
     weights = np.full((2, 3), 0.5) + 2.5e-10
     assert (weights.sum(axis=0) > 1).all()
-    assert (weightings.checked(weights).sum(axis=0) <= 1).all()
+    assert (weightings.validate_weights(weights).sum(axis=0) <= 1).all()

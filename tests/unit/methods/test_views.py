@@ -9,7 +9,7 @@ from scipy import optimize, stats
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, Group, NonPrivate, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.guarantee import View
-from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, weighting
+from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, uldp
 
 UNIFORM, RECORDS = UldpAvg(5.0, 1.0), UldpAvg(5.0, 1.0, weighting="records")
 
@@ -80,8 +80,8 @@ def test_with_hidden_weights_emptying_the_other_silos_moves_the_sum_by_nearly_tw
     """
     counts = np.array([[1], [99]])  # the curious silo, and another
     update = np.array([1.0, -1.0])  # clipped to 1, one parameter
-    with_others = float((weighting.weigh_by_records(counts)[:, 0] * update).sum())
-    without = float((weighting.weigh_by_records(np.array([[1], [0]]))[:, 0] * update).sum())
+    with_others = float((uldp.weigh_by_records(counts)[:, 0] * update).sum())
+    without = float((uldp.weigh_by_records(np.array([[1], [0]]))[:, 0] * update).sum())
     moved = abs(with_others - without)
     assert moved == pytest.approx(1.98)
     view = View("silo", 2)

@@ -121,7 +121,7 @@ class PaillierServer:
         width = p.key_bits // 4
         words = [pairs[i : i + width].ljust(8 * p.entry_words, b"\0") for i in range(0, len(pairs), width)]
         entries = np.frombuffer(b"".join(words), "<u8").reshape(2, p.users, p.entry_words)
-        sampled = law.sampled(places[:, None], np.arange(law.places)).astype(np.int64)
+        sampled = law.select(places[:, None], np.arange(law.denominator)).astype(np.int64)
         return entries[sampled, np.arange(p.users)[:, None]].astype(np.uint64)
 
     def compute_scaled_sum(self, answers: Sequence[bytes], seals: Sequence[int] | None = None) -> list[int]:

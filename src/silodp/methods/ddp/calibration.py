@@ -1,4 +1,4 @@
-"""A target ε to the noise of `ddp`, of what is released and of what the local models move with."""
+"""From a target ε to the noise of `ddp`: that of the release, and that of the local models' steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.calibration import calibrate_noise_multiplier
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import View
-from silodp.errors import SilodpError
-from silodp.methods.ddp.clients import check_positive
+from silodp.errors import SilodpError, check_positive
 from silodp.methods.ddp.method import Ddp
 
 
@@ -24,7 +23,7 @@ def calibrate_ddp(
     most_trajectory_noise: float | None = None,
     event: Callable[[Ddp], Event] | None = None,
 ) -> Ddp:
-    """The method with the least noise whose `rounds` cost at most `target_epsilon` at `delta`.
+    """Return the method with the least noise whose `rounds` cost at most `target_epsilon` at `delta`.
 
     All clients' noise is scaled alike. More trajectory noise always makes the released noise smaller, so the ratio R
     alone has no best value: with `most_trajectory_noise` (σ_a, in units of the clip, the largest over clients) R is

@@ -1,18 +1,23 @@
-"""Settings that the clients of `ddp` may have of their own (docs/decoupled.md; DDP, A.3)."""
+"""Settings that may differ between the clients of `ddp` (docs/decoupled.md; DDP, A.3)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from silodp.errors import SilodpError, check_real, check_whole, counted
-from silodp.mechanisms.clipping import check_clip
-from silodp.methods.base import check_noise_multiplier
+from silodp.errors import (
+    Check,
+    SilodpError,
+    check_clip,
+    check_noise_multiplier,
+    check_positive,
+    check_whole,
+    counted,
+)
 
 
 @dataclass(frozen=True)
@@ -36,24 +41,17 @@ class Client:
         return self.steps * (self.noise_multiplier * self.reach) ** 2
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Refuse what is no finite number above 0."""
-    check_real(name, value)
-    if not (math.isfinite(value) and value > 0):
-        raise SilodpError(f"{name} = {value}: set a finite number > 0.", code="argument.value", field=name)
-
-
-PER_CLIENT: dict[str, Callable[[Any], None]] = {
+PER_CLIENT: dict[str, Check] = {
     "noise_multiplier": check_noise_multiplier,
     "clip": check_clip,
-    "local_steps": lambda value: check_whole("local_steps", value),
-    "local_learning_rate": lambda value: check_positive("local_learning_rate", value),
+    "local_steps": check_whole,
+    "local_learning_rate": check_positive,
 }
-"""The settings, in the order of `Client`'s, and what refuses a value."""
+"""The settings, in the order of `Client`'s, and what checks a value."""
 
 
 def validate_per_client(method: object) -> dict[str, Any]:
-    """Those settings that are given one by one, as tuples.
+    """Return the settings that are given one by one, as tuples.
 
     Raises:
         SilodpError: a value cannot be, or there are different numbers of them.
@@ -64,7 +62,7 @@ def validate_per_client(method: object) -> dict[str, Any]:
         if isinstance(value, tuple | list | np.ndarray):  # a list, as a config has it
             found[name] = tuple(np.asarray(value).tolist())
         for one in found.get(name, (value,)):
-            check(one)
+            check(name, one)
     if len({len(values) for values in found.values()}) > 1 or () in found.values():
         given = " and ".join(f"{name} has {len(values)}" for name, values in found.items())
         raise SilodpError(
@@ -74,7 +72,7 @@ def validate_per_client(method: object) -> dict[str, Any]:
 
 
 def expand_per_client(settings: Mapping[str, Any], silos: int) -> tuple[Client, ...]:
-    """All clients' settings, in the public order.
+    """Return all clients' settings, in the public order.
 
     Raises:
         SilodpError: there are more or fewer values than clients.

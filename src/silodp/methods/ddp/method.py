@@ -26,7 +26,15 @@ from silodp.accounting.events import (
 )
 from silodp.accounting.guarantee import Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_real, check_whole
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_fields,
+    check_momentum,
+    check_positive,
+    check_probability,
+    check_whole,
+)
 from silodp.mechanisms.clipping import (
     Bounds,
     ClippedRows,
@@ -36,12 +44,11 @@ from silodp.mechanisms.clipping import (
     sum_rows,
 )
 from silodp.mechanisms.noise import draw_gaussian
-from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
+from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.ddp.clients import (
     PER_CLIENT,
     Client,
-    check_positive,
     expand_per_client,
     validate_per_client,
 )
@@ -97,23 +104,11 @@ class Ddp(Method):
             object.__setattr__(self, name, value)
         check_probability("record_sampling", self.record_sampling)
         super().__post_init__()
-        for name in ("expected_batch_size", "trajectory_ratio"):
-            check_positive(name, getattr(self, name))
-        check_real("local_momentum", self.local_momentum)
-        if not 0 <= self.local_momentum < 1:
-            raise SilodpError(
-                f"local_momentum = {self.local_momentum}: set a number in [0, 1).",
-                code="argument.value",
-                field="local_momentum",
-            )
+        check_fields(self, expected_batch_size=check_positive, trajectory_ratio=check_positive)
+        check_momentum("local_momentum", self.local_momentum)
         if self.most_batch is not None:
             check_whole("most_batch", self.most_batch, most=10**15)  # the ring refuses it long before
-        if self.trajectory not in TRAJECTORIES:
-            raise SilodpError(
-                f"trajectory = '{self.trajectory}' is not known: use 'decoupled', 'local' or 'paper'.",
-                code="argument.value",
-                field="trajectory",
-            )
+        check_choice("trajectory", self.trajectory, TRAJECTORIES)
         steps = self.local_steps
         if self.trajectory != "decoupled" and isinstance(steps, tuple) and len(set(steps)) > 1:
             raise SilodpError(
@@ -137,12 +132,12 @@ class Ddp(Method):
         return tuple(found)
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
-        """Every client has at least a batch, and settings of its own if any has."""
+        """Check that every client has at least a batch, and its own settings if any has."""
         check_batch(data, self.expected_batch_size)
         self.clients_of(len(data.silos))
 
     def local_update(self, context: LocalContext) -> ClippedRowStream | MultiStepUpdate:
-        """−γ_i/γ_ref·Σ_j g_j of this client, as rows; nothing of it is computed before it is asked for."""
+        """Return −γ_i/γ_ref·Σ_j g_j of this client, as rows that are computed when they are consumed."""
         clients = self.clients_of(context.population.silos)
         own, bounds = clients[context.silo], self.bounds(context.population)
         share = math.sqrt(own.variance) / bounds.clip
@@ -179,7 +174,7 @@ class Ddp(Method):
             local.move(released / own.rate)
 
     def bounds(self, population: Population) -> Bounds:
-        """C* = max_i c_i; the noise is the largest share of a client, all steps together."""
+        """Return bounds with C* = max_i c_i and the largest noise share of a client, all steps together."""
         clients = self.clients_of(population.silos)
         reach = max(client.reach for client in clients)
         share = math.sqrt(max(client.variance for client in clients)) / reach
@@ -188,12 +183,12 @@ class Ddp(Method):
         return Bounds(reach, reach, share, total, min(client.reach for client in clients) / reach)
 
     def server_scale(self, population: Population) -> float:
-        """γ_ref/(K·N), with the largest of the clients' learning rates."""
+        """Return γ_ref/(K·N), with the largest of the clients' learning rates."""
         rate = max(client.learning_rate for client in self.clients_of(population.silos))
         return rate / (self.expected_batch_size * population.silos)
 
     def dp_event(self, view: View) -> Event:
-        """One round (docs/decoupled.md); the same for all clients, or one for each.
+        """Return the event of one round (docs/decoupled.md): the same for all clients, or one for each.
 
         Step j of client i is released, at the least, with the part 1/J_i of all the noise in the sum.
         """
@@ -237,7 +232,7 @@ class Ddp(Method):
         return event if self.record_sampling == 1 else PoissonSampled(self.record_sampling, event)
 
     def trajectory_noise(self, own: Client, clients: tuple[Client, ...]) -> float:
-        """σ_a = R·σ_total, in units of the client's clip; of all silos' noise, whoever drops out."""
+        """Return σ_a = R·σ_total in units of the client's clip, by all silos' noise, whoever drops out."""
         total = math.sqrt(sum(client.variance for client in clients) / own.steps) / own.reach
         return self.trajectory_ratio * total
 
@@ -249,7 +244,7 @@ class Ddp(Method):
         return _Claimed(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})
 
     def clients_of(self, silos: int) -> tuple[Client, ...]:
-        """Everyone's settings, in the public order."""
+        """Return all clients' settings, in the public order."""
         return expand_per_client({name: getattr(self, name) for name in PER_CLIENT}, silos)
 
     @property
@@ -294,7 +289,7 @@ class _LocalSgd:
         )
 
     def clipped(self) -> Iterator[ClippedRows]:
-        """−clip_C of the gradients of a fresh batch's records, at y."""
+        """Yield −clip_C of the gradients of a fresh batch's records, at y."""
         import torch
 
         drawn = draw_poisson_sample(self._records, self._method.record_sampling, self._batches)
@@ -303,10 +298,10 @@ class _LocalSgd:
             yield clip_rows(records, gradients.neg_(), self._own.clip)
 
     def scaled(self, rows: ClippedRows) -> ClippedRows:
-        """The same rows in units of the largest learning rate."""
+        """Return the same rows in units of the largest learning rate."""
         return ClippedRows(rows.owners, rows.rows, rows.factors * self._own.rate, self._own.reach)
 
     def move(self, direction: Tensor) -> None:
-        """y ← y + γ/K·v with v ← momentum·v + direction (d,), which is −(g + noise)."""
+        """Step: y ← y + γ/K·v with v ← momentum·v + direction (d,), which is −(g + noise)."""
         self._velocity = self._method.local_momentum * self._velocity + direction
         self._model += self._own.learning_rate / self._method.expected_batch_size * self._velocity

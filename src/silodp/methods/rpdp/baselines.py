@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_epsilon
 from silodp.methods.rpdp.method import TwoStageSampling
-from silodp.methods.rpdp.sampling_rates import check_budget
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -22,7 +21,7 @@ class RpdpMinimum(TwoStageSampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget("budget", self.budget)
+        check_epsilon("budget", self.budget)
 
     @property
     def largest(self) -> float:
@@ -30,11 +29,11 @@ class RpdpMinimum(TwoStageSampling):
         return self.budget
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """The same for all."""
+        """Return the same ε for all."""
         return np.full(len(budget), self.budget)
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
-        """Also: nobody asks for less."""
+        """Check, too, that no record asks for less."""
         super().check(data, rounds, delta)
         own = np.concatenate(data.silo_budgets or (np.empty(0),))
         if (own < self.budget).any():
@@ -56,7 +55,7 @@ class RpdpDropout(TwoStageSampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget("threshold", self.threshold)
+        check_epsilon("threshold", self.threshold)
 
     @property
     def largest(self) -> float:
@@ -64,5 +63,5 @@ class RpdpDropout(TwoStageSampling):
         return self.threshold
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """The threshold, or nothing."""
+        """Return the threshold, or 0 below it."""
         return np.where(budget >= self.threshold, self.threshold, 0.0)

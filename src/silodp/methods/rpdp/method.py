@@ -1,4 +1,4 @@
-"""rPDP-FL: every record is drawn as often as its own privacy budget allows."""
+"""rPDP-FL: every record is sampled as often as its own privacy budget allows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, two_stage
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_delta, check_whole
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_probability,
+    check_whole,
+)
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.mechanisms.sampling import check_probability, draw_poisson_sample
+from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     Calibration,
     SamplingRates,
-    check_budget,
     check_records,
     require_record_budgets,
     without_budgets,
@@ -90,16 +96,8 @@ class TwoStageSampling(Method):
         check_delta("delta", self.delta)
         super().__post_init__()
         find_accountant(self.accountant)
-        for name, value, known in (
-            ("calibration", self.calibration, get_args(Calibration)),
-            ("ledger", self.ledger, get_args(ChargingMode)),
-        ):
-            if value not in known:
-                raise SilodpError(
-                    f"{name} = {value!r} is not known: use one of {', '.join(known)}.",
-                    code="argument.value",
-                    field=name,
-                )
+        check_choice("calibration", self.calibration, get_args(Calibration))
+        check_choice("ledger", self.ledger, get_args(ChargingMode))
 
     @property
     def largest(self) -> float:
@@ -107,7 +105,7 @@ class TwoStageSampling(Method):
         raise NotImplementedError
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """(n,) the ε that records with these budgets are protected at; 0 for those that take no part."""
+        """Return the ε, (n,), that records with these budgets are protected at; 0 for those that take no part."""
         raise NotImplementedError
 
     @property
@@ -275,9 +273,11 @@ class TwoStageSampling(Method):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rpdp(TwoStageSampling):
-    """rPDP-FL: every record has a budget of its own.
+    """rPDP-FL: every record has its own budget.
 
-    largest_budget: a public constant; records that ask for more are protected at it, so the run's ε holds for everyone.
+    Attributes:
+        largest_budget: a public constant; records that ask for more are protected at it, so that the run's ε holds for
+            everyone.
     """
 
     largest_budget: float
@@ -286,7 +286,7 @@ class Rpdp(TwoStageSampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget("largest_budget", self.largest_budget)
+        check_epsilon("largest_budget", self.largest_budget)
 
     @property
     def largest(self) -> float:
@@ -294,7 +294,7 @@ class Rpdp(TwoStageSampling):
         return self.largest_budget
 
     def asked(self, budget: np.ndarray) -> np.ndarray:
-        """Its own, up to the largest."""
+        """Return the record's own budget, up to the largest."""
         capped: np.ndarray = np.minimum(budget, self.largest_budget)
         return capped
 

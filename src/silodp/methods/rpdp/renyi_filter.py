@@ -13,7 +13,7 @@ batches, or with integer noise, a step's loss is not Gaussian.
 
 The proof needs that nobody else learns what a record has spent or whether it is still in: these depend on its content.
 Released are the models; not released, and never to be counted in public, are who is in, how many, and what was spent.
-They stay in the silo's store, where `Silo.book` shows them to the silo's own people.
+They stay in the silo's store, where `Silo.record_accounts` shows them to the silo's own people.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from silodp.accounting.budget_curve import filter_budget
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_delta
+from silodp.errors import SilodpError, check_delta, check_epsilon
 from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
 from silodp.methods.rpdp.sampling_rates import (
     ZERO_COST,
     bins,
-    check_budget,
     check_records,
     require_record_budgets,
     without_budgets,
@@ -95,7 +94,7 @@ class RpdpFilter(Method):
                 field="noise_multiplier",
             )
         check_delta("delta", self.delta)
-        check_budget("largest_budget", self.largest_budget)
+        check_epsilon("largest_budget", self.largest_budget)
         super().__post_init__()
 
     @property
@@ -103,7 +102,7 @@ class RpdpFilter(Method):
         return DpSgd.of(self)
 
     def limits(self, budget: np.ndarray) -> np.ndarray:
-        """(n,) R of records with these budgets: what Σ‖g‖²/(2σ²C²) may come to."""
+        """Return R, (n,), of records with these budgets: the largest Σ‖g‖²/(2σ²C²)."""
         capped = np.minimum(np.asarray(budget, np.float64), self.largest_budget)
         return _limits(capped.tobytes(), self.delta)
 
@@ -125,13 +124,13 @@ class RpdpFilter(Method):
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Every record whose budget buys anything."""
+        """Select every record whose budget allows a step."""
         if budget is None:
             raise without_budgets(self.name)
         return self.limits(budget) > 0
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
-        """Gradient descent on the records that are still in; what each has spent is kept for the next round.
+        """Run gradient descent on the records that are still in, and keep what each has spent for the next round.
 
         Asked again for the same round, the silo hands out the same noisy update: nobody spends twice.
         """
@@ -149,7 +148,7 @@ class RpdpFilter(Method):
         """Return None: silos add the noise themselves."""
 
     def dp_event(self, view: View) -> Event:
-        """The most that a record of the largest budget can still be charged, if all its gradients were of norm C.
+        """Return the most that a record of the largest budget can still be charged, if all its gradients have norm C.
 
         Added up over rounds it is that until R is reached, and nothing from then on.
         """
@@ -177,7 +176,7 @@ class RpdpFilter(Method):
         delta: float,
         accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
-        """By budget. What was really spent depends on the records: `realized` is None.
+        """Return one entry for each budget; what was really spent depends on the records, so "realized" is None.
 
         ε is exact, whatever the run's accountant: by Rényi orders the budgets would seem exceeded.
         """
@@ -201,7 +200,7 @@ class RpdpFilter(Method):
     def record_accounts(
         self, budget: np.ndarray | None, rounds: int, memory: np.ndarray | None
     ) -> Mapping[str, np.ndarray]:
-        """asked: the budget; limit: its R; spent: Σ‖g‖²/(2σ²C²) so far; active: 1 while the record is in."""
+        """Return "asked", "limit" (its R), "spent" (Σ‖g‖²/(2σ²C²) so far), "active" (1 while the record is in)."""
         if budget is None:
             return {}
         account = _Filter.of(memory, self.limits(budget))
@@ -234,13 +233,13 @@ class _Filter:
         return cls(limits, spent.copy(), active > 0, int(memory[0]), update.copy())
 
     def array(self, round_: int, update: np.ndarray) -> np.ndarray:
-        """All of it but the limits, as one vector."""
+        """Return all of it but the limits, as one vector."""
         return np.concatenate([[round_], self.spent, self.active, update])
 
     def afforded(self, rows: ClippedRows, cost: float) -> ClippedRows:
-        """The rows whose owners can pay for them, paid; the owners of the others are out from now on.
+        """Return the rows whose owners can pay for them, and charge them; the other owners are out from now on.
 
-        cost: of a row of norm 1.
+        `cost` is that of a row of norm 1.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""The accounts of records with budgets of their own: from ε to sampling probability, to retirement, to what is told."""
+"""Per-record privacy budgets: from ε to sampling probability, to retirement, to what is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from silodp.accounting.budget_curve import (
 from silodp.accounting.curve_fitting import binary_search, scf
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_real
+from silodp.errors import SilodpError
 from silodp.methods.base import LocalContext
 from silodp.methods.dp_sgd import check_batch
 
@@ -40,8 +40,14 @@ _AT_ONCE = 4096  # budgets
 class SamplingRates:
     """The public constants that decide how often a record is drawn, and when it retires (docs/privacy.md, section 9).
 
-    `largest`: the largest budget that anybody is protected at. `rounds`: T, what sampling probabilities are chosen
-    for. A budget decides both, so who draws how often and retires when is public.
+    A budget decides both, and budgets are public, so they are public too.
+
+    Attributes:
+        noise_multiplier, local_steps, client_sampling, delta: of the run.
+        rounds: T, for which sampling probabilities are chosen.
+        largest: the largest budget that any record is protected at.
+        calibration, accountant: how sampling probabilities are found.
+        book: by which rounds records retire.
     """
 
     noise_multiplier: float
@@ -61,11 +67,11 @@ class SamplingRates:
 
     @property
     def last(self) -> int:
-        """After so many rounds, at the latest, every record has retired: when those of the largest budget have."""
+        """The number of rounds after which every record has retired: when those of the largest budget have."""
         return int(self.rates_and_retirement(np.array([self.largest]))[1][0])
 
     def rates_and_retirement(self, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) sampling probability and (n,) rounds until retirement, of records protected at these ε (n,)."""
+        """Return sampling probabilities (n,) and rounds until retirement (n,) of records protected at ε (n,)."""
         # In double precision whatever was given: what follows is found by its bytes.
         capped = np.minimum(np.asarray(asked, np.float64), self.largest)
         distinct, which = np.unique(capped, return_inverse=True)
@@ -78,14 +84,14 @@ class SamplingRates:
         return q[which], rounds[which]
 
     def event(self, q: float, realized: bool) -> Event:
-        """What a round costs a record: one that the silo joined, or any, with the coin that everyone sees fall."""
+        """Return what a round costs a record: one that its silo joined, or any, with the coin λ that everyone sees."""
         steps = SelfComposed(PoissonSampled(q, Gaussian(self.noise_multiplier)), self.local_steps)
         return steps if realized else RevealedSample(self.client_sampling, steps)
 
     def spent(self, asked: np.ndarray, used: int) -> np.ndarray:
-        """(n,) ε of records protected at `asked` (n,) after so many rounds of the book, by Rényi orders.
+        """Return ε, (n,), of records protected at `asked` (n,) after so many rounds of the book, by Rényi orders.
 
-        The budget itself, where that is less: exact calibration has made sure of it.
+        Where the budget is less, it is returned: exact calibration has made sure of it.
         """
         run = TwoStage(self.noise_multiplier, self.local_steps, self.client_sampling, self.delta)
         rho_of = run.planned if self.book == "planned" else run.joined
@@ -111,11 +117,17 @@ class SamplingRates:
         rounds: int,
         accountant: Accountant,
     ) -> tuple[dict[str, Any], ...]:
-        """An entry for every distinct budget, or for bins of them, of which the largest is then told and charged.
+        """Return one entry for every distinct budget, or for bins of them, by the largest budget in each.
 
-        asked_of: what records with these budgets are protected at, 0 where they take no part. By the run's accountant
-        or that of the records' book, whichever says less: both are upper bounds. With "scf", `overspent` counts the
-        records that spend more than they asked for.
+        ε is by the run's accountant or by `accountant` of these rates, whichever gives less: both are upper bounds.
+        With "scf", "overspent" counts the records that spend more than they asked for.
+
+        Args:
+            asked_of: from budgets (n,) to the ε that records with them are protected at, 0 where they take no part.
+            budgets: (n_s,) of each silo.
+            joined: (S,), the number of rounds each silo took part in.
+            rounds: the number of rounds that were run.
+            accountant: the run's.
         """
         known = {accountant, self.accountant}
         entries = []
@@ -159,7 +171,7 @@ class SamplingRates:
 
 
 def bins(budgets: Sequence[np.ndarray]) -> list[tuple[float, float]]:
-    """(least, largest) of the distinct budgets: one by one where they are few, else in bins of equally many."""
+    """Return (least, largest) of the distinct budgets: one by one where they are few, else in bins of equally many."""
     distinct = np.unique(np.concatenate(list(budgets)))
     parts = np.array_split(distinct, len(distinct) if len(distinct) <= MAX_GROUPS else _BINS)
     return [(float(part[0]), float(part[-1])) for part in parts if len(part)]
@@ -182,17 +194,6 @@ def without_budgets(name: str) -> SilodpError:
     return SilodpError(
         f"{name} needs a privacy budget for every record: none were given.", code="data.budgets"
     )
-
-
-def check_budget(name: str, value: float) -> None:
-    """Check that a public budget is a finite ε > 0.
-
-    Raises:
-        SilodpError: it is not.
-    """
-    check_real(name, value)
-    if not (math.isfinite(value) and value > 0):
-        raise SilodpError(f"{name} = {value}: set a finite ε > 0.", code="argument.value", field=name)
 
 
 def check_records(name: str, data: PublicData, own_delta: float, delta: float, batch: float) -> None:
@@ -218,7 +219,7 @@ def check_records(name: str, data: PublicData, own_delta: float, delta: float, b
 
 @lru_cache(maxsize=256)
 def _terms(accounts: SamplingRates, distinct: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Of distinct budgets as bytes: the same in every round."""
+    """Return rates and retirements of distinct budgets, given as bytes; the same in every round, hence cached."""
     a, budgets = accounts, np.frombuffer(distinct)
     q = _probabilities(a, budgets)
     if (
@@ -241,7 +242,7 @@ def _terms(accounts: SamplingRates, distinct: bytes) -> tuple[np.ndarray, np.nda
 
 
 def _probabilities(a: SamplingRates, budgets: np.ndarray) -> np.ndarray:
-    """(n,) q for distinct budgets (n,)."""
+    """Return q, (n,), for distinct budgets (n,)."""
     run = (a.noise_multiplier, a.local_steps, a.client_sampling, a.rounds, a.delta)
     if a.calibration == "scf":
         return scf(budgets, *run).sampling_probabilities

@@ -1,0 +1,88 @@
+"""Names in a configuration that refer to code outside the package: "file.py:Name" or "package.module:Name"."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from silodp.errors import SilodpError, describe_exception, first_line, lookup
+
+T = TypeVar("T")
+
+
+def is_reference(name: str) -> bool:
+    """Return whether a name refers to code outside the package."""
+    return ":" in name
+
+
+def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: str) -> type[T]:
+    """Return the class of a method, an aggregator or an accountant.
+
+    Args:
+        name: a name in `registry`, or a reference to a subclass of `base`.
+        registry: the package's own classes.
+        base: what a class from elsewhere must be derived from.
+        where: the field of the configuration, for messages.
+
+    Raises:
+        SilodpError: an unknown name, a module that cannot be imported, or something that is no such class.
+    """
+    if not is_reference(name):
+        return lookup(name, registry, where)
+    found = refer(name, where)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise SilodpError(
+            f"{where} = '{name}' is no class derived from {base.__module__}.{base.__name__}: refer to one.",
+            code="config.value",
+            field=where,
+        )
+    return found
+
+
+def refer(reference: str, where: str) -> Any:
+    """Return what "package.module:name" or "path/file.py:name" refers to; a leading "python:" is allowed.
+
+    Raises:
+        SilodpError: the module cannot be imported, or has no such name.
+    """
+    place, _, name = reference.removeprefix("python:").rpartition(":")
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (Exception, SystemExit) as error:  # whatever a user's module raises is the user's to correct
+        reason = describe_exception(error) if isinstance(error, SystemExit) else first_line(error)
+        raise SilodpError(
+            f"{where} = '{reference}': {place} cannot be imported ({reason or type(error).__name__}): mend it.",
+            code="config.not_importable",
+            field=where,
+        ) from error
+    if not hasattr(module, name):
+        raise SilodpError(
+            f"{where} = '{reference}': {place} has no '{name}': refer to a function defined there.",
+            code="config.not_importable",
+            field=where,
+        )
+    return getattr(module, name)
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    status = path.stat()
+    return _execute(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _execute(path: Path, modified: int, size: int) -> Any:
+    # Once for each version of a file: a class that is loaded twice would not be equal to itself.
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module
