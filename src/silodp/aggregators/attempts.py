@@ -15,10 +15,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators._key_agreement import (
@@ -45,6 +44,10 @@ from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest, is_roster, is_whole
 from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 PURPOSE = "update"
 SEALED_SAMPLE_BLOB = "sampled"
@@ -363,6 +366,8 @@ class MaskedServer(ABC):
 
     def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
+        import torch
+
         attempts = ServerAttempts(self.spec, context, self.spec.population.m)
         result = attempts.collect(round_, self.request(context, round_, arrays))
         return None if result is None else torch.from_numpy(self.combine(context, result))

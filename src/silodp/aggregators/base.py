@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary, View
@@ -26,12 +25,14 @@ from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from silodp.aggregators.run_spec import RunSpec
 
 
 T = TypeVar("T")
 
-LocalUpdateFn = Callable[[int], tuple[Update, Tensor, np.random.Generator]]
+LocalUpdateFn = Callable[[int], "tuple[Update, Tensor, np.random.Generator]"]
 """Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
 
 Handler = Callable[[Message], Message]

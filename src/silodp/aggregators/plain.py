@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.aggregators.base import (
     Aggregator,
@@ -25,6 +23,9 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, release
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,6 +67,8 @@ class PlainServer:
 
     def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Charge the round, ask every silo, and combine the shares."""
+        import torch
+
         if not context.charge(round_, 0, self.spec.population.silos):
             return None
         request = Message("update", self.spec.run, round_, arrays=dict(arrays))
