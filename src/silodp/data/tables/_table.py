@@ -77,7 +77,8 @@ class Table:
             if header.count(_header_text(column)) != 1:
                 wrong = "is missing" if _header_text(column) not in header else "appears twice"
                 raise SilodpError(
-                    f"{path}: column {column!r} {wrong}; correct the schema or the table, which has {_format_names(header)}",
+                    f"{path}: column {column!r} {wrong}; correct the schema or the table, which has "
+                    f"{_format_names(header)}",
                     code="data.column",
                     field=column,
                 )
