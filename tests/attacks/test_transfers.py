@@ -29,14 +29,14 @@ class Parties:
 
     def __init__(self) -> None:
         federation = small_federation(silos=3)
-        self.setting = replace(setting(METHOD), run="run")
         self.aggregator = Lattice(count_cap=50)
+        self.setting = replace(setting(METHOD), run="run", aggregator=self.aggregator)
         self.sent: list[Message] = []
         identities = {name: Identity.fresh(name) for name in self.setting.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.silos = {
             data.name: Silo(
-                data, logistic_task(), self.aggregator, self.setting, Randomness.secret(), MemoryStore(),
+                data, logistic_task(), self.setting, Randomness.secret(), MemoryStore(),
                 identities[data.name], pins,
             )
             for data in federation.silos
