@@ -1,4 +1,9 @@
-"""Each test here was written for a defense whose removal no other test noticed."""
+"""Defenses whose removal no other test noticed: random streams, sampling, weights and the order of writing.
+
+Attacked is the guarantee itself, by a silo or server that skips a step without an error: noise that shares its random
+stream with batches or with another round, users sampled at another rate, weights below zero or NaN, or a round that is
+asked for before it is on disk. Without these defenses a run would finish and report an ε that its noise does not give.
+"""
 
 from __future__ import annotations
 
