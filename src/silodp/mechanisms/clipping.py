@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import draw_gaussian
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _SLICE = 1 << 18  # numbers turned into double precision at once: what a processor's cache holds
 _SLICE_OF_A_GPU = 1 << 26
@@ -160,6 +163,8 @@ def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = No
     A non-finite row becomes zero by itself, as a function of its owner's records alone, so the sensitivity stays
     `clip`; dropping the whole silo instead would make taking part depend on data.
     """
+    import torch
+
     parts = rows.split(rows_at_once(rows))  # type: ignore[no-untyped-call]
     norms = torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
     # Shrunk a little, so that the rounded product, too, stays within the ball.
@@ -177,6 +182,8 @@ def weighted_sum(stream: ClippedRowStream, weights: Tensor | None = None) -> Cli
     `weights` (indexed by owner, float64, each within [0, 1]) must add to at most 1 over everything one unit owns, here
     and in other silos, as `methods.uldp.validate_weights` checks. They count only where the stream is `weighted`.
     """
+    import torch
+
     if stream.weighted and weights is None:
         raise SilodpError(
             "rows that count with their owner's weight cannot be folded without weights.", code="method.rows"
@@ -199,6 +206,8 @@ def weighted_sum(stream: ClippedRowStream, weights: Tensor | None = None) -> Cli
 
 def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
     """Σ coefficient·row (d,) in double precision, on the CPU; rows that are not finite are left out."""
+    import torch
+
     finite = chunk.factors > 0
     rows = chunk.rows
     if not bool(finite.all()):
@@ -217,6 +226,8 @@ def rows_at_once(rows: Tensor) -> int:
 
 def release(update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator) -> Share:
     """Add up, in floating point, and add this silo's share of Gaussian noise, once; step by step if need be."""
+    import torch
+
     if isinstance(update, ClippedRowStream):
         return weighted_sum(update, weights).release(update.bounds.noise_multiplier, noise)
     shares: list[Share] = []

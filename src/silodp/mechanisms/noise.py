@@ -11,13 +11,16 @@ import hashlib
 import json
 import secrets
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from randomgen import ChaCha
 
 from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Randomness:
 
     def torch(self, *purpose: str | int, device: str = "cpu") -> torch.Generator:
         """A torch generator for this purpose: batch order, dropout, initial weights; never noise (64 bits of seed)."""
+        import torch
+
         generator = torch.Generator(device)
         return generator.manual_seed(int.from_bytes(self._subkey(purpose)[:8], "little") >> 1)
 
@@ -73,6 +78,8 @@ class Randomness:
 
 def draw_gaussian(size: int, std: float, stream: np.random.Generator) -> torch.Tensor:
     """`size` independent draws of N(0, std²) in float64; `std` in the units of what it will be added to."""
+    import torch
+
     return torch.from_numpy(stream.standard_normal(size) * std)
 
 

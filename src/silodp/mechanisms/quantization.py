@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, MultiStepUpdate, rows_at_once
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Integers = NDArray[np.int64]
 
@@ -71,6 +74,8 @@ class Quantizer:
 
         The integer row's norm is compared with weight·units, exactly; a row that fails counts as zero.
         """
+        import torch
+
         whole, within = self._whole(chunk, weights)
         result: Integers = torch.where(within.unsqueeze(1), whole, 0.0).to(torch.int64).cpu().numpy()
         return result
@@ -80,6 +85,8 @@ class Quantizer:
 
         Sums of squares beyond 2^53 are rounded, and far from the limit, which is at most 2^40.
         """
+        import torch
+
         share = chunk.factors.new_ones(()) if weights is None else weights.to(chunk.factors.device)
         rows, finite = chunk.rows, chunk.factors > 0
         if not bool(finite.all()):
@@ -93,6 +100,8 @@ class Quantizer:
 
     def fold(self, stream: ClippedRowStream, weights: Tensor) -> IntegerSum:
         """Σ of the truncated, weighted rows (d,), exactly."""
+        import torch
+
         value = np.zeros(stream.size, np.int64)
         refused = 0
         for chunk in stream.chunks:
@@ -115,6 +124,8 @@ class Quantizer:
         self, update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator
     ) -> IntegerShare:
         """Add up, in integers, and add this silo's share of Skellam noise, once; step by step if need be."""
+        import torch
+
         if isinstance(update, ClippedRowStream):
             return self.fold(update, weights).release(noise)
         shares: list[IntegerShare] = []
@@ -187,6 +198,8 @@ def fixed_point(value: Tensor, silos: int) -> Integers:
 
     The noise of a finished update is in it already (or there is none), so this is post-processing.
     """
+    import torch
+
     room = 2.0 ** (62 - _FRACTION) / silos
     bounded = torch.nan_to_num(value.double(), nan=0.0, posinf=room, neginf=-room).clamp(-room, room)
     result: Integers = np.trunc(bounded.cpu().numpy() * 2.0**_FRACTION).astype(np.int64)

@@ -22,11 +22,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
 from silodp.accounting.budget_curve import filter_budget
@@ -44,6 +42,9 @@ from silodp.methods.rpdp.sampling_rates import (
     require_record_budgets,
     without_budgets,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -133,6 +134,8 @@ class RpdpFilter(Method):
 
         Asked again for the same round, the silo hands out the same noisy update: nobody spends twice.
         """
+        import torch
+
         account = _Filter.of(context.memory, self.limits(require_record_budgets(self.name, context)))
         if context.memory is not None and account.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, context.memory)
@@ -238,6 +241,8 @@ class _Filter:
 
         `cost` is that of a row of norm 1.
         """
+        import torch
+
         norms: Tensor = torch.linalg.vector_norm(rows.rows, dim=1, dtype=torch.float64) * rows.factors
         # A gradient that is not finite has factor 0 and counts as zero, which is free.
         price = torch.nan_to_num(norms, nan=0.0, posinf=0.0).square().cpu().numpy() * (cost * (1 + 1e-9))
