@@ -17,7 +17,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from silodp.errors import SilodpError, lookup, shorten, suggest_name
+from silodp.config.plugins import find_plugin
+from silodp.errors import SilodpError, shorten, suggest_name
 
 T = TypeVar("T")
 
@@ -148,7 +149,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                     code="config.missing_field",
                     field=f"{where}.name",
                 )
-            table = lookup(value["name"], registry(), f"{where}.name")
+            table = find_plugin(value["name"], registry(), table, f"{where}.name")
             value = {key: entry for key, entry in value.items() if key != "name"}
         return build(table, value, where, where)
     if hint is Any:

@@ -218,8 +218,17 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
     for name in ("aggregator", "accountant"):
         if name in result:
             result[name] = reference(result[name])
-    if isinstance(values.get("method"), dict) and "name" in values["method"]:
-        result["method"] = {**values["method"], "name": reference(values["method"]["name"])}
+
+    def named(table: Any) -> Any:
+        """The table, and every table in it, with an absolute reference as its name."""
+        if not isinstance(table, dict):
+            return table
+        return {key: reference(value) if key == "name" else named(value) for key, value in table.items()}
+
+    if "method" in values:
+        result["method"] = named(values["method"])
+    if isinstance(values.get("methods"), dict):
+        result["methods"] = {reference(name): named(table) for name, table in values["methods"].items()}
     if isinstance(task, dict):
         task = result["task"] = {
             **task,
