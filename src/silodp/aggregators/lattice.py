@@ -18,8 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import compute_epsilon, default_accountant
-from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
+from silodp.accounting.accountant import choose_accountant, compute_epsilon
+from silodp.accounting.events import (
+    Event,
+    NonPrivate,
+    find_costliest_event,
+    remove_amplification,
+    to_discrete,
+)
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import box_blob
@@ -203,7 +209,7 @@ def _parameters(aggregator: Lattice, setting: RunSpec) -> LatticeParameters:
     views = (
         aggregator.views(setting.method, silos, n)["server"] for n in range(setting.population.m, silos + 1)
     )
-    event, spent = costliest_event([setting.method.dp_event(view) for view in views]), 0.0
+    event, spent = find_costliest_event([setting.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, NonPrivate):
         reach = 1 + math.sqrt(setting.sum_size) / _NOISE_STEPS
         release = to_discrete(event, _FEWEST_UNITS, setting.sum_size, reach)
@@ -212,8 +218,8 @@ def _parameters(aggregator: Lattice, setting: RunSpec) -> LatticeParameters:
         most_in_a_round = 1 + silos - setting.population.m
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
-        charges = [(release, rounds), (without_amplification(release), further)]
-        spent = compute_epsilon(charges, delta, default_accountant([release]))
+        charges = [(release, rounds), (remove_amplification(release), further)]
+        spent = compute_epsilon(charges, delta, choose_accountant([release]))
     return search_parameters(
         dimension=setting.sum_size,
         users=setting.population.users,
