@@ -25,7 +25,7 @@ from silodp.errors import SilodpError, check_whole, counted
 from silodp.methods import Method
 from silodp.report import plots
 from silodp.report.compare_page import page, spread_text, table
-from silodp.report.formatting import format_measure
+from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
@@ -272,7 +272,7 @@ def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> F
         ],
         "stopped": runs[0]["stopped"],
         "rounds": rounds,
-        "epsilon_by_round": {a: [plots.number(row["epsilon"][a]) for row in rows] for a in ADVERSARIES},
+        "epsilon_by_round": {a: [as_number(row["epsilon"][a]) for row in rows] for a in ADVERSARIES},
         "curves": curves,
         "final": {name: _spread(_at_round([runs], last, name)) for name in names},
         "refused": sum(sum((row.get("refused") or {}).values()) for run in runs for row in run["rows"]),

@@ -27,8 +27,8 @@ from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.report import guarantee_text
 from silodp.report.divergence import divergence_warnings, left_out
+from silodp.report.formatting import as_number
 from silodp.report.page import write_report
-from silodp.report.plots import number
 from silodp.report.run_record import read_run, versions
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
@@ -191,8 +191,8 @@ def _summary(
         "aggregator": config.aggregator_name,
         "rounds": released.rounds,
         "stopped": result.stopped,
-        "loss": number(last.get("loss")),
-        "metrics": {name: number(value) for name, value in last.get("metrics", {}).items()},
+        "loss": as_number(last.get("loss")),
+        "metrics": {name: as_number(value) for name, value in last.get("metrics", {}).items()},
         "warnings": [*divergence_warnings(result.metrics), *left_out(result.metrics)],
         "epsilon": released.epsilon,
         "delta": released.delta,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from silodp.config.construct import fields_of, validate_arguments
 from silodp.config.plugins import refer
@@ -19,6 +17,9 @@ from silodp.training.metrics import METRICS, Metric
 from silodp.training.model_checks import inspect_model, inspect_on
 from silodp.training.models import MODELS
 from silodp.training.task import Task
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def task_for(
@@ -70,6 +71,9 @@ def _usual_metrics(classes: int | None) -> tuple[str, ...]:
 
 
 def _model(name: str, options: Mapping[str, Any], data: PublicData, seed: int | None) -> nn.Module:
+    import torch
+    from torch import nn
+
     builder = _lookup(name, MODELS, "task.model")
     if isinstance(builder, nn.Module):
         return builder
@@ -107,6 +111,8 @@ def _model(name: str, options: Mapping[str, Any], data: PublicData, seed: int | 
 
 def _width(network: nn.Module, public: PublicData) -> int:
     """Return the number of outputs that the model has per record, counted on made-up records."""
+    import torch
+
     inspect_model(network)
     example = torch.from_numpy(public.synthetic_batch()[0]).to(next(network.parameters()))
     inspect_on(network, example)

@@ -6,20 +6,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
-from silodp.accounting.events import Event, reason_not_private
+from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import View, format_rounded_up
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
 from silodp.config.construct import fields_of
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
-from silodp.report.budget_plots import SamplingCurve, against_sampling, check_picture, save
 from silodp.report.guarantee_text import format_requested
+
+if TYPE_CHECKING:
+    from silodp.report.budget_plots import SamplingCurve
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the configured noise multiplier, for the picture."""
@@ -107,6 +109,8 @@ def draw(
     Raises:
         SilodpError: the method samples nothing, promises nothing, or the file's name says no format.
     """
+    from silodp.report.budget_plots import against_sampling, check_picture, save
+
     check_picture(path)
     curves = [_curve(noisy, event_of, rounds, delta, accountant) for noisy in _noisier(method)]
     levels = [level.budget for level in own.levels()] if own is not None else []
@@ -174,7 +178,7 @@ def _curve(
 
         def at(q: float) -> Event:
             event = event_of(replace(plain, **{field: q}))
-            nothing = reason_not_private(event)
+            nothing = explain_not_private(event)
             if nothing is not None:
                 raise SilodpError(
                     f"there is no ε to draw against this adversary, because {nothing}.",
@@ -183,4 +187,6 @@ def _curve(
             return event
 
         curve = EpsilonCurve.of(at, rounds, delta, accountant, _POINTS, _LEAST)
+    from silodp.report.budget_plots import SamplingCurve
+
     return SamplingCurve(label, curve.parameters.tolist(), curve.epsilons.tolist())

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from silodp.errors import SilodpError, name_file
-from silodp.report.formatting import format_epsilon
+from silodp.report.formatting import as_number, format_epsilon
 from silodp.report.plots import (
     INK,
     MUTED,
@@ -20,7 +20,6 @@ from silodp.report.plots import (
     STYLE,
     add_legend,
     log_scale,
-    number,
     panel,
     svg,
 )
@@ -70,7 +69,7 @@ def spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | None:
         points = [
             (place + shift, value)
             for place, group in zip(places, groups, strict=True)
-            if (value := number(group.get(key))) is not None and value > 0
+            if (value := as_number(group.get(key))) is not None and value > 0
         ]
         if points:
             below.plot(*zip(*points, strict=True), marker, color=color, markersize=6, label=label)
@@ -101,7 +100,9 @@ def against_sampling(
     floor = min([*budgets, 10 * LEAST_DRAWN]) / 10
     for turn, curve in enumerate(curves):
         points = [
-            point for point in zip(curve.sampling, curve.epsilon, strict=True) if number(point[1]) is not None
+            point
+            for point in zip(curve.sampling, curve.epsilon, strict=True)
+            if as_number(point[1]) is not None
         ]
         points = [point for point in points if point[1] >= floor]
         if points:

@@ -8,14 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 from silodp.errors import counted
-from silodp.report import plots
 
 _NEARLY_SURE = 0.999  # a guess this good: little is excluded
 
 
+def as_number(value: Any) -> float | None:
+    """Return the value as a finite number, or None where it is none."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return float(value) if good and (isinstance(value, float) or abs(value) < 1 << 63) else None
+
+
 def format_epsilon(epsilon: float | None) -> str:
     """ε rounded up, never down: three figures, at least two decimals below 100; "none" for no guarantee."""
-    value = plots.number(epsilon)
+    value = as_number(epsilon)
     if value is None:
         return "none"
     if value == 0:

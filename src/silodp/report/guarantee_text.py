@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from silodp.accounting.guarantee import Adversary, Guarantee, format_rounded_up
-from silodp.report.formatting import format_epsilon
-from silodp.report.plots import number
+from silodp.report.formatting import as_number, format_epsilon
 
 CLAIMED = "claimed, not proven"
 
@@ -53,8 +52,8 @@ def exceeds(group: Mapping[str, Any]) -> bool:
 def charge(group: Mapping[str, Any]) -> float | None:
     """What the book of the run charged a group; the other one where it does not keep it."""
     book, other = ("realized", "planned") if group.get("book") == "realized" else ("planned", "realized")
-    charged = number(group.get(book))
-    return number(group.get(other)) if charged is None else charged
+    charged = as_number(group.get(book))
+    return as_number(group.get(other)) if charged is None else charged
 
 
 def persons(guarantees: Iterable[Guarantee]) -> PersonTable | None:
@@ -129,7 +128,7 @@ def format_group(group: Mapping[str, Any]) -> str:
 
 def format_requested(group: Mapping[str, Any]) -> str:
     """The budget of a group, or from which to which, rounded up as what is charged is."""
-    least = number(group.get("from", group.get("least")))  # of records, of persons
+    least = as_number(group.get("from", group.get("least")))  # of records, of persons
     asked = format_rounded_up(group["budget"])
     return (
         asked if least is None or format_rounded_up(least) == asked else f"{format_rounded_up(least)}–{asked}"
@@ -161,7 +160,7 @@ def is_valid_guarantee(said: Guarantee) -> bool:
     """Whether what was read from a file can be shown."""
 
     def costs(value: Any) -> bool:
-        return value is None or (number(value) is not None and value >= 0)
+        return value is None or (as_number(value) is not None and value >= 0)
 
     def is_count(value: Any) -> bool:
         return type(value) is int and 0 <= value < 1 << 63
@@ -177,7 +176,7 @@ def is_valid_guarantee(said: Guarantee) -> bool:
             and costs(said.any_dropouts)
             and all(is_count(k) and k >= 1 and costs(value) for k, value in said.persons)
             and all(
-                (number(group["budget"]) or 0) > 0
+                (as_number(group["budget"]) or 0) > 0
                 and is_count(group["units"])
                 and all(costs(group.get(name)) for name in ("planned", "realized", "from", "least"))
                 for group in said.groups

@@ -127,7 +127,7 @@ def write_report(
         exceeds=guarantee_text.exceeds,
         claims=guarantee_text.claims(run.guarantees.values()),
         claimed=guarantee_text.CLAIMED,
-        seconds=sum(plots.number(row.get("seconds")) or 0.0 for row in run.rows),
+        seconds=sum(formatting.as_number(row.get("seconds")) or 0.0 for row in run.rows),
     )
     pictures.finish()
     path = directory / "report.html"

@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
+from silodp.report.formatting import as_number
 
 _T = TypeVar("_T")
 
@@ -128,23 +129,17 @@ def quantities(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """The names of what was measured, "loss" first."""
     names: dict[str, None] = {}
     for row in rows:
-        if number(row.get("loss")) is not None:
+        if as_number(row.get("loss")) is not None:
             names.setdefault("loss")
         for name, value in (row.get("metrics") or {}).items():
-            if number(value) is not None:
+            if as_number(value) is not None:
                 names.setdefault(name)
     return sorted(names, key=lambda name: name != "loss")
 
 
 def measured(row: Mapping[str, Any], name: str) -> float | None:
     """The loss or a metric of one row of metrics.jsonl; None where it is missing or not finite."""
-    return number(row.get("loss") if name == "loss" else (row.get("metrics") or {}).get(name))
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-    return float(value) if good and (isinstance(value, float) or abs(value) < 1 << 63) else None
+    return as_number(row.get("loss") if name == "loss" else (row.get("metrics") or {}).get(name))
 
 
 def utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
@@ -171,7 +166,7 @@ def epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """
     lines: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for adversary in ADVERSARIES:
-        spent = [(row["round"], number((row.get("epsilon") or {}).get(adversary))) for row in rows]
+        spent = [(row["round"], as_number((row.get("epsilon") or {}).get(adversary))) for row in rows]
         points = tuple((round_, _rounded(value)) for round_, value in spent if value is not None)
         if any(round_ > 0 for round_, _ in points):
             lines.setdefault(points, []).append(WHO[adversary])

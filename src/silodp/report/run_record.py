@@ -22,6 +22,7 @@ from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file
 from silodp.report import plots
 from silodp.report.audit import AuditResult, audit_run
+from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.run_directory import MetricsRow, read_metrics
 
@@ -96,7 +97,7 @@ def _guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarante
         for said in ordered.values():
             if said.private != (said.epsilon is not None) or not 0 < said.delta < 1:
                 raise ValueError
-            if said.epsilon is not None and (plots.number(said.epsilon) is None or said.epsilon < 0):
+            if said.epsilon is not None and (as_number(said.epsilon) is None or said.epsilon < 0):
                 raise ValueError
             if not is_valid_guarantee(said):
                 raise ValueError

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.accountant import (
     Accountant,
+    choose_accountant,
     compute_epsilon,
-    default_accountant,
     find_accountant,
     supports_all,
 )
@@ -24,7 +24,9 @@ from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_real, check_whole, counted, shorten
 from silodp.methods.base import Method
-from silodp.training.task import Task
+
+if TYPE_CHECKING:
+    from silodp.training.task import Task
 
 
 def prepare_run(
@@ -103,11 +105,11 @@ def prepare_run(
             code="argument.conflict",
             field="rounds",
         )
-    by = default_accountant(cost.values()) if accountant is None else find_accountant(accountant)
+    by = choose_accountant(cost.values()) if accountant is None else find_accountant(accountant)
     if not supports_all(by, cost.values()):
         raise SilodpError(
             f"accountant = '{by.name}' has no rule for a release of '{method.name}' under '{aggregator.name}' (integer "
-            f"noise, for 'pld'): choose '{default_accountant(cost.values()).name}', or leave it out.",
+            f"noise, for 'pld'): choose '{choose_accountant(cost.values()).name}', or leave it out.",
             code="accounting.unsupported",
             field="accountant",
         )
@@ -200,6 +202,8 @@ def _limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, float]:
 
 def _check_task(data: PublicData, task: Task, method: Method) -> None:
     """Refuse a model or loss that the method cannot train."""
+    from silodp.training.task import Task
+
     if not isinstance(task, Task):
         raise SilodpError(
             "task is no Task: make one with Task(model, loss, metrics).", code="argument.type", field="task"
