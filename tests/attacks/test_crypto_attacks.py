@@ -1,6 +1,9 @@
-"""Attacks of a curious server (docs/protocols.md, section 4): each succeeds on the paper's protocol and fails on ours.
+"""Attacks of a curious server on Protocol 1 of the ULDP-FL paper, and on the `paillier` aggregator.
 
-Where one defense alone stops an attack, the attack also succeeds on ours without that defense.
+Attacked are the inputs of single silos to an encrypted sum: record counts per person, rows, the signs of parameters,
+and who takes part in a round. Each attack succeeds on the protocol as printed and fails on ours. Where one defense
+alone stops an attack, the attack also succeeds on ours without that defense: the server would read which person has
+records in which silo, and could tell a guess at their row from a wrong one. See docs/protocols.md, section 4.
 """
 
 import math

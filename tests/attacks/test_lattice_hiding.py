@@ -1,4 +1,9 @@
-"""What a lattice party draws, and that the sum is all that the server's key opens."""
+"""What the randomness of the `lattice` aggregator must hide, tested as distributions.
+
+Attacked are the ciphertexts, by a server that holds the decryption key and by anyone who compares several of them. If
+secrets, errors or flooding had another distribution, or were used twice, decryption errors and differences of
+ciphertexts would tell parts of single silos or of the server's weights; only the sum may be opened.
+"""
 
 import math
 import secrets

@@ -1,4 +1,9 @@
-"""A silo verifies a session once, and again as soon as anything is not what it was."""
+"""A silo verifies a session once, and again as soon as anything is not what it was.
+
+Attacked is the memory of verified sessions, which saves signature checks in every round. If it outlived a change of the
+store, of a pinned key or of the session, a server could replace the keys of other silos after the first round and open
+the masks of a silo.
+"""
 
 from dataclasses import replace
 

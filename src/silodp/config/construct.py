@@ -17,7 +17,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from silodp.errors import SilodpError, lookup, shorten, suggest_name
+from silodp.config.plugins import find_plugin
+from silodp.errors import SilodpError, shorten, suggest_name
 
 T = TypeVar("T")
 
@@ -138,18 +139,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 code="config.value",
                 field=where,
             )
-        registry = getattr(
-            table, "registry", None
-        )  # a base class: the table's `name` says which class it makes
-        if registry is not None:
-            if not isinstance(value.get("name"), str):
-                raise SilodpError(
-                    f"{where}.name is missing: use one of {', '.join(registry())}.",
-                    code="config.missing_field",
-                    field=f"{where}.name",
-                )
-            table = lookup(value["name"], registry(), f"{where}.name")
-            value = {key: entry for key, entry in value.items() if key != "name"}
+        if hasattr(table, "registry"):  # a base class: the table's `name` says which class it makes
+            table, value = _named_class(table, value, where)
         return build(table, value, where, where)
     if hint is Any:
         return value
@@ -162,6 +153,19 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         ) from None
     except PydanticUserError:  # a type of somebody else's that pydantic knows nothing of
         return value
+
+
+def _named_class(base: Any, table: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
+    """Return the class that a table names, in the registry of its base class or by reference; and the other fields."""
+    rest = dict(table)
+    name = rest.pop("name", None)
+    if not isinstance(name, str):
+        raise SilodpError(
+            f"{where}.name is missing: use one of {', '.join(base.registry())}, or 'file.py:Name'.",
+            code="config.missing_field",
+            field=f"{where}.name",
+        )
+    return find_plugin(name, base.registry(), base, f"{where}.name"), rest
 
 
 def _dataclass_in(hint: Any) -> type | None:
