@@ -13,9 +13,8 @@ import pytest
 from scipy import stats
 
 from silodp.crypto.lattice import scheme
-from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import add_flooding, draw_centered_binomial, draw_ternary, scale_noise
-from silodp.crypto.lattice.parameters import ERROR_ETA
+from silodp.crypto.lattice.parameters import ERROR_ETA, search_parameters
 from silodp.crypto.lattice.ring import FourierTransform, Ring
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.crypto.streams import derive_key

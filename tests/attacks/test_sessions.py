@@ -81,8 +81,8 @@ def test_a_silo_that_starts_again_verifies_again(verified):
     [
         ("roster", "silo1", r"the signature on the greeting of silo 'silo1' does not hold"),
         ("roster", "silo0", r"the signature on the greeting of silo 'silo0' does not hold"),
-        ("opening", "nonce", r"'silo0' was shown a greeting of its own that it never sent"),
-        ("opening", "ephemeral", r"'silo0' was shown a greeting of its own that it never sent"),
+        ("opening", "nonce", r"'silo0' was shown a greeting in its name that it never sent"),
+        ("opening", "ephemeral", r"'silo0' was shown a greeting in its name that it never sent"),
     ],
 )
 def test_a_changed_store_is_noticed_at_the_next_request(what, blob, says):

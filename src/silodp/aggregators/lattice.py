@@ -47,9 +47,8 @@ from silodp.aggregators.base import (
 )
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
-from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import scale_noise
-from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES

@@ -238,7 +238,7 @@ class _Server(MaskedServer):
         scaled = server.compute_scaled_sum(
             [answer.blobs["answer"] for answer in result.answers.values()], sealed
         )
-        total: np.ndarray = server.rounded(scaled) * self.aggregator.grid(self.spec).step
+        total: np.ndarray = server.round_sum(scaled) * self.aggregator.grid(self.spec).step
         return total
 
     def _party(self, context: ServerContext) -> PaillierServer:
