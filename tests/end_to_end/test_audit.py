@@ -12,7 +12,7 @@ import pytest
 from test_record_methods import DDP
 
 from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled, RevealedSample
-from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
+from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.config.builders import build_aggregator
@@ -258,7 +258,7 @@ def test_what_a_person_gets_is_what_her_records_cost(about_records: Path) -> Non
         assert ledger.subject is not None
         assert (ledger.subject.unit, ledger.subject.secret) == ("record", False)
         events = [charge.events["released"] for charge in ledger.history]
-    assert persons == [[k, epsilon_for_person(events, k, 1e-5, "pld")] for k in PERSONS_RECORDS]
+    assert persons == [[k, compute_person_epsilon(events, k, 1e-5, "pld")] for k in PERSONS_RECORDS]
 
 
 def _run(directory: Path) -> str:

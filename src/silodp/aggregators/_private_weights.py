@@ -196,4 +196,4 @@ def integer_rows(update: ClippedRowStream, grid: Quantizer, refused: list[int]) 
     """Yield an update's rows on the grid, chunk by chunk; add the rows that were not finite to `refused`."""
     for chunk in update.chunks:
         refused[0] += chunk.refused
-        yield chunk.owners.cpu().numpy(), grid.truncated(chunk)
+        yield chunk.owners.cpu().numpy(), grid.truncate(chunk)

@@ -18,8 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import compute_epsilon, default_accountant
-from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
+from silodp.accounting.accountant import choose_accountant, compute_epsilon
+from silodp.accounting.events import (
+    Event,
+    NonPrivate,
+    find_costliest_event,
+    remove_amplification,
+    to_discrete,
+)
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import box_blob
@@ -200,7 +206,7 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     silos = spec.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
     views = (aggregator.views(spec.method, silos, n)["server"] for n in range(spec.population.m, silos + 1))
-    event, spent = costliest_event([spec.method.dp_event(view) for view in views]), 0.0
+    event, spent = find_costliest_event([spec.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, NonPrivate):
         reach = 1 + math.sqrt(spec.sum_size) / _NOISE_STEPS
         release = to_discrete(event, _FEWEST_UNITS, spec.sum_size, reach)
@@ -209,8 +215,8 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
         most_in_a_round = 1 + silos - spec.population.m
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
-        charges = [(release, rounds), (without_amplification(release), further)]
-        spent = compute_epsilon(charges, delta, default_accountant([release]))
+        charges = [(release, rounds), (remove_amplification(release), further)]
+        spent = compute_epsilon(charges, delta, choose_accountant([release]))
     return search_parameters(
         dimension=spec.sum_size,
         users=spec.population.users,

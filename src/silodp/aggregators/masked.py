@@ -35,7 +35,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, fixed_point, ring_bits
+from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, choose_ring_bits, to_fixed_point
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Schema, Script
@@ -110,7 +110,7 @@ class Masked(MaskedAggregator):
         if spec.bounds is None:
             return WordGroup(spec.sum_size, 64), FIXED_POINT_STEP
         grid = Quantizer.for_(spec.bounds, self.units)
-        return WordGroup(spec.sum_size, ring_bits(spec.bounds, grid, spec.population.silos)), grid.step
+        return WordGroup(spec.sum_size, choose_ring_bits(spec.bounds, grid, spec.population.silos)), grid.step
 
     def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return grid, ring, and what travels."""
@@ -167,7 +167,7 @@ class _Silo(MaskedSilo):
         """Draw the noisy integers (d,) int64 of one release."""
         update, weights, noise = work(release)
         if isinstance(update, LocallyNoisedUpdate):
-            value, refused = fixed_point(update.value, self._spec.population.silos), update.refused
+            value, refused = to_fixed_point(update.value, self._spec.population.silos), update.refused
         else:  # the grid of all silos, although this one's share of noise may differ
             grid = Quantizer.for_(self._spec.bounds or update.bounds, self._aggregator.units)
             share = grid.release(update, weights, noise)

@@ -42,7 +42,7 @@ from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pa
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import draw_skellam
-from silodp.mechanisms.quantization import Quantizer, noise_variance
+from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest
 
@@ -119,7 +119,7 @@ class Paillier(PrivateWeighting):
             dimension=spec.sum_size,
             count_cap=self.count_cap,
             row_bound=grid.units,
-            noise_std=math.sqrt(noise_variance(bounds, grid)),
+            noise_std=math.sqrt(compute_noise_variance(bounds, grid)),
             key_bits=self.key_bits,
             insecure_for_tests=self.insecure_for_tests,
         )
@@ -295,7 +295,7 @@ class _Silo(PrivateWeightingSilo):
 
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
         p = self._aggregator.parameters(self._spec)
-        noise = draw_skellam(p.dimension, noise_variance(bounds, self.grid(bounds)), stream)
+        noise = draw_skellam(p.dimension, compute_noise_variance(bounds, self.grid(bounds)), stream)
         return {"noise": noise, "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)}
 
     def multiply(

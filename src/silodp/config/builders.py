@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from silodp.config.construct import build, fields_of, table_of
-from silodp.config.plugins import find_plugin
+from silodp.config.plugins import check_own_name, find_plugin
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 def build_method(name: str, fields: Mapping[str, Any], where: str) -> Method:
     """The method of this name with these fields, checked against its dataclass."""
-    maker = find_method_class(name, f"{where}.name" if where == "method" else "method")
-    method: Method = build(maker, fields, name, where)
+    from silodp.methods import METHODS
+
+    named = f"{where}.name" if where == "method" else "method"
+    method: Method = build(find_method_class(name, named), fields, name, where)
+    check_own_name(method, METHODS, named)
     return method
 
 
@@ -71,4 +74,5 @@ def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:
                 field=f"aggregation.{field}",
             )
     aggregator: Aggregator = build(maker, fields, name, "aggregation")
+    check_own_name(aggregator, AGGREGATORS, "aggregator")
     return aggregator

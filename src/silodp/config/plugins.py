@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +18,21 @@ from silodp.errors import SilodpError, describe_exception, first_line, lookup
 
 T = TypeVar("T")
 
+_RUNS_NO_CODE: ContextVar[bool] = ContextVar("runs_no_code", default=False)
+
+
+@contextmanager
+def refuse_plugins() -> Iterator[None]:
+    """Refuse every reference to code outside the package, also as a decorator: `@refuse_plugins()`.
+
+    A report is made of files that may come from elsewhere, so it must not run what they refer to.
+    """
+    token = _RUNS_NO_CODE.set(True)
+    try:
+        yield
+    finally:
+        _RUNS_NO_CODE.reset(token)
+
 
 def is_reference(name: str) -> bool:
     """Return whether a name refers to code outside the package."""
@@ -21,7 +40,7 @@ def is_reference(name: str) -> bool:
 
 
 def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: str) -> type[T]:
-    """Return the class of a method, an aggregator or an accountant.
+    """Return the class of a method, an aggregator, an accountant or a server optimizer.
 
     Args:
         name: a name in `registry`, or a reference to a subclass of `base`.
@@ -41,15 +60,42 @@ def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: st
             code="config.value",
             field=where,
         )
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if inspect.isabstract(found):
+        raise SilodpError(
+            f"{where} = '{name}' lacks {', '.join(missing)}, which {base.__name__} leaves to it: define them there.",
+            code="config.value",
+            field=where,
+        )
     return found
+
+
+def check_own_name(plugin: Any, registry: Mapping[str, type[Any]], where: str) -> None:
+    """Check that a plug-in does not bear the name of one of the package's: ledgers and reports name it.
+
+    Raises:
+        SilodpError: it does.
+    """
+    if registry.get(plugin.name, type(plugin)) is not type(plugin):
+        raise SilodpError(
+            f"{where}: {type(plugin).__name__}.name = '{plugin.name}' is taken by silodp's: give it another name.",
+            code="config.value",
+            field=where,
+        )
 
 
 def refer(reference: str, where: str) -> Any:
     """Return what "package.module:name" or "path/file.py:name" refers to; a leading "python:" is allowed.
 
     Raises:
-        SilodpError: the module cannot be imported, or has no such name.
+        SilodpError: the module cannot be imported, or has no such name, or no such code may be run here.
     """
+    if _RUNS_NO_CODE.get():
+        raise SilodpError(
+            f"it refers to '{reference}', and a report runs no code of others",
+            code="report.foreign_code",
+            field=where,
+        )
     place, _, name = reference.removeprefix("python:").rpartition(":")
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
@@ -73,16 +119,18 @@ def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     status = path.stat()
-    return _execute(path, status.st_mtime_ns, status.st_size)
+    return _execute(path.resolve(), status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=64)
 def _execute(path: Path, modified: int, size: int) -> Any:
     # Once for each version of a file: a class that is loaded twice would not be equal to itself.
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # The module's name is the file's alone, so that a file may be called as a module is that exists already.
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses look their own module up
+    sys.modules[name] = module  # dataclasses look their own module up
     spec.loader.exec_module(module)
     return module

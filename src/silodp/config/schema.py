@@ -343,6 +343,8 @@ class RunConfig(_Section):
         from silodp.methods import Population
 
         name, *settings = _SPEC_PART.findall(text)
+        if ".py:" in name:  # on a command line it is relative to where the command is given
+            name = str(Path.cwd() / Path(name).expanduser())
         maker = find_method_class(name, "methods")
         own_name, own = _named(self.method_section)
         inherited: TomlTable = {field: value for field, value in own.items() if field in fields_of(maker)}

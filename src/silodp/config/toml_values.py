@@ -232,6 +232,12 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
             result[name] = reference(result[name])
     if isinstance(values.get("method"), dict):
         result["method"] = _with_names(values["method"], reference)
+    if isinstance(values.get("methods"), dict):
+        given = values["methods"].items()
+        result["methods"] = {
+            reference(name): _with_names(table, reference) if isinstance(table, dict) else table
+            for name, table in given
+        }
     if isinstance(task, dict):
         task = result["task"] = {
             **task,

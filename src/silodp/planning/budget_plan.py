@@ -12,7 +12,7 @@ import numpy as np
 
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
-from silodp.accounting.events import Event, reason_not_private
+from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import View, format_rounded_up
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
 from silodp.config.construct import fields_of
@@ -178,7 +178,7 @@ def _curve(
 
         def at(q: float) -> Event:
             event = event_of(replace(plain, **{field: q}))
-            nothing = reason_not_private(event)
+            nothing = explain_not_private(event)
             if nothing is not None:
                 raise SilodpError(
                     f"there is no ε to draw against this adversary, because {nothing}.",

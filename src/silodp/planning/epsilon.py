@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from silodp.accounting import accountant as accounting
-from silodp.accounting.accountant import Accountant, EventCount, default_accountant, find_accountant
-from silodp.accounting.events import Event, costliest_event
-from silodp.accounting.events import reason_not_private as reason_of
-from silodp.accounting.group_privacy import PERSONS_RECORDS, event_for_person
+from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
+from silodp.accounting.events import Event, find_costliest_event
+from silodp.accounting.events import explain_not_private as reason_of
+from silodp.accounting.group_privacy import PERSONS_RECORDS, scale_to_person
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.builders import build_aggregator, find_method_class
@@ -136,10 +136,10 @@ def compute_epsilon(
 
     def costliest_in(round_: int) -> Event:
         answering = range(spec.min_silos, len(names) + 1)
-        return costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
+        return find_costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
 
     charged = count_events(event_in, rounds) or [(event_in(0), 0)]
-    chosen = wanted or default_accountant(event for event, _ in charged)
+    chosen = wanted or choose_accountant(event for event, _ in charged)
     delta_of_noise = spec.noise_delta
     found = compute_cost(charged, delta_of_noise, chosen)
     any_dropouts = None
@@ -147,7 +147,7 @@ def compute_epsilon(
         any_dropouts = compute_cost(count_events(costliest_in, rounds), delta_of_noise, chosen).epsilon
 
     def for_(records: int) -> Cost:
-        own = [(event_for_person(event, records), count) for event, count in charged]
+        own = [(scale_to_person(event, records), count) for event, count in charged]
         return compute_cost(own, delta_of_noise, chosen)
 
     def claimed_by(method: Method) -> Cost:

@@ -27,7 +27,7 @@ from silodp.accounting.accountant import (
     compute_membership_attack,
 )
 from silodp.accounting.events import Event
-from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
+from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.accounting.steps import flatten_per_unit
@@ -240,7 +240,7 @@ def _about_persons(said: Guarantee, ledger: Ledger) -> str | None:
         if claimed is None:
             continue
         events = [charge.events[said.adversary] for charge in ledger.history]
-        spent = epsilon_for_person(events, records, ledger.delta, ledger.accountant)
+        spent = compute_person_epsilon(events, records, ledger.delta, ledger.accountant)
         if spent is None or not claimed >= spent * (1 - _LAST_DIGITS):
             cost = "promise nothing" if spent is None else f"cost {spent:.6g}"
             return f"ε = {claimed:.6g} for a person with {records} records, and for her the ledger's rounds {cost}"

@@ -18,7 +18,7 @@ from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.aggregators import AggregatorRecord, ModelSpec, RunSpec
-from silodp.config.plugins import is_reference
+from silodp.config.plugins import refuse_plugins
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
@@ -85,6 +85,7 @@ class Rederived:
         return None
 
 
+@refuse_plugins()
 def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, ledger: Ledger) -> Rederived:
     """Derive the guarantees of a run again.
 
@@ -116,6 +117,11 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
         wrong = _other_cost(spec, ledger)
         if wrong is not None:
             raise _contradicted(path, wrong)
+        if ledger.accountant.name not in ACCOUNTANTS:
+            name = ledger.accountant.name
+            return Rederived(
+                {}, (f"{_ALL} (they need the accountant '{name}', which is not part of silodp)",)
+            )
         store, unchecked = _read_participation(directory, spec, ledger)
     except OSError as error:
         return Rederived({}, (f"{_ALL} ({error.strerror})",))
@@ -132,14 +138,6 @@ def _contradicted(path: Path, how: str) -> SilodpError:
 def _load_config(path: Path) -> RunConfig:
     """Load a run's config.toml without `aggregation.device`, which earlier versions had and no result depends on."""
     values = read_toml(path)
-    named = [values.get("aggregator"), values.get("accountant"), dict(values.get("method") or {}).get("name")]
-    named.append(dict(values.get("data") or {}).get("source"))
-    other = next((name for name in named if isinstance(name, str) and is_reference(name)), None)
-    if other is not None:
-        # A run directory may come from elsewhere: reading it must not run what it refers to.
-        raise SilodpError(
-            f"it refers to '{other}', and a report runs no code of others", code="report.foreign_code"
-        )
     if isinstance(values.get("aggregation"), dict):
         values["aggregation"].pop("device", None)
     return parse_config({"name": path.stem, **values}, path.parent)

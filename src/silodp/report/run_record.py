@@ -18,6 +18,7 @@ from silodp.accounting.guarantee import ADVERSARIES, Adversary, Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import AggregatorRecord
 from silodp.config.builders import build_aggregator
+from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file
 from silodp.report import plots
 from silodp.report.audit import AuditResult, audit_run
@@ -46,6 +47,7 @@ class RunRecord:
     written: datetime
 
 
+@refuse_plugins()
 def read_run(directory: Path) -> RunRecord:
     """The files of a finished run, its guarantees compared with its ledger.
 

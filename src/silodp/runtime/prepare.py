@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.accountant import (
     Accountant,
+    choose_accountant,
     compute_epsilon,
-    default_accountant,
     find_accountant,
     supports_all,
 )
@@ -105,11 +105,11 @@ def prepare_run(
             code="argument.conflict",
             field="rounds",
         )
-    by = default_accountant(cost.values()) if accountant is None else find_accountant(accountant)
+    by = choose_accountant(cost.values()) if accountant is None else find_accountant(accountant)
     if not supports_all(by, cost.values()):
         raise SilodpError(
             f"accountant = '{by.name}' has no rule for a release of '{method.name}' under '{aggregator.name}' (integer "
-            f"noise, for 'pld'): choose '{default_accountant(cost.values()).name}', or leave it out.",
+            f"noise, for 'pld'): choose '{choose_accountant(cost.values()).name}', or leave it out.",
             code="accounting.unsupported",
             field="accountant",
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, find_accountant
-from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, two_stage_curve
+from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, compute_two_stage_curve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
@@ -244,7 +244,7 @@ class TwoStageSampling(Method):
     def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
         """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
         run = (self.noise_multiplier, self.local_steps, self.client_sampling, rounds, self.delta)
-        return two_stage_curve(*run, accountant, points=points, least=least)
+        return compute_two_stage_curve(*run, accountant, points=points, least=least)
 
     def budget_report(
         self,

@@ -7,7 +7,8 @@ the same gradients, has spent the same, and is in or out alike. The two next sum
 record is out, and are noisy by σC: given what was seen before, the step's privacy loss is that of a Gaussian release of
 μ² = ‖g‖²/(σC)², which is known before the step. The record is left out of the first step that would bring
 Σ‖g‖²/(2σ²C²) above its R, and of all steps after, so the whole run costs it no more than one Gaussian release of
-μ² = 2R, however many steps are run (docs/privacy.md, section 9). `filter_budget` solves that release for R exactly.
+μ² = 2R, however many steps are run (docs/privacy.md, section 9). `compute_filter_budget` solves
+that release for R exactly.
 This needs Gaussian noise, drawn here in the silo whatever the aggregator, and batches of all records: with sampled
 batches, or with integer noise, a step's loss is not Gaussian.
 
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
-from silodp.accounting.budget_curve import filter_budget
+from silodp.accounting.budget_curve import compute_filter_budget
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
@@ -256,4 +257,4 @@ class _Filter:
 
 @lru_cache(maxsize=256)
 def _limits(budgets: bytes, delta: float) -> np.ndarray:
-    return filter_budget(np.frombuffer(budgets), delta)
+    return compute_filter_budget(np.frombuffer(budgets), delta)
