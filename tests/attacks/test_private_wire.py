@@ -117,7 +117,8 @@ def test_a_silo_that_does_not_cap_its_counts_sends_nothing(monkeypatch):
 def test_a_silo_with_another_cap_does_not_take_part(name, monkeypatch):
     def other(data, task, spec, *more):
         cap = 2 if data.name == "silo1" else spec.aggregator.count_cap
-        return Silo(data, task, replace(spec, aggregator=replace(spec.aggregator, count_cap=cap)), *more)
+        aggregator = replace(spec.aggregator, count_cap=cap)
+        return Silo(data, task, replace(spec, aggregator=aggregator), *more)
 
     monkeypatch.setattr("silodp.runtime.simulation.Silo", other)
     with pytest.raises(SilodpError, match=r"the transcript of silo 'silo1'.*does not hold"):
