@@ -15,7 +15,7 @@ from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled
 from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
 from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
-from silodp.config.builders import build_aggregator
+from silodp.config.build import build_aggregator
 from silodp.errors import SilodpError
 from silodp.report.audit import LEDGER, audit_run
 from silodp.report.page import write_report
