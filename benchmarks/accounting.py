@@ -30,7 +30,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def _row(name: str, event: Event, count: int, accountant: str) -> dict[str, Any]:
-    for cache in (pld._epsilon, pld.of_step, rdp._epsilon, rdp.of_step, rdp._sampled_gaussian):
+    for cache in (pld._epsilon, pld.compute_losses, rdp._epsilon, rdp.compute_rdp, rdp._sampled_gaussian):
         cache.cache_clear()
     begun = time.perf_counter()
     found = compute_epsilon([(event, count)], DELTA, accountant)
@@ -43,7 +43,7 @@ def _row(name: str, event: Event, count: int, accountant: str) -> dict[str, Any]
         "seconds": round(first - begun, 4),
         "seconds_next_round": round(then - first, 4),
         "epsilon": round(found, 4),
-        "grid": pld.grid_for(event, count) if accountant == "pld" else None,
+        "grid": pld.choose_event_grid(event, count) if accountant == "pld" else None,
     }
 
 

@@ -19,7 +19,7 @@ from silodp.crypto.keys import HandshakeState, Identity
 from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks
 from silodp.mechanisms.clipping import ClippedRowStream, clip_rows, sum_rows
 from silodp.mechanisms.noise import Randomness
-from silodp.mechanisms.quantization import Quantizer, ring_bits
+from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
 from silodp.methods import Ddp, LocalContext, Population
 from silodp.training import Task, cross_entropy, record_gradients
 from silodp.training.models import cnn_fashion
@@ -53,7 +53,7 @@ def measure() -> list[dict[str, Any]]:
     method = Ddp(0.5, 1.0, STEPS, BATCH / RECORDS, BATCH, 0.1)
     bounds = method.bounds(population)
     grid = Quantizer.for_(bounds)
-    ring, met = WordGroup(task.size, ring_bits(bounds, grid, CLIENTS)), _session()
+    ring, met = WordGroup(task.size, choose_ring_bits(bounds, grid, CLIENTS)), _session()
     attempt = RoundAttempt(0, 0, 0, met["names"], "benchmark")
     kept = [(rows.clone(), part) for part, rows in record_gradients(task, params, x[:BATCH], y[:BATCH])]
     weights = torch.ones(1, dtype=torch.float64)

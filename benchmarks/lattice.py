@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import scale_noise
-from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 
 CASES: dict[str, dict[str, Any]] = {

@@ -79,7 +79,7 @@ def measure(name: str, textbook: dict[str, float]) -> dict[str, Any]:
         scaled = server.compute_scaled_sum(answers)
 
     weighted = (counts[:, :, None] / (counts.sum(0) + 1)[None, :, None] * rows).sum((0, 1)) + noise.sum(0)
-    if np.abs(server.rounded(scaled) - weighted).max() > (silos + 1) / 2 + 1e-3:
+    if np.abs(server.round_sum(scaled) - weighted).max() > (silos + 1) / 2 + 1e-3:
         raise RuntimeError("the protocol's sum is not the plain one")
     by_textbook = silos * users * dimension * textbook["exponentiation"]
     ours = sum(seconds[phase] for phase in ("blanks", "request", "answers", "decryption"))

@@ -87,7 +87,7 @@ def measure() -> list[dict[str, Any]]:
 
 def _truncate(grid: Quantizer, vectors: np.ndarray) -> None:
     rows = clip_rows(torch.arange(len(vectors)), torch.from_numpy(vectors), grid.clip)
-    grid.truncated(rows, torch.full((len(vectors),), 0.2, dtype=torch.float64))
+    grid.truncate(rows, torch.full((len(vectors),), 0.2, dtype=torch.float64))
 
 
 if __name__ == "__main__":

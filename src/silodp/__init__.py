@@ -6,10 +6,9 @@ result.guarantees["released"].epsilon
 
 from __future__ import annotations
 
-import importlib
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from silodp._lazy import export_lazily
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
     from silodp.training.sgd.local import LocalTraining
     from silodp.training.task import Task
 
-try:
-    __version__ = version("silodp")
-except PackageNotFoundError:  # run from a checkout that is not installed
-    __version__ = "0.0.0"
+    __version__: str
 
 __all__ = [
     "Accountant",
@@ -51,24 +47,33 @@ _HOMES = {
     "Accountant": "silodp.accounting.accountant",
     "Budget": "silodp.accounting.ledger",
     "Federation": "silodp.data.federation",
-    "LocalTraining": "silodp.training.sgd.local",
+    "LocalTraining": "silodp.training.sgd",
     "Loss": "silodp.training.losses",
     "Result": "silodp.runtime.train",
     "Schema": "silodp.data.tables.schema",
     "SiloData": "silodp.data.silo_data",
     "Task": "silodp.training.task",
     "average_models": "silodp.methods.model_averaging",
+    "data": "silodp.data",
+    "methods": "silodp.methods",
     "train": "silodp.runtime.train",
 }
 
 
+_exported = export_lazily(__name__, _HOMES)
+
+
 def __getattr__(name: str) -> Any:
-    # torch and pandas take seconds to import: `silodp --help` should not wait for them.
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("data", "methods"):
-        return importlib.import_module(f"silodp.{name}")
-    raise AttributeError(f"module 'silodp' has no attribute '{name}'")
+    return _version() if name == "__version__" else _exported(name)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("silodp")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0.0.0"
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,9 @@
-"""Attacks of a curious server (docs/protocols.md, section 4): each succeeds on the paper's protocol and fails on ours.
+"""Attacks of a curious server on Protocol 1 of the ULDP-FL paper, and on the `paillier` aggregator.
 
-Where one defense alone stops an attack, the attack also succeeds on ours without that defense.
+Attacked are the inputs of single silos to an encrypted sum: record counts per person, rows, the signs of parameters,
+and who takes part in a round. Each attack succeeds on the protocol as printed and fails on ours. Where one defense
+alone stops an attack, the attack also succeeds on ours without that defense: the server would read which person has
+records in which silo, and could tell a guess at their row from a wrong one. See docs/protocols.md, section 4.
 """
 
 import math
@@ -155,7 +158,7 @@ def test_d_counts_beyond_the_cap():
     with pytest.raises(SilodpError, match="raise count_cap or drop records"):
         Parties(counts, dimension=3, count_cap=5)
     within = Parties(counts, dimension=3, count_cap=6, noise_std=0.0, dummy=False)
-    sums = within.server.rounded(within.run(rows, np.zeros((2, 3), np.int64)))
+    sums = within.server.round_sum(within.run(rows, np.zeros((2, 3), np.int64)))
     assert max(abs(sums - (6 * rows[0, 0] + 5 * rows[1, 0]) / 11)) <= 1.5
 
 
@@ -167,7 +170,7 @@ def test_d_an_absent_user_stops_the_paper_and_shows_to_its_server():
         protocol.encrypt_inverses()
     parties = Parties(counts, dimension=2)
     rows = np.zeros((2, 2, 2), np.int64)
-    assert max(abs(parties.server.rounded(parties.run(rows, rows[:, 0])))) <= 1.5
+    assert max(abs(parties.server.round_sum(parties.run(rows, rows[:, 0])))) <= 1.5
 
 
 def small_ratio(x: int, y: int, n: int, largest: int = 60) -> tuple[int, int] | None:

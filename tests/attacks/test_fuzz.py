@@ -1,4 +1,9 @@
-"""Parsing: whatever a party is sent, it answers or refuses with a code; 1,000 mutants for each party."""
+"""Fuzzing: every party is sent 1,000 mutants of real messages, and answers or refuses each with a code.
+
+Attacked are the parsers of the silos and of the server, by anyone who can reach the wire and even sign. Without
+complete validation a malformed message would end a party with a traceback, keep it busy, or leave it in a state in
+which it answers what it should refuse.
+"""
 
 from __future__ import annotations
 

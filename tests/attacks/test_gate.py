@@ -1,7 +1,8 @@
-"""What a server that signs whatever it likes gets out of a silo: nothing beyond what the run's constants allow.
+"""Attacks of a server that signs whatever it likes on the gate of a silo.
 
-Each attack here read record counts, took noise away, or drew releases that nobody charged, before silos had a gate
-(S1 to S6, S11 and S13 of the review of version 0.1). They are run against real silos.
+Attacked are record counts, the noise of a silo, and its audit ledger. Before silos had a gate, each attack here read
+counts, removed noise, or obtained releases that nobody charged (S1 to S6, S11 and S13 of the review of version 0.1).
+They run against real silos: a silo gives out nothing beyond what the constants of the run allow.
 """
 
 from __future__ import annotations

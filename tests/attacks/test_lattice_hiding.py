@@ -1,4 +1,9 @@
-"""What a lattice party draws, and that the sum is all that the server's key opens."""
+"""What the randomness of the `lattice` aggregator must hide, tested as distributions.
+
+Attacked are the ciphertexts, by a server that holds the decryption key and by anyone who compares several of them. If
+secrets, errors or flooding had another distribution, or were used twice, decryption errors and differences of
+ciphertexts would tell parts of single silos or of the server's weights; only the sum may be opened.
+"""
 
 import math
 import secrets
@@ -8,9 +13,8 @@ import pytest
 from scipy import stats
 
 from silodp.crypto.lattice import scheme
-from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import add_flooding, draw_centered_binomial, draw_ternary, scale_noise
-from silodp.crypto.lattice.parameters import ERROR_ETA
+from silodp.crypto.lattice.parameters import ERROR_ETA, search_parameters
 from silodp.crypto.lattice.ring import FourierTransform, Ring
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.crypto.streams import derive_key

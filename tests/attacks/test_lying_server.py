@@ -1,6 +1,8 @@
-"""A server that lies while silos meet, and signs its lies; and messages that are played back or altered.
+"""Attacks of a server that lies while silos agree on keys and signs its lies, and of a wire that replays messages.
 
-Each ends in one sentence that names a silo, and the run goes on afterwards as if nothing had been.
+Attacked is the agreement on who takes part. Without signed rosters and confirmations a server could give each silo
+another list of members, add parties that it controls until the masks of one silo are all known to it, or have an old
+answer counted again. Each attack ends in one error that names a silo, and the run continues unchanged.
 """
 
 from dataclasses import replace

@@ -1,6 +1,8 @@
-"""`lattice` against parties that do not follow the protocol: what is repaired, and what is not.
+"""Attacks on `lattice` by parties that do not follow the protocol: which are prevented, and which is not.
 
-See docs/protocols.md, section 6.
+Attacked are the weights of single persons. With one key for all attempts, a malicious silo could have the server
+decrypt an earlier attempt; this is prevented. A malicious server that encrypts weights of its choice can still read
+one person with less noise than planned; the test measures this known limit (docs/protocols.md, section 6).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Paillier modulus whose owner can single out a person: n with a prime p that divides q − 1.
 
 Then gcd(n, φ(n)) is not 1: raising to the power n is not a permutation, so a "fresh" ciphertext of zero is not uniform,
-and ciphertexts of no plaintext exist. The owner of such a key read a chosen person's row in each silo's answer almost
-free of noise. The silos ask for a proof that the key has no such factors.
+and ciphertexts of no plaintext exist. Without the proof that silos ask for, the owner of such a key would read the row
+of a chosen person in the answer of each silo almost free of noise.
 """
 
 from __future__ import annotations

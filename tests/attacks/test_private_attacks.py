@@ -1,4 +1,9 @@
-"""What a server that lies, and signs its lies, asks of silos under private weighting: they refuse in one sentence."""
+"""Attacks of a server that lies, and signs its lies, on private weighting.
+
+Attacked are the record counts N[u] and the shares of the weights. Each attack asks a silo for the same thing twice: a
+transfer, a table, a blinding, an encryption or a mask. Without the refusals, two answers under one secret differ by
+what the secret hides, and the server would learn counts per person or rows without noise.
+"""
 
 from dataclasses import replace
 

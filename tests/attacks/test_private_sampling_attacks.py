@@ -1,4 +1,9 @@
-"""Sampling that nobody knows: what a server that lies, a silo 0 that lies, and processes that die can do to it."""
+"""Attacks on sampling that nobody knows: a server that lies, a silo 0 that lies, and processes that die.
+
+Attacked is the secret sample, on which the amplified ε against server and silos depends. A second draw in a round, a
+second table or a replayed box would tell who is sampled; the guarantee would then be that of a known sample. Each
+attack is refused by name or repeats what was already drawn, and nothing is charged twice.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,9 @@
-"""What each party gets to see under private weighting: uniform words, and neither counts nor who was sampled."""
+"""What each party sees under private weighting: uniform words, and neither counts nor the sample.
+
+The attacker is honest but curious: it keeps every message it receives, including late answers, and decrypts what its
+key opens. Without masks on counts, fresh shares in each round and private transfers, the distribution of these messages
+would depend on the records of one silo, or on who is sampled.
+"""
 
 import json
 from dataclasses import replace

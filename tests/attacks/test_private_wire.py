@@ -1,5 +1,9 @@
-"""What a wire, or a silo, can do to private weighting: each ends in one sentence that names a party, and the run goes
-on afterwards as if nothing had been."""
+"""Attacks of the wire, or of a silo with other constants, on private weighting.
+
+Attacked is the set-up: counts, caps, and the secrets that blind them. Without signatures, length checks and agreement
+on the cap, altered messages would change the weights of persons, so that one person counts more than the noise covers,
+or would repeat masks over changed counts. Each attack ends in one error that names a party, and the run continues.
+"""
 
 from dataclasses import replace
 from functools import cache

@@ -1,4 +1,9 @@
-"""A silo verifies a session once, and again as soon as anything is not what it was."""
+"""A silo verifies a session once, and again as soon as anything is not what it was.
+
+Attacked is the memory of verified sessions, which saves signature checks in every round. If it outlived a change of the
+store, of a pinned key or of the session, a server could replace the keys of other silos after the first round and open
+the masks of a silo.
+"""
 
 from dataclasses import replace
 
@@ -76,8 +81,8 @@ def test_a_silo_that_starts_again_verifies_again(verified):
     [
         ("roster", "silo1", r"the signature on the greeting of silo 'silo1' does not hold"),
         ("roster", "silo0", r"the signature on the greeting of silo 'silo0' does not hold"),
-        ("opening", "nonce", r"'silo0' was shown a greeting of its own that it never sent"),
-        ("opening", "ephemeral", r"'silo0' was shown a greeting of its own that it never sent"),
+        ("opening", "nonce", r"'silo0' was shown a greeting in its name that it never sent"),
+        ("opening", "ephemeral", r"'silo0' was shown a greeting in its name that it never sent"),
     ],
 )
 def test_a_changed_store_is_noticed_at_the_next_request(what, blob, says):

@@ -1,4 +1,9 @@
-"""Transfers between the server and silo 0 under private weighting: one failed check ends them."""
+"""Attacks of the server on the oblivious transfers with silo 0: one failed check ends them.
+
+Attacked is the secret vector of the party that offers tables, on which all transfers of a session rest. Every refusal,
+and every acceptance, of an altered column tells one bit of it; without the end after the first failed check, the party
+that asks would learn all of it and read every entry of the tables, and so the count N[u] of every person.
+"""
 
 from dataclasses import replace
 
@@ -29,14 +34,14 @@ class Parties:
 
     def __init__(self) -> None:
         federation = small_federation(silos=3)
-        self.setting = replace(setting(METHOD), run="run")
         self.aggregator = Lattice(count_cap=50)
+        self.setting = replace(setting(METHOD), run="run", aggregator=self.aggregator)
         self.sent: list[Message] = []
         identities = {name: Identity.fresh(name) for name in self.setting.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.silos = {
             data.name: Silo(
-                data, logistic_task(), self.aggregator, self.setting, Randomness.secret(), MemoryStore(),
+                data, logistic_task(), self.setting, Randomness.secret(), MemoryStore(),
                 identities[data.name], pins,
             )
             for data in federation.silos

@@ -1,5 +1,9 @@
-"""What the wire, or the server, can do to a run under secure aggregation: each ends in one sentence that names a party,
-and the run goes on afterwards as if nothing had been."""
+"""Attacks of the wire, or of the server, on a run under secure aggregation.
+
+Attacked are the masks: of any two sums that contain the same noisy values, the difference is the part of one silo. The
+attacks flip bits, replay answers, repeat attempts and rounds, and change rosters or models. Without the refusals, the
+server would read updates of single silos. Each attack ends in one error that names a party, and the run continues.
+"""
 
 from dataclasses import replace
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from silodp.accounting import accountant as accounting
-from silodp.accounting.accountant import default_accountant
+from silodp.accounting.accountant import choose_accountant
 from silodp.aggregators import AGGREGATORS, Masked, Plain
 from silodp.cli.compare import compare_methods
 from silodp.config.public_spec import ASSUMED_USERS, build_public_spec
@@ -229,7 +229,7 @@ def _view(config: RunConfig) -> tuple[Any, Any]:
 def test_no_promise_needs_no_accountant_of_integers() -> None:
     config = made(aggregator="masked", method={**METHOD, "noise_multiplier": 0.0})
     found = planned(config)
-    assert found["accountant"] == default_accountant([]).name == "pld"
+    assert found["accountant"] == choose_accountant([]).name == "pld"
     assert not found["adversaries"]["released"]["private"]
 
 

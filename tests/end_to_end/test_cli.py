@@ -171,7 +171,7 @@ def test_plan_needs_no_data_and_finds_what_meets_a_target(silodp: Silodp, config
 
 
 def test_plan_says_what_cannot_be_met(silodp: Silodp, config: Path) -> None:
-    assert_sentence(silodp("plan", config, "--target-epsilon", 0), "target epsilon")
+    assert_sentence(silodp("plan", config, "--target-epsilon", 0), code="argument.value")
     disclosed = ("--set", "method.weighting=records", "--set", "budget={epsilon=1, adversary='server'}")
     assert_sentence(silodp("plan", config, *disclosed, "--target-epsilon", 1), "counts disclosed")
     assert silodp("plan", config, *disclosed, "--json").json["budget"]["rounds"] == 0

@@ -55,7 +55,7 @@ def test_training_without_privacy_is_added(compared: tuple[Path, dict[str, Any],
     assert [method["label"] for method in result["methods"]] == [*TEXT.split(","), "default"]
     assert result["runs"] == 6
     assert len(said) == 6
-    assert "6 runs on the same people: each adds its own ε" in result["note"]
+    assert "6 runs on the same persons: each adds its ε" in result["note"]
     assert "2 runs each, 3 rounds" in (compared[0] / "compare.html").read_text()
     assert of(result, "default")["epsilon"] == {"released": None, "server": None, "silo": None}
 
@@ -98,7 +98,7 @@ def test_what_is_written(compared: tuple[Path, dict[str, Any], list[str]]) -> No
     assert page.count("<svg") == 2 * len(result["quantities"]) + 1
     assert "http" not in page
     assert "<script" not in page
-    assert page.index("runs on the same people") < page.index("<svg")
+    assert page.index("runs on the same persons") < page.index("<svg")
     assert len(list((out / "plots").glob("*.svg"))) == page.count("<svg")
 
 
@@ -308,7 +308,9 @@ def test_what_nobody_tuned_is_named_so_and_drawn_as_no_level(tmp_path: Path) -> 
     assert not is_level(default | {"has_own_settings": True, "warning": "below"})
     assert "| default (no noise, not tuned) |" in (tmp_path / "compare.md").read_text()
     page = (tmp_path / "compare.html").read_text()
-    assert "Not drawn, as it does not show what is possible: default (no noise, not tuned)." in page
+    assert (
+        "Not drawn, because it does not show the level without noise: default (no noise, not tuned)." in page
+    )
 
 
 def test_a_level_is_drawn_only_where_it_is_one() -> None:

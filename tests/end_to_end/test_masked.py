@@ -17,7 +17,7 @@ from silodp.aggregators.masked import Masked
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import clip_rows
-from silodp.mechanisms.quantization import Quantizer, noise_variance
+from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
 from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.runtime.server import Server
 from silodp.runtime.train import train
@@ -141,9 +141,9 @@ def test_integers_of_n_silos_move_by_no_more_than_is_charged(n):
     clipped = clip_rows(
         torch.zeros(1, dtype=torch.int64), torch.tensor([[9.0, 0, 0, 0, 0]]), known.bounds.clip
     )
-    moved = n * np.linalg.norm(grid.truncated(clipped, torch.tensor([1 / 10], dtype=torch.float64)))
+    moved = n * np.linalg.norm(grid.truncate(clipped, torch.tensor([1 / 10], dtype=torch.float64)))
     assert moved > n * (grid.units // 10 - 1)
-    noise = math.sqrt(n * noise_variance(known.bounds, grid))
+    noise = math.sqrt(n * compute_noise_variance(known.bounds, grid))
     assert event.noise_multiplier <= noise / moved
     assert event.noise_multiplier == pytest.approx(noise / moved, rel=1e-3)
     assert event.units == grid.units * n // 10

@@ -18,7 +18,7 @@ from silodp.accounting.events import (
     PoissonSampled,
     RevealedSample,
     SampledReplacement,
-    without_amplification,
+    remove_amplification,
 )
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.paillier import Paillier
@@ -170,7 +170,7 @@ def test_the_charge_of_two_releases_covers_what_they_show_and_two_samples_would_
     """Two looks at one sample are one look at half the variance: the truth to hold the ledger to."""
     once, twice = (PoissonSampled(rate, Gaussian(sigma / root)) for root in (1, np.sqrt(2)))
     truth = compute_epsilon([(twice, 1)], 1e-8, "pld")
-    assert compute_epsilon([(once, 1), (without_amplification(once), 1)], 1e-8, "pld") >= truth
+    assert compute_epsilon([(once, 1), (remove_amplification(once), 1)], 1e-8, "pld") >= truth
     assert compute_epsilon([(once, 2)], 1e-8, "pld") < truth
 
 
@@ -181,7 +181,7 @@ def test_flooding_is_weighed_against_releases_that_lost_a_silo_too():
     known = setting(method, silos=4, shares_for=3)
     event = private.event(known, private.views(method, 4, survivors=3)["server"])
     delta = known.delta * private.delta_share
-    worst = compute_epsilon([(event, 10), (without_amplification(event), 10)], delta, "rdp")
+    worst = compute_epsilon([(event, 10), (remove_amplification(event), 10)], delta, "rdp")
     assert private.parameters(known).epsilon >= worst > 2 * compute_epsilon([(event, 20)], delta, "rdp")
 
 

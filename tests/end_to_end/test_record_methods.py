@@ -326,7 +326,7 @@ def test_the_picture_and_the_text_tell_the_same_epsilon(
         drawn.extend(curves)
         return plot_epsilon_by_sampling(curves, *rest)
 
-    monkeypatch.setattr("silodp.planning.budget_plan.plot_epsilon_by_sampling", kept)
+    monkeypatch.setattr("silodp.report.plots.plot_epsilon_by_sampling", kept)
     assert silodp("plan", personal, "--set", f"accountant={accountant}", "--plot", "q.svg").status == 0
     (curve,) = (curve for curve in drawn if curve.label == "σ = 5")
     assert curve.sampling[-1] == 1

@@ -38,9 +38,9 @@ class Trimmed(Plain):
 
     name = "trimmed"
 
-    def check(self, setting: RunSpec) -> None:
+    def check(self, spec: RunSpec) -> None:
         """Refuse to leave out all shares."""
-        silos = setting.population.silos
+        silos = spec.population.silos
         check_whole("trim", self.trim, least=0)
         if 2 * self.trim >= silos:
             raise SilodpError(
@@ -54,12 +54,12 @@ class Trimmed(Plain):
         views = super().views(method, silos, survivors)
         return {name: replace(view, sees_shares=True) for name, view in views.items()}
 
-    def event(self, setting: RunSpec, view: View) -> Event:
+    def event(self, spec: RunSpec, view: View) -> Event:
         """Return what it costs that every share is seen; a silo, which knows its noise, sees no more than the server.
 
         That holds for weights that do not depend on records; for others `plain` promises nothing against silos.
         """
-        return super().event(setting, replace(view, adversary="server"))
+        return super().event(spec, replace(view, adversary="server"))
 
     @property
     def visibility(self) -> tuple[Visibility, ...]:
@@ -68,14 +68,14 @@ class Trimmed(Plain):
         return (server, replace(silo, not_seen="other silos' records and separate counts"),
                 replace(recipient, not_seen="who was sampled in a round; record counts"))  # fmt: skip
 
-    def describe(self, setting: RunSpec) -> dict[str, Any]:
+    def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return how many shares count."""
-        kept = setting.population.silos - 2 * self.trim
-        return {"shares that count in a coordinate": kept, **super().describe(setting)}
+        kept = spec.population.silos - 2 * self.trim
+        return {"shares that count in a coordinate": kept, **super().describe(spec)}
 
-    def server(self, setting: RunSpec) -> ServerAggregator:
+    def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that trims."""
-        return TrimmedServer(setting, self.trim)
+        return TrimmedServer(spec, self.trim)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.mechanisms.noise import draw_skellam
-from silodp.mechanisms.quantization import Quantizer, fixed_point
+from silodp.mechanisms.quantization import Quantizer, to_fixed_point
 from silodp.runtime.server import Server
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script, is_roster, is_whole
@@ -65,7 +65,7 @@ class _Silo:
         update, weights, noise = work(0)
         if isinstance(update, LocallyNoisedUpdate):
             return request.answer(
-                integers=fixed_point(update.value, self.setting.population.silos)
+                integers=to_fixed_point(update.value, self.setting.population.silos)
             ), update.refused
         share = Quantizer.for_(self.setting.bounds, self.aggregator.units).release(update, weights, noise)
         return request.answer(integers=share.value), share.refused
@@ -194,7 +194,7 @@ class _WeightedSilo:
         refused = 0
         for chunk in update.chunks:
             refused += chunk.refused
-            for u, row in zip(chunk.owners.tolist(), grid.truncated(chunk), strict=True):
+            for u, row in zip(chunk.owners.tolist(), grid.truncate(chunk), strict=True):
                 total += v[u] * int(self.counts[u]) * row.astype(object)
         answer = Message(request.kind, request.run, request.round, request.attempt)
         answer.fields["integers"] = [str(x) for x in total]

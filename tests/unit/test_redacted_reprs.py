@@ -30,8 +30,8 @@ from silodp.aggregators._weight_shares import ServerShares
 from silodp.aggregators.attempts import ServerAttempts, SiloAttempts
 from silodp.aggregators.base import SiloContext
 from silodp.crypto.keys import HandshakeState, Identity, Session
-from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice._plaintexts import Plaintexts
+from silodp.crypto.lattice.parameters import search_parameters
 from silodp.crypto.lattice.scheme import LatticeServer
 from silodp.crypto.lookup import Lookup
 from silodp.crypto.oblivious_transfer import BaseTransfers, TransferReceiver, TransferSender
@@ -269,7 +269,10 @@ def paillier_server():
 @case
 def paillier_silo():
     key = PaillierServer(PAILLIER).public_key()
-    return (held := PaillierSilo(PAILLIER, 0, COUNTS, key, KEY, SESSION)), [held._r[3], Numbers(COUNTS)]
+    return (held := PaillierSilo(PAILLIER, 0, COUNTS, key, KEY, SESSION)), [
+        held._blinding[3],
+        Numbers(COUNTS),
+    ]
 
 
 LATTICE = search_parameters(

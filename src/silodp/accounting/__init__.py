@@ -16,9 +16,9 @@ from silodp.accounting.accountant import (
     Composition,
     EventCount,
     WorstOfUnits,
+    choose_accountant,
     compute_delta,
     compute_epsilon,
-    default_accountant,
     find_accountant,
 )
 from silodp.accounting.steps import Steps, flatten_event, flatten_per_unit
@@ -30,9 +30,9 @@ __all__ = [
     "EventCount",
     "Steps",
     "WorstOfUnits",
+    "choose_accountant",
     "compute_delta",
     "compute_epsilon",
-    "default_accountant",
     "find_accountant",
     "flatten_event",
     "flatten_per_unit",

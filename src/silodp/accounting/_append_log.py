@@ -1,9 +1,8 @@
 """A file of JSON lines that only grows, each on disk before `append` returns.
 
-A line carries a hash of itself and of the line before it, so that no line can be changed, moved or taken out
-of the middle unseen. A line cut short by a crash was not on disk when `append` should have returned; opening
-the file drops it. Any other damage is refused. No file can show by itself that whole lines are missing at its
-end.
+A line carries a hash of itself and of the line before it, so that a line that was changed, moved or removed from the
+middle is noticed. A line cut short by a crash was not on disk when `append` should have returned; opening the file
+drops it. Any other damage is refused. No file can show by itself that whole lines are missing at its end.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class AppendOnlyLog:
         self.lines.append(fields)
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
+        """Close the file and release its lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -118,7 +117,7 @@ class AppendOnlyLog:
             self.lines.clear()
 
     def _verified(self, number: int, line: bytes) -> Fields:
-        """The fields of a line whose hash and whose predecessor's hash are right."""
+        """Return the fields of a line; raise if its hash or its predecessor's is wrong."""
         try:
             fields: Fields = json.loads(line)
             found, previous = fields.pop("hash"), fields.pop("previous")
@@ -148,7 +147,7 @@ os.register_at_fork(after_in_child=_let_go_after_fork)
 
 
 def _locked(path: Path) -> int:
-    """The file, open for appending, locked for as long as it is open."""
+    """Open the file for appending, locked for as long as it is open."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
@@ -174,7 +173,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _split(content: bytes) -> tuple[list[bytes], bytes]:
-    """Whole lines, and what a crash left of the last one.
+    """Return whole lines, and what a crash left of the last one.
 
     A killed process leaves a line without its end. A power cut may leave a line its length but not all its
     blocks, which then read as zeros.
@@ -187,7 +186,7 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _line(fields: Mapping[str, Any], previous: str) -> bytes:
-    """One line: the fields, the hash of the line before, and the hash of both."""
+    """Return one line: the fields, the hash of the line before, and the hash of both."""
     body = {**fields, "previous": previous}
     body["hash"] = hashlib.sha256(_json(body)).hexdigest()
     return _json(body) + b"\n"

@@ -1,7 +1,7 @@
 """The Gaussian mechanism in closed form: N(μ, 1) against N(0, 1), μ = sensitivity / standard deviation.
 
-δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) (Balle and Wang 2018, Theorem 8); the same in both directions. Rounding is
-to the side of a larger δ, so that every ε here is an upper bound and every μ a lower one.
+δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) (Balle and Wang 2018, Theorem 8); the same in both directions. Rounding makes
+δ larger, so that every ε here is an upper bound and every μ a lower one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SLACK = 1e-12  # relative, of the roots
 _LEAST_MU, _MOST_MU = 1e-9, 1e6
 
 
-def delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
+def compute_delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     """Return δ at ε ≥ 0, with μ > 0; both may be arrays."""
     mu, epsilon = np.asarray(mu, float), np.asarray(epsilon, float)
     first = special.log_ndtr(mu / 2 - epsilon / mu)
@@ -30,11 +30,11 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> Array:
     return found
 
 
-def epsilon(mu: float, target: float) -> float:
+def compute_epsilon(mu: float, target: float) -> float:
     """Return the smallest ε ≥ 0 with δ(ε) at most `target`, in (0, 1), rounded up."""
 
     def excess(candidate: float) -> float:
-        found = float(delta(mu, candidate))
+        found = float(compute_delta(mu, candidate))
         return math.log(found / target) if found > 0 else -1e300
 
     if excess(0.0) <= 0:
@@ -49,11 +49,11 @@ def epsilon(mu: float, target: float) -> float:
     return root
 
 
-def mu_for(epsilons: Array, target: float) -> Array:
+def solve_mu(epsilons: Array, target: float) -> Array:
     """Return the largest μ with δ(ε) at most `target`, rounded down, for every ε > 0 of an array (n,)."""
     low, high = np.full(len(epsilons), _LEAST_MU), np.full(len(epsilons), _MOST_MU)
     while (high / low).max(initial=1.0) > 1 + _SLACK:
         middle = np.sqrt(low * high)
-        fits = delta(middle, epsilons) <= target
+        fits = compute_delta(middle, epsilons) <= target
         low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    return np.where(delta(low, epsilons) <= target, low, 0.0)
+    return np.where(compute_delta(low, epsilons) <= target, low, 0.0)

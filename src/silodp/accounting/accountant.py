@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
 
-from silodp.accounting.events import Event, reason_not_private
+from silodp.accounting.events import Event, explain_not_private
 from silodp.errors import SilodpError, check_delta, shorten
 
 EventCount = tuple[Event, int]
@@ -155,7 +155,7 @@ def find_accountant(given: Accountant | str) -> Accountant:
     return given
 
 
-def default_accountant(events: Iterable[Event]) -> Accountant:
+def choose_accountant(events: Iterable[Event]) -> Accountant:
     """Return the tightest registered accountant that supports all of these events."""
     events = tuple(events)
     known = map(_registered, ACCOUNTANTS)
@@ -164,7 +164,7 @@ def default_accountant(events: Iterable[Event]) -> Accountant:
 
 def supports_all(accountant: Accountant, events: Iterable[Event]) -> bool:
     """Return whether the accountant has a bound for every event that promises something."""
-    return all(reason_not_private(event) is not None or accountant.supports(event) for event in events)
+    return all(explain_not_private(event) is not None or accountant.supports(event) for event in events)
 
 
 def compute_epsilon(
@@ -254,7 +254,7 @@ def compute_membership_attack(
         SilodpError: an event's parameter is out of range.
     """
     charges = list(charges)
-    accountant = default_accountant(event for event, _ in charges)
+    accountant = choose_accountant(event for event, _ in charges)
     composition = accountant.compose(charges)
     return MembershipAttack(
         accuracy=(1 + min(1.0, composition.total_variation() + excess)) / 2,

@@ -1,4 +1,4 @@
-"""A budget for every record or user: to the sampling rate, or the clip, that meets it (docs/privacy.md, section 9).
+"""Per-record and per-user budgets: the sampling rate or clip that meets each one (docs/privacy.md, section 9).
 
 ε increases in the parameter, so it is evaluated on a grid, and every budget gets the largest grid point that costs no
 more: never overspent, and met up to the grid.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from silodp.accounting import _gaussian
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
-from silodp.accounting.rdp import RdpAccountant, mixture_rdp, sampled_moments
+from silodp.accounting.rdp import RdpAccountant, compute_mixture_rdp, compute_sampled_moments
 from silodp.errors import (
     SilodpError,
     check_choice,
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 ChargingMode = Literal["planned", "realized"]
 
 MAX_GROUPS = 20
-"""So many distinct budgets are told one by one."""
+"""More distinct budgets than these are reported in groups."""
 _FEW = 64  # distinct budgets that are worth points of their own
 _MET = 1e-3  # to which part of itself such a budget is met
 _MARGIN = 1 + 1e-9  # two ways to add up the same series differ by less
@@ -40,10 +40,11 @@ _AT_ONCE = 1 << 21  # numbers in a chunk
 
 @dataclass(frozen=True, eq=False)
 class EpsilonCurve:
-    """ε against a parameter x, from below: `epsilons[i]` is at least what any x ≤ `parameters[i]` costs.
+    """ε as a step function of a parameter x: `epsilons[i]` is at least what any x ≤ `parameters[i]` costs.
 
-    parameters (points,) ascending and above 0 (a sampling probability, or a clip in units of the public one);
-    epsilons (points,) never falling, infinity where nothing is promised.
+    Attributes:
+        parameters: (points,) ascending and above 0: sampling probabilities, or clips in units of the public one.
+        epsilons: (points,) never falling, infinity where nothing is promised.
 
     Raises:
         SilodpError: the points are not in order.
@@ -73,11 +74,20 @@ class EpsilonCurve:
         least: float = 1e-4,
         budgets: Array | None = None,
     ) -> Self:
-        """What `rounds` times `make_event(x)` cost, for x from `least` to 1 in equal ratios; the cost must rise with x.
+        """Compute the curve of a cost that rises with x, for x from `least` to 1 in equal ratios.
 
-        For users: x = q in PoissonSampled(q, Gaussian(σ)) or KnownSample(q, Gaussian(σ)), x = c in Gaussian(σ/c), where
-        c is the clip in units of the public one. With `budgets` (n,), where at most 64 are distinct, points are added
-        until each of them is met to a part in a thousand, or by x = 1.
+        For users x = q in PoissonSampled(q, Gaussian(σ)) or RevealedSample(q, Gaussian(σ)), or x = c in Gaussian(σ/c),
+        where c is the clip in units of the public one.
+
+        Args:
+            make_event: x -> the event of a round.
+            rounds: T.
+            delta: δ.
+            accountant: a name or an object.
+            points: of the grid.
+            least: the smallest x.
+            budgets: (n,) where at most 64 are distinct, points are placed so that each of them is met to a part in a
+                thousand, or by x = 1.
 
         Raises:
             SilodpError: the grid or δ is out of range.
@@ -95,7 +105,7 @@ class EpsilonCurve:
         return cls._around(wanted, cost, grid)
 
     def parameter_for(self, budgets: Array) -> Array:
-        """(n,) for each budget the largest grid parameter that costs no more; 0.0 where even the least costs more.
+        """Return (n,) for each budget the largest grid parameter that costs no more; 0.0 where the least costs more.
 
         Raises:
             SilodpError: a budget is not a number above 0.
@@ -106,7 +116,7 @@ class EpsilonCurve:
         return met
 
     def spent(self, parameters: Array) -> Array:
-        """(n,) an upper bound of ε at any parameter: that of the next grid point up; infinity above the grid."""
+        """Return (n,) an upper bound of ε at any parameter: that of the next grid point up; infinity above the grid."""
         parameters = np.asarray(parameters, float)
         if not (parameters >= 0).all():
             raise SilodpError(
@@ -118,12 +128,12 @@ class EpsilonCurve:
 
     @classmethod
     def _rising(cls, parameters: Array, epsilons: Array) -> Self:
-        """Rounding may make a larger x cost less; then the smaller one is charged as the larger."""
+        """Make ε rise: rounding may make a larger x cost less; then the larger is charged as the smaller."""
         return cls(parameters, np.maximum.accumulate(epsilons))
 
     @classmethod
     def _around(cls, budgets: Array, cost: Callable[[float], float], grid: Array) -> Self:
-        """Few budgets: for each a bracket, narrowed until its lower end costs the budget up to a thousandth."""
+        """Narrow a bracket for each of few budgets until its lower end costs the budget up to a thousandth."""
         known = {x: cost(x) for x in (float(grid[0]), float(grid[-1]))}
         for budget in budgets:
             while True:
@@ -160,7 +170,7 @@ class TwoStage:
     """The public constants of a run of rPDP-FL (its Lemma 6 and Theorem 1), for many sampling probabilities at once.
 
     A client takes part in a round with probability λ and then runs τ steps of DP-SGD in which a record is drawn with a
-    probability q of its own.
+    a separate probability q.
 
     Attributes:
         noise_multiplier: σ.
@@ -181,40 +191,40 @@ class TwoStage:
         check_delta("delta", self.delta)
 
     def joined(self, q: Array) -> Array:
-        """ρ(α) of one round in which the client takes part, (orders, n): τ·ρ_PoiSG(α, q)."""
-        return self.local_steps * sampled_gaussian(q, self.noise_multiplier)
+        """Return ρ(α) of one round in which the client takes part, (orders, n): τ·ρ_PoiSG(α, q)."""
+        return self.local_steps * compute_sampled_gaussian(q, self.noise_multiplier)
 
     def planned(self, q: Array) -> Array:
-        """ρ(α) of one round, whether the client joins or not, (orders, n): ln(1 − λ + λe^((α−1)τρ))/(α−1)."""
+        """Return ρ(α) of one round, whether the client joins or not, (orders, n): ln(1 − λ + λe^((α−1)τρ))/(α−1)."""
         joined, rest = self.joined(q), ORDERS[:, None] - 1
         if self.client_sampling == 1:
             return joined
-        planned: Array = mixture_rdp(self.client_sampling, rest * joined) / rest
+        planned: Array = compute_mixture_rdp(self.client_sampling, rest * joined) / rest
         return planned
 
     def epsilon(self, rho: Array) -> Array:
-        """(n,) the smallest ε over the orders of ρ (orders, n), never below 0."""
-        found: Array = np.maximum((rho + conversion(ORDERS, self.delta)[:, None]).min(axis=0), 0.0)
+        """Return (n,) the smallest ε over the orders of ρ (orders, n), never below 0."""
+        found: Array = np.maximum((rho + compute_conversion(ORDERS, self.delta)[:, None]).min(axis=0), 0.0)
         return found
 
 
-def conversion(orders: Array, delta: float) -> Array:
-    """What ρ(α) lacks of ε at δ: ln(1 − 1/α) − ln(δα)/(α − 1) (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+def compute_conversion(orders: Array, delta: float) -> Array:
+    """Return ε − ρ(α) at δ, ln(1 − 1/α) − ln(δα)/(α − 1) (Canonne, Kamath and Steinke 2020, Proposition 12)."""
     found: Array = np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     return found
 
 
-def sampled_gaussian(q: Array, sigma: float) -> Array:
-    """ρ_PoiSG(α, q) at ORDERS, (orders, n), for q (n,) in [0, 1] (rPDP-FL, Lemma 6)."""
+def compute_sampled_gaussian(q: Array, sigma: float) -> Array:
+    """Return ρ_PoiSG(α, q) at ORDERS, (orders, n), for q (n,) in [0, 1] (rPDP-FL, Lemma 6)."""
     rho = np.zeros((len(ORDERS), len(q)))
     rho[:, q == 1] = ORDERS[:, None] / (2 * sigma**2)
     inner = (q > 0) & (q < 1)
     if inner.any():
-        rho[:, inner] = sampled_moments(q[inner], Gaussian(sigma), ORDERS) / (ORDERS[:, None] - 1)
+        rho[:, inner] = compute_sampled_moments(q[inner], Gaussian(sigma), ORDERS) / (ORDERS[:, None] - 1)
     return rho
 
 
-def two_stage_curve(
+def compute_two_stage_curve(
     noise_multiplier: float,
     local_steps: int,
     client_sampling: float,
@@ -261,14 +271,16 @@ def two_stage_curve(
     start = max(least, 1e-2) if points is None and budgets is None else least
     if budgets is not None and accountant.exact:
         # ε is below that by Rényi orders, so the q of the smallest budget by those is a place to begin.
-        rdp = two_stage_curve(noise_multiplier, local_steps, client_sampling, rounds, delta, least=least)
+        rdp = compute_two_stage_curve(
+            noise_multiplier, local_steps, client_sampling, rounds, delta, least=least
+        )
         start = max(least, float(rdp.parameter_for(np.atleast_1d(np.min(check_budgets(budgets))))[0]))
     return EpsilonCurve.of(
         event, rounds, delta, accountant, 96 if points is None else points, min(start, 0.5), budgets
     )
 
 
-def rounds_within(
+def count_affordable_rounds(
     sampling_probabilities: Array,
     budgets: Array,
     noise_multiplier: float,
@@ -278,11 +290,21 @@ def rounds_within(
     most: int,
     book: ChargingMode = "planned",
 ) -> NDArray[np.int64]:
-    """(n,) how many rounds each record may stay in, at most `most`; then it retires.
+    """Count the rounds (n,) that each record may stay in, at most `most`; then it retires.
 
-    A function of its own (q, ε) alone, by one of two books fixed beforehand: `planned` counts every round, joined or
-    not, each at ln(1 − λ + λe^((α−1)τρ))/(α−1); `realized` counts only rounds that the client joined, each at τρ.
-    By Rényi orders: the largest t with min over α of t·ρ(α) + conversion ≤ ε.
+    A function of the record's (q, ε) alone, in one of two modes fixed beforehand: "planned" counts every round, joined
+    or not, each at ln(1 − λ + λe^((α−1)τρ))/(α−1); "realized" counts only rounds that the client joined, each at τρ. By
+    Rényi orders: the largest t with min over α of t·ρ(α) + conversion ≤ ε.
+
+    Args:
+        sampling_probabilities: (n,) q of every record.
+        budgets: (n,) ε of every record.
+        noise_multiplier: σ.
+        local_steps: τ.
+        client_sampling: λ.
+        delta: δ.
+        most: an upper limit of the answer.
+        book: "planned" or "realized".
 
     Raises:
         SilodpError: a parameter is out of range.
@@ -301,7 +323,7 @@ def rounds_within(
     rho = np.empty((len(ORDERS), len(distinct)))
     for part in _chunks(len(distinct), 4096):
         rho[:, part] = run.planned(distinct[part]) if book == "planned" else run.joined(distinct[part])
-    room = conversion(ORDERS, delta)
+    room = compute_conversion(ORDERS, delta)
     rounds = np.zeros(len(q), np.int64)
     for part in _chunks(len(q), len(ORDERS)):
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -311,8 +333,8 @@ def rounds_within(
     return np.where(q == 0, most, rounds)
 
 
-def filter_budget(budgets: Array, delta: float) -> Array:
-    """Return what a record may spend in `rpdp-filter`: R = μ²/2 with δ(ε) of one Gaussian release of μ equal to δ.
+def compute_filter_budget(budgets: Array, delta: float) -> Array:
+    """Compute what a record may spend in `rpdp-filter`: R = μ²/2 with δ(ε) of one Gaussian release of μ equal to δ.
 
     R bounds Σ‖g‖²/(2σ²C²) over all steps, g being the record's clipped gradients and σC the standard deviation of every
     step's Gaussian noise. This holds only where every step is an unsampled Gaussian release, and where ‖g‖ is known
@@ -333,12 +355,12 @@ def filter_budget(budgets: Array, delta: float) -> Array:
     """
     check_delta("delta", delta)
     distinct, which = np.unique(check_budgets(budgets), return_inverse=True)
-    limits: Array = _gaussian.mu_for(distinct, delta) ** 2 / 2 / _MARGIN
+    limits: Array = _gaussian.solve_mu(distinct, delta) ** 2 / 2 / _MARGIN
     return limits[which]
 
 
 def group_budgets(budgets: Array) -> Array:
-    """The distinct budgets, ascending; of more than 20, the largest of each twentieth of the units."""
+    """Return the distinct budgets, ascending; of more than 20, the largest of each twentieth of the units."""
     distinct = np.unique(budgets)
     if len(distinct) <= MAX_GROUPS:
         return distinct
@@ -359,7 +381,7 @@ def _geometric(points: int, least: float) -> Array:
 
 
 def _between(below: float, above: float, low: float, high: float, budget: float) -> float:
-    """Where the budget lies if ln ε is straight in ln x, kept from the ends; half way where an end is no number."""
+    """Interpolate ln ε linearly in ln x, away from the ends; half way where an end is infinite."""
     share = 0.5
     if low > 0 and high < np.inf:
         share = float(np.log(budget * (1 - _MET / 2) / low) / np.log(high / low))
@@ -367,7 +389,7 @@ def _between(below: float, above: float, low: float, high: float, budget: float)
 
 
 def _distinct(budgets: Array | None) -> Array | None:
-    """The distinct budgets where they are few."""
+    """Return the distinct budgets where they are few."""
     if budgets is None:
         return None
     distinct = np.unique(check_budgets(budgets))

@@ -1,6 +1,6 @@
-"""A target ε to the noise, the rounds or the sampling that meet it, never overshooting.
+"""Calibration: the noise, the rounds or the sampling probability that meet a target ε without exceeding it.
 
-ε is an upper bound by either accountant, and the returned value has been checked against the target itself.
+ε is an upper bound by any accountant, and each returned value was checked against the target itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
-from silodp.accounting.events import Event, reason_not_private
+from silodp.accounting.events import Event, explain_not_private
 from silodp.errors import SilodpError, check_delta, check_epsilon, counted
 
 _TOLERANCE = 0.9e-4  # of ln(parameter)
@@ -24,9 +24,17 @@ def calibrate_noise_multiplier(
     delta: float,
     accountant: Accountant | str = "pld",
 ) -> float:
-    """The smallest noise multiplier σ, to 1e-4 of itself, with which all `rounds` cost at most `target`.
+    """Return the smallest noise multiplier with which all rounds cost at most the target.
 
-    A round is `make_event(σ)`, `target` is ε at `delta`; the answer is never below 0.01.
+    Args:
+        make_event: σ -> the event of a round.
+        rounds: T.
+        target: ε at `delta`.
+        delta: δ.
+        accountant: a name or an object.
+
+    Returns:
+        σ, to 1e-4 of itself, never below 0.01.
 
     Raises:
         SilodpError: no σ up to 10⁶ meets the target.
@@ -52,9 +60,17 @@ def calibrate_sampling_probability(
     delta: float,
     accountant: Accountant | str = "pld",
 ) -> float:
-    """The largest sampling probability q, to 1e-4 of itself, with which all `rounds` cost at most `target`.
+    """Return the largest sampling probability with which all rounds cost at most the target.
 
-    A round is `make_event(q)`, `target` is ε at `delta`.
+    Args:
+        make_event: q -> the event of a round.
+        rounds: T.
+        target: ε at `delta`.
+        delta: δ.
+        accountant: a name or an object.
+
+    Returns:
+        q, to 1e-4 of itself.
 
     Raises:
         SilodpError: even q = 1e-8 costs more than `target`.
@@ -71,7 +87,7 @@ def calibrate_sampling_probability(
 def calibrate_rounds(
     event: Event, target: float, delta: float, accountant: Accountant | str = "pld", most: int = 10**7
 ) -> int:
-    """The largest T ≤ `most` with which T times `event` cost at most `target`; 0 if not even one does."""
+    """Return the largest T ≤ `most` for which T events cost at most `target` (ε at `delta`); 0 if there is none."""
     excess = _excess(lambda log: (event, _whole(log)), target, delta, accountant)
     if most < 1 or excess(0.0) > 0:
         return 0
@@ -91,13 +107,13 @@ def _whole(log: float) -> int:
 def _excess(
     charge: Callable[[float], tuple[Event, int]], target: float, delta: float, accountant: Accountant | str
 ) -> Callable[[float], float]:
-    """ln(ε / target) at a logarithm of the parameter, within ±3 so that infinity and 0 spoil no secant."""
+    """Return ln(ε / target) as a function of ln(parameter), within ±3 so that infinity and 0 spoil no secant."""
     check_delta("delta", delta)
     check_epsilon("target", target)
 
     def excess(log: float) -> float:
         event, count = charge(log)
-        if (why := reason_not_private(event)) is not None:
+        if (why := explain_not_private(event)) is not None:
             raise SilodpError(
                 f"no epsilon can be met against this adversary, because {why}.",
                 code="accounting.no_guarantee",
@@ -111,7 +127,7 @@ def _excess(
 
 
 def _edge(excess: Callable[[float], float], fits: float, fails: float, tolerance: float) -> float:
-    """A point within `tolerance` of where the excess turns positive, on the side that fits.
+    """Return a point within `tolerance` of where the excess turns positive, on the side that fits.
 
     Two evaluations just either side of the secant's root shrink the bracket to `tolerance` once the secant is
     good; a bisection follows whenever they did not halve it.

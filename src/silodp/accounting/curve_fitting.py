@@ -1,7 +1,7 @@
-"""The calibrations of the papers, to compare with: Simulation-CurveFitting, and a binary search for every record.
+"""Published calibrations to compare with: Simulation-CurveFitting, and a binary search for every record.
 
 Both find a record's sampling probability q for its budget under two-stage sampling (docs/privacy.md, section 9). The
-exact calibration is `budget_curve.two_stage_curve`.
+exact calibration is `budget_curve.compute_two_stage_curve`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,14 @@ _AT_ONCE = 2048
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What SCF gives out, and what that costs by the exact accountant (Rényi orders), be it more than was asked.
+    """The result of SCF, and what it costs by the exact accountant (Rényi orders), which may exceed the budgets.
 
-    sampling_probabilities and costs (n,); coefficients (a, b, c) of e^(aq+b) + c; r_squared of the fit.
+    Attributes:
+        sampling_probabilities: (n,) q.
+        costs: (n,) ε at q.
+        budgets: (n,) requested ε.
+        coefficients: (a, b, c) of e^(aq+b) + c.
+        r_squared: of the fit.
     """
 
     sampling_probabilities: Array
@@ -43,7 +48,7 @@ class Fitted:
 
     @property
     def violations(self) -> int:
-        """How many records spend more than their budget."""
+        """Number of records that spend more than their budget."""
         return int((self.costs > self.budgets).sum())
 
     @property
@@ -52,7 +57,7 @@ class Fitted:
         return float((self.costs / self.budgets).max(initial=0.0))
 
 
-def scf(
+def fit_scf(
     budgets: Array,
     noise_multiplier: float,
     local_steps: int,
@@ -61,7 +66,7 @@ def scf(
     delta: float,
     conversion: Conversion = "paper",
 ) -> Fitted:
-    """Simulation-CurveFitting as rPDP-FL's Algorithm 2 has it: not exact, and not private as promised.
+    """Fit sampling probabilities by Simulation-CurveFitting (rPDP-FL, Algorithm 2): inexact, may exceed budgets.
 
     ε is simulated for q = .01, .02, …, 1, e^(aq+b) + c is fitted to it by least squares, and inverted at each budget
     (n,): q = 1 above ε(1), and 0 below c. `conversion`: ρ + ln(1/δ)/(α−1) as in the paper, whose slack hides some of
@@ -85,7 +90,7 @@ def scf(
     return Fitted(q, _costs(run, rounds, q), budgets, (a, b, c), r_squared)
 
 
-def binary_search(
+def search_probabilities(
     budgets: Array,
     noise_multiplier: float,
     local_steps: int,
@@ -95,7 +100,7 @@ def binary_search(
     accountant: Accountant | str = "rdp",
     tolerance: float = 1e-2,
 ) -> Array:
-    """(n,) q by a binary search in [0, 1] for every record on its own (Boenisch et al. 2023, Algorithm 1).
+    """Search q (n,) by bisection in [0, 1] for every record separately (Boenisch et al. 2023, Algorithm 1).
 
     A search ends within `tolerance` of the budget, a part of it, on the side that costs less; below q = 1e-6 it is 0.0.
     The papers state no tolerance; theirs ends on either side. Slow: some tenths of a second for each record.

@@ -1,4 +1,4 @@
-"""What was run, as immutable events; `accounting` turns them into ε.
+"""Privacy events: what a run released, as immutable values that accountants turn into ε.
 
 A noise multiplier is a standard deviation in units of the sensitivity of what it is added to.
 """
@@ -24,8 +24,12 @@ class Gaussian:
 class Skellam:
     """One release of a sum of integer vectors with Skellam noise; the unit is always in (docs/privacy.md, section 3).
 
-    `units` is how far the unit moves the sum in 2-norm, in grid steps, or a lower bound of it (which costs more);
-    `dimension` is d. Only the Rényi accountant knows this noise.
+    Only the Rényi accountant knows this noise.
+
+    Attributes:
+        noise_multiplier: standard deviation over sensitivity.
+        units: how far the unit moves the sum in 2-norm, in grid steps, or a lower bound of it (which costs more).
+        dimension: d.
     """
 
     noise_multiplier: float
@@ -37,7 +41,7 @@ class Skellam:
 class CorrelatedReleases:
     """Two releases of the same sum of the same batch, with independent noise (docs/decoupled.md).
 
-    Two Gaussian looks are the one of multiplier 1/√(1/a² + 1/b²).
+    Two Gaussian releases with multipliers a and b cost as much as one with 1/√(1/a² + 1/b²).
     """
 
     first: Gaussian
@@ -49,7 +53,7 @@ Additive = Gaussian | Skellam | CorrelatedReleases
 
 @dataclass(frozen=True)
 class PoissonSampled:
-    """A noisy release on a Poisson sample, towards one who does not know the sample."""
+    """A noisy release on a Poisson sample, against an adversary who does not know the sample."""
 
     sampling_probability: float
     event: Additive
@@ -70,10 +74,10 @@ class SampledReplacement:
 
 @dataclass(frozen=True)
 class RevealedSample:
-    """One coin for all of the inner event, towards one who knows how it fell (docs/privacy.md, sections 3, 9).
+    """One coin for all of the inner event, against an adversary who sees it (docs/privacy.md, sections 3 and 9).
 
-    With probability 1 - q the unit is not in the sample and nothing is said about it. The two stages of rPDP-FL are
-    KnownSample(λ, Repeated(PoissonSampled(q, Gaussian(σ)), τ)).
+    With probability 1 - q the unit is not in the sample and nothing about it is released. The two stages of rPDP-FL are
+    RevealedSample(λ, SelfComposed(PoissonSampled(q, Gaussian(σ)), τ)).
     """
 
     sampling_probability: float
@@ -82,10 +86,10 @@ class RevealedSample:
 
 @dataclass(frozen=True)
 class Group:
-    """The same for a person with at most `size` records, each sampled on its own (docs/privacy.md, section 4, G).
+    """The event for a person with at most `size` records, each sampled independently (docs/privacy.md, section 4, G).
 
-    Of a release, or of a release on a Poisson sample, this is the worst of all ways in which her records may lie in the
-    silos that run it. Of anything else only the Rényi accountant knows the cost: group privacy, whatever the event.
+    For a release, or a release on a Poisson sample, this is the worst of all ways in which the person's records may lie
+    in the silos that run it. For other events only the Rényi accountant has a bound: group privacy.
     """
 
     size: int
@@ -94,7 +98,7 @@ class Group:
 
 @dataclass(frozen=True)
 class SelfComposed:
-    """The same event `count` times, adaptively."""
+    """The same event `count` times, composed adaptively."""
 
     event: Additive | PoissonSampled | SampledReplacement | RevealedSample | Group | SelfComposed | Composed
     count: int
@@ -102,17 +106,17 @@ class SelfComposed:
 
 @dataclass(frozen=True)
 class Composed:
-    """Several events, all of them, adaptively."""
+    """Several events, all of them, composed adaptively."""
 
     parts: tuple[Event, ...]
 
 
 @dataclass(frozen=True)
 class WorstOf:
-    """What a charge costs each of several kinds of units, of which one unit is only one (clients with own settings).
+    """Alternative events, one per kind of unit (for example records of clients with their own settings).
 
-    ε of a book is the largest over the alternatives, each composed over all charges: the i-th of this charge with the
-    i-th of that one. A charge without alternatives counts for every kind.
+    ε is the maximum over the kinds, each composed over all charges: the i-th alternative of one charge with the i-th of
+    the others. A charge without alternatives counts for every kind.
     """
 
     alternatives: tuple[Event, ...]
@@ -120,7 +124,7 @@ class WorstOf:
 
 @dataclass(frozen=True)
 class NonPrivate:
-    """Nothing is promised to the person against this adversary, and why."""
+    """A release without a privacy guarantee against this adversary, and the reason."""
 
     reason: str
 
@@ -147,22 +151,22 @@ _STORED_NAMES = {event: name for name, event in STORED_KINDS.items()}
 
 
 def list_nested(event: Event) -> Iterator[Event]:
-    """The event, and every event inside it."""
+    """Yield the event and every event inside it."""
     yield event
     for inner in _inside(event):
         yield from list_nested(inner)
 
 
-def reason_not_private(event: Event) -> str | None:
-    """Why nothing is promised, if somewhere in the event nothing is."""
+def explain_not_private(event: Event) -> str | None:
+    """Return the reason of the first `NonPrivate` event inside; None where there is none."""
     return next((inner.reason for inner in list_nested(event) if isinstance(inner, NonPrivate)), None)
 
 
-def alternatives(event: Event) -> int | None:
-    """How many kinds of units the event tells apart; None: it costs every unit the same.
+def count_kinds(event: Event) -> int | None:
+    """Return the number of kinds of units that the event names (`WorstOf`); None where it costs every unit the same.
 
     Raises:
-        SilodpError: two parts of it tell different numbers apart, or none at all.
+        SilodpError: two parts of it name different numbers of kinds, or none at all.
     """
     sizes = {len(inner.alternatives) for inner in list_nested(event) if isinstance(inner, WorstOf)}
     if len(sizes) > 1 or 0 in sizes:
@@ -173,18 +177,23 @@ def alternatives(event: Event) -> int | None:
     return sizes.pop() if sizes else None
 
 
-def alternative(event: Event, index: int) -> Event:
-    """What the event costs the units of one kind."""
+def select_kind(event: Event, index: int) -> Event:
+    """Return the event for the units of one kind."""
     if isinstance(event, WorstOf):
-        return alternative(event.alternatives[index], index)
-    return _rebuilt(event, lambda inner: alternative(inner, index))
+        return select_kind(event.alternatives[index], index)
+    return _rebuilt(event, lambda inner: select_kind(inner, index))
 
 
 def to_discrete(event: Event, units: int, dimension: int, reach: float = 1.0) -> Event:
-    """The same releases with Skellam noise of the same standard deviation in place of Gaussian noise.
+    """Return the same releases with Skellam noise of the same standard deviation in place of Gaussian noise.
 
-    Of two looks only the second is released, so only its noise is drawn in integers.
-    `reach`: how much further than in real numbers the unit can move the integers.
+    Of `CorrelatedReleases` only the second leaves the silo, so only its noise is drawn in integers.
+
+    Args:
+        event: with Gaussian noise.
+        units: grid steps that a unit moves the sum by, in 2-norm.
+        dimension: d.
+        reach: how much further than in real numbers the unit can move the integers.
     """
 
     def integer(look: Gaussian | Skellam) -> Gaussian | Skellam:
@@ -200,8 +209,8 @@ def to_discrete(event: Event, units: int, dimension: int, reach: float = 1.0) ->
     return _rebuilt(event, lambda inner: to_discrete(inner, units, dimension, reach))
 
 
-def costliest_event(events: Sequence[Event]) -> Event:
-    """Return one event that costs no less than any of the given ones, which differ in their noise alone.
+def find_costliest_event(events: Sequence[Event]) -> Event:
+    """Return one event that costs no less than any of the given ones, which differ only in their noise.
 
     Of every release the smallest noise multiplier and the fewest grid steps: less of either never costs less. It also
     covers rounds in which an adversary chooses, after the earlier rounds, which of the events takes place.
@@ -231,9 +240,9 @@ def _costliest(name: str, values: Sequence[Any]) -> Any:
     if name in ("noise_multiplier", "units"):
         return min(values)
     if isinstance(values[0], tuple) and len({len(parts) for parts in values}) == 1:
-        return tuple(costliest_event(alike) for alike in zip(*values, strict=True))
+        return tuple(find_costliest_event(alike) for alike in zip(*values, strict=True))
     if type(values[0]) in _STORED_NAMES:
-        return costliest_event(values)
+        return find_costliest_event(values)
     if any(value != values[0] for value in values):
         raise _unlike()
     return values[0]
@@ -258,17 +267,17 @@ def double_shift(event: Additive) -> Additive:
             return CorrelatedReleases(double_shift(first), double_shift(second))  # type: ignore[arg-type]
 
 
-def without_amplification(event: Event) -> Event:
-    """The same release, with fresh noise, towards one who has seen a release of the same samples before.
+def remove_amplification(event: Event) -> Event:
+    """Return the event without amplification by sampling, for a further release of samples that were released before.
 
-    Two releases of one sample are no two independent ones, whether the sample is known or not; charged without
-    amplification, the second is covered: given all that was seen, it is a release on the sample or nothing.
+    Two releases of one sample are not independent, whether the sample is known or not; without amplification the second
+    is covered: given everything seen, it is a release on the sample or nothing.
     """
     if isinstance(event, RevealedSample | PoissonSampled):
-        return without_amplification(event.event)
+        return remove_amplification(event.event)
     if isinstance(event, SampledReplacement):
         return double_shift(event.event)
-    return _rebuilt(event, without_amplification)
+    return _rebuilt(event, remove_amplification)
 
 
 def _inside(event: Event) -> tuple[Event, ...]:
@@ -297,7 +306,7 @@ def _rebuilt(event: Event, change: Callable[[Any], Any]) -> Event:
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
-    """JSON-ready, with the event's kind; infinite noise is "inf"."""
+    """Return the event as JSON-ready fields with its stored kind; infinite noise is "inf"."""
     fields: dict[str, Any] = {"kind": _STORED_NAMES[type(event)]}
     for name, value in vars(event).items():
         if type(value) in _STORED_NAMES:
@@ -314,7 +323,7 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 
 
 def event_from_dict(fields: Mapping[str, Any]) -> Event:
-    """Inverse of `event_to_dict`.
+    """Return the event of fields that `event_to_dict` made.
 
     Raises:
         SilodpError: the fields are not an event's.

@@ -1,4 +1,4 @@
-"""What a guarantee about single records is worth to a person with several of them (docs/privacy.md, section 9)."""
+"""Group privacy: what a guarantee about single records gives a person with several (docs/privacy.md, section 9)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from silodp.accounting.events import (
     SampledReplacement,
     SelfComposed,
     WorstOf,
-    costliest_event,
+    find_costliest_event,
 )
 from silodp.errors import SilodpError
 
 PERSONS_RECORDS = (2, 4, 8, 16)
-"""Numbers of records for which a record-level guarantee says what a person gets."""
+"""Numbers of records for which a record-level guarantee also states the ε of a person."""
 
 
-def event_for_person(event: Event, records: int) -> Event:
-    """What an event charged for one record costs a person with at most `records` of them, in whatever silos.
+def scale_to_person(event: Event, records: int) -> Event:
+    """Return the event charged for one record as the event of a person with at most `records` records, in any silos.
 
-    Every release becomes that of a group, whose records are drawn each on its own. A coin that is tossed for a whole
-    silo (`RevealedSample`) is left out for more than one record: whether all of a person's records share it depends on
-    where they are, and of several coins one falls more often than a single one does. Where silos have settings of their
-    own (`WorstOf`), every release is charged with the least noise that it has in any of them, in units of what
-    one record can move there: then k records move it no further than k of one silo, wherever they lie.
+    Every release becomes that of a group, whose records are drawn independently. A coin for a whole silo
+    (`RevealedSample`) is left out for more than one record: whether all of a person's records share it depends on where
+    they are, and one of several coins falls more often than a single one. Where silos have their own settings
+    (`WorstOf`), every release is charged with the least noise that it has in any of them, in units of what one record
+    can move there: then k records move it no further than k records of one silo, wherever they lie.
     """
     if records == 1:
         return event
@@ -39,14 +39,14 @@ def event_for_person(event: Event, records: int) -> Event:
         case NonPrivate():
             return event
         case RevealedSample(_, inner):
-            return event_for_person(inner, records)
+            return scale_to_person(inner, records)
         case SelfComposed(inner, count):
-            return SelfComposed(cast(Group, event_for_person(inner, records)), count)
+            return SelfComposed(cast(Group, scale_to_person(inner, records)), count)
         case Composed(parts):
-            return Composed(tuple(event_for_person(part, records) for part in parts))
+            return Composed(tuple(scale_to_person(part, records) for part in parts))
         case WorstOf(parts):
             try:
-                return event_for_person(costliest_event(parts), records)
+                return scale_to_person(find_costliest_event(parts), records)
             except (
                 SilodpError
             ):  # one client's steps are released with shares of the noise that differ from another's
@@ -60,9 +60,9 @@ def event_for_person(event: Event, records: int) -> Event:
     return Group(records, event)
 
 
-def epsilon_for_person(
+def compute_person_epsilon(
     events: Iterable[Event], records: int, delta: float, accountant: Accountant | str
 ) -> float | None:
-    """ε at δ, towards a person with at most `records` records, of events charged for one; None: nothing is promised."""
-    spent = compute_epsilon([(event_for_person(event, records), 1) for event in events], delta, accountant)
+    """Return ε at δ for a person with at most `records` records, of events charged for one; None without guarantee."""
+    spent = compute_epsilon([(scale_to_person(event, records), 1) for event in events], delta, accountant)
     return spent if math.isfinite(spent) else None

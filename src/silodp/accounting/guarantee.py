@@ -1,4 +1,4 @@
-"""Views and guarantees: who sees what, and what is promised against them."""
+"""Views and guarantees: what each adversary sees, and what is promised against it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ FORMAT = 2
 class View:
     """What one adversary sees of a round (docs/privacy.md, section 3); built by the aggregator, read by the method.
 
-    `shares_for` (m) is the number of survivors the noise shares were sized for, `survivors` (n) how many
-    noise shares are in the sum, `colluding` (t) how many silos subtract their own. `round` is counted from 0: units
-    with budgets of their own retire after publicly known rounds, and cost nothing from then on.
+    Attributes:
+        adversary: who looks.
+        silos: S.
+        sees_shares: whether single silos' noisy shares are seen, and not only their sum.
+        knows_sample: whether the adversary knows who was sampled.
+        counts_disclosed: whether the numbers of records per user and silo are disclosed.
+        shares_for: m, the number of survivors that noise shares were sized for; None for S.
+        survivors: n, how many noise shares are in the sum; None for S.
+        colluding: t, how many silos subtract their noise.
+        round: counted from 0; units with their own budgets retire after publicly known rounds and then cost nothing.
     """
 
     adversary: Adversary
@@ -46,14 +53,25 @@ class View:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What was proven, for whom, under which assumptions, by which accountant.
+    """What is proven against one adversary, for which unit, under which assumptions, by which accountant.
 
-    `epsilon` is None where nothing is promised (`private` is then False and `reason` says why).
-    `releasable` is False when the noise came from a fixed seed.
-    `persons`: where the unit is a record, (k, ε or None): what a person with k records gets.
-    `groups`: where units have budgets of their own, one entry for each budget: what was asked, and what was spent.
-    `claims`: what a paper claims for this run and nobody has proven, {"epsilon", "why"}; never the guarantee.
-    `any_dropouts`: where some silos may fail to answer, ε if which of them do may also depend on the models.
+    Attributes:
+        adversary: against whom.
+        unit: "user" or "record"; None without privacy.
+        epsilon: an upper bound of ε at `delta`; None where nothing is promised.
+        delta: δ.
+        rounds: how many were charged.
+        accountant: its stored name.
+        method: its name.
+        private: whether anything is promised.
+        releasable: False where the noise came from a fixed seed.
+        reason: why nothing is promised.
+        assumptions: on which the guarantee rests.
+        not_covered: what it does not speak about.
+        persons: where the unit is a record, (k, ε or None) for a person with k records.
+        groups: where units have their own budgets, one entry for each budget: what was requested, what was spent.
+        claims: what a paper claims for this run and nobody has proven, {"epsilon", "why"}; never the guarantee.
+        any_dropouts: where some silos may fail to answer, ε if which of them do may also depend on the models.
     """
 
     adversary: Adversary
@@ -83,12 +101,12 @@ class Guarantee:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return JSON-ready fields."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Guarantee:
-        """Inverse of `to_dict`."""
+        """Return the guarantee of fields that `to_dict` made."""
         lists = {
             name: tuple(fields.get(name, ()))
             for name in ("assumptions", "not_covered", "persons", "groups", "claims")
@@ -98,12 +116,12 @@ class Guarantee:
 
 
 def format_rounded_up(epsilon: float | None) -> str:
-    """Three decimals, never below the value; "none" where nothing is promised."""
+    """Return ε with three decimals, never below the value; "none" for None."""
     return "none" if epsilon is None else f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
 
 
 def describe_any_dropouts(epsilon: float) -> str:
-    """Say what ε is where silos may drop out by looking at the models; the end of a sentence."""
+    """Return the end of a sentence: ε where silos may drop out depending on the models."""
     return f"at most {format_rounded_up(epsilon)} if silos drop out depending on the models"
 
 
@@ -118,7 +136,7 @@ NOT_COVERED: tuple[str, ...] = (
     "that a person's id is on the public list of ids",
     HELD_OUT,
 )
-"""What no ε of a run speaks about (docs/privacy.md, section 1)."""
+"""What no ε of a run covers (docs/privacy.md, section 1)."""
 
 
 DROPOUTS = (
@@ -126,11 +144,16 @@ DROPOUTS = (
     "models, nor on who was sampled and what noise was drawn"
 )
 TECHNICAL = "technical: "
-"""How an assumption begins that rests on arithmetic or cryptography; for any other one, somebody must sign."""
+"""First word of an assumption about arithmetic or cryptography; for any other one, somebody must sign."""
 
 
 def list_assumptions(view: View, integers: bool = False) -> tuple[str, ...]:
-    """What a guarantee against this adversary rests on, whatever the method; `integers`: noise is added to integers."""
+    """Return the assumptions of a guarantee against this adversary under any method.
+
+    Args:
+        view: of the adversary.
+        integers: whether noise is added to integers.
+    """
     arithmetic = TECHNICAL + (
         "updates are computed in floating point before they are put on a grid: what rounding in a shared computation "
         "may tell is not excluded"

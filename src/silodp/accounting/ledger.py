@@ -1,8 +1,11 @@
-"""What a run has spent, durably, and its stop at the budget.
+"""The ledger of a run: what it has spent, durably, and whether the budget affords more.
 
-One line for every release of a round, with the event of every adversary, on disk before `charge` returns, so
-before anything of it can be seen (see `journal`). Attempts at one release are charged once. A kill at any
-moment can leave a charge for something that was never released, never a release without its charge.
+One line for every release of a round, with the event of every adversary, is on disk before `charge` returns, so before
+anything of the release can be seen (see `_append_log`). Attempts at one release are charged once. A kill at any moment
+can leave a charge for something that was never released, never a release without its charge.
+
+ε is computed from counts of events, however many rounds there were. Where units have budgets of different sizes, their
+kinds are alternatives of each event (`WorstOf`), and the ledger reports the largest ε of a kind.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from typing import Any, Self
 
 from silodp.accounting._append_log import AppendOnlyLog
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
-from silodp.accounting.events import Composed, Event, alternatives, event_from_dict, event_to_dict
-from silodp.accounting.events import reason_not_private as reason_of
+from silodp.accounting.events import Composed, Event, count_kinds, event_from_dict, event_to_dict
+from silodp.accounting.events import explain_not_private as reason_of
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Unit
 from silodp.errors import SilodpError, check_choice, check_delta, check_epsilon
 
@@ -52,11 +55,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class LedgerHeader:
-    """What a run's events are about, so that no guarantee can say they are about anything else.
+    """What a run's events are about, so that no guarantee can state something else.
 
-    method, aggregator: their names. settings: the method with all its constants. unit: whom it protects. secret:
-    whether all randomness is the operating system's; False: whoever knows the seed can take the noise away.
-    accounting: the rules that the ledger was begun with; ledgers of the first version do not say so.
+    Attributes:
+        method: its name.
+        settings: the method with all its constants.
+        unit: whom it protects.
+        aggregator: its name.
+        secret: whether all randomness is the operating system's; if not, whoever knows the seed can remove the noise.
+        accounting: the rules that the ledger was begun with; ledgers of the first version do not state them.
     """
 
     method: str
@@ -69,7 +76,7 @@ class LedgerHeader:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One line of the book: a release, counted from 0 in its round, which is counted from 0 as well."""
+    """One line of the ledger: a release and its round, both counted from 0, with an event per adversary."""
 
     round: int
     release: int
@@ -77,18 +84,18 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The book of one run, open in one process at a time.
+    """The ledger of one run, open in one process at a time.
 
     Args:
-        path: the file, made if it is not there; None keeps the book in memory.
+        path: the file, made if it is not there; None keeps the ledger in memory.
         delta: δ at which ε is reported.
-        accountant: how events become ε.
+        accountant: a name or an object; its name is stored, and another one cannot continue the ledger.
         budget: what may be spent; None for no limit.
-        run: the run's id; a book of another run is refused.
-        subject: what the events are about; None: what the book says, if it says so.
+        run: the run's id; a ledger of another run is refused.
+        subject: what the events are about; None takes what the file states, if it does.
 
     Raises:
-        SilodpError: the book is another run's or was begun with other settings, is damaged, or is in use.
+        SilodpError: the file is another run's or was begun with other settings, is damaged, or is in use.
     """
 
     def __init__(
@@ -128,7 +135,7 @@ class Ledger:
             raise
 
     def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
-        """Write what a release of a round costs against each adversary; on disk when this returns.
+        """Charge a release of a round against each adversary; on disk when this returns.
 
         The same events under the same (round, release) are charged once. Nothing may be released where this
         raises.
@@ -153,11 +160,11 @@ class Ledger:
             )
 
     def charged(self, round: int, release: int = 0) -> bool:
-        """Whether (round, release) stands in the book."""
+        """Return whether (round, release) was charged."""
         return (round, release) in self._charges
 
     def affords(self, events: Mapping[Adversary, Event]) -> bool:
-        """Whether the budget still holds after these events; True without a budget.
+        """Return whether the budget still holds after these events; True without a budget.
 
         Raises:
             SilodpError: nothing is promised to the budget's adversary, so that no budget can be kept.
@@ -183,14 +190,14 @@ class Ledger:
         return self._spent(adversary, self.budget.delta, event) <= self.budget.epsilon
 
     def epsilon(self, adversary: Adversary, delta: float | None = None) -> float | None:
-        """ε spent against `adversary` at δ (by default the book's); None where nothing is promised."""
+        """Return ε spent against `adversary` at δ (by default the ledger's); None where nothing is promised."""
         if adversary in self._reasons:
             return None
         epsilon = self._spent(adversary, self.delta if delta is None else delta)
         return epsilon if math.isfinite(epsilon) else None
 
     def epsilon_after(self, events: Mapping[Adversary, Event], adversary: Adversary) -> float | None:
-        """ε against `adversary` at the ledger's δ if these events were charged too; None where nothing is promised."""
+        """Return ε against `adversary` at the ledger's δ if these events were charged too; None without guarantee."""
         event = events[adversary]
         if adversary in self._reasons or reason_of(event) is not None:
             return None
@@ -200,10 +207,10 @@ class Ledger:
     def epsilon_by_round(
         self, adversary: Adversary, rounds: Collection[int] | None = None
     ) -> dict[int, float | None]:
-        """ε against `adversary` after each number of rounds, with all their releases; None where nothing is promised.
+        """Return ε against `adversary` after each number of rounds, with all releases; None where nothing is promised.
 
         Args:
-            adversary: whom it was charged against.
+            adversary: against whom.
             rounds: numbers of rounds, from 0 on; None: every one up to now.
         """
         wanted = range(self.rounds + 1) if rounds is None else rounds
@@ -219,7 +226,7 @@ class Ledger:
         return found
 
     def reason(self, adversary: Adversary) -> str | None:
-        """Why nothing is promised against `adversary`; None where something is."""
+        """Return why nothing is promised against `adversary`; None where something is."""
         if adversary not in self._reasons and self.epsilon(adversary) is None:
             return (
                 f"no epsilon holds at delta {self.delta:g}, because there is no noise or delta is too small"
@@ -228,16 +235,16 @@ class Ledger:
 
     @property
     def rounds(self) -> int:
-        """How many rounds were charged, each counted once however often it was released."""
+        """Number of rounds charged, each counted once however often it was released."""
         return len({round for round, _ in self._charges})
 
     @property
     def history(self) -> tuple[LedgerEntry, ...]:
-        """Every charge, in the order it was written."""
+        """All entries in the order they were written."""
         return tuple(self._charges.values())
 
     def close(self) -> None:
-        """Let go of the file; a book in a file takes no charges after this."""
+        """Close the file; a ledger in a file takes no charges after this."""
         if self._journal is not None:
             self._journal.close()
 
@@ -262,7 +269,7 @@ class Ledger:
         return charge
 
     def _check(self, charge: LedgerEntry) -> None:
-        """Every line names the same adversaries, else one would go uncharged, and events in their range."""
+        """Check that every line names the same adversaries, else one would go uncharged, and supported events."""
         if not charge.events or set(charge.events) - set(ADVERSARIES):
             raise SilodpError(
                 f"a charge must name adversaries among {', '.join(ADVERSARIES)}.", code="ledger.charge"
@@ -276,7 +283,7 @@ class Ledger:
             )
         for adversary, event in charge.events.items():
             self.accountant.compose([(event, 1)])
-            alternatives(Composed((event, *self._counts[adversary])))
+            count_kinds(Composed((event, *self._counts[adversary])))
 
     def _count(self, charge: LedgerEntry) -> None:
         self._charges[charge.round, charge.release] = charge

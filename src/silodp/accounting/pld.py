@@ -1,8 +1,8 @@
 """Privacy loss distributions on a grid: single steps from dp_accounting, composed here in one transform.
 
-dp_accounting composes two distributions at a time and searches ε in a Python loop, which underflows above
-ε = 745. A run asks for ε after every round, so composition and search are done here on its arrays: all steps
-in one Fourier transform, ε in one pass. Everything rounds towards a larger ε.
+dp_accounting composes two distributions at a time and searches ε in a Python loop, which underflows above ε = 745. A
+run asks for ε after every round, so composition and search are done here on its arrays: all steps in one Fourier
+transform, ε in one pass. All rounding makes ε larger.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from silodp.accounting.events import (
     list_nested,
 )
 from silodp.accounting.rdp import RdpComposition
-from silodp.accounting.steps import Steps, flatten_event, flatten_per_unit, leaves
+from silodp.accounting.steps import Steps, flatten_event, flatten_per_unit, list_inner_steps
 from silodp.errors import SilodpError
 
 USUAL_GRID = 1e-4
@@ -84,7 +84,7 @@ class Losses:
         return min(1.0, self.infinite + float(kept))
 
     def epsilon(self, delta: float) -> float:
-        """The smallest ε ≥ 0 with δ(ε) ≤ delta; infinity if there is none."""
+        """Return the smallest ε ≥ 0 with δ(ε) ≤ delta; infinity if there is none."""
         if self.infinite > delta:
             return math.inf
         # With l a bucket's loss, U = P(L ≥ l) and A = E[e^(l − L); L ≥ l], every ε in (l − grid, l] has
@@ -102,8 +102,8 @@ class Losses:
 
 
 @lru_cache(maxsize=256)
-def of_step(event: Mechanism, grid: float) -> tuple[Losses, ...]:
-    """Both directions of one step, or a single one where they are equal.
+def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
+    """Return both directions of one step, or a single one where they are equal.
 
     A group's step is the mixture Σ_i Binom(k, γ)(i)·N(i, σ²) against N(0, σ²) (docs/privacy.md, section 4, G). A
     known sample is all that is inside, composed, with all its mass, infinity included, times q, and an atom 1 − q at
@@ -111,7 +111,9 @@ def of_step(event: Mechanism, grid: float) -> tuple[Losses, ...]:
     """
     match event:
         case RevealedSample(q, inner):
-            return tuple(_with_atom_at_zero(losses, q) for losses in compose_steps(leaves(inner), grid))
+            return tuple(
+                _with_atom_at_zero(losses, q) for losses in compose_steps(list_inner_steps(inner), grid)
+            )
         case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
             return tuple(
                 _mixture(k, gamma, sigma, grid, way) for way in (AdjacencyType.REMOVE, AdjacencyType.ADD)
@@ -140,7 +142,7 @@ class _Mixture(privacy_loss_mechanism.MixtureGaussianPrivacyLoss):  # type: igno
     def inverse_privacy_losses(
         self, privacy_losses: NDArray[np.float64], precision: float = 1e-8
     ) -> NDArray[np.float64]:
-        """Where the loss, which decreases in x, takes each value, by bisection to `precision` · σ.
+        """Return where the loss, which decreases in x, takes each value, by bisection to `precision` · σ.
 
         A point a little off the best threshold lowers δ by the square of the error only. Values are looked
         for where all but 1e-22 of the probability lies.
@@ -182,15 +184,15 @@ def _with_atom_at_zero(losses: Losses, q: float) -> Losses:
 
 
 def compose_steps(steps: Steps, grid: float) -> tuple[Losses, ...]:
-    """Both directions of all steps together, each repeated its number of times, adaptively."""
-    built = [(of_step(event, grid), count) for event, count in steps]
+    """Return both directions of all steps together, each repeated its number of times, composed adaptively."""
+    built = [(compute_losses(event, grid), count) for event, count in steps]
     if all(len(both) == 1 for both, _ in built):
         return (_convolve([(both[0], count) for both, count in built]),)
     return tuple(_convolve([(both[direction], count) for both, count in built]) for direction in (0, -1))
 
 
 def _convolve(parts: list[tuple[Losses, int]]) -> Losses:
-    """The distribution of the sum of all losses.
+    """Return the distribution of the sum of all losses.
 
     Chernoff's bound gives a window outside of which less than _TAIL lies. The transform is cyclic, so that
     mass lands inside, possibly at too small a loss: it is charged as infinite besides.
@@ -215,8 +217,8 @@ def _convolve(parts: list[tuple[Losses, int]]) -> Losses:
     return Losses(grid, lowest, np.maximum(probabilities, 0.0), infinite)
 
 
-def spread(event: Mechanism) -> float:
-    """Roughly the standard deviation of one step's loss; it only chooses the grid, never the guarantee.
+def estimate_spread(event: Mechanism) -> float:
+    """Estimate the standard deviation of one step's loss; it decides only the grid, never the guarantee.
 
     With μ = k/σ the loss of a Gaussian has variance μ², and sampling adds the variance of its mean, at
     most μ⁴/4. When a step loses little, its variance is the χ² divergence, E[e^(IJ/σ²)] − 1 for two
@@ -226,10 +228,10 @@ def spread(event: Mechanism) -> float:
         case Gaussian(sigma):
             return 1 / sigma
         case RevealedSample(q, inner):
-            mu = _spread_of(leaves(inner))
+            mu = _spread_of(list_inner_steps(inner))
             return math.sqrt(q * (mu**2 + mu**4 / 4))
         case PoissonSampled(q, Gaussian()):
-            return spread(Group(1, event))
+            return estimate_spread(Group(1, event))
         case Group(k, PoissonSampled(gamma, Gaussian(sigma))):
             mu = k / sigma
             bound = math.sqrt(mu**2 + mu**4 / 4)
@@ -243,10 +245,10 @@ def spread(event: Mechanism) -> float:
 
 
 def _spread_of(steps: Steps) -> float:
-    return math.sqrt(sum(count * spread(event) ** 2 for event, count in steps))
+    return math.sqrt(sum(count * estimate_spread(event) ** 2 for event, count in steps))
 
 
-def grid_of(steps: Steps) -> float:
+def choose_grid(steps: Steps) -> float:
     """Return the interval between losses: USUAL_GRID times a power of two.
 
     As coarse as a 128th of the smallest step's spread and as keeps every array below some 2·10⁶ buckets, but no finer
@@ -266,20 +268,20 @@ def grid_of(steps: Steps) -> float:
 
 
 def _finest(event: Mechanism) -> float:
-    """The smallest spread of a step, or of a step inside it: every one of them is put on the grid."""
-    inside = leaves(event.event) if isinstance(event, RevealedSample) else ()
-    return min(spread(event), *(_finest(inner) for inner, _ in inside), math.inf)
+    """Return the smallest spread of a step, or of a step inside it: every one of them is put on the grid."""
+    inside = list_inner_steps(event.event) if isinstance(event, RevealedSample) else ()
+    return min(estimate_spread(event), *(_finest(inner) for inner, _ in inside), math.inf)
 
 
 def _range(event: Mechanism) -> float:
-    """Above the width of one step's distribution: 10 standard deviations each way, and the mean."""
+    """Bound the width of one step's distribution: 10 standard deviations each way, and the mean."""
     match event:
         case Gaussian(sigma) | PoissonSampled(_, Gaussian(sigma)):
             mu = 1 / sigma
         case Group(k, PoissonSampled(_, Gaussian(sigma))):
             mu = k / sigma
         case RevealedSample(_, inner):
-            inside = leaves(inner)
+            inside = list_inner_steps(inner)
             mu = _spread_of(inside)
             return max(20 * mu + mu**2, *(_range(step) for step, _ in inside), 0.0)
         case _:
@@ -291,8 +293,8 @@ def _unknown(event: Mechanism) -> TypeError:
     return TypeError(f"{event!r} has no loss distribution here: `steps` refuses it")
 
 
-def probability_above(losses: Losses, epsilon: float) -> float:
-    """P(L > ε), infinite losses included, with the probability of each grid point spread evenly over one interval.
+def compute_probability_above(losses: Losses, epsilon: float) -> float:
+    """Return P(L > ε), infinite losses included, the probability of each grid point spread over one interval.
 
     Rounding to the grid keeps the mean of every step's loss, so the error is of second order in the grid: below a
     part in 10³ (`tests/unit/accounting/test_attack.py`), where counting whole grid points would be off by up to 3 %.
@@ -333,15 +335,15 @@ class PldComposition(Composition):
         """As `Composition`, up to the grid."""
         if not self.steps:
             return 1.0 if self.steps is None else 0.0
-        both = compose_steps(self.steps, grid_of(self.steps))
-        return max(probability_above(direction, epsilon) for direction in both)
+        both = compose_steps(self.steps, choose_grid(self.steps))
+        return max(compute_probability_above(direction, epsilon) for direction in both)
 
     def _delta(self, epsilon: float) -> float:
         if not self.steps:
             return 1.0 if self.steps is None else 0.0
         if (sigma := _only_gaussian(self.steps)) is not None:
-            return float(_gaussian.delta(1 / sigma, epsilon))
-        return max(losses.delta(epsilon) for losses in compose_steps(self.steps, grid_of(self.steps)))
+            return float(_gaussian.compute_delta(1 / sigma, epsilon))
+        return max(losses.delta(epsilon) for losses in compose_steps(self.steps, choose_grid(self.steps)))
 
 
 @lru_cache(maxsize=4096)  # rounds × adversaries of a run, needed again for the next seed
@@ -349,9 +351,9 @@ def _epsilon(steps: Steps | None, delta: float) -> float:
     if not steps:
         return math.inf if steps is None else 0.0
     if (sigma := _only_gaussian(steps)) is not None:
-        return _gaussian.epsilon(1 / sigma, delta)
+        return _gaussian.compute_epsilon(1 / sigma, delta)
     try:
-        return max(losses.epsilon(delta) for losses in compose_steps(steps, grid_of(steps)))
+        return max(losses.epsilon(delta) for losses in compose_steps(steps, choose_grid(steps)))
     except OverflowError:  # losses too large for any grid: Rényi orders still have a bound
         return math.inf
     except SilodpError:
@@ -376,13 +378,13 @@ def _only_gaussian(steps: Steps) -> float | None:
     return None
 
 
-def grid_for(event: Event, count: int = 1) -> float | None:
-    """Return the interval between privacy losses for `count` times this event alone (see `grid_of`).
+def choose_event_grid(event: Event, count: int = 1) -> float | None:
+    """Return the interval between privacy losses for `count` times this event alone (see `choose_grid`).
 
     None where there is no distribution (nothing promised or nothing lost).
     """
     steps = flatten_event([(event, count)], for_pld=True)
-    return grid_of(steps) if steps else None
+    return choose_grid(steps) if steps else None
 
 
 @dataclass(frozen=True, repr=False)

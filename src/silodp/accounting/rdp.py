@@ -30,7 +30,7 @@ from silodp.accounting.events import (
     double_shift,
     list_nested,
 )
-from silodp.accounting.steps import Steps, flatten_per_unit, leaves
+from silodp.accounting.steps import Steps, flatten_per_unit, list_inner_steps
 
 ORDERS: tuple[float, ...] = tuple(
     float(order) for order in sorted({*library.DEFAULT_RDP_ORDERS, *range(2, 257), 512, 1024, 2048, 4096})
@@ -41,19 +41,19 @@ ORDERS: tuple[float, ...] = tuple(
 _LEAST_RHO = 1e-15
 
 
-def group_exponent(k: int) -> int:
-    """c = ⌈log2 k⌉: k is rounded up to a power of two, never down (docs/privacy.md, section 4, G)."""
+def compute_group_exponent(k: int) -> int:
+    """Return c = ⌈log2 k⌉: k is rounded up to a power of two, never down (docs/privacy.md, section 4, G)."""
     return (k - 1).bit_length()
 
 
-def orders_for(steps: Steps, orders: tuple[float, ...] = ORDERS) -> tuple[float, ...]:
+def choose_orders(steps: Steps, orders: tuple[float, ...] = ORDERS) -> tuple[float, ...]:
     """Return the orders at which the steps are added up.
 
     A group of 2^c records turns the order α into α/2^c, and only α ≥ 2^(c+1) is valid, so with groups the
     orders are α/2^c ≥ 2 for the α of `orders` and the largest c.
     """
     groups = [
-        group_exponent(inner.size)
+        compute_group_exponent(inner.size)
         for event, _ in steps
         for inner in list_nested(event)
         if isinstance(inner, Group)
@@ -63,10 +63,10 @@ def orders_for(steps: Steps, orders: tuple[float, ...] = ORDERS) -> tuple[float,
 
 
 @lru_cache(maxsize=256)
-def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """ρ(α) of one step at each order; infinity where no bound is known.
+def compute_rdp(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """Return ρ(α) of one step at each order; infinity where no bound is known.
 
-    Gaussian α/(2σ²). Known sample ln(1 − q + q e^((α−1)ρ(α)))/(α−1), ρ of all that is inside. A group of 2^c records:
+    Gaussian α/(2σ²). Revealed sample ln(1 − q + q e^((α−1)ρ(α)))/(α−1), ρ of everything inside. A group of 2^c:
     3^c ρ(2^c α), for α ≥ 2. Source: docs/privacy.md, section 3 and section 4, G.
     """
     alpha = np.array(orders)
@@ -74,26 +74,26 @@ def of_step(event: Mechanism, orders: tuple[float, ...]) -> NDArray[np.float64]:
         case Gaussian(sigma):
             return alpha / (2 * sigma**2)
         case Skellam() | CorrelatedReleases():
-            return _between_integers(lambda whole: (whole - 1) * release(event, whole), orders)
+            return _between_integers(lambda whole: (whole - 1) * compute_release_rdp(event, whole), orders)
         case PoissonSampled(q, Gaussian(sigma)):
             return _sampled_gaussian(q, sigma, orders)
         case PoissonSampled(q, inner):
             return _sampled_symmetric(q, inner, orders)
         case SampledReplacement(q, replaced):
-            return _between_integers(lambda whole: replaced_moments(q, replaced, whole), orders)
+            return _between_integers(lambda whole: compute_replaced_moments(q, replaced, whole), orders)
         case RevealedSample(q, inner):
-            mixed: NDArray[np.float64] = mixture_rdp(q, (alpha - 1) * _sum_steps(leaves(inner), orders)) / (
-                alpha - 1
-            )
+            mixed: NDArray[np.float64] = compute_mixture_rdp(
+                q, (alpha - 1) * _sum_steps(list_inner_steps(inner), orders)
+            ) / (alpha - 1)
             return mixed
         case Group(k, inner):
-            factor = group_exponent(k)
-            rho = 3.0**factor * _sum_steps(leaves(inner), tuple(2.0**factor * alpha))
+            factor = compute_group_exponent(k)
+            rho = 3.0**factor * _sum_steps(list_inner_steps(inner), tuple(2.0**factor * alpha))
             return rho if factor == 0 else np.where(alpha >= 2, rho, np.inf)
 
 
-def mixture_rdp(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not."""
+def compute_mixture_rdp(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ln(1 − q + q e^x) for 0 < q < 1 and x ≥ 0, exact where it is small and finite where e^x is not."""
     small = np.log1p(q * np.expm1(np.minimum(exponents, 1.0)))
     mixed: NDArray[np.float64] = np.where(
         exponents < 1.0, small, np.logaddexp(math.log1p(-q), math.log(q) + exponents)
@@ -103,12 +103,14 @@ def mixture_rdp(q: float, exponents: NDArray[np.float64]) -> NDArray[np.float64]
 
 @lru_cache(maxsize=256)
 def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """ρ(α) of the Poisson-sampled Gaussian mechanism: a sum at integer orders, dp_accounting's series between them."""
+    """Return ρ(α) of the Poisson-sampled Gaussian mechanism: integer orders summed, between them by a series."""
     alpha = np.array(orders)
     whole = (alpha == np.floor(alpha)) & (alpha >= 2)
     rho = np.empty(len(orders))
     if whole.any():
-        rho[whole] = sampled_moments(np.array([q]), Gaussian(sigma), alpha[whole])[:, 0] / (alpha[whole] - 1)
+        rho[whole] = compute_sampled_moments(np.array([q]), Gaussian(sigma), alpha[whole])[:, 0] / (
+            alpha[whole] - 1
+        )
     if not whole.all():
         accountant = library.RdpAccountant([float(order) for order in alpha[~whole]])
         with _quiet():
@@ -117,19 +119,19 @@ def _sampled_gaussian(q: float, sigma: float, orders: tuple[float, ...]) -> NDAr
     return rho
 
 
-def release(event: Additive, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ρ(α) of a noisy sum; with integer noise for integer α ≥ 2 only. Two looks add up: their noise is independent."""
+def compute_release_rdp(event: Additive, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ρ(α) of a noisy sum, with integer noise for integer α ≥ 2 only; independent releases of a sum add up."""
     match event:
         case Gaussian(sigma):
             return alpha / (2 * sigma**2)
         case CorrelatedReleases(first, second):
-            return release(first, alpha) + release(second, alpha)
+            return compute_release_rdp(first, alpha) + compute_release_rdp(second, alpha)
         case Skellam():
-            return skellam(event, alpha)
+            return compute_skellam_rdp(event, alpha)
 
 
-def skellam(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ρ(α) of Skellam noise on an integer vector (Agarwal et al. 2021, Theorem 3.5), integer α ≥ 2.
+def compute_skellam_rdp(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ρ(α) of Skellam noise on an integer vector, for integer α ≥ 2 (Agarwal et al. 2021, Theorem 3.5).
 
     With the sensitivity Δ2 = s in grid steps and Δ1 ≤ min(√d, s)·s, since |x| ≤ x² for integers.
     """
@@ -142,26 +144,26 @@ def skellam(event: Skellam, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=256)
 def _sampled_symmetric(q: float, event: Additive, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """ρ(α) of the Poisson-sampled mechanism with noise that is known at integer orders only."""
+    """Return ρ(α) of the Poisson-sampled mechanism with noise that is known at integer orders only."""
 
     def moments(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-        return sampled_moments(np.array([q]), event, alpha)[:, 0]
+        return compute_sampled_moments(np.array([q]), event, alpha)[:, 0]
 
     return _between_integers(moments, orders)
 
 
-def sampled_moments(
+def compute_sampled_moments(
     q: NDArray[np.float64], event: Additive, orders: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """(α−1)ρ(α) of a Poisson-sampled release, (orders, n), for 0 < q < 1 (n,) and integer α ≥ 2 (rPDP-FL, Lemma 6):
+    """Return (α−1)ρ(α) of a Poisson-sampled release, (orders, n), for 0 < q < 1 (n,) and integer α ≥ 2:
 
-    ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))]. Holds for Gaussian and Skellam noise,
-    and for two looks at one sample, because they are symmetric (Zhu and Wang 2019). Without the last factor the sum
-    is 1; what it adds is Σ_{l≥2} … (e^((l−1)ρ(l)) − 1), in which all terms are positive: nothing cancels, however
-    small q is.
+    ln[(1−q)^(α−1)(αq−q+1) + Σ_{l=2..α} binom(α,l)(1−q)^(α−l) q^l e^((l−1)ρ(l))] (rPDP-FL, Lemma 6). Holds for
+    Gaussian and Skellam noise and for correlated releases, because they are symmetric (Zhu and Wang 2019). Without the
+    last factor the sum is 1; what it adds is the sum over l ≥ 2 with e^((l−1)ρ(l)) − 1 in its place, in which all terms
+    are positive: nothing cancels, however small q is.
     """
     l = np.arange(2, orders.max() + 1)  # noqa: E741
-    growth = (l - 1) * release(event, l)
+    growth = (l - 1) * compute_release_rdp(event, l)
     beyond = _log_expm1(growth) - gammaln(l + 1)
     odds, log_rest = np.log(q) - np.log1p(-q), np.log1p(-q)
     moments = np.empty((len(orders), len(q)))
@@ -176,7 +178,7 @@ def sampled_moments(
     return moments
 
 
-def replaced_moments(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_replaced_moments(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a bound of (α−1)ρ(α) of `SampledReplacement`, at integer orders α ≥ 2, for 0 < q < 1.
 
     The worlds are P = (1−q)P₀ + qP₁ and Q = (1−q)P₀ + qQ₁, with P₁ and Q₁ one sensitivity from P₀ and two from each
@@ -185,7 +187,7 @@ def replaced_moments(q: float, event: Additive, orders: NDArray[np.float64]) -> 
     By joint convexity it is that of a coin which is seen, before a release that moves two sensitivities; the others are
     `_by_hoelder` and `_by_expansion`. Source: docs/privacy.md, section 4, W.
     """
-    seen = mixture_rdp(q, (orders - 1) * release(double_shift(event), orders))
+    seen = compute_mixture_rdp(q, (orders - 1) * compute_release_rdp(double_shift(event), orders))
     return np.minimum(seen, np.minimum(_by_hoelder(q, event, orders), _by_expansion(q, event, orders)))
 
 
@@ -198,8 +200,8 @@ def _by_hoelder(q: float, event: Additive, orders: NDArray[np.float64]) -> NDArr
     Q ≥ (1−q)P₀; and at most ln(1 + n(n+1)/2·q²χ²/(1−q)^(n+2)), by Taylor, where χ² = E[(Q₁/P₀ − 1)²] ≤ e^ρ(2) − 1.
     """
     known = _integers_up_to(2 * orders.max())
-    first = sampled_moments(np.array([q]), event, known)[:, 0]
-    log_chi = float(_log_expm1(release(event, np.array([2.0])))[0])
+    first = compute_sampled_moments(np.array([q]), event, known)[:, 0]
+    log_chi = float(_log_expm1(compute_release_rdp(event, np.array([2.0])))[0])
 
     def second(n: NDArray[np.float64]) -> NDArray[np.float64]:
         taylor = np.log(n) + np.log1p(n) - math.log(2) + 2 * math.log(q) + log_chi - (n + 2) * math.log1p(-q)
@@ -225,7 +227,7 @@ def _by_expansion(q: float, event: Additive, orders: NDArray[np.float64]) -> NDA
     For Q ≥ (1−q)P₀, |P₁−Q₁|^j ≤ P₁^j + Q₁^j, and E|P₁/P₀ − 1|^j ≤ M_j − 1 under P₀.
     """
     j = np.arange(2, orders.max() + 1)
-    growth = (j - 1) * release(event, j)
+    growth = (j - 1) * compute_release_rdp(event, j)
     terms = np.minimum(j * math.log(2) + _log_expm1(growth), math.log(2) + growth)
     terms += j * math.log(q) - (j - 1) * math.log1p(-q) - gammaln(j + 1)
     moments = np.empty(len(orders))
@@ -238,13 +240,13 @@ def _by_expansion(q: float, event: Additive, orders: NDArray[np.float64]) -> NDA
 
 
 def _log_expm1(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ln(e^x − 1) for x > 0, finite where e^x is not."""
+    """Return ln(e^x − 1) for x > 0, finite where e^x is not."""
     found: NDArray[np.float64] = np.where(x < 30, np.log(np.expm1(np.minimum(x, 30.0))), x)
     return found
 
 
 def _integers_up_to(most: float) -> NDArray[np.float64]:
-    """The integers from 2 to 400, and from there some 120 up to `most`."""
+    """Return the integers from 2 to 400, and from there some 120 up to `most`."""
     dense = np.arange(2, 401, dtype=np.float64)
     return dense if most <= 400 else np.unique([*dense, *np.floor(np.geomspace(400, most, 120))])
 
@@ -252,7 +254,7 @@ def _integers_up_to(most: float) -> NDArray[np.float64]:
 def _between_integers(
     moments: Callable[[NDArray[np.float64]], NDArray[np.float64]], orders: tuple[float, ...]
 ) -> NDArray[np.float64]:
-    """A bound of ρ at any order > 1 from (α−1)ρ(α) at integer orders: it is convex, and 0 at α = 1."""
+    """Bound ρ at any order > 1 from (α−1)ρ(α) at integer orders: it is convex, and 0 at α = 1."""
     alpha = np.array(orders)
     known = np.unique(np.concatenate([np.floor(alpha), np.ceil(alpha)]))
     known = known[known > 1]
@@ -284,12 +286,14 @@ def compose_steps(
     steps: Steps, orders: tuple[float, ...] = ORDERS
 ) -> tuple[tuple[float, ...], NDArray[np.float64]]:
     """Return the orders at which the steps are added up, and the sum of ρ(α) over all steps."""
-    orders = orders_for(steps, orders)
+    orders = choose_orders(steps, orders)
     return orders, _sum_steps(steps, orders)
 
 
 def _sum_steps(steps: Steps, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    total: NDArray[np.float64] = np.sum([count * of_step(event, orders) for event, count in steps], axis=0)
+    total: NDArray[np.float64] = np.sum(
+        [count * compute_rdp(event, orders) for event, count in steps], axis=0
+    )
     return total
 
 
@@ -386,4 +390,4 @@ class RdpAccountant(Accountant):
 
     def _bounded(self, steps: Steps | None) -> Steps | None:
         """None where none of the orders is large enough for the groups among the steps."""
-        return steps if steps is None or orders_for(steps, self.orders) else None
+        return steps if steps is None or choose_orders(steps, self.orders) else None

@@ -25,9 +25,9 @@ from silodp.accounting.events import (
     SelfComposed,
     Skellam,
     WorstOf,
-    alternative,
-    alternatives,
+    count_kinds,
     double_shift,
+    select_kind,
 )
 from silodp.errors import SilodpError
 
@@ -48,11 +48,11 @@ def flatten_per_unit(charges: Iterable[tuple[Event, int]], for_pld: bool = False
         SilodpError: a parameter is out of range, or charges name different numbers of kinds.
     """
     charges = list(charges)
-    kinds = alternatives(Composed(tuple(event for event, _ in charges)))
+    kinds = count_kinds(Composed(tuple(event for event, _ in charges)))
     if kinds is None:
         return [flatten_event(charges, for_pld)]
     return [
-        flatten_event([(alternative(event, kind), count) for event, count in charges], for_pld)
+        flatten_event([(select_kind(event, kind), count) for event, count in charges], for_pld)
         for kind in range(kinds)
     ]
 
@@ -82,18 +82,18 @@ def flatten_event(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -
     return _sorted(_merge_gaussians(counts) if for_pld else counts)
 
 
-def leaves(event: Event) -> Steps:
-    """What a `RevealedSample` among the steps has inside."""
+def list_inner_steps(event: Event) -> Steps:
+    """Return the steps inside a `RevealedSample` or `Group` that is a step itself."""
     match event:
         case Composed(inner):
-            return tuple(step for part in inner for step in leaves(part))
+            return tuple(step for part in inner for step in list_inner_steps(part))
         case SelfComposed(inner, count):
             return ((inner, count),)  # type: ignore[return-value]
     return ((event, 1),)  # type: ignore[return-value]
 
 
-def noise_of(event: Additive) -> float:
-    """The multiplier of the one Gaussian look that says as much."""
+def combine_noise(event: Additive) -> float:
+    """Return the noise multiplier of one Gaussian release that costs as much."""
     match event:
         case CorrelatedReleases(first, second):
             both = first.noise_multiplier, second.noise_multiplier
@@ -102,7 +102,7 @@ def noise_of(event: Additive) -> float:
 
 
 def _add(counts: Counter[Mechanism], event: Event, times: int, for_pld: bool) -> bool:
-    """Count the event's steps; False if nothing is promised of it. Whatever costs nothing is checked all the same."""
+    """Count the event's steps; return False if nothing is promised. What costs nothing is checked all the same."""
     match event:
         case NonPrivate():
             return times == 0
@@ -154,8 +154,8 @@ def _add_known(counts: Counter[Mechanism], q: float, event: Event, times: int, f
 def _add_group(counts: Counter[Mechanism], size: int, event: Event, times: int, for_pld: bool) -> bool:
     """A person with `size` records.
 
-    Several releases of them are several groups. Her records may lie in silos with coins of their own, which no single
-    coin covers: by Rényi orders group privacy holds for whatever it is, and by `pld` the coins are forgone.
+    Several releases are several groups. The records may lie in silos with separate coins, which no single coin covers:
+    by Rényi orders group privacy holds for any event; for privacy loss distributions the coins are left out.
     """
     match event:
         case SelfComposed(inner, count):
@@ -179,7 +179,7 @@ def _add_group(counts: Counter[Mechanism], size: int, event: Event, times: int, 
 
 
 def _grouped(step: Mechanism, size: int) -> Mechanism:
-    """The step for `size` records; a release without sampling moves as many times as far."""
+    """Return the step for `size` records; an unsampled release moves `size` times as far."""
     if size == 1:
         return step
     match step:
@@ -193,7 +193,7 @@ def _grouped(step: Mechanism, size: int) -> Mechanism:
 
 
 def _simplest(event: Event) -> Mechanism | None:
-    """The same release, checked, without needless sampling or looks; None if it says nothing of a person."""
+    """Return the same release, checked, without needless structure; None if it reveals nothing about a unit."""
     match event:
         case SampledReplacement(q, inner):
             _check(0 <= q <= 1, "sampling_probability", q, "between 0 and 1")
@@ -222,12 +222,12 @@ def _release(event: Additive) -> Additive | None:
             first, second = _release(one), _release(other)
             if first is None or second is None:
                 return second if first is None else first
-            return Gaussian(noise_of(event)) if isinstance(second, Gaussian) else event
+            return Gaussian(combine_noise(event)) if isinstance(second, Gaussian) else event
     raise _misplaced(event)
 
 
 def _known(step: Mechanism, reach: int, for_pld: bool) -> bool:
-    """Whether anything is promised of a step that one unit can move by `reach` sensitivities."""
+    """Return whether anything is promised of a step that one unit can move by `reach` sensitivities."""
     release = step.event if isinstance(step, PoissonSampled | SampledReplacement) else step
     if not isinstance(release, Gaussian | Skellam | CorrelatedReleases):
         return True  # its parts were looked at
@@ -237,11 +237,11 @@ def _known(step: Mechanism, reach: int, for_pld: bool) -> bool:
             code="accounting.unsupported",
             field="accountant",
         )
-    return reach < _MOST_REACH * noise_of(release)
+    return reach < _MOST_REACH * combine_noise(release)
 
 
 def _merge_gaussians(counts: Counter[Mechanism]) -> Counter[Mechanism]:
-    """n Gaussian releases are one with 1/σ² = Σ 1/σᵢ², exactly."""
+    """Merge Gaussian releases into one with 1/σ² = Σ 1/σᵢ², exactly."""
     gaussians = [(event, n) for event, n in counts.items() if isinstance(event, Gaussian)]
     if not gaussians:
         return counts
@@ -258,7 +258,7 @@ def _sorted(counts: Counter[Mechanism]) -> Steps:
 
 def _misplaced(event: object) -> SilodpError:
     return SilodpError(
-        f"{event!r} stands where a release is expected: use Gaussian, Skellam or TwoLooks there.",
+        f"{event!r} stands where a release is expected: use Gaussian, Skellam or CorrelatedReleases there.",
         code="accounting.event",
     )
 

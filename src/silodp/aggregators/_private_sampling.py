@@ -103,16 +103,16 @@ def choice_kinds() -> tuple[Kind, Kind]:
     )
 
 
-def chosen_kind(setting: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> Kind:
+def chosen_kind(spec: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> Kind:
     """Return the message with the tables that silo 0 chooses from.
 
     Args:
-        setting: public constants.
+        spec: public constants.
         ratio: P entries a table.
         width: words of an entry.
         entry: bytes of it that silo 0 passes on, for each user.
     """
-    users = setting.population.users
+    users = spec.population.users
     box = Blob.of(users * entry + OVERHEAD_BYTES)
     return Kind(
         "chosen",
@@ -120,31 +120,31 @@ def chosen_kind(setting: RunSpec, ratio: SamplingRatio, width: int, entry: int) 
             {"session": is_digest},
             blobs={"answer": Blob.of(lookup.answer_bytes(users, ratio.denominator, width))},
         ),
-        Schema(blobs={f"to/{name}": box for name in setting.names[1:]}),
+        Schema(blobs={f"to/{name}": box for name in spec.names[1:]}),
     )
 
 
-def choice_blob(setting: RunSpec, ratio: SamplingRatio) -> Blob:
+def choice_blob(spec: RunSpec, ratio: SamplingRatio) -> Blob:
     """Return the type of silo 0's request for its entries."""
-    return Blob.of(lookup.request_bytes(setting.population.users, ratio.denominator))
+    return Blob.of(lookup.request_bytes(spec.population.users, ratio.denominator))
 
 
-def box_blob(setting: RunSpec, name: str, entry: int) -> dict[str, Blob]:
+def box_blob(spec: RunSpec, name: str, entry: int) -> dict[str, Blob]:
     """Return the blob of an update that silo 0 sealed for one silo, `entry` bytes a user; none for silo 0 itself."""
-    size = setting.population.users * entry + OVERHEAD_BYTES
-    return {} if name == setting.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}
+    size = spec.population.users * entry + OVERHEAD_BYTES
+    return {} if name == spec.names[0] else {SEALED_SAMPLE_BLOB: Blob.of(size)}
 
 
 @dataclass(frozen=True)
 class OtServer:
     """The server's side: it offers tables to silo 0, and does not learn which entries silo 0 takes."""
 
-    setting: RunSpec
+    spec: RunSpec
     context: ServerContext
 
     def set_up(self, info: SessionInfo) -> None:
         """Make the base transfers; the server's part of them is stored before silo 0 can use them."""
-        zero = self.setting.names[0]
+        zero = self.spec.names[0]
         offer = self._ask("choice base", info, 0, info.number).blobs["offer"]
         session = bytes.fromhex(info.session)
         sender, reply = blame_silo(zero, lambda: TransferSender.accept(session, SILO_CHOOSES, offer))
@@ -169,7 +169,7 @@ class OtServer:
             SilodpError: silo 0 asks a second time, otherwise than the first time; or its request fails the consistency
                 check, after which nothing is offered in this run.
         """
-        zero, store = self.setting.names[0], self.context.store.run
+        zero, store = self.spec.names[0], self.context.store.run
         choice = asked.blobs["choice"]
         sender = TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
         if not claim(self.context.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
@@ -195,11 +195,11 @@ class OtServer:
                 self.context.store.round(round_).drop("hidden choice")
             raise
         answer = self._ask("chosen", current_session(store), round_, 0, answer=offered)
-        return {name: answer.blobs[f"to/{name}"] for name in self.setting.names[1:]}
+        return {name: answer.blobs[f"to/{name}"] for name in self.spec.names[1:]}
 
     def _ask(self, kind: str, info: SessionInfo, round_: int, number: int, **blobs: bytes) -> Message:
-        request = Message(kind, self.setting.run, round_, number, {"session": info.session}, blobs=blobs)
-        zero = self.setting.names[0]
+        request = Message(kind, self.spec.run, round_, number, {"session": info.session}, blobs=blobs)
+        zero = self.spec.names[0]
         return self.context.ask_all({zero: request})[zero]
 
 
@@ -208,14 +208,14 @@ class OtClient:
     """A silo's side: silo 0 chooses for all silos, and seals what it received for each of the others.
 
     Attributes:
-        setting: public constants.
+        spec: public constants.
         ratio: k of P.
         member: the silo's key agreement.
         store: the silo's memory of the run.
         opened: returns what silos need, of a round's "chosen" request, silo 0's lookup and the server's answer.
     """
 
-    setting: RunSpec
+    spec: RunSpec
     ratio: SamplingRatio
     member: SiloKeyAgreement
     store: RoundStore
@@ -287,7 +287,7 @@ class OtClient:
             return Lookup.unpack(stored)
         receiver = TransferReceiver.unpack(self._stored(self._place(request, "choices")), 0)
         session = self.member.session(request.run)
-        secret, users = self.member.group_secret(request.run), self.setting.population.users
+        secret, users = self.member.group_secret(request.run), self.spec.population.users
         part = private_sampling.ask(receiver, secret, session.transcript, users, self.ratio, request.round)
         self.store.round(request.round).put("choice", part.pack())
         return part

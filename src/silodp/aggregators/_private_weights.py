@@ -105,42 +105,42 @@ class PrivateWeighting(MaskedAggregator):
             "silo": View("silo", silos, shares_for=m, survivors=survivors),
         }
 
-    def bounds_of(self, setting: RunSpec) -> Bounds:
+    def bounds_of(self, spec: RunSpec) -> Bounds:
         """Return the bounds of the rows; refuse methods that have no weights to hide.
 
         Raises:
             SilodpError: the method does not weight by records.
         """
-        bounds = setting.bounds
-        if bounds is None or not setting.method.needs_counts:
+        bounds = spec.bounds
+        if bounds is None or not spec.method.needs_counts:
             raise SilodpError(
-                f"aggregator = '{self.name}' hides weights by records, and {setting.method.name} as it is set uses "
+                f"aggregator = '{self.name}' hides weights by records, and {spec.method.name} as it is set uses "
                 "none: set weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'.",
                 code="argument.conflict",
                 field="aggregator",
             )
         return bounds
 
-    def describe_grid(self, setting: RunSpec, units: int) -> dict[str, Any]:
+    def describe_grid(self, spec: RunSpec, units: int) -> dict[str, Any]:
         """Return the first lines of `describe`; `units`: grid steps to the clip."""
         return {
-            "silos needed in a sum": setting.population.m,
+            "silos needed in a sum": spec.population.m,
             "count cap per person and silo": self.count_cap,
             "grid steps to the clip": units,
         }
 
-    def describe_sampling(self, setting: RunSpec, entry: int, lookups: int) -> dict[str, Any]:
+    def describe_sampling(self, spec: RunSpec, entry: int, lookups: int) -> dict[str, Any]:
         """Return what it costs that nobody knows the sample; nothing where the server draws it.
 
         Args:
-            setting: public constants.
+            spec: public constants.
             entry: bytes that silo 0 chooses for one person.
             lookups: tables that it chooses from for one person and round.
         """
         ratio, silos, users = (
-            self.sampling_ratio(setting.method),
-            setting.population.silos,
-            setting.population.users,
+            self.sampling_ratio(spec.method),
+            spec.population.silos,
+            spec.population.users,
         )
         if ratio is None:
             return {}
@@ -196,4 +196,4 @@ def integer_rows(update: ClippedRowStream, grid: Quantizer, refused: list[int]) 
     """Yield an update's rows on the grid, chunk by chunk; add the rows that were not finite to `refused`."""
     for chunk in update.chunks:
         refused[0] += chunk.refused
-        yield chunk.owners.cpu().numpy(), grid.truncated(chunk)
+        yield chunk.owners.cpu().numpy(), grid.truncate(chunk)

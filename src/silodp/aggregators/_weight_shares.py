@@ -75,16 +75,16 @@ class ShareConstants:
     word_bits: int
     places: int | None = None
 
-    def reciprocals(self, setting: RunSpec, session: str) -> ReciprocalParameters:
+    def reciprocals(self, spec: RunSpec, session: str) -> ReciprocalParameters:
         """Return the parameters of the lookups of one session."""
-        cap = setting.population.silos * self.count_cap
+        cap = spec.population.silos * self.count_cap
         return ReciprocalParameters(
-            bytes.fromhex(session), setting.population.users, cap, self.weight_bits, self.word_bits
+            bytes.fromhex(session), spec.population.users, cap, self.weight_bits, self.word_bits
         )
 
-    def sampling_ratio(self, setting: RunSpec) -> SamplingRatio | None:
+    def sampling_ratio(self, spec: RunSpec) -> SamplingRatio | None:
         """Return k of P, where nobody is to know the sample; None where the server draws it."""
-        return sampling_ratio(setting.method, self.places)
+        return sampling_ratio(spec.method, self.places)
 
 
 def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordGroup, RoundAttempt]:
@@ -95,27 +95,27 @@ def _counted(plan: ReciprocalParameters, roster: tuple[str, ...]) -> tuple[WordG
 class ServerShares:
     """The server's shares a_u of the weights, and a'_u of a round's sampled weights; each is stored and drawn once."""
 
-    setting: RunSpec
+    spec: RunSpec
     constants: ShareConstants
     context: ServerContext
 
     def set_up(self, info: SessionInfo) -> None:
         """Collect masked counts, make base transfers, and look up one reciprocal per user."""
-        plan, run = self.constants.reciprocals(self.setting, info.session), self.setting.run
-        zero = self.setting.names[0]
+        plan, run = self.constants.reciprocals(self.spec, info.session), self.spec.run
+        zero = self.spec.names[0]
         base = BaseTransfers(plan.session, SERVER_CHOOSES)
         offered = self._ask_zero("base", info, offer=base.offer)
         receiver = blame_silo(zero, lambda: base.receiver(offered.blobs["reply"]))
         request = Message("masked counts", run, 0, info.number, {"session": info.session})
-        counts = self.context.ask_all({name: request for name in self.setting.names})
-        group, _ = _counted(plan, self.setting.names)
+        counts = self.context.ask_all({name: request for name in self.spec.names})
+        group, _ = _counted(plan, self.spec.names)
         masked = [answer.arrays["masked"].copy() for answer in counts.values()]
         counted: Unsigned = sum_values(masked, group)  # N[u] + ρ_u modulo M
         awaited = Server(plan, receiver).set_up(counted)
         answer = self._ask_zero("reciprocals", info, request=awaited.message)
         shares = blame_silo(zero, lambda: awaited.finish(answer.blobs["answer"]))
-        if self.constants.sampling_ratio(self.setting) is not None:
-            OtServer(self.setting, self.context).set_up(info)
+        if self.constants.sampling_ratio(self.spec) is not None:
+            OtServer(self.spec, self.context).set_up(info)
         self._keep(
             self.context.store.run,
             _SHARES,
@@ -136,7 +136,7 @@ class ServerShares:
         answer = self._ask_zero(
             "sample", current_session(self.context.store.run), round_, request=awaited.message
         )
-        shares = blame_silo(self.setting.names[0], lambda: awaited.finish(answer.blobs["answer"]))
+        shares = blame_silo(self.spec.names[0], lambda: awaited.finish(answer.blobs["answer"]))
         self._keep(self.context.store.round(round_), "weights", {"shares": shares})
         return shares
 
@@ -145,10 +145,10 @@ class ServerShares:
         done = self.context.store.round(round_).get("weights")
         if done is not None:
             return Message.decode(done).arrays["shares"], Message.decode(done).blobs
-        kept, offers = self._kept(), OtServer(self.setting, self.context)
+        kept, offers = self._kept(), OtServer(self.spec, self.context)
         awaited = self._awaited(round_, ratio, kept)
         asked = offers.request_sample(round_, request=awaited.message)
-        shares = blame_silo(self.setting.names[0], lambda: awaited.finish(asked.blobs["answer"]))
+        shares = blame_silo(self.spec.names[0], lambda: awaited.finish(asked.blobs["answer"]))
         weights = kept.arrays["shares"]
         boxes = offers.relay_entries(
             round_,
@@ -160,7 +160,7 @@ class ServerShares:
 
     def _awaited(self, round_: int, drawn: NDArray[np.bool_] | SamplingRatio, kept: Message) -> PendingLookup:
         """Return the request of a round, stored before it is sent: a second one would show where the samples differ."""
-        plan = self.constants.reciprocals(self.setting, current_session(self.context.store.run).session)
+        plan = self.constants.reciprocals(self.spec, current_session(self.context.store.run).session)
         stored = self.context.store.round(round_).get("weights asked")
         if stored is None:
             receiver = TransferReceiver.unpack(kept.blobs["receiver"], kept.fields["counter"])
@@ -178,8 +178,8 @@ class ServerShares:
 
     def _ask_zero(self, kind: str, info: SessionInfo, round_: int = 0, **blobs: bytes) -> Message:
         number = 0 if kind == "sample" else info.number
-        request = Message(kind, self.setting.run, round_, number, {"session": info.session}, blobs=blobs)
-        zero = self.setting.names[0]
+        request = Message(kind, self.spec.run, round_, number, {"session": info.session}, blobs=blobs)
+        zero = self.spec.names[0]
         return self.context.ask_all({zero: request})[zero]
 
     def _keep(
@@ -190,7 +190,7 @@ class ServerShares:
         blobs: dict[str, bytes] | None = None,
         fields: dict[str, int] | None = None,
     ) -> None:
-        kept = Message("kept", self.setting.run, fields=fields or {}, arrays=arrays, blobs=blobs or {})
+        kept = Message("kept", self.spec.run, fields=fields or {}, arrays=arrays, blobs=blobs or {})
         store.put(key, kept.encode())
 
     def _kept(self) -> Message:
@@ -207,7 +207,7 @@ class ServerShares:
 class SiloWeights:
     """A silo's shares, and silo 0's tables; the gate lets each be asked for once in a session, or in a round."""
 
-    setting: RunSpec
+    spec: RunSpec
     constants: ShareConstants
     member: SiloKeyAgreement
     store: RoundStore
@@ -234,14 +234,14 @@ class SiloWeights:
         if self._choices is not None:
             return np.frombuffer(self._choices.round_entries(request), "<u8").astype(np.uint64)
         silo = self._shares(request.run)
-        return silo.masks(request.round, _USE) if self.setting.method.samples_users else silo.shares()
+        return silo.masks(request.round, _USE) if self.spec.method.samples_users else silo.shares()
 
     @cached_property
     def _choices(self) -> OtClient | None:
-        ratio = self.constants.sampling_ratio(self.setting)
+        ratio = self.constants.sampling_ratio(self.spec)
         if ratio is None:
             return None
-        return OtClient(self.setting, ratio, self.member, self.store, self._chosen)
+        return OtClient(self.spec, ratio, self.member, self.store, self._chosen)
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
         shares = self._shares(request.run).await_choices(request.round, _USE, part).finish(answer)
@@ -250,7 +250,7 @@ class SiloWeights:
     def _shares(self, run: str) -> SiloShares:
         session = self.member.session(run)
         return SiloShares(
-            self.constants.reciprocals(self.setting, session.transcript.hex()), self.member.group_secret(run)
+            self.constants.reciprocals(self.spec, session.transcript.hex()), self.member.group_secret(run)
         )
 
     def _counts(self, request: Message) -> Message:
@@ -318,15 +318,15 @@ class SiloWeights:
         return self.member.session(request.run, request.fields["session"])
 
 
-def weight_kinds(setting: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
+def weight_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
     """Return the messages of the set-up of shares, as the silo of this name is asked them."""
-    plan, users = constants.reciprocals(setting, bytes(32).hex()), setting.population.users
+    plan, users = constants.reciprocals(spec, bytes(32).hex()), spec.population.users
     session: dict[str, Check] = {"session": is_digest}
-    group, _ = _counted(plan, setting.names)
+    group, _ = _counted(plan, spec.names)
     counts = Kind(
         "masked counts", Schema(session), Schema(arrays={"masked": Array(group.dtype.name, (users,))})
     )
-    if name != setting.names[0]:
+    if name != spec.names[0]:
         return (counts,)
     base = Kind(
         "base",
@@ -334,18 +334,18 @@ def weight_kinds(setting: RunSpec, constants: ShareConstants, name: str) -> tupl
         Schema(blobs={"reply": Blob.of(REPLY_BYTES)}),
     )
     reciprocals = _lookup_kind("reciprocals", users, plan.modulus)
-    return (base, counts, reciprocals, *(() if constants.sampling_ratio(setting) is None else choice_kinds()))
+    return (base, counts, reciprocals, *(() if constants.sampling_ratio(spec) is None else choice_kinds()))
 
 
-def sampling_kinds(setting: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
+def sampling_kinds(spec: RunSpec, constants: ShareConstants, name: str) -> tuple[Kind, ...]:
     """Return the messages that the silo of this name is asked in a round before its update."""
-    ratio, users = constants.sampling_ratio(setting), setting.population.users
-    if name != setting.names[0] or not setting.method.samples_users:
+    ratio, users = constants.sampling_ratio(spec), spec.population.users
+    if name != spec.names[0] or not spec.method.samples_users:
         return ()
     if ratio is None:
         return (_lookup_kind("sample", users, 2),)
-    choice = {"choice": choice_blob(setting, ratio)}
-    return _lookup_kind("sample", users, ratio.denominator, choice), chosen_kind(setting, ratio, 1, 8)
+    choice = {"choice": choice_blob(spec, ratio)}
+    return _lookup_kind("sample", users, ratio.denominator, choice), chosen_kind(spec, ratio, 1, 8)
 
 
 def _lookup_kind(name: str, users: int, size: int, more: Mapping[str, Blob] | None = None) -> Kind:

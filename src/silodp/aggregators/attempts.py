@@ -15,10 +15,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.guarantee import TECHNICAL
 from silodp.aggregators._key_agreement import (
@@ -45,6 +44,10 @@ from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest, is_roster, is_whole
 from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 PURPOSE = "update"
 SEALED_SAMPLE_BLOB = "sampled"
@@ -100,13 +103,13 @@ class MaskedAggregator(Aggregator):
         return self.min_silos
 
     @staticmethod
-    def check_min_silos(setting: RunSpec) -> None:
+    def check_min_silos(spec: RunSpec) -> None:
         """Refuse sums of too few silos.
 
         Raises:
             SilodpError: `min_silos` is below `MIN_SUM`, or above the number of silos.
         """
-        silos, fewest = setting.population.silos, setting.population.m
+        silos, fewest = spec.population.silos, spec.population.m
         if not min(MIN_SUM, silos) <= fewest <= silos or silos < 2:
             raise SilodpError(
                 f"min_silos = {fewest} of {silos} silos: secure aggregation adds up at least {MIN_SUM} silos (all, "
@@ -117,7 +120,7 @@ class MaskedAggregator(Aggregator):
 
     def attempt_script(
         self,
-        setting: RunSpec,
+        spec: RunSpec,
         name: str,
         answer: Schema,
         *,
@@ -128,7 +131,7 @@ class MaskedAggregator(Aggregator):
         """Return the script of one silo: set-up, key agreement, then updates and openings.
 
         Args:
-            setting: public constants.
+            spec: public constants.
             name: the silo's.
             answer: what it answers to an update.
             setup: messages of the set-up after the key agreement.
@@ -137,12 +140,12 @@ class MaskedAggregator(Aggregator):
         """
         private = self.weights_privately
         fields: dict[str, Check] = {
-            "session": is_digest, "release": is_whole, "roster": is_roster(setting.names)
+            "session": is_digest, "release": is_whole, "roster": is_roster(spec.names)
         }  # fmt: skip
-        update = Schema(fields, round_arrays(setting, shows_sample=not private), blobs or {})
+        update = Schema(fields, round_arrays(spec, shows_sample=not private), blobs or {})
         opening = Schema({**fields, "request": is_digest})
         return Script(
-            (*setup_kinds(setting, private), *key_agreement_kinds(setting.names, name), *setup),
+            (*setup_kinds(spec, private), *key_agreement_kinds(spec.names, name), *setup),
             Kind("update", update, answer),
             prepare,
             Kind("open", opening, Schema(blobs={"seal": Blob.of(_SEAL_BYTES)})),
@@ -178,12 +181,12 @@ class ServerAttempts:
     """The server's side: attempts at a round with the silos that still answer; progress is stored before it counts.
 
     Attributes:
-        setting: public constants.
+        spec: public constants.
         context: the server.
         fewest: m, the fewest silos in a sum.
     """
 
-    setting: RunSpec
+    spec: RunSpec
     context: ServerContext
     fewest: int
 
@@ -207,7 +210,7 @@ class ServerAttempts:
             fields = {"session": session, "release": now.release, "roster": list(now.roster)}
             request = Message(
                 "update",
-                self.setting.run,
+                self.spec.run,
                 round_,
                 now.attempt,
                 fields,
@@ -227,7 +230,7 @@ class ServerAttempts:
             if not self.context.charge(round_, now.release, len(now.roster)):
                 return None
             about = {**fields, "request": request.digest()}
-            opening = Message("open", self.setting.run, round_, now.attempt, about)
+            opening = Message("open", self.spec.run, round_, now.attempt, about)
             opened, failures = self.context.ask({name: opening for name in now.roster})
             if failures:  # the others' seals may be open: what comes next is seen beside this
                 now = self._without(now, failures, now.release + 1)
@@ -239,7 +242,7 @@ class ServerAttempts:
     def _progress(self, round_: int) -> RoundAttempt:
         stored = self.context.store.round(round_).get(_PROGRESS)
         if stored is None:
-            return RoundAttempt(round_, 0, 0, self.setting.names, PURPOSE)
+            return RoundAttempt(round_, 0, 0, self.spec.names, PURPOSE)
         fields = Message.decode(stored).fields
         return RoundAttempt(round_, fields["attempt"], fields["release"], tuple(fields["roster"]), PURPOSE)
 
@@ -259,7 +262,7 @@ class ServerAttempts:
             )
         now = RoundAttempt(last.round, last.attempt + 1, release, roster, PURPOSE)
         fields = {"attempt": now.attempt, "release": now.release, "roster": list(roster)}
-        kept = Message("progress", self.setting.run, last.round, fields=fields)
+        kept = Message("progress", self.spec.run, last.round, fields=fields)
         self.context.store.round(last.round).put(_PROGRESS, kept.encode())
         return now
 
@@ -279,10 +282,10 @@ class SiloAttempts:
     masked: Callable[[], str]
 
     @classmethod
-    def of(cls, aggregator: Aggregator, setting: RunSpec, context: SiloContext) -> SiloAttempts:
+    def of(cls, aggregator: Aggregator, spec: RunSpec, context: SiloContext) -> SiloAttempts:
         """Return the side of one silo in a run."""
         return cls(
-            SiloKeyAgreement(context.identity, context.pins, setting.digest, context.store.run),
+            SiloKeyAgreement(context.identity, context.pins, spec.digest, context.store.run),
             context.store,
             context.masked,
         )
@@ -346,13 +349,13 @@ class SiloAttempts:
 class MaskedServer(ABC):
     """The server's side of an aggregator whose rounds are attempts."""
 
-    setting: RunSpec
+    spec: RunSpec
 
     def set_up(self, context: ServerContext) -> None:
         """Let the silos agree on keys, then prepare what else a session needs."""
         set_up(
-            self.setting.run,
-            self.setting.names,
+            self.spec.run,
+            self.spec.names,
             context.store.run,
             context.ask_all,
             lambda session: self.prepare(context, session),
@@ -363,7 +366,9 @@ class MaskedServer(ABC):
 
     def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Make attempts at a round until one succeeds, and return the sum (d,) float64; None: budget spent."""
-        attempts = ServerAttempts(self.setting, context, self.setting.population.m)
+        import torch
+
+        attempts = ServerAttempts(self.spec, context, self.spec.population.m)
         result = attempts.collect(round_, self.request(context, round_, arrays))
         return None if result is None else torch.from_numpy(self.combine(context, result))
 
@@ -379,9 +384,9 @@ class MaskedServer(ABC):
 class MaskedSilo(ABC):
     """A silo's side of an aggregator whose rounds are attempts."""
 
-    def __init__(self, aggregator: Aggregator, setting: RunSpec, context: SiloContext) -> None:
-        self._setting, self._context = setting, context
-        self._seals = SiloAttempts.of(aggregator, setting, context)
+    def __init__(self, aggregator: Aggregator, spec: RunSpec, context: SiloContext) -> None:
+        self._spec, self._context = spec, context
+        self._seals = SiloAttempts.of(aggregator, spec, context)
         self._member = self._seals.member
         self.handlers: Mapping[str, Handler] = self._seals.handlers
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary, View
@@ -26,12 +25,14 @@ from silodp.wire.store import RoundStore
 from silodp.wire.transport import Failure
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from silodp.aggregators.run_spec import RunSpec
 
 
 T = TypeVar("T")
 
-LocalUpdateFn = Callable[[int], tuple[Update, Tensor, np.random.Generator]]
+LocalUpdateFn = Callable[[int], "tuple[Update, Tensor, np.random.Generator]"]
 """Release number of a round -> the silo's update, its weights (U,) float64, and the stream of its share of noise."""
 
 Handler = Callable[[Message], Message]
@@ -213,7 +214,7 @@ class Aggregator(ABC):
         """What hiding the parts of the sum rests on; a guarantee lists them."""
         return ()
 
-    def check(self, setting: RunSpec) -> None:  # noqa: B027  # a default, not a duty
+    def check(self, spec: RunSpec) -> None:  # noqa: B027  # a default, not a duty
         """Refuse, before anything runs, what cannot be added up this way; by default nothing.
 
         Raises:
@@ -243,12 +244,12 @@ class Aggregator(ABC):
             "silo": View("silo", silos, knows_sample=True, counts_disclosed=disclosed),
         }
 
-    def event(self, setting: RunSpec, view: View) -> Event:
+    def event(self, spec: RunSpec, view: View) -> Event:
         """Return what one round costs against a view, with the noise that is drawn; by default the method's event.
 
         Post-processing at the server does not change it. Whatever weakens the noise in what an adversary sees does.
         """
-        return setting.method.dp_event(view)
+        return spec.method.dp_event(view)
 
     @property
     def visibility(self) -> tuple[Visibility, ...]:
@@ -268,60 +269,60 @@ class Aggregator(ABC):
             RECIPIENT,
         )
 
-    def describe(self, setting: RunSpec) -> dict[str, Any]:
+    def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return what it costs and what its limits are, by a name for people; a plan shows it."""
         return {}
 
     # --- how it is done ---
 
     @abstractmethod
-    def script(self, setting: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> Script:
         """Return the messages that the silo of this name answers, with their types; its gate admits no others.
 
         `setup_kinds` and `round_arrays` give the parts that do not depend on the aggregator.
         """
 
     @abstractmethod
-    def server(self, setting: RunSpec) -> ServerAggregator:
+    def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the server's side of a run."""
 
     @abstractmethod
-    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return a silo's side of a run."""
 
 
-def setup_kinds(setting: RunSpec, weights_privately: bool = False) -> tuple[Kind, ...]:
+def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Kind, ...]:
     """Return the messages of the set-up that every script begins with.
 
     Args:
-        setting: public constants.
+        spec: public constants.
         weights_privately: whether the server sees neither counts nor weights.
 
     Returns:
         "counts" where the method needs them, then "setup" with the silo's weights where it has any.
     """
-    persons = (setting.population.users,)
-    dtype = None if weights_privately else setting.method.allotment_dtype
+    persons = (spec.population.users,)
+    dtype = None if weights_privately else spec.method.allotment_dtype
     allotment = {} if dtype is None else {"allotment": Array(dtype, persons, finite=True)}
     setup = Kind("setup", Schema(arrays=allotment))
-    if weights_privately or not setting.method.needs_counts:
+    if weights_privately or not spec.method.needs_counts:
         return (setup,)
     return Kind("counts", answer=Schema(arrays={"counts": Array("int64", persons)})), setup
 
 
-def round_arrays(setting: RunSpec, shows_sample: bool = True) -> dict[str, Array]:
+def round_arrays(spec: RunSpec, shows_sample: bool = True) -> dict[str, Array]:
     """Return the arrays of an update: the model, the users and silos that the method samples, and its state.
 
     Args:
-        setting: public constants.
+        spec: public constants.
         shows_sample: whether silos see which users were sampled.
     """
-    arrays = {"params": Array(setting.dtype, (setting.size,), finite=True)}
-    if shows_sample and setting.method.samples_users:
-        arrays["sample"] = Array("bool", (setting.population.users,))
-    if setting.method.samples_silos:
-        arrays["clients"] = Array("bool", (setting.population.silos,))
-    initial = setting.method.initial_state(setting.population)
+    arrays = {"params": Array(spec.dtype, (spec.size,), finite=True)}
+    if shows_sample and spec.method.samples_users:
+        arrays["sample"] = Array("bool", (spec.population.users,))
+    if spec.method.samples_silos:
+        arrays["clients"] = Array("bool", (spec.population.silos,))
+    initial = spec.method.initial_state(spec.population)
     state = {name: Array(str(value.dtype), value.shape, finite=True) for name, value in initial.items()}
     return {**arrays, **_of_state(state)}
 

@@ -18,8 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import compute_epsilon, default_accountant
-from silodp.accounting.events import Event, NonPrivate, costliest_event, to_discrete, without_amplification
+from silodp.accounting.accountant import choose_accountant, compute_epsilon
+from silodp.accounting.events import (
+    Event,
+    NonPrivate,
+    find_costliest_event,
+    remove_amplification,
+    to_discrete,
+)
 from silodp.accounting.guarantee import TECHNICAL, View
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import box_blob
@@ -41,9 +47,8 @@ from silodp.aggregators.base import (
 )
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
-from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice.noise import scale_noise
-from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, open_sum
 from silodp.crypto.streams import KEY_BYTES
@@ -106,11 +111,11 @@ class Lattice(PrivateWeighting):
         """`attempts`: every round is one at least."""
         return self.attempts
 
-    def check(self, setting: RunSpec) -> None:
+    def check(self, spec: RunSpec) -> None:
         """Refuse methods without weights by records, too few silos, and constants for which no encryption is safe."""
-        bounds = self.bounds_of(setting)
-        self.check_min_silos(setting)
-        self.sampling_ratio(setting.method)
+        bounds = self.bounds_of(spec)
+        self.check_min_silos(spec)
+        self.sampling_ratio(spec.method)
         check_whole("weight_bits", self.weight_bits, most=512)
         if self.units is not None and (self.units < 1 or self.units & (self.units - 1)):
             raise SilodpError(
@@ -126,103 +131,101 @@ class Lattice(PrivateWeighting):
                 code="argument.grid",
                 field="noise_multiplier",
             )
-        self.parameters(setting)
+        self.parameters(spec)
 
-    def parameters(self, setting: RunSpec) -> LatticeParameters:
+    def parameters(self, spec: RunSpec) -> LatticeParameters:
         """Return the encryption's parameters, a function of public constants alone.
 
         Raises:
             SilodpError: no parameters meet every rule of docs/protocols.md, section 3.
         """
-        return _parameters(self, setting)
+        return _parameters(self, spec)
 
-    def event(self, setting: RunSpec, view: View) -> Event:
+    def event(self, spec: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise at the scale of 2^r.
 
         The uniform part of width 2^r is not noise that counts: it lets a row move the rounded sum by up to √d more,
         which the sensitivity includes.
         """
-        p = self.parameters(setting)
+        p = self.parameters(spec)
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
-        return to_discrete(setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, reach)
+        return to_discrete(spec.method.dp_event(view), int(p.sensitivity), spec.sum_size, reach)
 
-    def describe(self, setting: RunSpec) -> dict[str, Any]:
+    def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return sizes, limits, and every rule that the encryption meets."""
-        p = self.parameters(setting)
+        p = self.parameters(spec)
         return {
-            **self.describe_grid(setting, p.clip_units),
+            **self.describe_grid(spec, p.clip_units),
             "weights are multiples of": f"2^-{p.weight_bits}",
             "ring": f"N = {p.ring_size}, Q = 2^{p.modulus_bits} in limbs of {p.limb_bits} bits, T = {p.plaintext_bits}",
-            "bytes up, per silo and round": round(p.bytes_up * setting.sum_size),
+            "bytes up, per silo and round": round(p.bytes_up * spec.sum_size),
             "bytes down, per silo and round": p.bytes_down,
-            **self.describe_sampling(setting, entry=8, lookups=2),
+            **self.describe_sampling(spec, entry=8, lookups=2),
             "exactness": "integers, every block verified",
             "most attempts": self.attempts,
-            "δ kept for what ciphertexts disclose": (1 - self.delta_share) * setting.delta,
+            "δ kept for what ciphertexts disclose": (1 - self.delta_share) * spec.delta,
             "rules": {rule.name: f"{rule.value:.2f} ≤ {rule.limit:.2f}" for rule in p.rules()},
         }
 
-    def constants(self, setting: RunSpec) -> ShareConstants:
+    def constants(self, spec: RunSpec) -> ShareConstants:
         """Return the constants of the shares of weights."""
-        bits = self.parameters(setting).plaintext_bits
+        bits = self.parameters(spec).plaintext_bits
         return ShareConstants(self.count_cap, self.weight_bits, bits, self.hidden_sample)
 
-    def script(self, setting: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> Script:
         """Return set-up, key agreement, shares of weights; then, of silo 0, a round's sample, and attempts."""
         p, constants, ratio = (
-            self.parameters(setting),
-            self.constants(setting),
-            self.sampling_ratio(setting.method),
+            self.parameters(spec),
+            self.constants(spec),
+            self.sampling_ratio(spec.method),
         )
         sent = {part: Blob.of(size) for part, size in p.request_bytes.items()}
-        box = {} if ratio is None else box_blob(setting, name, 8)
+        box = {} if ratio is None else box_blob(spec, name, 8)
         return self.attempt_script(
-            setting,
+            spec,
             name,
             Schema(blobs={"masked": Blob.of(p.digits.size)}),
-            setup=weight_kinds(setting, constants, name),
-            prepare=sampling_kinds(setting, constants, name),
+            setup=weight_kinds(spec, constants, name),
+            prepare=sampling_kinds(spec, constants, name),
             blobs={**sent, **box},
         )
 
-    def server(self, setting: RunSpec) -> ServerAggregator:
+    def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that holds shares of the weights and the secret key."""
-        return _Server(setting, self)
+        return _Server(spec, self)
 
-    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that multiplies encrypted shares."""
-        return _Silo(self, setting, context)
+        return _Silo(self, spec, context)
 
 
 @lru_cache(maxsize=32)
-def _parameters(aggregator: Lattice, setting: RunSpec) -> LatticeParameters:
+def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
     """Search parameters for which what ciphertexts disclose, at the run's ε, fits in the δ kept for it."""
-    bounds = aggregator.bounds_of(setting)
-    silos = setting.population.silos
+    bounds = aggregator.bounds_of(spec)
+    silos = spec.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
-    views = (
-        aggregator.views(setting.method, silos, n)["server"] for n in range(setting.population.m, silos + 1)
-    )
-    event, spent = costliest_event([setting.method.dp_event(view) for view in views]), 0.0
+    views = (aggregator.views(spec.method, silos, n)["server"] for n in range(spec.population.m, silos + 1))
+    event, spent = find_costliest_event([spec.method.dp_event(view) for view in views]), 0.0
     if not isinstance(event, NonPrivate):
-        reach = 1 + math.sqrt(setting.sum_size) / _NOISE_STEPS
-        release = to_discrete(event, _FEWEST_UNITS, setting.sum_size, reach)
-        delta = setting.delta * aggregator.delta_share
+        reach = 1 + math.sqrt(spec.sum_size) / _NOISE_STEPS
+        release = to_discrete(event, _FEWEST_UNITS, spec.sum_size, reach)
+        delta = spec.delta * aggregator.delta_share
         # Every further release of a round has lost a silo, and is charged as of a sample that is known.
-        most_in_a_round = 1 + silos - setting.population.m
+        most_in_a_round = 1 + silos - spec.population.m
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
-        charges = [(release, rounds), (without_amplification(release), further)]
-        spent = compute_epsilon(charges, delta, default_accountant([release]))
+        charges = [(release, rounds), (remove_amplification(release), further)]
+        spent = compute_epsilon(charges, delta, choose_accountant([release]))
     return search_parameters(
-        dimension=setting.sum_size,
-        users=setting.population.users,
+        dimension=spec.sum_size,
+        users=spec.population.users,
         silos=silos,
         count_cap=aggregator.count_cap,
         noise_multiplier=bounds.noise_multiplier * math.sqrt(silos),
         attempts=aggregator.attempts,
         epsilon=spent,
-        delta=setting.delta,
+        delta=spec.delta,
         weight_bits=aggregator.weight_bits,
         clip_units=aggregator.units,
     )
@@ -244,8 +247,8 @@ class _Server(MaskedServer):
 
     def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
         """Return encryptions of the server's shares of the sampled users' weights, anew for every attempt."""
-        p, held = self.aggregator.parameters(self.setting), self._shares(context)
-        ratio = self.aggregator.sampling_ratio(self.setting.method)
+        p, held = self.aggregator.parameters(self.spec), self._shares(context)
+        ratio = self.aggregator.sampling_ratio(self.spec.method)
         boxes: Mapping[str, bytes] = {}
         if ratio is None:
             shares = held.round_shares(round_, arrays.get("sample"))
@@ -261,17 +264,17 @@ class _Server(MaskedServer):
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         """Add the masked ciphertexts, take the seals off, and decrypt once."""
-        p = self.aggregator.parameters(self.setting)
+        p = self.aggregator.parameters(self.spec)
         values = [
-            self._digits(name, result.answers[name]) for name in self.setting.names if name in result.answers
+            self._digits(name, result.answers[name]) for name in self.spec.names if name in result.answers
         ]
         server = LatticeServer(p, self._key(context, result.attempt))
         total: np.ndarray = server.decrypt(open_sum(values, result.seals, p.digits))
-        clip = self.aggregator.bounds_of(self.setting).clip
+        clip = self.aggregator.bounds_of(self.spec).clip
         return total * (clip / p.clip_units / 2.0**p.weight_bits)
 
     def _shares(self, context: ServerContext) -> ServerShares:
-        return ServerShares(self.setting, self.aggregator.constants(self.setting), context)
+        return ServerShares(self.spec, self.aggregator.constants(self.spec), context)
 
     def _key(self, context: ServerContext, attempt: RoundAttempt) -> bytes:
         """Return the key of one attempt, from which its secret key and encryptions follow.
@@ -306,11 +309,11 @@ class _Server(MaskedServer):
                 field="attempts",
             )
         counted = {"made": counted["made"] + 1, "last": this}
-        context.store.run.put("attempts made", Message("attempts", self.setting.run, fields=counted).encode())
+        context.store.run.put("attempts made", Message("attempts", self.spec.run, fields=counted).encode())
 
     def _digits(self, name: str, answer: Message) -> np.ndarray:
         try:
-            return self.aggregator.parameters(self.setting).digits.from_bytes(answer.blobs["masked"])
+            return self.aggregator.parameters(self.spec).digits.from_bytes(answer.blobs["masked"])
         except SilodpError as error:
             raise SilodpError(f"silo '{name}': {error}", code=error.code) from None
 
@@ -321,11 +324,11 @@ def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
 
 
 class _Silo(PrivateWeightingSilo):
-    def __init__(self, aggregator: Lattice, setting: RunSpec, context: SiloContext) -> None:
-        super().__init__(aggregator, setting, context)
-        self._parameters = aggregator.parameters(setting)
+    def __init__(self, aggregator: Lattice, spec: RunSpec, context: SiloContext) -> None:
+        super().__init__(aggregator, spec, context)
+        self._parameters = aggregator.parameters(spec)
         self._weights = SiloWeights(
-            setting, aggregator.constants(setting), self._member, context.store, context.counts
+            spec, aggregator.constants(spec), self._member, context.store, context.counts
         )
         self.handlers = {**self.handlers, **self._weights.handlers}
 
@@ -333,7 +336,7 @@ class _Silo(PrivateWeightingSilo):
         return Quantizer(bounds.clip, self._parameters.clip_units)
 
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        share = draw_skellam(self._setting.sum_size, noise_std(bounds, self._parameters) ** 2, stream)
+        share = draw_skellam(self._spec.sum_size, noise_std(bounds, self._parameters) ** 2, stream)
         return {"noise": scale_noise(share, self._parameters.noise_shift, stream)}
 
     def multiply(

@@ -35,7 +35,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.secure_aggregation import RoundAttempt, WordGroup, apply_masks, open_sum
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, fixed_point, ring_bits
+from silodp.mechanisms.quantization import FIXED_POINT_STEP, Quantizer, choose_ring_bits, to_fixed_point
 from silodp.methods.base import Method
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Schema, Script
@@ -71,10 +71,10 @@ class Masked(MaskedAggregator):
         RECIPIENT,
     )
 
-    def check(self, setting: RunSpec) -> None:
+    def check(self, spec: RunSpec) -> None:
         """Refuse too few silos, or a grid or a ring that does not exist."""
-        self.check_min_silos(setting)
-        self.ring(setting)
+        self.check_min_silos(spec)
+        self.ring(spec)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
         """Return what each sees: everyone sees the sum, the first column of docs/privacy.md, section 3."""
@@ -86,59 +86,57 @@ class Masked(MaskedAggregator):
             "silo": replace(released, adversary="silo", knows_sample=True, counts_disclosed=disclosed),
         }
 
-    def event(self, setting: RunSpec, view: View) -> Event:
+    def event(self, spec: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise.
 
         What a colluding silo does not know may move by as little as one S-th of the clip; charging it as so few grid
         steps costs more, if anything.
         """
-        event = setting.method.dp_event(view)
-        if setting.bounds is None:
+        event = spec.method.dp_event(view)
+        if spec.bounds is None:
             return event
         # Where silos clip differently, the smallest clip's steps: with the same noise, fewer steps cost more.
-        units = math.floor(Quantizer.for_(setting.bounds, self.units).units * setting.bounds.min_clip_ratio)
-        silos, spread_over = setting.population.silos, setting.bounds.spread_over
-        if view.adversary == "silo" and setting.method.unit != "record":
+        units = math.floor(Quantizer.for_(spec.bounds, self.units).units * spec.bounds.min_clip_ratio)
+        silos, spread_over = spec.population.silos, spec.bounds.spread_over
+        if view.adversary == "silo" and spec.method.unit != "record":
             units //= silos
         else:
             # The event's multiplier is in units of what the n silos in the sum can move, and so are its grid steps.
             units = units * min(view.n, spread_over) // spread_over
-        return to_discrete(event, max(1, units), setting.sum_size)
+        return to_discrete(event, max(1, units), spec.sum_size)
 
-    def ring(self, setting: RunSpec) -> tuple[WordGroup, float]:
+    def ring(self, spec: RunSpec) -> tuple[WordGroup, float]:
         """Return the ring that sums live in, and the size of a grid step in units of the update."""
-        if setting.bounds is None:
-            return WordGroup(setting.sum_size, 64), FIXED_POINT_STEP
-        grid = Quantizer.for_(setting.bounds, self.units)
-        return WordGroup(
-            setting.sum_size, ring_bits(setting.bounds, grid, setting.population.silos)
-        ), grid.step
+        if spec.bounds is None:
+            return WordGroup(spec.sum_size, 64), FIXED_POINT_STEP
+        grid = Quantizer.for_(spec.bounds, self.units)
+        return WordGroup(spec.sum_size, choose_ring_bits(spec.bounds, grid, spec.population.silos)), grid.step
 
-    def describe(self, setting: RunSpec) -> dict[str, Any]:
+    def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return grid, ring, and what travels."""
-        ring, step = self.ring(setting)
+        ring, step = self.ring(spec)
         return {
-            "silos needed in a sum": setting.population.m,
-            "grid steps to the clip": None if setting.bounds is None else round(setting.bounds.clip / step),
+            "silos needed in a sum": spec.population.m,
+            "grid steps to the clip": None if spec.bounds is None else round(spec.bounds.clip / step),
             "sums modulo": f"2^{ring.bits}",
-            "bytes up, per silo and round": setting.sum_size * ring.dtype.itemsize,
+            "bytes up, per silo and round": spec.sum_size * ring.dtype.itemsize,
             "exactness": "integers, exact",
             "security": "X25519, Ed25519, HKDF-SHA256, ChaCha20: 128 bits",
         }
 
-    def script(self, setting: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> Script:
         """Return set-up, key agreement, then attempts."""
-        ring, _ = self.ring(setting)
-        answer = Schema(arrays={"masked": Array(ring.dtype.name, (setting.sum_size,))})
-        return self.attempt_script(setting, name, answer)
+        ring, _ = self.ring(spec)
+        answer = Schema(arrays={"masked": Array(ring.dtype.name, (spec.sum_size,))})
+        return self.attempt_script(spec, name, answer)
 
-    def server(self, setting: RunSpec) -> ServerAggregator:
+    def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that relays keys, collects, opens and adds."""
-        return _Server(setting, self)
+        return _Server(spec, self)
 
-    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that masks and seals."""
-        return _Silo(self, setting, context)
+        return _Silo(self, spec, context)
 
 
 @dataclass(frozen=True)
@@ -146,22 +144,22 @@ class _Server(MaskedServer):
     aggregator: Masked
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
-        ring, step = self.aggregator.ring(self.setting)
+        ring, step = self.aggregator.ring(self.spec)
         values = [answer.arrays["masked"].copy() for answer in result.answers.values()]
         total: np.ndarray = ring.center(open_sum(values, result.seals, ring)) * step
         return total
 
 
 class _Silo(MaskedSilo):
-    def __init__(self, aggregator: Masked, setting: RunSpec, context: SiloContext) -> None:
-        super().__init__(aggregator, setting, context)
+    def __init__(self, aggregator: Masked, spec: RunSpec, context: SiloContext) -> None:
+        super().__init__(aggregator, spec, context)
         self._aggregator = aggregator
 
     def answer(
         self, request: Message, session: Session, attempt: RoundAttempt, work: LocalUpdateFn
     ) -> tuple[Message, int]:
         drawn = self._seals.get_or_draw(request, attempt, lambda: self._noisy(work, attempt.release))
-        ring, _ = self._aggregator.ring(self._setting)
+        ring, _ = self._aggregator.ring(self._spec)
         value = apply_masks(ring.from_integers(drawn["noisy"]), ring, session, attempt, request.digest())
         return request.answer(masked=value), int(drawn["refused"][0])
 
@@ -169,9 +167,9 @@ class _Silo(MaskedSilo):
         """Draw the noisy integers (d,) int64 of one release."""
         update, weights, noise = work(release)
         if isinstance(update, LocallyNoisedUpdate):
-            value, refused = fixed_point(update.value, self._setting.population.silos), update.refused
+            value, refused = to_fixed_point(update.value, self._spec.population.silos), update.refused
         else:  # the grid of all silos, although this one's share of noise may differ
-            grid = Quantizer.for_(self._setting.bounds or update.bounds, self._aggregator.units)
+            grid = Quantizer.for_(self._spec.bounds or update.bounds, self._aggregator.units)
             share = grid.release(update, weights, noise)
             value, refused = share.value, share.refused
         return {"noisy": value, "refused": np.array([refused])}

@@ -42,7 +42,7 @@ from silodp.crypto.secure_aggregation import RoundAttempt, apply_masks, apply_pa
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds
 from silodp.mechanisms.noise import draw_skellam
-from silodp.mechanisms.quantization import Quantizer, noise_variance
+from silodp.mechanisms.quantization import Quantizer, compute_noise_variance
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Blob, Check, Kind, Schema, Script, is_digest
 
@@ -80,69 +80,69 @@ class Paillier(PrivateWeighting):
     name = "paillier"
     protocol_assumptions = ASSUMPTIONS
 
-    def check(self, setting: RunSpec) -> None:
+    def check(self, spec: RunSpec) -> None:
         """Refuse too few silos, methods without weights by records, a coarse grid, and sums beyond a plaintext."""
-        self.check_min_silos(setting)
-        self.sampling_ratio(setting.method)
-        self.parameters(setting)
+        self.check_min_silos(spec)
+        self.sampling_ratio(spec.method)
+        self.parameters(spec)
 
-    def grid(self, setting: RunSpec) -> Quantizer:
+    def grid(self, spec: RunSpec) -> Quantizer:
         """Return the grid of the rows.
 
         Raises:
             SilodpError: it has fewer than 64√d steps to the clip, with which the shift of the uniform part would add
                 more than 1/64 to the sensitivity.
         """
-        bounds = self.bounds_of(setting)
+        bounds = self.bounds_of(spec)
         finest = Quantizer.for_(bounds).units
         grid = Quantizer.for_(bounds, min(finest, _MOST_UNITS) if self.units is None else self.units)
-        if grid.units < 64 * math.sqrt(setting.sum_size):
+        if grid.units < 64 * math.sqrt(spec.sum_size):
             raise SilodpError(
-                f"{grid.units} grid steps to the clip are too few for {setting.sum_size} parameters under "
-                f"'paillier': set units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(setting.sum_size)))}, or "
+                f"{grid.units} grid steps to the clip are too few for {spec.sum_size} parameters under "
+                f"'paillier': set units ≥ {2 ** math.ceil(math.log2(64 * math.sqrt(spec.sum_size)))}, or "
                 f"aggregator = 'lattice'.",
                 code="argument.grid",
                 field="units",
             )
         return grid
 
-    def parameters(self, setting: RunSpec) -> PaillierParameters:
+    def parameters(self, spec: RunSpec) -> PaillierParameters:
         """Return the encryption's parameters, a function of public constants alone.
 
         Raises:
             SilodpError: the sum does not fit in a plaintext.
         """
-        bounds, grid = self.bounds_of(setting), self.grid(setting)
+        bounds, grid = self.bounds_of(spec), self.grid(spec)
         return PaillierParameters(
-            silos=setting.population.silos,
-            users=setting.population.users,
-            dimension=setting.sum_size,
+            silos=spec.population.silos,
+            users=spec.population.users,
+            dimension=spec.sum_size,
             count_cap=self.count_cap,
             row_bound=grid.units,
-            noise_std=math.sqrt(noise_variance(bounds, grid)),
+            noise_std=math.sqrt(compute_noise_variance(bounds, grid)),
             key_bits=self.key_bits,
             insecure_for_tests=self.insecure_for_tests,
         )
 
-    def event(self, setting: RunSpec, view: View) -> Event:
+    def event(self, spec: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise at the scale C_LCM.
 
         The uniform part of width C_LCM is not noise that counts: it lets a row move the rounded sum by up to √d more,
         which the sensitivity includes.
         """
-        p = self.parameters(setting)
+        p = self.parameters(spec)
         return to_discrete(
-            setting.method.dp_event(view), int(p.sensitivity), setting.sum_size, p.sensitivity / p.row_bound
+            spec.method.dp_event(view), int(p.sensitivity), spec.sum_size, p.sensitivity / p.row_bound
         )
 
-    def describe(self, setting: RunSpec) -> dict[str, Any]:
+    def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return sizes and limits."""
-        p = self.parameters(setting)
-        sampling = self.describe_sampling(setting, entry=8 * p.entry_words, lookups=1)
+        p = self.parameters(spec)
+        sampling = self.describe_sampling(spec, entry=8 * p.entry_words, lookups=1)
         if sampling:  # one of zero and one of the inverse, whatever P
             sampling["encryptions by the server, per round"] = 2 * p.users
         return {
-            **self.describe_grid(setting, p.row_bound),
+            **self.describe_grid(spec, p.row_bound),
             "key": f"{p.key_bits} bits",
             "parameters in one ciphertext": p.slots,
             "bytes up, per silo and round": p.ciphertexts * p.key_bits // 4,
@@ -152,26 +152,26 @@ class Paillier(PrivateWeighting):
             "security": "128 bits (NIST SP 800-57: 3072-bit moduli)" if p.key_bits >= SECURE_BITS else "none",
         }
 
-    def script(self, setting: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> Script:
         """Return set-up, key agreement, blinded counts; then, of silo 0, a round's sample, and attempts."""
         p, ratio, first = (
-            self.parameters(setting),
-            self.sampling_ratio(setting.method),
-            name == setting.names[0],
+            self.parameters(spec),
+            self.sampling_ratio(spec.method),
+            name == spec.names[0],
         )
         session: dict[str, Check] = {"session": is_digest}
         key = {"key": Blob.of(p.key_bits // 8), "proof": Blob.of(proof_bytes(p.key_bits))}
         counts = Schema(blobs={"counts": Blob.of(p.users * p.key_bits // 8)})
         prepare: tuple[Kind, ...] = ()
         if ratio is not None and first:
-            choice = Schema(blobs={"choice": choice_blob(setting, ratio)})
+            choice = Schema(blobs={"choice": choice_blob(spec, ratio)})
             sample = Kind("sample", Schema(session), choice)
-            prepare = (sample, chosen_kind(setting, ratio, p.entry_words, p.key_bits // 4))
+            prepare = (sample, chosen_kind(spec, ratio, p.entry_words, p.key_bits // 4))
         sent = {} if ratio is not None else {"inverses": Blob.of(p.users * p.key_bits // 4)}
-        box = {} if ratio is None else box_blob(setting, name, p.key_bits // 4)
+        box = {} if ratio is None else box_blob(spec, name, p.key_bits // 4)
         blinded = Kind("blinded counts", Schema(session, blobs=key), counts)
         return self.attempt_script(
-            setting,
+            spec,
             name,
             Schema(blobs={"answer": Blob.of(p.ciphertexts * p.key_bits // 4)}),
             setup=(blinded, *(choice_kinds() if ratio is not None and first else ())),
@@ -179,13 +179,13 @@ class Paillier(PrivateWeighting):
             blobs={**sent, **box},
         )
 
-    def server(self, setting: RunSpec) -> ServerAggregator:
+    def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that holds the private key."""
-        return _Server(setting, self)
+        return _Server(spec, self)
 
-    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that raises ciphertexts to powers."""
-        return _Silo(self, setting, context)
+        return _Silo(self, spec, context)
 
 
 @dataclass(frozen=True)
@@ -194,22 +194,22 @@ class _Server(MaskedServer):
 
     def prepare(self, context: ServerContext, session: SessionInfo) -> None:
         """Collect blinded counts under a fresh key."""
-        server = PaillierServer(self.aggregator.parameters(self.setting))
+        server = PaillierServer(self.aggregator.parameters(self.spec))
         # The proof is bound to the session, so that one made for another session is refused.
         blobs = {"key": server.public_key(), "proof": server.key_proof(bytes.fromhex(session.session))}
         named = {"session": session.session}
-        request = Message("blinded counts", self.setting.run, 0, session.number, named, blobs=blobs)
-        answers = context.ask_all({name: request for name in self.setting.names})
+        request = Message("blinded counts", self.spec.run, 0, session.number, named, blobs=blobs)
+        answers = context.ask_all({name: request for name in self.spec.names})
         server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
         if self.aggregator.samples_users_privately:
-            OtServer(self.setting, context).set_up(session)
+            OtServer(self.spec, context).set_up(session)
         context.store.run.put("paillier", server.pack())
 
     def request(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> RoundRequest:
         """Return encryptions of the sampled users' blinded inverses 1/N[u]."""
         p, ratio = (
-            self.aggregator.parameters(self.setting),
-            self.aggregator.sampling_ratio(self.setting.method),
+            self.aggregator.parameters(self.spec),
+            self.aggregator.sampling_ratio(self.spec.method),
         )
         server = self._party(context)
         sampled = arrays.get("sample", np.ones(p.users, dtype=bool))
@@ -238,12 +238,12 @@ class _Server(MaskedServer):
         scaled = server.compute_scaled_sum(
             [answer.blobs["answer"] for answer in result.answers.values()], sealed
         )
-        total: np.ndarray = server.rounded(scaled) * self.aggregator.grid(self.setting).step
+        total: np.ndarray = server.round_sum(scaled) * self.aggregator.grid(self.spec).step
         return total
 
     def _party(self, context: ServerContext) -> PaillierServer:
         return PaillierServer.unpack(
-            self.aggregator.parameters(self.setting), context.store.run.get("paillier") or b""
+            self.aggregator.parameters(self.spec), context.store.run.get("paillier") or b""
         )
 
     def _boxes(
@@ -253,7 +253,7 @@ class _Server(MaskedServer):
         done = context.store.round(round_).get("hidden")
         if done is not None:
             return Message.decode(done).blobs
-        drawn, offers = self._drawn(context, round_, server, ratio), OtServer(self.setting, context)
+        drawn, offers = self._drawn(context, round_, server, ratio), OtServer(self.spec, context)
         places = drawn.arrays["places"]
         tables = server.tables(ratio, places, drawn.blobs["pairs"])
         boxes = offers.relay_entries(
@@ -261,7 +261,7 @@ class _Server(MaskedServer):
             offers.request_sample(round_),
             lambda sender, choice: lookup.answer(sender, transfer_counter(round_), choice, tables),
         )
-        context.store.round(round_).put("hidden", Message("kept", self.setting.run, blobs=boxes).encode())
+        context.store.round(round_).put("hidden", Message("kept", self.spec.run, blobs=boxes).encode())
         return boxes
 
     def _drawn(
@@ -270,9 +270,9 @@ class _Server(MaskedServer):
         """Return i_u and the ciphertexts of a round, stored before use: two tables would show two entries of a user."""
         stored = context.store.round(round_).get("hidden drawn")
         if stored is None:
-            places = private_sampling.draw_server_cells(self.setting.population.users, ratio)
+            places = private_sampling.draw_server_cells(self.spec.population.users, ratio)
             kept = Message(
-                "kept", self.setting.run, arrays={"places": places}, blobs={"pairs": server.encrypt_pairs()}
+                "kept", self.spec.run, arrays={"places": places}, blobs={"pairs": server.encrypt_pairs()}
             )
             stored = kept.encode()
             context.store.round(round_).put("hidden drawn", stored)
@@ -280,22 +280,22 @@ class _Server(MaskedServer):
 
 
 class _Silo(PrivateWeightingSilo):
-    def __init__(self, aggregator: Paillier, setting: RunSpec, context: SiloContext) -> None:
-        super().__init__(aggregator, setting, context)
+    def __init__(self, aggregator: Paillier, spec: RunSpec, context: SiloContext) -> None:
+        super().__init__(aggregator, spec, context)
         self._aggregator = aggregator
-        ratio = aggregator.sampling_ratio(setting.method)
+        ratio = aggregator.sampling_ratio(spec.method)
         self._choices = (
-            None if ratio is None else OtClient(setting, ratio, self._member, context.store, self._chosen)
+            None if ratio is None else OtClient(spec, ratio, self._member, context.store, self._chosen)
         )
         hidden = {} if self._choices is None else {**self._choices.handlers, "sample": self._choices.sample}
         self.handlers = {**self.handlers, "blinded counts": self._counts, **hidden}
 
     def grid(self, bounds: Bounds) -> Quantizer:
-        return self._aggregator.grid(self._setting)
+        return self._aggregator.grid(self._spec)
 
     def draw_noise(self, bounds: Bounds, stream: np.random.Generator) -> dict[str, np.ndarray]:
-        p = self._aggregator.parameters(self._setting)
-        noise = draw_skellam(p.dimension, noise_variance(bounds, self.grid(bounds)), stream)
+        p = self._aggregator.parameters(self._spec)
+        noise = draw_skellam(p.dimension, compute_noise_variance(bounds, self.grid(bounds)), stream)
         return {"noise": noise, "uniform": np.frombuffer(stream.bytes(p.dimension * _width(p)), np.uint8)}
 
     def multiply(
@@ -314,12 +314,12 @@ class _Silo(PrivateWeightingSilo):
         return {"answer": silo.answer(sent, rows, noise["noise"], masks, uniform)}
 
     def _chosen(self, request: Message, part: Lookup, answer: bytes) -> bytes:
-        p = self._aggregator.parameters(self._setting)
+        p = self._aggregator.parameters(self._spec)
         return unpack_ciphertexts(p, part.entries(answer, p.entry_words))
 
     def _counts(self, request: Message) -> Message:
         session = self._member.session(request.run, request.fields["session"])
-        p, key = self._aggregator.parameters(self._setting), request.blobs["key"]
+        p, key = self._aggregator.parameters(self._spec), request.blobs["key"]
         verify_modulus(PublicKey.from_bytes(key, p.key_bits), request.blobs["proof"], session.transcript)
         self._context.store.run.put("paillier key", key)
         silo, public = self._party(request.run, session)
@@ -330,7 +330,7 @@ class _Silo(PrivateWeightingSilo):
 
     def _party(self, run: str, session: Session) -> tuple[PaillierSilo, PublicKey]:
         key = self._context.store.run.get("paillier key") or b""
-        p = self._aggregator.parameters(self._setting)
+        p = self._aggregator.parameters(self._spec)
         silo = PaillierSilo(
             p,
             session.roster.index(session.name),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.aggregators.base import (
     Aggregator,
@@ -26,6 +24,9 @@ from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, relea
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array, Kind, Schema, Script
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True, repr=False)
 class Plain(Aggregator):
@@ -37,20 +38,20 @@ class Plain(Aggregator):
 
     name = "plain"
 
-    def describe(self, setting: RunSpec) -> dict[str, Any]:
+    def describe(self, spec: RunSpec) -> dict[str, Any]:
         """Return the size of a share."""
-        return {"bytes up, per silo and round": 8 * setting.sum_size, "exactness": "floating point"}
+        return {"bytes up, per silo and round": 8 * spec.sum_size, "exactness": "floating point"}
 
-    def script(self, setting: RunSpec, name: str) -> Script:
+    def script(self, spec: RunSpec, name: str) -> Script:
         """Return the set-up, then updates in clear."""
-        share = Schema(arrays={"share": Array("float64", (setting.sum_size,))})
-        return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), share))
+        share = Schema(arrays={"share": Array("float64", (spec.sum_size,))})
+        return Script(setup_kinds(spec), Kind("update", Schema(arrays=round_arrays(spec)), share))
 
-    def server(self, setting: RunSpec) -> ServerAggregator:
+    def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that asks and adds."""
-        return PlainServer(setting)
+        return PlainServer(spec)
 
-    def silo(self, setting: RunSpec, context: SiloContext) -> SiloAggregator:
+    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that weights, sums, adds noise and sends."""
         return _PlainSilo()
 
@@ -59,17 +60,19 @@ class Plain(Aggregator):
 class PlainServer:
     """The server's side; a subclass may combine the shares in another way, which is post-processing."""
 
-    setting: RunSpec
+    spec: RunSpec
 
     def set_up(self, context: ServerContext) -> None:
         """Do nothing."""
 
     def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Charge the round, ask every silo, and combine the shares."""
-        if not context.charge(round_, 0, self.setting.population.silos):
+        import torch
+
+        if not context.charge(round_, 0, self.spec.population.silos):
             return None
-        request = Message("update", self.setting.run, round_, arrays=dict(arrays))
-        answers = context.ask_all({name: request for name in self.setting.names})
+        request = Message("update", self.spec.run, round_, arrays=dict(arrays))
+        answers = context.ask_all({name: request for name in self.spec.names})
         # In the order of the names: float addition depends on it.
         return self.combine(
             torch.stack([torch.from_numpy(answers[n].arrays["share"]) for n in sorted(answers)])

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from silodp.accounting.accountant import Accountant, find_accountant
-from silodp.accounting.events import Event, costliest_event, without_amplification
+from silodp.accounting.events import Event, find_costliest_event, remove_amplification
 from silodp.accounting.guarantee import Adversary, View
 from silodp.accounting.ledger import ACCOUNTING, Budget, LedgerHeader
 from silodp.aggregators.base import Aggregator
@@ -189,7 +189,7 @@ class RunSpec:
         cost = self.round_events(survivors, round_)
         if release == 0 or self.method.clips_records:
             return cost
-        return {adversary: without_amplification(event) for adversary, event in cost.items()}
+        return {adversary: remove_amplification(event) for adversary, event in cost.items()}
 
     def costliest_events(self, round_: int = 0, release: int = 0) -> dict[Adversary, Event]:
         """Return what one release costs at most, whichever of the silos answer it.
@@ -205,7 +205,7 @@ class RunSpec:
             self.release_events(survivors, round_, release)
             for survivors in range(self.min_silos, len(self.names) + 1)
         ]
-        return {name: costliest_event([cost[name] for cost in found]) for name in found[0]}
+        return {name: find_costliest_event([cost[name] for cost in found]) for name in found[0]}
 
     def calibrate(self) -> RunSpec:
         """Return the same run, its method knowing what the units' own budgets allow; every party finds the same.

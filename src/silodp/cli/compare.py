@@ -24,7 +24,7 @@ from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
 from silodp.report.compare_page import format_table, render_comparison
 from silodp.report.divergence import get_measure, list_quantities
-from silodp.report.formatting import format_measure, to_finite
+from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
@@ -267,7 +267,7 @@ def _summarize_method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[
         ],
         "stopped": runs[0]["stopped"],
         "rounds": rounds,
-        "epsilon_by_round": {a: [to_finite(row["epsilon"][a]) for row in rows] for a in ADVERSARIES},
+        "epsilon_by_round": {a: [as_number(row["epsilon"][a]) for row in rows] for a in ADVERSARIES},
         "curves": curves,
         "final": {name: _compute_spread(_at_round([runs], last, name)) for name in names},
         "refused": sum(sum((row.get("refused") or {}).values()) for run in runs for row in run["rows"]),

@@ -24,7 +24,7 @@ from silodp.data.federation import Federation, count_persons_by_silos, find_link
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.report.divergence import describe_refused, find_divergence
-from silodp.report.formatting import to_finite
+from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import describe_guarantee, format_guarantees
 from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, read_run
@@ -190,8 +190,8 @@ def _summarize(
         "aggregator": config.aggregator_name,
         "rounds": released.rounds,
         "stopped": result.stopped,
-        "loss": to_finite(last.get("loss")),
-        "metrics": {name: to_finite(value) for name, value in last.get("metrics", {}).items()},
+        "loss": as_number(last.get("loss")),
+        "metrics": {name: as_number(value) for name, value in last.get("metrics", {}).items()},
         "warnings": [*find_divergence(result.metrics), *describe_refused(result.metrics)],
         "epsilon": released.epsilon,
         "delta": released.delta,

@@ -17,12 +17,10 @@ from dataclasses import is_dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
-import torch
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from torch import nn
 
 from silodp.aggregators import AGGREGATORS, Aggregator
 from silodp.data.dataset import Dataset
@@ -31,9 +29,12 @@ from silodp.errors import SilodpError, describe_exception, first_line, lookup, s
 from silodp.methods import METHODS, Method
 from silodp.training.losses import LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric
-from silodp.training.model_checks import inspect_model, inspect_on
 from silodp.training.models import MODELS
-from silodp.training.task import Task
+
+if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
+    from torch import nn
+
+    from silodp.training.task import Task
 
 T = TypeVar("T")
 
@@ -157,17 +158,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return value
         if not isinstance(value, Mapping):
             raise _no_table(where, value)
-        # A base class with a registry: the `name` in the table selects the class.
-        registry = getattr(table, "registry", None)
-        if registry is not None:
-            if not isinstance(value.get("name"), str):
-                raise SilodpError(
-                    f"{where}.name is missing: use one of {', '.join(registry())}.",
-                    code="config.missing_field",
-                    field=f"{where}.name",
-                )
-            table = lookup(value["name"], registry(), f"{where}.name")
-            value = {key: entry for key, entry in value.items() if key != "name"}
+        if hasattr(table, "registry"):  # a base class: the `name` in the table selects the class
+            table, value = _select_class(table, value, where)
         return build(table, value, where, where)
     if hint is Any:
         return value
@@ -178,6 +170,19 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         raise _wrong_value(where, value, error) from None
     except PydanticUserError:  # a type that pydantic does not know
         return value
+
+
+def _select_class(base: Any, table: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
+    """Return the class that a table names, in the registry of its base class or by reference; and the other fields."""
+    rest = dict(table)
+    name = rest.pop("name", None)
+    if not isinstance(name, str):
+        raise SilodpError(
+            f"{where}.name is missing: use one of {', '.join(base.registry())}, or 'file.py:Name'.",
+            code="config.missing_field",
+            field=f"{where}.name",
+        )
+    return find_plugin(name, base.registry(), base, f"{where}.name"), rest
 
 
 def _find_dataclass(hint: Any) -> type | None:
@@ -364,6 +369,8 @@ def build_task(
     Raises:
         SilodpError: a name or a reference that is not found, or a model that cannot be built.
     """
+    from silodp.training.task import Task
+
     survival = public.labels == "survival"
     if dataset is not None:
         model = dataset.model if model is None else model
@@ -384,6 +391,9 @@ def build_task(
 
 
 def _build_model(name: str, options: Mapping[str, Any], data: PublicData, seed: int | None) -> nn.Module:
+    import torch
+    from torch import nn
+
     builder = _find(name, MODELS, "task.model")
     if isinstance(builder, nn.Module):
         return builder
@@ -421,6 +431,10 @@ def _build_model(name: str, options: Mapping[str, Any], data: PublicData, seed: 
 
 def _count_outputs(network: nn.Module, public: PublicData) -> int:
     """Return the number of outputs that the model has per record, counted on made-up records."""
+    import torch
+
+    from silodp.training.model_checks import inspect_model, inspect_on
+
     inspect_model(network)
     example = torch.from_numpy(public.synthetic_batch()[0]).to(next(network.parameters()))
     inspect_on(network, example)

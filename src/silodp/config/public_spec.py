@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.schema import RunConfig
+from silodp.data.public import PublicData
 from silodp.runtime.prepare import describe_model
+from silodp.training.losses import LOSSES
+from silodp.training.metrics import METRICS
+from silodp.training.models import SIZES
 
 ASSUMED_USERS = 1000
 """U where neither configuration nor caller states it: ε does not depend on it, the size of masked sums does."""
@@ -33,7 +37,7 @@ def build_public_spec(config: RunConfig, users: int | None = None) -> tuple[RunS
     aggregator = config.aggregator()
     spec = RunSpec(
         data,
-        describe_model(config.task(data)),
+        _count_parameters(config, data) or describe_model(config.task(data)),
         config.method(),
         aggregator,
         aggregator.min_silos_for(len(data.silos)),
@@ -44,3 +48,15 @@ def build_public_spec(config: RunConfig, users: int | None = None) -> tuple[RunS
         silo_limits=config.silo_limits,
     )
     return spec.calibrate(), is_assumed
+
+
+def _count_parameters(config: RunConfig, data: PublicData) -> ModelSpec | None:
+    """Return the size of a model of silodp that fits the records, without building it; None for all others."""
+    task, dataset = config.task_section, config.dataset
+    name = task.model or dataset.model or ("logistic" if data.classes else "cox_linear")
+    given = (task.loss is None or task.loss in LOSSES) and METRICS.keys() >= set(task.metrics or ())
+    is_image = name.startswith("cnn_")
+    fits = data.record_shape == (1, 28, 28) and data.classes if is_image else len(data.record_shape) == 1
+    if name not in SIZES or task.options or not given or not fits or 0 in data.record_shape:
+        return None
+    return ModelSpec(SIZES[name](data.record_shape[0], data.classes or 2))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -48,7 +48,9 @@ from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.errors import MOST_WHOLE, SilodpError, check_whole, shorten
 from silodp.methods import Method, Population
-from silodp.training.task import Task
+
+if TYPE_CHECKING:
+    from silodp.training.task import Task
 
 _SPEC_PART = re.compile(r"(?:[^:]*\.py:)?[^:]+")
 """The parts of a method's specification in `compare --methods`: its name or reference, and its settings."""

@@ -6,7 +6,7 @@ import codecs
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,18 @@ def drop_empty_tables(values: TomlTable) -> TomlTable:
     return {key: value for key, value in tables.items() if value != {}}
 
 
+def _with_names(table: Mapping[str, Any], reference: Callable[[Any], Any]) -> TomlTable:
+    """Return the table with `reference` applied to every name in it, and in the tables below."""
+    return {
+        key: _with_names(value, reference)
+        if isinstance(value, dict)
+        else reference(value)
+        if key == "name"
+        else value
+        for key, value in table.items()
+    }
+
+
 def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
     """Return the values with every path absolute, so that config.toml of a run does not depend on where it is read.
 
@@ -237,8 +249,8 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
     for name in ("aggregator", "accountant"):
         if name in result:
             result[name] = reference(result[name])
-    if isinstance(values.get("method"), dict) and "name" in values["method"]:
-        result["method"] = {**values["method"], "name": reference(values["method"]["name"])}
+    if isinstance(values.get("method"), dict):
+        result["method"] = _with_names(values["method"], reference)
     if isinstance(task, dict):
         task = result["task"] = {
             **task,

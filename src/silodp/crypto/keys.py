@@ -1,9 +1,11 @@
-"""Who a silo is, and a session of silos that know each other (docs/protocols.md, section 2).
+"""Identities of silos, and sessions of silos that have authenticated each other (docs/protocols.md, section 2).
 
 Every silo has a long-term Ed25519 key, pinned by the other silos, and for every session a fresh X25519 key and nonce,
 signed by the long-term key. The server only relays. All silos sign one transcript, which binds protocol version, run,
 roster in its order, keys, nonces and every public constant; keys between two silos are derived under it, so a server
 that alters anything separates silos instead of reading them.
+
+Sources: Ed25519, RFC 8032; X25519, RFC 7748; ChaCha20-Poly1305, RFC 8439.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from silodp.crypto.streams import KEY_BYTES, derive_key, derive_secret
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, require
 
 VERSION = "silodp secure aggregation 1"
 NONCE_BYTES, TAG_BYTES = 12, 16
 OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
-"""How much longer than its message a box is."""
+"""Bytes that encryption between silos adds to a message."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,16 @@ class Identity:
 
     @classmethod
     def fresh(cls, name: str) -> Identity:
-        """A new key from the operating system."""
+        """Return an identity with a new key from the operating system."""
         return cls(name, secrets.token_bytes(KEY_BYTES))
 
     @property
     def public(self) -> bytes:
-        """What other silos pin (32 bytes)."""
+        """The public key that other silos pin, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
-        """Ed25519 signature (64 bytes)."""
+        """Return the Ed25519 signature of a message, 64 bytes."""
         return self._key.sign(message)
 
     @property
@@ -56,7 +58,14 @@ class Identity:
 
 @dataclass(frozen=True)
 class ClientHello:
-    """A silo's contribution to a session, signed: all public."""
+    """A silo's signed contribution to a session, all public.
+
+    Attributes:
+        name: the silo's.
+        identity, ephemeral: long-term Ed25519 and fresh X25519 public key, 32 bytes each.
+        nonce: 32 bytes.
+        signature: 64 bytes, by the long-term key.
+    """
 
     name: str
     identity: bytes
@@ -64,12 +73,12 @@ class ClientHello:
     nonce: bytes
     signature: bytes
 
-    def signed(self, run: str) -> bytes:
-        """What the signature is over."""
-        return _encoded(VERSION, "hello", run, self.name, self.identity, self.ephemeral, self.nonce)
+    def signature_input(self, run: str) -> bytes:
+        """Return the bytes that the signature is over."""
+        return _encode(VERSION, "hello", run, self.name, self.identity, self.ephemeral, self.nonce)
 
     def to_bytes(self) -> bytes:
-        """For the wire."""
+        """Return the bytes on the wire."""
         return json.dumps([self.name, *(p.hex() for p in self._parts)]).encode()
 
     @property
@@ -78,7 +87,11 @@ class ClientHello:
 
     @classmethod
     def from_bytes(cls, data: bytes, sender: str) -> ClientHello:
-        """Inverse of `to_bytes`; `sender` is named when it fails."""
+        """Return the greeting of `to_bytes`.
+
+        Raises:
+            SilodpError: it cannot be read; `sender` is named (code message.malformed).
+        """
         try:
             name, *parts = json.loads(data)
             hello = cls(str(name), *(bytes.fromhex(part) for part in parts))
@@ -87,17 +100,26 @@ class ClientHello:
                 f"the greeting of silo '{sender}' cannot be read: it was cut or altered.",
                 code="message.malformed",
             ) from None
-        if [len(part) for part in hello._parts] != [32, 32, 32, 64]:
-            raise SilodpError(
-                f"the greeting of silo '{sender}' has keys of a wrong length: it was cut or altered.",
-                code="message.malformed",
-            )
+        require(
+            [len(part) for part in hello._parts] == [32, 32, 32, 64],
+            f"the greeting of silo '{sender}' has keys of a wrong length: it was cut or altered.",
+            code="message.malformed",
+        )
         return hello
 
 
 @dataclass(frozen=True)
 class HandshakeState:
-    """A silo's own secrets of a session, before it knows the others. Keep them durably, and to yourself."""
+    """A silo's secrets of a session, before it knows the others; to be kept durably, and by this silo alone.
+
+    Attributes:
+        identity: the silo's.
+        run: id of the run.
+        ephemeral: X25519 private key.
+        nonce: fresh, 32 bytes.
+        seal: key that the silo's seals are derived from.
+        contribution: to the group secret, 32 bytes.
+    """
 
     identity: Identity
     run: str
@@ -108,15 +130,15 @@ class HandshakeState:
 
     @classmethod
     def fresh(cls, identity: Identity, run: str) -> HandshakeState:
-        """New secrets from the operating system."""
+        """Return new secrets from the operating system."""
         return cls(identity, run, *(secrets.token_bytes(KEY_BYTES) for _ in range(4)))
 
     @property
     def hello(self) -> ClientHello:
-        """What the others get to see."""
+        """The signed greeting for the other silos."""
         public = self._key.public_key().public_bytes_raw()
         unsigned = ClientHello(self.identity.name, self.identity.public, public, self.nonce, b"")
-        signature = self.identity.sign(unsigned.signed(self.run))
+        signature = self.identity.sign(unsigned.signature_input(self.run))
         return ClientHello(unsigned.name, unsigned.identity, public, self.nonce, signature)
 
     def _exchange(self, hello: ClientHello) -> bytes:
@@ -133,7 +155,7 @@ class HandshakeState:
         return X25519PrivateKey.from_private_bytes(self.ephemeral)
 
     def meet(self, hellos: Sequence[ClientHello], pins: Mapping[str, bytes], constants: str) -> Session:
-        """The session with these silos, in this order.
+        """Return the session with these silos, in this order.
 
         Args:
             hellos: one of each silo on the roster, this one's included, in the run's order.
@@ -153,25 +175,28 @@ class HandshakeState:
                 code="session.pins",
             )
         for hello in hellos:
-            if hello.identity != pins[hello.name]:
-                raise SilodpError(
-                    f"silo '{hello.name}' appears with a key that silo '{self.identity.name}' has not pinned: check it "
-                    "with that silo by another channel.",
-                    code="session.pins",
-                )
+            require(
+                hello.identity == pins[hello.name],
+                f"silo '{hello.name}' appears with a key that silo '{self.identity.name}' has not pinned: check it "
+                "with that silo by another channel.",
+                code="session.pins",
+            )
             _verify(
-                hello.identity, hello.signature, hello.signed(self.run), f"greeting of silo '{hello.name}'"
+                hello.identity,
+                hello.signature,
+                hello.signature_input(self.run),
+                f"greeting of silo '{hello.name}'",
             )
         own = next(hello for hello in hellos if hello.name == self.identity.name)
-        if own != self.hello:
-            raise SilodpError(
-                f"silo '{self.identity.name}' was shown a greeting of its own that it never sent.",
-                code="session.altered",
-            )
+        require(
+            own == self.hello,
+            f"silo '{self.identity.name}' was shown a greeting in its name that it never sent.",
+            code="session.altered",
+        )
         fields: list[str | bytes] = []
         for hello in hellos:
             fields += [hello.name, *hello._parts]
-        transcript = hashlib.sha256(_encoded(VERSION, "transcript", self.run, constants, *fields)).digest()
+        transcript = hashlib.sha256(_encode(VERSION, "transcript", self.run, constants, *fields)).digest()
         pairs = {
             hello.name: derive_secret(self._exchange(hello), transcript, "pair")
             for hello in hellos
@@ -182,7 +207,15 @@ class HandshakeState:
 
 @dataclass(frozen=True)
 class Session:
-    """What one silo knows of a session. `pairs` are secrets shared with one other silo each."""
+    """What one silo knows of a session.
+
+    Attributes:
+        opening: this silo's secrets.
+        roster: names of the silos, in the run's order.
+        transcript: SHA-256 of everything that the silos agree on; its hexadecimal form is the session's id.
+        pairs: by the name of each other silo, the secret shared with it, 32 bytes.
+        identities: the silos' long-term public keys.
+    """
 
     opening: HandshakeState
     roster: tuple[str, ...]
@@ -192,12 +225,12 @@ class Session:
 
     @property
     def name(self) -> str:
-        """Whose view this is."""
+        """The name of the silo whose view this is."""
         return self.opening.identity.name
 
     def signature(self) -> bytes:
-        """This silo's word for the transcript it saw."""
-        return self.opening.identity.sign(_encoded(VERSION, "seen", self.transcript))
+        """Return this silo's signature of the transcript that it saw."""
+        return self.opening.identity.sign(_encode(VERSION, "seen", self.transcript))
 
     def confirm(self, signatures: Mapping[str, bytes]) -> None:
         """Check that every silo saw the same transcript.
@@ -209,24 +242,28 @@ class Session:
             _verify(
                 self.identities[name],
                 signatures.get(name, b""),
-                _encoded(VERSION, "seen", self.transcript),
+                _encode(VERSION, "seen", self.transcript),
                 f"transcript of silo '{name}' (as silo '{self.name}' was shown it)",
             )
 
     def mask_key(self, peer: str, *use: str | int) -> bytes:
-        """The key this silo and `peer` share for one use; both get the same, nobody else does."""
+        """Return the key that this silo and `peer` share for one use; both get the same, nobody else does."""
         return derive_key(self.pairs[peer], "mask", *use)
 
     def seal_key(self, *use: str | int) -> bytes:
-        """This silo's own key for one seal; revealing it reveals nothing else."""
+        """Return this silo's key for one seal; revealing it reveals nothing else."""
         return derive_key(self.opening.seal, "seal", self.transcript.hex(), *use)
 
     def seal_contributions(self) -> dict[str, bytes]:
-        """This silo's part of the group secret, encrypted to each other silo."""
+        """Return this silo's part of the group secret, encrypted to each other silo, by name."""
         return {peer: self.encrypt(peer, self.opening.contribution, "contribution") for peer in self.pairs}
 
     def group_secret(self, sealed: Mapping[str, bytes]) -> bytes:
-        """R: 256 bits that every silo knows and the server does not, from everyone's contribution."""
+        """Return R, 32 bytes that every silo knows and the server does not, from everyone's contribution.
+
+        Args:
+            sealed: what each other silo's `seal_contributions` has for this one, by its name.
+        """
         parts = [
             self.opening.contribution
             if name == self.name
@@ -236,14 +273,28 @@ class Session:
         return derive_secret(b"".join(parts), self.transcript, "group secret")
 
     def encrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
-        """ChaCha20-Poly1305 to one silo, behind a random nonce: one that was set back seals twice for one use."""
+        """Encrypt to one silo by ChaCha20-Poly1305.
+
+        Args:
+            peer: the other silo.
+            message: plain.
+            use: what the key is derived for.
+
+        Returns:
+            nonce and ciphertext, `OVERHEAD_BYTES` longer than the message.
+        """
+        # The nonce is random although every use has a key: a silo that was set back encrypts twice for one use.
         nonce = secrets.token_bytes(NONCE_BYTES)
         return nonce + ChaCha20Poly1305(derive_key(self.pairs[peer], "to", peer, *use)).encrypt(
             nonce, message, None
         )
 
     def decrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
-        """Inverse of `encrypt` by `peer`, who is named when it fails."""
+        """Decrypt what `peer` encrypted for this silo and use.
+
+        Raises:
+            SilodpError: it was altered, or is of another session; `peer` is named (code session.altered).
+        """
         try:
             key = derive_key(self.pairs[peer], "to", self.name, *use)
             nonce, sealed = message[:NONCE_BYTES], message[NONCE_BYTES:]
@@ -265,8 +316,8 @@ def _verify(identity: bytes, signature: bytes, message: bytes, what: str) -> Non
         ) from None
 
 
-def _encoded(*parts: str | bytes) -> bytes:
-    """Unambiguous: every part with its kind and length."""
+def _encode(*parts: str | bytes) -> bytes:
+    """Return the parts one after the other, each with its kind and length, so that none can be read otherwise."""
     return b"".join(
         (b"s" if isinstance(p, str) else b"b")
         + len(raw := p.encode() if isinstance(p, str) else p).to_bytes(8)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from silodp._lazy import export_lazily
 from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
@@ -27,8 +27,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # `silodp.data.benchmarks` without importing scikit-learn and pandas where nobody asks for them.
-    if name in __all__:
-        return importlib.import_module(f"silodp.data.{name}")
-    raise AttributeError(f"module 'silodp.data' has no attribute '{name}'")
+_SUBMODULES = ("allocation", "benchmarks", "catalog", "fetch", "tables")
+__getattr__ = export_lazily(__name__, {name: f"{__name__}.{name}" for name in _SUBMODULES})

@@ -10,7 +10,7 @@ from silodp.data import benchmarks
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
-from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_OWN_INDEX, Schema
+from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_INDEX_FROM_TABLES, Schema
 from silodp.errors import lookup
 
 
@@ -20,7 +20,7 @@ class TableDataset(Dataset):
     def public(self, arguments: Mapping[str, Any], users: int | None = None) -> PublicData:
         """Return the facts that the schema declares; only the public list of users is read."""
         schema: Schema = arguments["schema"]
-        assumptions = [] if schema.users is not None else [ASSUMES_OWN_INDEX]
+        assumptions = [] if schema.users is not None else [ASSUMES_INDEX_FROM_TABLES]
         if schema.out_of_range == "clip" and schema.numeric:
             assumptions.append(ASSUMES_CLIPPING)
         return PublicData(

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.errors import SilodpError
+
 LabelKind = Literal["classes", "real", "survival"]
 
 
@@ -37,6 +39,9 @@ class PublicData:
             none, or nobody has read them yet.
         index_digest: SHA-256 (hex) of the list of users and of their budgets, which all parties compare; "" as long
             as the list is not known.
+
+    Raises:
+        SilodpError: there are no silos.
     """
 
     name: str
@@ -52,6 +57,12 @@ class PublicData:
     record_counts: tuple[int, ...] | None = None
     silo_budgets: tuple[NDArray[np.float64], ...] | None = field(default=None, repr=False, compare=False)
     index_digest: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.silos:
+            raise SilodpError(
+                f"federation {self.name!r}: there are no silos; give at least one", code="data.federation"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return all facts, JSON-ready; budgets of records as [ε, number of records], ascending."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import draw_gaussian
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _SLICE = 1 << 18  # numbers turned into double precision at once: what a processor's cache holds
 _SLICE_OF_A_GPU = 1 << 26
@@ -25,8 +28,11 @@ _SLICE_OF_A_GPU = 1 << 26
 class ClippedRows:
     """Vectors and the factors that bring each into the ball of radius `clip`.
 
-    owners (r,) int64: whose row it is (a user index, or a record position); rows (r, d) as computed;
-    factors (r,) float64 with ‖factors[i]·rows[i]‖₂ ≤ clip, and 0 for rows that are not finite.
+    Attributes:
+        owners: (r,) int64, a user index or a record position for each row.
+        rows: (r, d) as computed.
+        factors: (r,) float64 with ‖factors[i]·rows[i]‖₂ ≤ clip, and 0 for rows that are not finite.
+        clip: C, in units of the update's 2-norm.
     """
 
     owners: Tensor = field(repr=False)
@@ -36,11 +42,11 @@ class ClippedRows:
 
     @property
     def refused(self) -> int:
-        """How many rows were not finite, and count as zero."""
+        """Number of rows that were not finite, and count as zero."""
         return int((self.factors == 0).sum())
 
     def split(self, most: int) -> Iterator[ClippedRows]:
-        """The same rows, at most so many at a time."""
+        """Yield the same rows, at most `most` at a time."""
         for first in range(0, len(self.rows), most):
             part = slice(first, first + most)
             yield ClippedRows(self.owners[part], self.rows[part], self.factors[part], self.clip)
@@ -56,7 +62,7 @@ class Bounds:
             silo's (`uldp-naive`: twice the clip); in units of the update.
         noise_multiplier: one silo's share of the noise, in units of `sensitivity`.
         total: the 2-norm that the sum over all silos cannot exceed, noise aside.
-        least: the smallest clip of any silo, as a fraction of `clip`, where silos clip differently.
+        min_clip_ratio: the smallest clip of any silo, as a fraction of `clip`, where silos clip differently.
         spread_over: the number of silos over which a unit's weight is spread evenly (uniform weights: S); a sum over n
             silos moves by min(n, spread_over)/spread_over of the sensitivity. 1: one silo may carry all of it.
     """
@@ -71,7 +77,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class ClippedRowStream:
-    """What a silo is about to add up: clipped rows, chunk by chunk, neither weighted nor noised yet.
+    """Clipped rows that a silo is about to add up, chunk by chunk, neither weighted nor noised yet.
 
     How they are added (in clear, masked, weighted privately) is the aggregator's choice, not the method's.
 
@@ -90,9 +96,12 @@ class ClippedRowStream:
 
 @dataclass(frozen=True)
 class LocallyNoisedUpdate:
-    """An update (d,) float64 to which nothing is added: its noise is inside already, or there is no privacy.
+    """An update to which nothing is added: its noise is inside already, or there is no privacy.
 
-    memory: what the silo keeps for its next round (`LocalContext.memory`), durably, before its answer is stored.
+    Attributes:
+        value: (d,) float64.
+        refused: number of rows that were not finite.
+        memory: what the silo keeps for its next round (`LocalContext.memory`), durably, before its answer is stored.
     """
 
     value: Tensor = field(repr=False)
@@ -102,7 +111,7 @@ class LocallyNoisedUpdate:
 
 @dataclass(frozen=True)
 class MultiStepUpdate:
-    """Sums that a silo takes one after another, each where the noisy sums before have led it.
+    """A multi-step update: each step starts where the earlier noisy sums led.
 
     Attributes:
         steps: consumed once. Gives a step's stream, and is sent what is released of it: the sum (d,) float64 in the
@@ -117,7 +126,7 @@ class MultiStepUpdate:
     bounds: Bounds
 
     def play(self, release: Callable[[ClippedRowStream], Tensor]) -> None:
-        """Run all steps; `release` adds one up, with its noise, and says what became of it."""
+        """Run all steps; `release` adds up one step's rows with its noise and returns the noisy sum (d,)."""
         try:
             stream = next(self.steps)
             while True:
@@ -131,7 +140,7 @@ Update = ClippedRowStream | MultiStepUpdate | LocallyNoisedUpdate
 
 @dataclass(frozen=True)
 class Share:
-    """What leaves a silo: value (d,) float64; `noise_std` is the absolute std of the noise added by `release`."""
+    """A noisy sum that may leave a silo: value (d,) float64, and the absolute std of the noise in it."""
 
     value: Tensor = field(repr=False)
     noise_std: float
@@ -140,7 +149,7 @@ class Share:
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """Σ weight·clipped row: value (d,) float64, and how far emptying one unit can move it."""
+    """Σ weight·clipped row: value (d,) float64, and its sensitivity to emptying one unit."""
 
     value: Tensor = field(repr=False)
     sensitivity: float
@@ -153,14 +162,20 @@ class ClippedSum:
 
 
 def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None) -> ClippedRows:
-    """min(1, clip/‖row‖₂) for each of the rows (r, d); a row that is not finite gets factor 0.
-
-    `own` (r,) float64 in (0, 1]: each row's own part of the clip, where some are clipped to less.
+    """Compute the factor min(1, clip/‖row‖₂) of every row; a row that is not finite gets factor 0.
 
     A non-finite row becomes zero by itself, as a function of its owner's records alone, so the sensitivity stays
     `clip`; dropping the whole silo instead would make taking part depend on data.
+
+    Args:
+        owners: (r,) int64.
+        rows: (r, d).
+        clip: C.
+        own: (r,) float64 in (0, 1], each row's part of the clip, where some are clipped to less; None: all of it.
     """
-    parts = rows.split(rows_at_once(rows))  # type: ignore[no-untyped-call]
+    import torch
+
+    parts = rows.split(count_rows_at_once(rows))  # type: ignore[no-untyped-call]
     norms = torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
     # Shrunk a little, so that the rounded product, too, stays within the ball.
     margin = 1 - 1e-12
@@ -169,14 +184,21 @@ def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = No
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
 
 
-def weighted_sum(stream: ClippedRowStream, weights: Tensor | None = None) -> ClippedSum:
-    """Σ over all rows of weight·factor·row, in double precision.
+def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -> ClippedSum:
+    """Add up weight·factor·row over all rows, in double precision.
 
-    Single precision would round a sum of 10⁵ rows by more than one row is worth, and small factors to nothing.
+    Single precision would round a sum of 10⁵ rows by more than one row is worth, and small factors to zero.
 
-    `weights` (indexed by owner, float64, each within [0, 1]) must add to at most 1 over everything one unit owns, here
-    and in other silos, as `methods.uldp.validate_weights` checks. They count only where the stream is `weighted`.
+    Args:
+        stream: of clipped rows.
+        weights: by owner, float64, each within [0, 1]; over everything one unit owns, here and in other silos, they add
+            to at most 1, as `methods.uldp.validate_weights` checks. They count only where the stream is `weighted`.
+
+    Raises:
+        SilodpError: a weighted stream without weights, or rows clipped to more than was declared.
     """
+    import torch
+
     if stream.weighted and weights is None:
         raise SilodpError(
             "rows that count with their owner's weight cannot be folded without weights.", code="method.rows"
@@ -198,32 +220,36 @@ def weighted_sum(stream: ClippedRowStream, weights: Tensor | None = None) -> Cli
 
 
 def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
-    """Σ coefficient·row (d,) in double precision, on the CPU; rows that are not finite are left out."""
+    """Return Σ coefficient·row (d,) in double precision, on the CPU; rows that are not finite are left out."""
+    import torch
+
     finite = chunk.factors > 0
     rows = chunk.rows
     if not bool(finite.all()):
         rows, coefficients = rows[finite], coefficients[finite]
     value = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    at_once = rows_at_once(rows)
+    at_once = count_rows_at_once(rows)
     for part, own in zip(torch.split(rows, at_once), torch.split(coefficients, at_once), strict=True):
         value += own @ part.double()
     return value.cpu()
 
 
-def rows_at_once(rows: Tensor) -> int:
-    """How many rows (r, d) to turn into double precision at once: a copy of all takes longer to write than to add."""
+def count_rows_at_once(rows: Tensor) -> int:
+    """Return how many rows (r, d) to convert to double precision at once: copying all would take longer than adding."""
     return max(1, (_SLICE if rows.device.type == "cpu" else _SLICE_OF_A_GPU) // max(1, rows.shape[1]))
 
 
 def release(update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator) -> Share:
-    """Add up, in floating point, and add this silo's share of Gaussian noise, once; step by step if need be."""
+    """Add up the rows in floating point and add this silo's share of Gaussian noise once per step."""
+    import torch
+
     if isinstance(update, ClippedRowStream):
-        return weighted_sum(update, weights).release(update.bounds.noise_multiplier, noise)
+        return add_weighted_rows(update, weights).release(update.bounds.noise_multiplier, noise)
     shares: list[Share] = []
     whole = torch.zeros(update.size, dtype=torch.float64)
 
     def step(stream: ClippedRowStream) -> Tensor:
-        share = weighted_sum(stream, weights).release(stream.bounds.noise_multiplier, noise)
+        share = add_weighted_rows(stream, weights).release(stream.bounds.noise_multiplier, noise)
         whole.add_(share.value)
         shares.append(Share(whole, share.noise_std, share.refused))
         return share.value

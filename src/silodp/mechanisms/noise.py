@@ -1,6 +1,6 @@
-"""Where every random number of a run comes from.
+"""The random numbers of a run.
 
-Each purpose ("noise", "sample", "batches", …) has its own stream, so that no two draws share bits and a repeated round
+Each purpose ("noise", "sample", "batches") has its own stream, so that no two draws share bits and a repeated round
 repeats exactly the draws it made before. Streams are ChaCha20 keyed with 256 bits: from the operating system for a run
 that may be released, from a seed for an experiment.
 """
@@ -11,13 +11,16 @@ import hashlib
 import json
 import secrets
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from randomgen import ChaCha
 
 from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,12 @@ class Randomness:
 
     @classmethod
     def secret(cls) -> Randomness:
-        """Fresh keys from the operating system, one per stream."""
+        """Return streams with fresh keys from the operating system."""
         return cls(None)
 
     @classmethod
     def from_seed(cls, seed: int) -> Randomness:
-        """Reproducible streams, for experiments only."""
+        """Return reproducible streams, for experiments only."""
         return cls(hashlib.sha256(f"silodp seed {seed}".encode()).digest())
 
     @property
@@ -48,15 +51,17 @@ class Randomness:
         return self.key is not None
 
     def child(self, *purpose: str | int) -> Randomness:
-        """The family of streams whose purposes begin with `purpose`."""
+        """Return the family of streams whose purposes begin with `purpose`."""
         return Randomness(self.key, self.prefix + purpose)
 
     def stream(self, *purpose: str | int) -> np.random.Generator:
-        """A ChaCha20 generator for this purpose, good for noise and for private samples."""
+        """Return a ChaCha20 generator for this purpose, good for noise and for private samples."""
         return np.random.Generator(ChaCha(key=int.from_bytes(self._subkey(purpose), "little"), rounds=20))
 
     def torch(self, *purpose: str | int, device: str = "cpu") -> torch.Generator:
-        """A torch generator for this purpose: batch order, dropout, initial weights; never noise (64 bits of seed)."""
+        """Return a torch generator for batch order, dropout and initial weights; never noise (64 bits of seed)."""
+        import torch
+
         generator = torch.Generator(device)
         return generator.manual_seed(int.from_bytes(self._subkey(purpose)[:8], "little") >> 1)
 
@@ -72,7 +77,9 @@ class Randomness:
 
 
 def draw_gaussian(size: int, std: float, stream: np.random.Generator) -> torch.Tensor:
-    """`size` independent draws of N(0, std²) in float64; `std` in the units of what it will be added to."""
+    """Draw `size` independent values of N(0, std²), float64; `std` in units of what they will be added to."""
+    import torch
+
     return torch.from_numpy(stream.standard_normal(size) * std)
 
 
@@ -81,7 +88,7 @@ MOST_SKELLAM_VARIANCE = 1e12
 
 
 def draw_skellam(size: int, variance: float, stream: np.random.Generator) -> NDArray[np.int64]:
-    """`size` independent draws of Poisson(V/2) - Poisson(V/2): integers of mean 0 and this variance V.
+    """Draw `size` independent values of Poisson(V/2) - Poisson(V/2): integers of mean 0 and this variance V.
 
     A sum of such draws of variances V_s is one draw of variance Σ V_s, which is why silos can each add a share.
 

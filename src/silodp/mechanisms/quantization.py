@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, MultiStepUpdate, rows_at_once
+from silodp.mechanisms.clipping import (
+    Bounds,
+    ClippedRows,
+    ClippedRowStream,
+    MultiStepUpdate,
+    count_rows_at_once,
+)
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Integers = NDArray[np.int64]
 
@@ -35,7 +44,7 @@ class Quantizer:
 
     @classmethod
     def for_(cls, bounds: Bounds, units: int | None = None) -> Quantizer:
-        """The finest grid, a power of two, whose noise the sampler can draw; or the given one, if it can be drawn.
+        """Return the finest grid, a power of two, whose noise can be drawn exactly, or the grid of the given `units`.
 
         Raises:
             SilodpError: no grid of at least 2^12 steps has noise of a variance up to 1e12, or the given one has not.
@@ -63,23 +72,27 @@ class Quantizer:
 
     @property
     def step(self) -> float:
-        """g, in the units of the update."""
+        """The length g of a grid step, in units of the update."""
         return self.clip / self.units
 
-    def truncated(self, chunk: ClippedRows, weights: Tensor | None = None) -> Integers:
-        """trunc(weight·factor·row/g) (r, d) for every row; zero for rows that are not finite.
+    def truncate(self, chunk: ClippedRows, weights: Tensor | None = None) -> Integers:
+        """Return trunc(weight·factor·row/g) (r, d) for every row; zero for rows that are not finite.
 
         The integer row's norm is compared with weight·units, exactly; a row that fails counts as zero.
         """
+        import torch
+
         whole, within = self._whole(chunk, weights)
         result: Integers = torch.where(within.unsqueeze(1), whole, 0.0).to(torch.int64).cpu().numpy()
         return result
 
     def _whole(self, chunk: ClippedRows, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Whole numbers (r, d) in double precision, which holds those up to 2^53, and (r,) which rows are short enough.
+        """Return whole numbers (r, d) in double precision, exact up to 2^53, and (r,) which rows are short enough.
 
         Sums of squares beyond 2^53 are rounded, and far from the limit, which is at most 2^40.
         """
+        import torch
+
         share = chunk.factors.new_ones(()) if weights is None else weights.to(chunk.factors.device)
         rows, finite = chunk.rows, chunk.factors > 0
         if not bool(finite.all()):
@@ -92,7 +105,9 @@ class Quantizer:
         return whole, torch.linalg.vecdot(whole, whole).sqrt() <= most
 
     def fold(self, stream: ClippedRowStream, weights: Tensor) -> IntegerSum:
-        """Σ of the truncated, weighted rows (d,), exactly."""
+        """Return Σ of the truncated, weighted rows (d,), exactly."""
+        import torch
+
         value = np.zeros(stream.size, np.int64)
         refused = 0
         for chunk in stream.chunks:
@@ -103,7 +118,7 @@ class Quantizer:
                 )
             # Double precision adds whole numbers exactly up to 2^53: 2^33 rows of at most 2^20 units.
             total = torch.zeros(stream.size, dtype=torch.float64, device=chunk.rows.device)
-            for part in chunk.split(rows_at_once(chunk.rows)):
+            for part in chunk.split(count_rows_at_once(chunk.rows)):
                 own = weights[part.owners.to(weights.device)] if stream.weighted else None
                 whole, within = self._whole(part, own)
                 total += within.double() @ whole
@@ -114,7 +129,9 @@ class Quantizer:
     def release(
         self, update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator
     ) -> IntegerShare:
-        """Add up, in integers, and add this silo's share of Skellam noise, once; step by step if need be."""
+        """Add up the rows in integers and add this silo's share of Skellam noise once per step."""
+        import torch
+
         if isinstance(update, ClippedRowStream):
             return self.fold(update, weights).release(noise)
         shares: list[IntegerShare] = []
@@ -141,7 +158,7 @@ class IntegerSum:
 
     def release(self, stream: np.random.Generator) -> IntegerShare:
         """Add this silo's share of Skellam noise to every coordinate, once."""
-        variance = noise_variance(self.bounds, self.grid)
+        variance = compute_noise_variance(self.bounds, self.grid)
         return IntegerShare(
             self.value + draw_skellam(self.value.size, variance, stream), math.sqrt(variance), self.refused
         )
@@ -149,26 +166,26 @@ class IntegerSum:
 
 @dataclass(frozen=True)
 class IntegerShare:
-    """What a silo may mask and send: value (d,) and the noise's std, in grid steps."""
+    """A noisy sum that a silo may mask and send: value (d,) and the noise's std, in grid steps."""
 
     value: Integers = field(repr=False)
     noise_std: float
     refused: int = 0
 
 
-def noise_variance(bounds: Bounds, grid: Quantizer) -> float:
-    """Of one silo's share of noise, in squared grid steps."""
+def compute_noise_variance(bounds: Bounds, grid: Quantizer) -> float:
+    """Return the variance of one silo's share of noise, in squared grid steps."""
     return (bounds.noise_multiplier * bounds.sensitivity / bounds.clip * grid.units) ** 2
 
 
-def ring_bits(bounds: Bounds, grid: Quantizer, silos: int) -> int:
-    """32 or 64: the modulus 2^b beyond twice the largest sum over silos, noise included.
+def choose_ring_bits(bounds: Bounds, grid: Quantizer, silos: int) -> int:
+    """Return 32 or 64, the bits of a modulus beyond twice the largest sum over silos, noise included.
 
     Raises:
         SilodpError: 64 bits are too few. Wrap-around would cost accuracy, never privacy.
     """
     largest = bounds.total / bounds.clip * grid.units + _TAIL * math.sqrt(
-        silos * noise_variance(bounds, grid)
+        silos * compute_noise_variance(bounds, grid)
     )
     for bits in (32, 64):
         if 2 * largest < 2.0**bits:
@@ -182,11 +199,13 @@ def ring_bits(bounds: Bounds, grid: Quantizer, silos: int) -> int:
 _FRACTION = 32  # bits after the point of what is sent in fixed point
 
 
-def fixed_point(value: Tensor, silos: int) -> Integers:
+def to_fixed_point(value: Tensor, silos: int) -> Integers:
     """A finished update (d,) in steps of 2^-32; not finite becomes 0, too large for the 64-bit sum is clamped.
 
     The noise of a finished update is in it already (or there is none), so this is post-processing.
     """
+    import torch
+
     room = 2.0 ** (62 - _FRACTION) / silos
     bounded = torch.nan_to_num(value.double(), nan=0.0, posinf=room, neginf=-room).clamp(-room, room)
     result: Integers = np.trunc(bounded.cpu().numpy() * 2.0**_FRACTION).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Poisson samples: every unit tosses its own coin."""
+"""Poisson samples: every unit is drawn independently."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import numpy as np
 
 
 def draw_poisson_sample(count: int, q: float | np.ndarray, stream: np.random.Generator) -> np.ndarray:
-    """Who is in the sample: (count,) bool, each True with probability q (to within 2⁻⁵³) independently.
+    """Draw a sample (count,) bool, each True independently with probability q (to within 2⁻⁵³).
 
-    q: one probability for all, or (count,) everyone's own.
+    Args:
+        count: number of units.
+        q: one probability for all, or (count,) one for each.
+        stream: of random numbers.
     """
     return stream.random(count) < q

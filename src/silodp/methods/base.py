@@ -10,10 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from torch import Tensor
 
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
@@ -24,7 +23,11 @@ from silodp.errors import SilodpError, check_fields, check_momentum, check_posit
 from silodp.mechanisms.clipping import Bounds, Update
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.server_optimizer import ServerOptimizer, ServerSgd
-from silodp.training.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from silodp.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.data.public import PublicData
 from silodp.errors import (
@@ -27,12 +25,17 @@ from silodp.mechanisms.clipping import (
     ClippedRows,
     ClippedRowStream,
     LocallyNoisedUpdate,
+    add_weighted_rows,
     clip_rows,
-    weighted_sum,
 )
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext
-from silodp.training.sgd.records import RecordGradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from silodp.training.sgd import RecordGradients
+
 
 Optimizer = Literal["sgd", "adam"]
 
@@ -80,9 +83,13 @@ class DpSgd:
         Local states are not released. The optimizer's state is fresh in every round, and works on noisy sums alone:
         whatever it does is post-processing.
         """
+        import torch
+
         params = context.params.clone()
         batches, noise = context.randomness.stream("batches"), context.randomness.stream("noise")
         dropout = context.randomness.torch("dropout")
+        from silodp.training.sgd import RecordGradients
+
         gradients = RecordGradients(context.task, context.x, context.y, self.local_steps, dropout)
         step_of = _STEPS[self.optimizer](self.local_learning_rate)
         refused = 0
@@ -90,7 +97,7 @@ class DpSgd:
             batch = torch.from_numpy(np.flatnonzero(draw_poisson_sample(len(context.user), rates, batches)))
             clipped = self._clipped(gradients, params, batch, keep)
             step = ClippedRowStream(clipped, context.task.size, self.bounds, weighted=False)
-            noisy = weighted_sum(step).release(self.noise_multiplier, noise)
+            noisy = add_weighted_rows(step).release(self.noise_multiplier, noise)
             params -= step_of(noisy.value, self.expected_batch_size).to(params)
             refused += noisy.refused
         return LocallyNoisedUpdate((params - context.params).double().cpu(), refused)
@@ -135,6 +142,8 @@ class _Adam:
     _BETAS, _LEAST = (0.9, 0.999), 1e-8
 
     def __init__(self, learning_rate: float) -> None:
+        import torch
+
         self._learning_rate = learning_rate
         self._steps, self._mean, self._square = 0, torch.zeros(()), torch.zeros(())
 

@@ -9,7 +9,7 @@ from silodp.accounting.guarantee import Unit, View
 from silodp.errors import check_type
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
 from silodp.methods.base import LocalContext, Method, Population
-from silodp.training.sgd.local import LocalTraining, silo_update
+from silodp.training.sgd import LocalTraining
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,6 +34,8 @@ class Default(Method):
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
         """Run the silo's own SGD; nothing is clipped, and no noise added."""
+        from silodp.training.sgd import silo_update
+
         delta = silo_update(
             context.task,
             context.params,

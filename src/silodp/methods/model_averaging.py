@@ -6,17 +6,19 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Gaussian, PoissonSampled, SelfComposed
 from silodp.accounting.guarantee import NOT_COVERED, Guarantee
 from silodp.errors import SilodpError, check_noise_multiplier, check_probability, check_whole, counted
 from silodp.methods.ddp.method import CLAIM
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 NAME = "average-models"
 ASSUMPTIONS = (
@@ -138,6 +140,8 @@ def _spent(sigma: float, steps: int, q: float, delta: float, accountant: Account
 
 def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
     """Average models of the first one's kind, names and shapes; `buffers` names what no gradient has trained."""
+    from torch import Tensor, nn
+
     first = models[0]
     if isinstance(first, nn.Module):
         if not all(type(model) is type(first) for model in models):
@@ -171,6 +175,8 @@ def _mean(models: Sequence[Any], buffers: frozenset[str] = frozenset()) -> Any:
 
 def _refuse_hidden_state(module: nn.Module) -> None:
     """Refuse tensors that a module keeps beside its state dict: they would be released as they are."""
+    from torch import Tensor
+
     for place, part in module.named_modules():
         hidden = [*part._non_persistent_buffers_set]
         hidden += [name for name, value in vars(part).items() if isinstance(value, Tensor)]
@@ -186,6 +192,9 @@ def _refuse_hidden_state(module: nn.Module) -> None:
 
 def _mean_of(name: str, values: Sequence[Any], buffer: bool = False) -> Tensor:
     """Average in double precision; buffers, and what is no real number, must be the same everywhere."""
+    import torch
+    from torch import Tensor
+
     if not all(isinstance(value, Tensor | np.ndarray) for value in values):
         raise SilodpError(
             f"{name} is no tensor in every model: give parameters only.",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from silodp.accounting.events import Event, Gaussian, NonPrivate
 from silodp.accounting.guarantee import Unit, View
@@ -16,7 +15,10 @@ from silodp.methods.base import (
     Method,
     Population,
 )
-from silodp.training.sgd.local import LocalTraining, silo_update
+from silodp.training.sgd import LocalTraining
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,6 +55,10 @@ class UldpNaive(Method):
 
     def local_update(self, context: LocalContext) -> ClippedRowStream:
         """Run SGD on all records, and clip the update, which one person can move by 2C."""
+        import torch
+
+        from silodp.training.sgd import silo_update
+
         delta = silo_update(
             context.task,
             context.params,

@@ -8,13 +8,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from silodp.errors import check_fields, check_momentum, check_positive, check_type, check_whole
 
-State = Mapping[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    pass
+
+
+State = Mapping[str, "Tensor"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class ServerSgd(ServerOptimizer):
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no velocity yet: {"velocity": (d,) float64}."""
+        import torch
+
         return {"velocity": torch.zeros(params.numel(), dtype=torch.float64)}
 
     def step(
@@ -113,6 +119,8 @@ class ServerAdam(ServerOptimizer):
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return the moments before the first round: {"mean", "square"}, each (d,) float64."""
+        import torch
+
         zeros = torch.zeros(params.numel(), dtype=torch.float64)
         return {"mean": zeros, "square": torch.full_like(zeros, self.adaptivity**2)}
 
@@ -148,6 +156,8 @@ class TailAverage(ServerOptimizer):
 
     def initial_state(self, params: Tensor) -> dict[str, Tensor]:
         """Return no models yet: {"models": (last, d), "rounds": ()}, beside the state of `optimizer`."""
+        import torch
+
         inner = {f"optimizer/{name}": value for name, value in self.optimizer.initial_state(params).items()}
         models = torch.zeros(self.last, params.numel(), dtype=params.dtype)
         return {**inner, "models": models, "rounds": torch.zeros((), dtype=torch.int64)}
@@ -156,6 +166,8 @@ class TailAverage(ServerOptimizer):
         self, params: Tensor, total: Tensor, state: State, learning_rate: float, scale: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step of `optimizer`, and keep its model."""
+        import torch
+
         prefix = "optimizer/"
         inner = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
         params, inner = self.optimizer.step(params, total, inner, learning_rate, scale)

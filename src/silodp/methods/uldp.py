@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.events import (
@@ -40,7 +38,11 @@ from silodp.methods.base import (
     Population,
 )
 from silodp.methods.user_budgets import BudgetCalibration, UserBudgets
-from silodp.training.sgd.local import LocalTraining, user_updates
+from silodp.training.sgd import LocalTraining
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Weighting = Literal["uniform", "records"]
 
@@ -228,11 +230,15 @@ class UldpAvg(Method):
 
     def local_update(self, context: LocalContext) -> ClippedRowStream:
         """Train for every person, and clip to C or their own clip; those of weight or clip 0 are left out."""
+        import torch
+
         present = context.weights[context.user] > 0
         own: Tensor | None = None
         if self.personal is not None and self.personal.by == "clip":
             own = torch.from_numpy(self._own(context.population))
             present = present & (own > 0)[context.user]
+        from silodp.training.sgd import user_updates
+
         deltas = user_updates(
             context.task,
             context.params,

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from silodp.accounting.accountant import Accountant, compute_epsilon, default_accountant, find_accountant
+from silodp.accounting.accountant import Accountant, choose_accountant, compute_epsilon, find_accountant
 from silodp.accounting.budget_curve import EpsilonCurve, group_budgets
 from silodp.accounting.events import (
     Event,
@@ -20,7 +20,7 @@ from silodp.accounting.events import (
     RevealedSample,
     SampledReplacement,
     Skellam,
-    costliest_event,
+    find_costliest_event,
     list_nested,
 )
 from silodp.accounting.guarantee import TECHNICAL, Adversary, View
@@ -230,7 +230,7 @@ class BudgetCalibration:
                 field="personal.adversary",
             )
         given = personal.accountant
-        accountant = default_accountant([whole.event]) if given is None else find_accountant(given)
+        accountant = choose_accountant([whole.event]) if given is None else find_accountant(given)
         wanted = np.array([personal.largest_budget])
         if budgets is not None:
             wanted = np.unique(np.append(np.minimum(budgets, personal.largest_budget), wanted))
@@ -322,5 +322,5 @@ def _curve(
 def _costliest(cases: Sequence[tuple[View, Event, Event]]) -> FullParticipationCost:
     """Return what covers a round however many silos answer it."""
     wholes = [FullParticipationCost.of(event, exact, view) for view, event, exact in cases]
-    event = costliest_event([whole.event for whole in wholes])
+    event = find_costliest_event([whole.event for whole in wholes])
     return FullParticipationCost(event, max(whole.extra for whole in wholes), wholes[0].knows_sample)

@@ -6,21 +6,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
-from silodp.accounting.events import Event, reason_not_private
+from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import View, format_rounded_up
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
 from silodp.config.build import get_fields
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
-from silodp.report.figures import check_picture_path, save_figure
 from silodp.report.guarantee_text import format_requested
-from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling
+
+if TYPE_CHECKING:  # matplotlib is imported only where a picture is drawn
+    from silodp.report.plots import SamplingCurve
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Noise multipliers of the picture, relative to the configured one."""
@@ -126,6 +127,9 @@ def draw_epsilon_by_sampling(
 
     Source: rPDP-FL, Figure 6.
     """
+    from silodp.report.figures import check_picture_path, save_figure
+    from silodp.report.plots import plot_epsilon_by_sampling
+
     check_picture_path(path)
     curves = [_compute_curve(noisy, event_of, rounds, delta, accountant) for noisy in _vary_noise(method)]
     levels = [level.budget for level in distribution.list_levels()] if distribution is not None else []
@@ -184,6 +188,8 @@ def _sampling_field(method: Method) -> str:
 def _compute_curve(
     method: Method, event_of: Callable[[Method], Event], rounds: int, delta: float, accountant: Accountant
 ) -> SamplingCurve:
+    from silodp.report.plots import SamplingCurve
+
     label = f"σ = {get_noise_multiplier(method):.4g}"
     if method.samples_by_budget:
         curve = method.sampling_curve(rounds, accountant, _POINTS, _LEAST_SAMPLING)
@@ -193,7 +199,7 @@ def _compute_curve(
 
         def at(q: float) -> Event:
             event = event_of(replace(plain, **{field: q}))
-            nothing = reason_not_private(event)
+            nothing = explain_not_private(event)
             if nothing is not None:
                 raise SilodpError(
                     f"there is no ε to draw against this adversary, because {nothing}.",

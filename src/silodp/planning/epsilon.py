@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from silodp.accounting import accountant as accounting
-from silodp.accounting.accountant import Accountant, EventCount, default_accountant, find_accountant
-from silodp.accounting.events import Event, costliest_event, reason_not_private
-from silodp.accounting.group_privacy import PERSONS_RECORDS, event_for_person
+from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
+from silodp.accounting.events import Event, explain_not_private, find_costliest_event
+from silodp.accounting.group_privacy import PERSONS_RECORDS, scale_to_person
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import build_aggregator, find_method_class, get_fields, validate_arguments
@@ -63,7 +63,7 @@ def compute_cost(spent: Sequence[EventCount], delta: float, accountant: Accounta
         SilodpError: δ out of range, or an event that the accountant does not know.
     """
     check_delta("delta", delta)
-    reason = next((why for event, _ in spent if (why := reason_not_private(event)) is not None), None)
+    reason = next((why for event, _ in spent if (why := explain_not_private(event)) is not None), None)
     if reason is not None:
         return Cost(None, reason)
     value = accounting.compute_epsilon(spent, delta, accountant)
@@ -174,10 +174,10 @@ def compute_epsilon(
 
     def costliest_in(round_: int) -> Event:
         answering = range(spec.min_silos, len(names) + 1)
-        return costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
+        return find_costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
 
     charged = count_events(event_in, rounds) or [(event_in(0), 0)]
-    chosen = wanted or default_accountant(event for event, _ in charged)
+    chosen = wanted or choose_accountant(event for event, _ in charged)
     delta_of_noise = spec.noise_delta
     found = compute_cost(charged, delta_of_noise, chosen)
     any_dropouts = None
@@ -185,7 +185,7 @@ def compute_epsilon(
         any_dropouts = compute_cost(count_events(costliest_in, rounds), delta_of_noise, chosen).epsilon
 
     def cost_of_person(records: int) -> Cost:
-        theirs = [(event_for_person(event, records), count) for event, count in charged]
+        theirs = [(scale_to_person(event, records), count) for event, count in charged]
         return compute_cost(theirs, delta_of_noise, chosen)
 
     def claimed_by(method: Method) -> Cost:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from silodp.accounting import calibration
-from silodp.accounting.accountant import Accountant, EventCount, default_accountant, find_accountant
+from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, describe_any_dropouts, format_rounded_up
 from silodp.aggregators.run_spec import RunSpec
@@ -76,7 +76,7 @@ def plan_run(
         a: count_events(lambda r, a=a: spec.round_events(round_=r)[a], rounds)  # type: ignore[misc]
         for a in ADVERSARIES
     }
-    accountant = default_accountant(events.values()) if accountant is None else find_accountant(accountant)
+    accountant = choose_accountant(events.values()) if accountant is None else find_accountant(accountant)
     delta = spec.noise_delta
     result: dict[str, Any] = {
         "method": spec.method.name,

@@ -28,7 +28,7 @@ from silodp.accounting.accountant import (
     compute_membership_attack,
 )
 from silodp.accounting.events import Event
-from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
+from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.accounting.steps import flatten_per_unit
@@ -241,7 +241,7 @@ def _compare_persons(guarantee: Guarantee, ledger: Ledger) -> str | None:
         if stated is None:
             continue
         events = [charge.events[guarantee.adversary] for charge in ledger.history]
-        spent = epsilon_for_person(events, records, ledger.delta, ledger.accountant)
+        spent = compute_person_epsilon(events, records, ledger.delta, ledger.accountant)
         if spent is None or not is_covered(stated, spent):
             cost = "give no guarantee" if spent is None else f"cost {spent:.6g}"
             return f"ε = {stated:.6g} for a person with {records} records, and for them the ledger's rounds {cost}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from silodp.errors import counted
-from silodp.report.formatting import to_finite
+from silodp.report.formatting import as_number
 from silodp.runtime.train import REFUSED_SUM
 
 _DIVERGED = 10.0
@@ -21,13 +21,13 @@ def list_quantities(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     names: dict[str, None] = {}
     for row in rows:
         values = {"loss": row.get("loss"), **(row.get("metrics") or {})}
-        names |= dict.fromkeys(name for name, value in values.items() if to_finite(value) is not None)
+        names |= dict.fromkeys(name for name, value in values.items() if as_number(value) is not None)
     return sorted(names, key=lambda name: name != "loss")
 
 
 def get_measure(row: Mapping[str, Any], name: str) -> float | None:
     """Return the loss or a metric of one row; None where it is missing or not finite."""
-    return to_finite(row.get("loss") if name == "loss" else (row.get("metrics") or {}).get(name))
+    return as_number(row.get("loss") if name == "loss" else (row.get("metrics") or {}).get(name))
 
 
 def find_divergence(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,7 +13,7 @@ _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""
 
 
-def to_finite(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """Return a finite number as float; None for everything else, a whole number of more than 63 bits included."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     return float(value) if good and (isinstance(value, float) or abs(value) < 1 << 63) else None
@@ -21,7 +21,7 @@ def to_finite(value: Any) -> float | None:
 
 def format_epsilon(epsilon: float | None) -> str:
     """Return ε rounded up: three figures, at least two decimals below 100; "none" where there is no guarantee."""
-    value = to_finite(epsilon)
+    value = as_number(epsilon)
     if value is None:
         return "none"
     if value == 0:

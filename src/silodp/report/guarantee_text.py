@@ -8,7 +8,7 @@ from typing import Any
 
 from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Adversary, Guarantee, describe_any_dropouts, format_rounded_up
-from silodp.report.formatting import compute_attack_accuracy, format_accuracy, format_epsilon, to_finite
+from silodp.report.formatting import as_number, compute_attack_accuracy, format_accuracy, format_epsilon
 
 WHO: dict[Adversary, str] = {
     "released": "whoever sees the models",
@@ -70,8 +70,8 @@ def is_exceeded(group: Mapping[str, Any]) -> bool:
 def get_charge(group: Mapping[str, Any]) -> float | None:
     """Return ε charged to a group, by the charging mode of the run ("book"); by the other mode where it is missing."""
     book, other = ("realized", "planned") if group.get("book") == "realized" else ("planned", "realized")
-    charged = to_finite(group.get(book))
-    return to_finite(group.get(other)) if charged is None else charged
+    charged = as_number(group.get(book))
+    return as_number(group.get(other)) if charged is None else charged
 
 
 def tabulate_persons(guarantees: Iterable[Guarantee]) -> PersonTable | None:
@@ -171,7 +171,7 @@ def format_group(group: Mapping[str, Any]) -> str:
 
 def format_requested(group: Mapping[str, Any]) -> str:
     """Return the requested ε of a group, or its range, rounded up like the charge."""
-    least = to_finite(group.get("from", group.get("least")))  # "from": of records; "least": of persons
+    least = as_number(group.get("from", group.get("least")))  # "from": of records; "least": of persons
     requested = format_rounded_up(group["budget"])
     if least is None or format_rounded_up(least) == requested:
         return requested
@@ -203,7 +203,7 @@ def is_valid_guarantee(guarantee: Guarantee) -> bool:
     """Return whether a guarantee that was read from a file can be shown."""
 
     def is_epsilon(value: Any) -> bool:
-        return value is None or (to_finite(value) is not None and value >= 0)
+        return value is None or (as_number(value) is not None and value >= 0)
 
     def is_count(value: Any) -> bool:
         return type(value) is int and 0 <= value < 1 << 63
@@ -222,13 +222,13 @@ def is_valid_guarantee(guarantee: Guarantee) -> bool:
             and is_epsilon(guarantee.any_dropouts)
             and all(is_count(k) and k >= 1 and is_epsilon(value) for k, value in guarantee.persons)
             and all(
-                (to_finite(group["budget"]) or 0) > 0
+                (as_number(group["budget"]) or 0) > 0
                 and is_count(group["units"])
                 and all(is_epsilon(group.get(name)) for name in ("planned", "realized", "from", "least"))
                 for group in guarantee.groups
             )
             and all(
-                to_finite(claim["epsilon"]) is not None
+                as_number(claim["epsilon"]) is not None
                 and is_epsilon(claim["epsilon"])
                 and isinstance(claim["why"], str)
                 for claim in guarantee.claims

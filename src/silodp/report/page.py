@@ -24,10 +24,10 @@ from silodp.report.divergence import describe_refused, find_divergence, get_meas
 from silodp.report.figures import inline_svg, render_svg
 from silodp.report.formatting import (
     FILTERS,
+    as_number,
     compute_attack_accuracy,
     format_epsilon,
     format_measure,
-    to_finite,
 )
 from silodp.report.guarantee_text import WHO, BudgetSpending
 from silodp.report.run_record import Allocation, RunRecord, format_versions, keep_allocation, read_run
@@ -152,7 +152,7 @@ def write_report(
         is_exceeded=guarantee_text.is_exceeded,
         claims=guarantee_text.collect_claims(run.guarantees.values()),
         claimed=guarantee_text.CLAIMED,
-        seconds=sum(to_finite(row.get("seconds")) or 0.0 for row in run.rows),
+        seconds=sum(as_number(row.get("seconds")) or 0.0 for row in run.rows),
     )
     pictures.remove_old(_PICTURES)
     path = directory / "report.html"

@@ -26,7 +26,7 @@ from silodp.report.figures import (
     set_log_scale,
     shorten_label,
 )
-from silodp.report.formatting import format_epsilon, to_finite
+from silodp.report.formatting import as_number, format_epsilon
 from silodp.report.guarantee_text import WHO
 from silodp.report.run_record import Allocation
 
@@ -115,7 +115,7 @@ def plot_epsilon(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """
     lines: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for adversary in ADVERSARIES:
-        spent = [(row["round"], to_finite((row.get("epsilon") or {}).get(adversary))) for row in rows]
+        spent = [(row["round"], as_number((row.get("epsilon") or {}).get(adversary))) for row in rows]
         points = tuple((round_, _rounded(value)) for round_, value in spent if value is not None)
         if any(round_ > 0 for round_, _ in points):
             lines.setdefault(points, []).append(WHO[adversary])
@@ -260,7 +260,7 @@ def plot_spending(groups: Sequence[Mapping[str, Any]], unit: str) -> Figure | No
         points = [
             (place + shift, value)
             for place, group in zip(places, groups, strict=True)
-            if (value := to_finite(group.get(key))) is not None and value > 0
+            if (value := as_number(group.get(key))) is not None and value > 0
         ]
         if points:
             below.plot(*zip(*points, strict=True), marker, color=color, markersize=6, label=label)
@@ -299,7 +299,7 @@ def plot_epsilon_by_sampling(
         points = [
             point
             for point in zip(curve.sampling, curve.epsilon, strict=True)
-            if to_finite(point[1]) is not None
+            if as_number(point[1]) is not None
         ]
         points = [point for point in points if point[1] >= floor]
         if points:

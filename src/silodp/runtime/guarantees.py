@@ -12,7 +12,7 @@ import numpy as np
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Event, NonPrivate
-from silodp.accounting.group_privacy import PERSONS_RECORDS, epsilon_for_person
+from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import (
     ADVERSARIES,
     HELD_OUT,
@@ -110,7 +110,7 @@ def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | N
     """Return (k, ε of a person with k records) from a guarantee about single records (group privacy)."""
     events = [charge.events[adversary] for charge in ledger.history]
     return tuple(
-        (records, epsilon_for_person(events, records, ledger.delta, ledger.accountant))
+        (records, compute_person_epsilon(events, records, ledger.delta, ledger.accountant))
         for records in PERSONS_RECORDS
     )
 

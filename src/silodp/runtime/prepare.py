@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.accountant import (
     Accountant,
+    choose_accountant,
     compute_epsilon,
-    default_accountant,
     find_accountant,
     supports_all,
 )
@@ -31,7 +31,9 @@ from silodp.errors import (
     counted,
 )
 from silodp.methods.base import Method
-from silodp.training.task import Task
+
+if TYPE_CHECKING:
+    from silodp.training.task import Task
 
 
 def prepare_run(
@@ -107,7 +109,7 @@ def prepare_run(
             code="argument.conflict",
             field="rounds",
         )
-    default = default_accountant(cost.values())
+    default = choose_accountant(cost.values())
     chosen = default if accountant is None else find_accountant(accountant)
     if not supports_all(chosen, cost.values()):
         raise SilodpError(
@@ -186,6 +188,8 @@ def _check_limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, fl
 
 def _check_task(data: PublicData, task: Task, method: Method) -> None:
     """Refuse a model or loss that the method cannot train."""
+    from silodp.training.task import Task
+
     check_type("task", task, Task, "Task(model, loss, metrics)")
     if task.loss.most_classes is not None and (data.classes or 0) > task.loss.most_classes:
         raise SilodpError(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.accounting.accountant import default_accountant
+from silodp.accounting.accountant import choose_accountant
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.base import SiloContext, state_of
@@ -299,5 +299,5 @@ def make_ledger(spec: RunSpec, path: Path | None = None) -> Ledger:
         spec: the run's specification.
         path: its file; None: in memory.
     """
-    accountant = default_accountant(spec.round_events().values())
+    accountant = choose_accountant(spec.round_events().values())
     return Ledger(path, spec.noise_delta, accountant, run=spec.run)

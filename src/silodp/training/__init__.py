@@ -1,10 +1,17 @@
 """Tasks (model, loss, metrics), and the local training of a silo: per user, per record or over all records."""
 
-from silodp.training.losses import LOSSES, Loss, binary_cross_entropy, cox, cross_entropy, squared_error
-from silodp.training.metrics import METRICS, accuracy, average_precision, concordance, roc_auc
-from silodp.training.models import MODELS
-from silodp.training.sgd import LocalTraining, record_gradients, silo_update, user_updates
-from silodp.training.task import Task
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from silodp._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from silodp.training.losses import LOSSES, Loss, binary_cross_entropy, cox, cross_entropy, squared_error
+    from silodp.training.metrics import METRICS, accuracy, average_precision, concordance, roc_auc
+    from silodp.training.models import MODELS
+    from silodp.training.sgd import LocalTraining, record_gradients, silo_update, user_updates
+    from silodp.training.task import Task
 
 __all__ = [
     "LOSSES",
@@ -25,3 +32,14 @@ __all__ = [
     "squared_error",
     "user_updates",
 ]
+
+_MODULES = {
+    "losses": ("LOSSES", "Loss", "binary_cross_entropy", "cox", "cross_entropy", "squared_error"),
+    "metrics": ("METRICS", "accuracy", "average_precision", "concordance", "roc_auc"),
+    "models": ("MODELS",),
+    "sgd": ("LocalTraining", "record_gradients", "silo_update", "user_updates"),
+    "task": ("Task",),
+}
+__getattr__ = export_lazily(
+    __name__, {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+)

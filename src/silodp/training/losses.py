@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from reprlib import repr as short
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from silodp.errors import SilodpError, describe_exception
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running sum.
 _PAIRWISE_LIMIT = 1024
@@ -65,6 +66,8 @@ class Loss:
             SilodpError: `f` is not a function. Whether it returns (n,) is checked when it is called, the first time on
                 made-up records before a run begins.
         """
+        from torch import Tensor
+
         if not callable(f):
             raise SilodpError(
                 f"loss '{name}' is of type {type(f).__name__}: give a function of outputs and targets.",
@@ -88,6 +91,8 @@ class Loss:
         Raises:
             SilodpError: the function raises, or returns anything but one number.
         """
+        from torch import Tensor
+
         try:
             value = self.function(outputs, targets, mask)
         except SilodpError:
@@ -110,6 +115,8 @@ class Loss:
 
 
 def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:
+    from torch import Tensor
+
     count = outputs.shape[0]
     if isinstance(values, Tensor) and values.dim() == 0:
         remedy = 'return one per record, for example with reduction="none".'
@@ -128,6 +135,8 @@ def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -
 
 
 def _describe(value: object) -> str:
+    from torch import Tensor
+
     if not isinstance(value, Tensor):
         return f"an object of type {type(value).__name__}"
     return "a single number" if value.dim() == 0 else f"numbers of shape {tuple(value.shape)}"
@@ -143,6 +152,8 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
     Raises:
         SilodpError: weights that are not finite numbers ≥ 0.
     """
+    import torch.nn.functional as F
+
     weights = None if class_weights is None else _validate_weights(class_weights)
 
     def softmax_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -213,6 +224,8 @@ def cox() -> Loss:
 
 
 def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+    import torch.nn.functional as F
+
     logit = flatten_outputs(outputs)
     if targets.dim() != 1:
         raise _refuse_labels("binary_cross_entropy", "labels 0 and 1", targets, "cox")
@@ -239,6 +252,8 @@ def _log_risk_pairwise(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
 def _log_risk_sorted(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
     """Return the same in O(n log n): a running log-sum-exp, latest first, read at the end of each group of ties."""
     # Padding goes last, so that no real record's running sum includes it.
+    import torch
+
     order = time.masked_fill(mask == 0, float("-inf")).argsort(descending=True)
     running = score[order].logcumsumexp(0)
     time, mask = time[order], mask[order]

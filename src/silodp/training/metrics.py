@@ -7,14 +7,18 @@ A metric that is undefined on these records (one class only, no comparable pair,
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from silodp.errors import SilodpError
 from silodp.training.losses import flatten_outputs
 
-Metric = Callable[[Tensor, Tensor], float]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    pass
+
+
+Metric = Callable[["Tensor", "Tensor"], float]
 
 # Pairs compared at a time by `concordance`: 4 million comparisons are 4 MB of booleans.
 _PAIRS_AT_ONCE = 4_000_000
@@ -80,6 +84,8 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
     Raises:
         SilodpError: targets of another shape.
     """
+    import torch
+
     if targets.dim() != 2 or targets.shape[1] != 2:
         raise SilodpError(
             f"concordance needs pairs of event and time, and the labels are of shape {tuple(targets.shape[1:])}: use "

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def logistic(features: int, classes: int = 2) -> nn.Module:
     """Build logistic regression: one logit for two classes (heart: 13 features, 14 parameters), else one per class."""
+    from torch import nn
+
     _check_least("classes", classes, 2)
     return nn.Linear(_check_least("features", features, 1), 1 if classes == 2 else classes)
 
 
 def cox_linear(features: int) -> nn.Module:
     """Build a linear log hazard with bias, as in FLamby (TCGA: 39 features, 40 parameters)."""
+    from torch import nn
+
     return nn.Linear(_check_least("features", features, 1), 1)
 
 
@@ -40,6 +46,8 @@ def mlp(features: int = 30, classes: int = 2, width: int = 30, layers: int = 5, 
     Raises:
         SilodpError: a width that is not a multiple of `groups`, or a number below 1.
     """
+    from torch import nn
+
     if width % _check_least("groups", groups, 1):
         raise SilodpError(
             f"width {width} is not a multiple of groups {groups}", code="argument.value", field="width"
@@ -56,6 +64,8 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
 
     `dropout` is the probability of the example's two dropout layers (there 0.5); 0 leaves them out.
     """
+    from torch import nn
+
     if not 0 <= dropout < 1:
         raise SilodpError(
             f"dropout must be at least 0 and below 1, not {dropout}", code="argument.value", field="dropout"
@@ -80,15 +90,21 @@ def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:
 
 def cnn_fashion(classes: int = 10) -> nn.Module:
     """Build DDP's CNN on (1, 28, 28): conv16 8×8/2, pool, conv32 4×4/2, pool, fc32, fc10, tanh; 26,010 parameters."""
+    from torch import nn
+
     return _two_convolutions(classes, nn.Tanh)
 
 
 def cnn_rpdp(classes: int = 10) -> nn.Module:
     """Build rPDP-FL's MNIST network: the layers of `cnn_fashion` with ReLU; 26,010 parameters."""
+    from torch import nn
+
     return _two_convolutions(classes, nn.ReLU)
 
 
 def _two_convolutions(classes: int, activation: type[nn.Module]) -> nn.Module:
+    from torch import nn
+
     return nn.Sequential(
         nn.Conv2d(1, 16, 8, stride=2, padding=3),
         activation(),
@@ -118,3 +134,16 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn_rpdp": cnn_rpdp,
 }
 """Name in a config -> builder."""
+
+SIZES: dict[str, Callable[[int, int], int]] = {
+    "logistic": lambda features, classes: (features + 1) * (1 if classes == 2 else classes),
+    "cox_linear": lambda features, classes: features + 1,
+    "mlp": lambda features, classes: (features + 1) * 30 + 4 * 31 * 30 + 5 * 60 + 31 * classes,
+    "cnn_mnist": lambda features, classes: 260 + 5020 + 16_050 + 51 * classes,
+    "cnn_fashion": lambda features, classes: 1040 + 8224 + 16_416 + 33 * classes,
+    "cnn_rpdp": lambda features, classes: 1040 + 8224 + 16_416 + 33 * classes,
+}
+"""Name in a config -> number of parameters, of features and classes, with all other arguments at their defaults.
+
+A plan needs no more, and so does not import torch. A model that is not here is built and counted.
+"""

@@ -99,10 +99,10 @@ def test_group_orders_are_at_least_two():
         c = math.ceil(math.log2(k))
         assert min(orders) == 2.0
         assert set(orders) == {a / 2**c for a in rdp.ORDERS if a >= 2 ** (c + 1)}
-        base = rdp.of_step(PoissonSampled(0.01, SIGMA), (2.0 ** (c + 1), 2.0 ** (c + 2)))
+        base = rdp.compute_rdp(PoissonSampled(0.01, SIGMA), (2.0 ** (c + 1), 2.0 ** (c + 2)))
         assert rho[list(orders).index(2.0)] == pytest.approx(3**c * base[0])
     # Beside a larger group, a smaller one is asked for orders it has, and one below 2 has no bound.
-    assert math.isinf(rdp.of_step(Group(2, PoissonSampled(0.01, Gaussian(5.0))), (1.5, 2.0))[0])
+    assert math.isinf(rdp.compute_rdp(Group(2, PoissonSampled(0.01, Gaussian(5.0))), (1.5, 2.0))[0])
 
 
 # Identities
@@ -126,7 +126,9 @@ def test_identities(accountant):
 
 def test_mixture_of_one_is_the_sampled_gaussian():
     group, sampled = Group(1, PoissonSampled(0.3, Gaussian(2.0))), PoissonSampled(0.3, Gaussian(2.0))
-    for ours, librarys in zip(pld.of_step(group, 1e-3), pld.of_step(sampled, 1e-3), strict=True):
+    for ours, librarys in zip(
+        pld.compute_losses(group, 1e-3), pld.compute_losses(sampled, 1e-3), strict=True
+    ):
         for eps in (0.0, 0.1, 0.5, 1.0, 2.0):
             assert ours.delta(eps) == pytest.approx(librarys.delta(eps), rel=1e-6, abs=1e-12)
 
@@ -139,7 +141,7 @@ def test_nothing_costs_nothing_and_no_noise_promises_nothing():
         for open_ in ([(Gaussian(0.0), 1)], [(SIGMA, 1), (NonPrivate("counts disclosed"), 1)]):
             assert compute_epsilon(open_, DELTA, accountant) == math.inf
             assert compute_delta(open_, 1.0, accountant) == 1.0
-    assert pld.grid_for(Gaussian(0.0)) is None
+    assert pld.choose_event_grid(Gaussian(0.0)) is None
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -236,7 +238,7 @@ def test_known_sample_keeps_its_infinite_mass():
 def test_group_step_against_integration(k, gamma, sigma):
     weights = stats.binom.pmf(np.arange(k + 1), k, gamma)
 
-    directions = pld.of_step(Group(k, PoissonSampled(gamma, Gaussian(sigma))), 1e-3)
+    directions = pld.compute_losses(Group(k, PoissonSampled(gamma, Gaussian(sigma))), 1e-3)
     xs = np.linspace(-12 * sigma, k + 12 * sigma, 100_001)
     p = weights @ stats.norm.pdf(xs[None], np.arange(k + 1)[:, None], sigma)
     q = stats.norm.pdf(xs, 0, sigma)
@@ -256,7 +258,7 @@ def test_mixture_agrees_with_the_librarys(k, gamma, sigma):
         stats.binom.pmf(np.arange(k + 1), k, gamma),
         value_discretization_interval=grid,
     )
-    ours = pld.of_step(Group(k, PoissonSampled(gamma, Gaussian(sigma))), grid)
+    ours = pld.compute_losses(Group(k, PoissonSampled(gamma, Gaussian(sigma))), grid)
     for eps in (0.0, 0.1, 1.0, 5.0):
         assert max(d.delta(eps) for d in ours) == pytest.approx(
             theirs.get_delta_for_epsilon(eps), rel=1e-9, abs=1e-14
@@ -284,7 +286,7 @@ def test_grid_costs_two_parts_in_ten_thousand_at_most(event, count):
 @pytest.mark.parametrize("deviations", [4.5, 6.5, 7.5])
 def test_one_transform_is_as_exact_as_it_says(sigma, count, deviations):
     """Gaussian steps through the transform, against the one Gaussian they are; what it may err is charged."""
-    composed = pld._convolve([(pld.of_step(Gaussian(sigma), 1e-4)[0], count)])
+    composed = pld._convolve([(pld.compute_losses(Gaussian(sigma), 1e-4)[0], count)])
     mu = math.sqrt(count) / sigma
     eps = mu**2 / 2 + deviations * mu
     exact = gaussian_delta(eps, 1 / mu)
@@ -321,13 +323,13 @@ def test_known_sample_by_rdp_at_one_order():
     """E over the coin of e^((α−1)·loss), at α = 3."""
     q, sigma, alpha = 0.3, 2.0, 3.0
     moment = 1 - q + q * math.exp((alpha - 1) * alpha / (2 * sigma**2))
-    found = rdp.of_step(RevealedSample(q, Gaussian(sigma)), (alpha,))
+    found = rdp.compute_rdp(RevealedSample(q, Gaussian(sigma)), (alpha,))
     assert found[0] == pytest.approx(math.log(moment) / (alpha - 1))
 
 
 def test_the_librarys_loud_warnings_are_held_back(caplog):
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
-        rdp.of_step(PoissonSampled(0.517, Gaussian(5.0)), rdp.ORDERS)
+        rdp.compute_rdp(PoissonSampled(0.517, Gaussian(5.0)), rdp.ORDERS)
     assert not caplog.records
 
 
@@ -407,7 +409,7 @@ def test_pld_is_never_above_rdp_though_its_arithmetic_be_too_coarse(event, round
 
 def test_an_epsilon_where_pld_was_infinite():
     event = PoissonSampled(0.01, Gaussian(5.0))
-    by_grid = pld.compose_steps(((event, 10_000),), pld.grid_for(event, 10_000))
+    by_grid = pld.compose_steps(((event, 10_000),), pld.choose_event_grid(event, 10_000))
     assert max(direction.epsilon(1e-12) for direction in by_grid) == math.inf
     assert round(compute_epsilon([(event, 10_000)], 1e-12), 3) == 1.403
 
@@ -464,9 +466,11 @@ def test_asking_what_would_be_spent_charges_nothing():
 
 
 def test_grids_are_stated():
-    assert pld.grid_for(Group(1, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == 5e-5
-    assert pld.grid_for(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == pytest.approx(8e-4)
-    assert pld.grid_for(PoissonSampled(0.5, SIGMA), 100) == pytest.approx(4e-4)
+    assert pld.choose_event_grid(Group(1, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == 5e-5
+    assert pld.choose_event_grid(Group(64, PoissonSampled(0.01, Gaussian(5.0))), 100_000) == pytest.approx(
+        8e-4
+    )
+    assert pld.choose_event_grid(PoissonSampled(0.5, SIGMA), 100) == pytest.approx(4e-4)
 
 
 @pytest.mark.parametrize("q", [1e-12, 1e-15, 1e-30])

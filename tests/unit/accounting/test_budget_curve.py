@@ -17,12 +17,12 @@ from silodp.accounting.budget_curve import (
     ORDERS,
     EpsilonCurve,
     TwoStage,
-    conversion,
-    filter_budget,
-    rounds_within,
-    two_stage_curve,
+    compute_conversion,
+    compute_filter_budget,
+    compute_two_stage_curve,
+    count_affordable_rounds,
 )
-from silodp.accounting.curve_fitting import binary_search, scf
+from silodp.accounting.curve_fitting import fit_scf, search_probabilities
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample
 from silodp.errors import SilodpError
 from support.refusals import refused
@@ -70,7 +70,7 @@ some_budgets = st.lists(st.floats(0.05, 15), min_size=1, max_size=3)
 @given(run=runs, budgets=some_budgets)
 def test_no_record_overspends_and_none_could_get_the_next_grid_point(run, budgets):
     budgets = np.array(budgets)
-    curve = two_stage_curve(**run)
+    curve = compute_two_stage_curve(**run)
     met = curve.parameter_for(budgets)
     assert (curve.spent(met) <= budgets).all()
     for q, budget in zip(met, budgets, strict=True):
@@ -87,7 +87,7 @@ def test_no_record_overspends_and_none_could_get_the_next_grid_point(run, budget
 @settings(max_examples=4)
 @given(run=runs, budget=st.floats(0.1, 8))
 def test_the_true_cost_lies_below_the_renyi_cost(run, budget):
-    q = two_stage_curve(**run).parameter_for(np.array([budget]))[0]
+    q = compute_two_stage_curve(**run).parameter_for(np.array([budget]))[0]
     if q > 0:
         assert loss_cost(q, **run) <= budget * (1 + 1e-3)
 
@@ -95,9 +95,9 @@ def test_the_true_cost_lies_below_the_renyi_cost(run, budget):
 @pytest.mark.parametrize("client_sampling", [0.3, 1.0])
 def test_few_budgets_are_met_by_pld_to_a_thousandth(client_sampling):
     run = {**HEART, "client_sampling": client_sampling}
-    curve = two_stage_curve(**run, accountant="pld", budgets=np.tile(LEVELS, 40))
+    curve = compute_two_stage_curve(**run, accountant="pld", budgets=np.tile(LEVELS, 40))
     met = curve.parameter_for(LEVELS)
-    assert (met > two_stage_curve(**run).parameter_for(LEVELS)).all()
+    assert (met > compute_two_stage_curve(**run).parameter_for(LEVELS)).all()
     for q, budget in zip(met, LEVELS, strict=True):
         true = loss_cost(q, **run)
         assert true <= budget * (1 + 2e-4)
@@ -108,7 +108,7 @@ def test_few_budgets_are_met_by_pld_to_a_thousandth(client_sampling):
 def test_many_budgets_share_a_coarser_curve_by_pld():
     run = {**HEART, "client_sampling": 0.5}
     budgets = np.linspace(0.5, 4, 100)
-    curve = two_stage_curve(**run, accountant="pld", points=12, budgets=budgets)
+    curve = compute_two_stage_curve(**run, accountant="pld", points=12, budgets=budgets)
     assert len(curve.parameters) == 12
     met = curve.parameter_for(budgets)
     assert (curve.spent(met) <= budgets).all()
@@ -117,7 +117,7 @@ def test_many_budgets_share_a_coarser_curve_by_pld():
 
 
 def test_the_curve_is_the_accountants_epsilon_up_to_its_orders():
-    curve = two_stage_curve(**HEART)
+    curve = compute_two_stage_curve(**HEART)
     for i in (900, 1500, 1900):
         q = float(curve.parameters[i])
         steps = RevealedSample(1.0, PoissonSampled(q, Gaussian(12.25)))
@@ -185,7 +185,7 @@ def test_no_user_overspends(by, sigma, rounds, budgets):
 def test_a_record_stays_as_long_as_its_budget_lasts(book, run, q, budget):
     most = 60
     sizes = {name: run[name] for name in ("noise_multiplier", "local_steps", "client_sampling", "delta")}
-    rounds = int(rounds_within(np.array([q]), np.array([budget]), **sizes, most=most, book=book)[0])
+    rounds = int(count_affordable_rounds(np.array([q]), np.array([budget]), **sizes, most=most, book=book)[0])
 
     def cost(rounds):
         return renyi_cost(q, **{**run, "rounds": rounds}, joined=book == "realized")
@@ -201,10 +201,10 @@ def test_a_record_stays_as_long_as_its_budget_lasts(book, run, q, budget):
 def test_a_record_calibrated_for_all_rounds_stays_in_all_of_them():
     run = {**HEART, "client_sampling": 0.6}
     sizes = {name: run[name] for name in ("noise_multiplier", "local_steps", "client_sampling", "delta")}
-    budgets = np.concatenate([np.linspace(0.1, 9, 500), two_stage_curve(**run).epsilons[1200::40]])
-    q = two_stage_curve(**run).parameter_for(budgets)
-    planned = rounds_within(q, budgets, **sizes, most=40)
-    realized = rounds_within(q, budgets, **sizes, most=40, book="realized")
+    budgets = np.concatenate([np.linspace(0.1, 9, 500), compute_two_stage_curve(**run).epsilons[1200::40]])
+    q = compute_two_stage_curve(**run).parameter_for(budgets)
+    planned = count_affordable_rounds(q, budgets, **sizes, most=40)
+    realized = count_affordable_rounds(q, budgets, **sizes, most=40, book="realized")
     kept = (q > 0) & (q < 1)
     assert (planned[kept] == 15).all()
     assert (planned[q == 1] >= 15).all()
@@ -212,7 +212,7 @@ def test_a_record_calibrated_for_all_rounds_stays_in_all_of_them():
     assert (realized[kept] >= 5).all()
     assert (realized[kept] < 15).any()
     assert (
-        rounds_within(np.array([0.0]), np.array([0.1]), **sizes, most=40)[0] == 40
+        count_affordable_rounds(np.array([0.0]), np.array([0.1]), **sizes, most=40)[0] == 40
     )  # never drawn, never spent
 
 
@@ -230,7 +230,7 @@ def exact_delta(mu, eps):
 def test_a_filters_budget_is_that_of_one_gaussian_release(delta):
     """Steps of norm C at multiplier σ add 1/(2σ²) to R each, and all of R is one release of μ = √(2R)."""
     budgets = np.geomspace(0.01, 50, 12)
-    for budget, most in zip(budgets, filter_budget(budgets, delta), strict=True):
+    for budget, most in zip(budgets, compute_filter_budget(budgets, delta), strict=True):
         assert exact_delta(math.sqrt(2 * most), budget) <= delta
         assert exact_delta(math.sqrt(2 * most) * (1 + 1e-8), budget) > delta
 
@@ -238,9 +238,9 @@ def test_a_filters_budget_is_that_of_one_gaussian_release(delta):
 def test_a_filters_budget_is_larger_than_one_renyi_order_allows():
     """At ε = 1 and δ = 1e-4 the best order gives R = .0406."""
     orders = 1 + np.geomspace(1e-3, 1e5, 4000)
-    by_one_order = ((1.0 - conversion(orders, 1e-4)) / orders).max()
+    by_one_order = ((1.0 - compute_conversion(orders, 1e-4)) / orders).max()
     assert round(by_one_order, 4) == 0.0406
-    assert round(float(filter_budget(np.array([1.0]), 1e-4)[0]), 4) == 0.0493
+    assert round(float(compute_filter_budget(np.array([1.0]), 1e-4)[0]), 4) == 0.0493
 
 
 @pytest.mark.parametrize("eps", [0.2, 1.0, 3.0])
@@ -275,40 +275,40 @@ def test_steps_chosen_by_what_was_seen_cost_no_more_than_one_release_of_all(eps,
 def test_scf_overspends_and_says_so():
     run = {"noise_multiplier": 1.0, "local_steps": 5, "client_sampling": 0.5, "rounds": 20, "delta": 1e-3}
     budgets = np.linspace(0.5, 5, 300)
-    fitted = scf(budgets, **run)
+    fitted = fit_scf(budgets, **run)
     true = np.array([renyi_cost(q, **run) for q in fitted.sampling_probabilities[::60] if q > 0])
     asked = budgets[::60][fitted.sampling_probabilities[::60] > 0]
     assert fitted.r_squared > 0.99
     assert fitted.violations > 0.7 * len(budgets)
     assert fitted.worst > 2
     assert (true > asked).mean() > 0.5
-    exact = two_stage_curve(**run)
+    exact = compute_two_stage_curve(**run)
     assert (fitted.costs <= exact.spent(fitted.sampling_probabilities) * (1 + 1e-9)).all()
     assert (exact.spent(exact.parameter_for(budgets)) <= budgets).all()
 
 
 def test_scf_is_what_the_paper_fits():
     """Where the curve goes through the points the inverse gives the q back, and costs beyond ε(1) give 1."""
-    fitted = scf(np.array([0.5, 3.0, 9.0, 50.0]), **HEART)
+    fitted = fit_scf(np.array([0.5, 3.0, 9.0, 50.0]), **HEART)
     a, b, c = fitted.coefficients
     q = fitted.sampling_probabilities
     np.testing.assert_allclose(np.exp(a * q[:3] + b) + c, [0.5, 3.0, 9.0], rtol=1e-9)
     assert q[3] == 1.0
-    assert scf(LEVELS, **HEART, conversion="tight").violations > scf(LEVELS, **HEART).violations == 0
+    assert fit_scf(LEVELS, **HEART, conversion="tight").violations > fit_scf(LEVELS, **HEART).violations == 0
 
 
 def test_scf_says_that_its_fit_fails():
     with pytest.raises(SilodpError, match="use calibration 'exact'"):
-        scf(LEVELS, 0.3, 50, 1.0, 200, 1e-5)
+        fit_scf(LEVELS, 0.3, 50, 1.0, 200, 1e-5)
 
 
 def test_binary_search_is_the_exact_calibration_with_a_tolerance():
-    found = binary_search(LEVELS, **HEART)
-    exact = two_stage_curve(**HEART).parameter_for(LEVELS)
+    found = search_probabilities(LEVELS, **HEART)
+    exact = compute_two_stage_curve(**HEART).parameter_for(LEVELS)
     np.testing.assert_allclose(found, exact, rtol=0.02)
     for q, budget in zip(found, LEVELS, strict=True):
         assert budget * 0.985 <= renyi_cost(q, **HEART) <= budget * (1 + 1e-9)
-    assert binary_search(np.array([50.0]), **HEART)[0] == 1.0
+    assert search_probabilities(np.array([50.0]), **HEART)[0] == 1.0
 
 
 # Mistakes
@@ -332,17 +332,17 @@ def test_binary_search_is_the_exact_calibration_with_a_tolerance():
 )
 def test_what_is_out_of_range_is_named(change, field):
     with pytest.raises(SilodpError, match=field):
-        two_stage_curve(**{**HEART, **change})
+        compute_two_stage_curve(**{**HEART, **change})
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan])
 def test_budgets_are_numbers_above_zero(wrong):
     budgets = np.array([1.0, wrong])
     for use in (
-        two_stage_curve(**HEART, points=10).parameter_for,
-        lambda b: filter_budget(b, 1e-5),
-        lambda b: scf(b, **HEART),
-        lambda b: rounds_within(np.array([0.1, 0.1]), b, 1.0, 1, 1.0, 1e-5, 9),
+        compute_two_stage_curve(**HEART, points=10).parameter_for,
+        lambda b: compute_filter_budget(b, 1e-5),
+        lambda b: fit_scf(b, **HEART),
+        lambda b: count_affordable_rounds(np.array([0.1, 0.1]), b, 1.0, 1, 1.0, 1e-5, 9),
     ):
         with pytest.raises(SilodpError, match="budget"):
             use(budgets)
@@ -350,9 +350,9 @@ def test_budgets_are_numbers_above_zero(wrong):
 
 def test_books_are_planned_or_realized():
     with refused("argument.value"):
-        rounds_within(np.array([0.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9, "both")
+        count_affordable_rounds(np.array([0.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9, "both")
     with refused("argument.value"):
-        rounds_within(np.array([1.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9)
+        count_affordable_rounds(np.array([1.1]), np.array([1.0]), 1.0, 1, 1.0, 1e-5, 9)
 
 
 def test_orders_go_to_1024_and_beyond():

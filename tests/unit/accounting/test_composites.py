@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from silodp.accounting import pld, rdp
-from silodp.accounting.accountant import compute_delta, compute_epsilon, default_accountant
+from silodp.accounting.accountant import choose_accountant, compute_delta, compute_epsilon
 from silodp.accounting.events import (
     Composed,
     CorrelatedReleases,
@@ -23,11 +23,11 @@ from silodp.accounting.events import (
     SelfComposed,
     Skellam,
     WorstOf,
-    costliest_event,
     event_from_dict,
     event_to_dict,
+    find_costliest_event,
+    remove_amplification,
     to_discrete,
-    without_amplification,
 )
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.accounting.steps import flatten_event
@@ -79,7 +79,7 @@ def test_all_mass_is_scaled_infinity_too():
     grid = 1e-3
     inner = SelfComposed(PoissonSampled(0.3, Gaussian(0.4)), 3)
     without = pld.compose_steps([(inner.event, inner.count)], grid)
-    for mixed, plain in zip(pld.of_step(RevealedSample(0.25, inner), grid), without, strict=True):
+    for mixed, plain in zip(pld.compute_losses(RevealedSample(0.25, inner), grid), without, strict=True):
         assert plain.infinite > 0
         assert mixed.infinite == pytest.approx(0.25 * plain.infinite, rel=1e-12, abs=0)
         for eps in (0.0, 1.0, 4.0):
@@ -95,14 +95,14 @@ def test_two_stage_renyi_by_the_formula(alpha):
         total += math.comb(alpha, l) * (1 - q) ** (alpha - l) * q**l * math.exp((l - 1) * l / (2 * sigma**2))
     rho = math.log(total) / (alpha - 1)
     rounds = math.log(1 - lam + lam * math.exp((alpha - 1) * steps * rho)) / (alpha - 1)
-    found = rdp.of_step(two_stage(lam, q, sigma, steps), (float(alpha),))
+    found = rdp.compute_rdp(two_stage(lam, q, sigma, steps), (float(alpha),))
     assert found[0] == pytest.approx(rounds, rel=1e-12)
 
 
 def test_rare_sampling_loses_no_digits():
     """To second order in q, ρ(α) is α·q²(e^(1/σ²) − 1)/2."""
     for q in (1e-5, 1e-7):
-        found = rdp.of_step(PoissonSampled(q, Gaussian(3.0)), (2.0, 4.0))
+        found = rdp.compute_rdp(PoissonSampled(q, Gaussian(3.0)), (2.0, 4.0))
         expected = np.array([2, 4]) * q**2 * math.expm1(1 / 9) / 2
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
@@ -181,8 +181,8 @@ def divergence_of_two_looks(q, a, sigma, units, alpha):
 def test_two_looks_at_one_sample_are_one_sampled_event(q, a, sigma):
     units, orders = 4, (2.0, 4.0, 8.0)
     looks = CorrelatedReleases(Gaussian(a), Skellam(sigma, units, 1))
-    together = rdp.of_step(PoissonSampled(q, looks), orders)
-    apart = sum(rdp.of_step(PoissonSampled(q, look), orders) for look in (looks.first, looks.second))
+    together = rdp.compute_rdp(PoissonSampled(q, looks), orders)
+    apart = sum(rdp.compute_rdp(PoissonSampled(q, look), orders) for look in (looks.first, looks.second))
     for alpha, bound, composed in zip(orders, together, apart, strict=True):
         true = divergence_of_two_looks(q, a, sigma, units, alpha)
         assert true <= bound * (1 + 1e-6)
@@ -193,9 +193,11 @@ def test_two_looks_at_one_sample_are_one_sampled_event(q, a, sigma):
 
 def test_two_looks_by_the_formula():
     a, skellam = 3.0, Skellam(2.0, 4096, 1000)
-    found = rdp.of_step(CorrelatedReleases(Gaussian(a), skellam), (2.0, 16.0))
+    found = rdp.compute_rdp(CorrelatedReleases(Gaussian(a), skellam), (2.0, 16.0))
     alpha = np.array([2.0, 16.0])
-    np.testing.assert_allclose(found, alpha / (2 * a**2) + rdp.skellam(skellam, alpha), rtol=1e-12)
+    np.testing.assert_allclose(
+        found, alpha / (2 * a**2) + rdp.compute_skellam_rdp(skellam, alpha), rtol=1e-12
+    )
 
 
 # Groups
@@ -207,8 +209,8 @@ def test_two_looks_by_the_formula():
 def test_group_privacy_by_renyi_orders_of_anything(inner):
     orders = (2.0, 5.0)
     for size, c in ((2, 1), (3, 2), (4, 2), (5, 3)):
-        expected = 3.0**c * rdp.of_step(inner, tuple(2.0**c * a for a in orders))
-        np.testing.assert_allclose(rdp.of_step(Group(size, inner), orders), expected, rtol=1e-12)
+        expected = 3.0**c * rdp.compute_rdp(inner, tuple(2.0**c * a for a in orders))
+        np.testing.assert_allclose(rdp.compute_rdp(Group(size, inner), orders), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
@@ -307,8 +309,8 @@ def test_integer_noise_reaches_every_release_and_no_first_look():
     )
     assert made == WorstOf((first, Group(2, integer)))
     assert to_discrete(made, 8, 10) == made
-    assert default_accountant([made]).name == "rdp"
-    assert default_accountant([coin]).name == "pld"
+    assert choose_accountant([made]).name == "rdp"
+    assert choose_accountant([coin]).name == "pld"
     for event in (made, CorrelatedReleases(Gaussian(1.0), integer), Group(2, PoissonSampled(0.1, integer))):
         with pytest.raises(SilodpError, match="choose 'rdp'"):
             compute_epsilon([(event, 1)], DELTA, "pld")
@@ -322,7 +324,7 @@ def test_a_second_release_of_the_same_samples_has_no_amplification():
             Gaussian(1.0),
         )
     )
-    assert without_amplification(event) == WorstOf(
+    assert remove_amplification(event) == WorstOf(
         (Composed((SelfComposed(step, 3), Gaussian(4.0))), Gaussian(1.0))
     )
 
@@ -391,7 +393,7 @@ def test_the_costliest_of_several_events_covers_each_of_them():
     """Less noise and fewer grid steps never cost less, so what has the least of both costs no less than any."""
     fewer = Skellam(7.0, 2048, 100)
     more = Skellam(6.0, 4096, 100)
-    assert costliest_event([fewer, more]) == Skellam(6.0, 2048, 100)
+    assert find_costliest_event([fewer, more]) == Skellam(6.0, 2048, 100)
     for make in (
         lambda release: release,
         lambda release: PoissonSampled(0.2, release),
@@ -399,13 +401,13 @@ def test_the_costliest_of_several_events_covers_each_of_them():
         lambda release: Composed((CorrelatedReleases(Gaussian(9.0), release), release)),
         lambda release: WorstOf((release, PoissonSampled(0.5, release))),
     ):
-        cover = costliest_event([make(fewer), make(more)])
+        cover = find_costliest_event([make(fewer), make(more)])
         assert cover == make(Skellam(6.0, 2048, 100))
         for event in (make(fewer), make(more)):
             assert compute_epsilon([(cover, 20)], 1e-5, "rdp") >= compute_epsilon([(event, 20)], 1e-5, "rdp")
-    assert costliest_event([Gaussian(2.0), Gaussian(1.0)]) == Gaussian(1.0)
+    assert find_costliest_event([Gaussian(2.0), Gaussian(1.0)]) == Gaussian(1.0)
     nothing = NonPrivate("counts disclosed")
-    assert costliest_event([Gaussian(2.0), nothing]) == nothing
+    assert find_costliest_event([Gaussian(2.0), nothing]) == nothing
 
 
 @pytest.mark.parametrize(
@@ -420,5 +422,5 @@ def test_the_costliest_of_several_events_covers_each_of_them():
 )
 def test_events_that_differ_in_more_than_noise_have_no_cover(events):
     with pytest.raises(SilodpError) as error:
-        costliest_event(events)
+        find_costliest_event(events)
     assert error.value.code == "accounting.events_differ"

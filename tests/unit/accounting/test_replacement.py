@@ -21,7 +21,7 @@ from silodp.accounting.events import (
     Skellam,
     event_from_dict,
     event_to_dict,
-    without_amplification,
+    remove_amplification,
 )
 from silodp.accounting.guarantee import View
 from silodp.errors import SilodpError
@@ -45,7 +45,7 @@ def mixed(q, log_out, log_in):
 @pytest.mark.parametrize("q", RATES)
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 20.0])
 def test_gaussian_against_the_pair_itself(q, sigma):
-    bound = rdp.of_step(SampledReplacement(q, Gaussian(sigma)), ORDERS)
+    bound = rdp.compute_rdp(SampledReplacement(q, Gaussian(sigma)), ORDERS)
     # α·P − (α−1)·Q has its mode at up to 2α from 0.
     x = np.linspace(-2 * ORDERS[-1] - 20 * sigma, 2 * ORDERS[-1] + 20 * sigma, 600_001)
     for here, there in ((1.0, -1.0), (1.0, 0.0), (0.0, 1.0), (1.0, 0.3), (0.7, -1.0)):
@@ -72,7 +72,7 @@ def test_gaussian_in_two_dimensions(angle):
     )
     few = [place for place, order in enumerate(ORDERS) if order <= 14]
     exact = divergences(p, other, (axis[1] - axis[0]) ** 2)[few]
-    assert (exact <= rdp.of_step(SampledReplacement(q, Gaussian(sigma)), ORDERS)[few] * (1 + 1e-6)).all()
+    assert (exact <= rdp.compute_rdp(SampledReplacement(q, Gaussian(sigma)), ORDERS)[few] * (1 + 1e-6)).all()
 
 
 def log_skellam(k, variance):
@@ -84,7 +84,7 @@ def log_skellam(k, variance):
 @pytest.mark.parametrize("q", RATES)
 @pytest.mark.parametrize(("units", "sigma"), [(8, 1.0), (8, 4.0), (32, 0.6), (64, 2.0)])
 def test_skellam_against_the_pair_itself(q, units, sigma):
-    bound = rdp.of_step(SampledReplacement(q, Skellam(sigma, units, 1)), ORDERS)
+    bound = rdp.compute_rdp(SampledReplacement(q, Skellam(sigma, units, 1)), ORDERS)
     variance = (units * sigma) ** 2
     k = np.arange(-60 * units - 800, 60 * units + 801)
     logs = {shift: log_skellam(k - shift, variance) for shift in (-units, 0, units)}
@@ -100,9 +100,9 @@ def test_skellam_against_the_pair_itself(q, units, sigma):
 )
 @pytest.mark.parametrize("q", RATES)
 def test_it_costs_more_than_being_removed_and_less_than_a_coin_that_is_seen(noise, q):
-    found = rdp.of_step(SampledReplacement(q, noise), ORDERS)
-    seen = rdp.of_step(RevealedSample(q, without_amplification(SampledReplacement(q, noise))), ORDERS)
-    once = rdp.of_step(PoissonSampled(q, noise), ORDERS)
+    found = rdp.compute_rdp(SampledReplacement(q, noise), ORDERS)
+    seen = rdp.compute_rdp(RevealedSample(q, remove_amplification(SampledReplacement(q, noise))), ORDERS)
+    once = rdp.compute_rdp(PoissonSampled(q, noise), ORDERS)
     assert (found <= seen * (1 + 1e-12)).all()
     assert (found >= once * (1 - 1e-12)).all()
 
@@ -173,7 +173,7 @@ def test_who_is_charged_so():
     method = UldpAvg(5.0, 1.0, weighting="records", user_sampling=0.1)
     hidden = method.dp_event(View("silo", 5, shares_for=4, survivors=4))
     assert hidden == SampledReplacement(0.1, Gaussian(pytest.approx(5 / math.sqrt(4) * math.sqrt(3))))
-    assert without_amplification(hidden) == Gaussian(pytest.approx(5 / math.sqrt(4) * math.sqrt(3) / 2))
+    assert remove_amplification(hidden) == Gaussian(pytest.approx(5 / math.sqrt(4) * math.sqrt(3) / 2))
     known = method.dp_event(View("silo", 5, knows_sample=True))
     assert known == RevealedSample(0.1, Gaussian(pytest.approx(5 * math.sqrt(4 / 5) / 2))), (
         "a coin that it sees"

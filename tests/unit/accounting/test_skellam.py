@@ -16,7 +16,7 @@ from silodp.accounting.events import (
     event_to_dict,
     to_discrete,
 )
-from silodp.accounting.rdp import of_step
+from silodp.accounting.rdp import compute_rdp
 from silodp.errors import SilodpError
 
 
@@ -38,7 +38,7 @@ def test_the_bound_lies_just_above_the_true_divergence(units, sigma):
     reach = int(14 * math.sqrt(variance) + 20 * units + 30)
     still, moved = probabilities(variance, 0, reach), probabilities(variance, units, reach)
     orders = (2.0, 3.0, 5.0, 9.0)
-    bounds = of_step(Skellam(sigma, units, 1), orders)
+    bounds = compute_rdp(Skellam(sigma, units, 1), orders)
     for alpha, bound in zip(orders, bounds, strict=True):
         true = renyi(moved, still, alpha)
         assert true <= bound * (1 + 1e-9)
@@ -54,7 +54,7 @@ def test_the_sampled_bound_holds_in_both_directions(q):
     mixed = (1 - q) * still + q * moved
     orders = (2.0, 4.0, 8.0)
     for alpha, bound in zip(
-        orders, of_step(PoissonSampled(q, Skellam(sigma, units, 1)), orders), strict=True
+        orders, compute_rdp(PoissonSampled(q, Skellam(sigma, units, 1)), orders), strict=True
     ):
         worst = max(renyi(mixed, still, alpha), renyi(still, mixed, alpha))
         assert worst <= bound * (1 + 1e-9)
@@ -65,7 +65,7 @@ def test_between_integer_orders_the_bound_still_holds():
     sigma, units = 1.5, 3
     still, moved = (probabilities((sigma * units) ** 2, shift, 160) for shift in (0, units))
     orders = (1.1, 1.5, 2.5, 3.3, 7.9)
-    for alpha, bound in zip(orders, of_step(Skellam(sigma, units, 1), orders), strict=True):
+    for alpha, bound in zip(orders, compute_rdp(Skellam(sigma, units, 1), orders), strict=True):
         assert renyi(moved, still, alpha) <= bound
 
 

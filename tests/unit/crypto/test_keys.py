@@ -148,7 +148,7 @@ def test_a_server_that_tells_silos_different_stories_is_caught_by_the_transcript
 def test_a_key_of_small_order_is_refused():
     parties = openings()
     weak = replace(parties["east"].hello, ephemeral=bytes(32))
-    weak = replace(weak, signature=IDENTITIES["east"].sign(weak.signed("run")))
+    weak = replace(weak, signature=IDENTITIES["east"].sign(weak.signature_input("run")))
     with pytest.raises(SilodpError, match=r"'east' sent a key that hides nothing"):
         meeting(parties, east=weak)
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silodp.crypto.lattice import parameters as lattice_parameters
-from silodp.crypto.lattice._parameter_search import search_parameters
 from silodp.crypto.lattice._verification import VerifiedProducts
-from silodp.crypto.lattice.parameters import LatticeParameters
+from silodp.crypto.lattice.parameters import LatticeParameters, search_parameters
 from silodp.crypto.lattice.ring import FourierTransform
 from silodp.crypto.lattice.scheme import LatticeServer, LatticeSilo
 from silodp.errors import SilodpError
@@ -144,8 +143,8 @@ ONE = np.array([0])
     [
         ({"counts": np.full(5, 10)}, "public cap of 9"),
         ({"counts": np.full(5, -1)}, "public cap of 9"),
-        ({"counts": np.full(4, 1)}, "5 integers"),
-        ({"counts": np.full(5, 0.5)}, "5 integers"),
+        ({"counts": np.full(4, 1)}, r"array of shape \(5\)"),
+        ({"counts": np.full(5, 0.5)}, r"array of shape \(5\)"),
         ({"chunks": [(ONE, rows(TOY, 256, 1))]}, "longer than C/g = 256"),
         ({"chunks": [(ONE, rows(TOY, 2**62, 2**62))]}, "longer than C/g = 256"),
         ({"chunks": [(ONE, rows(TOY)), (ONE, rows(TOY))]}, "one row"),

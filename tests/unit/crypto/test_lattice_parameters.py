@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from silodp.crypto.lattice._parameter_search import search_parameters
-from silodp.crypto.lattice.parameters import STANDARD_128, LatticeParameters
+from silodp.crypto.lattice.parameters import STANDARD_128, LatticeParameters, search_parameters
 from silodp.errors import SilodpError
 
 RUN = {"silos": 5, "noise_multiplier": 5.0, "attempts": 100, "epsilon": 10.0, "delta": 1e-5}

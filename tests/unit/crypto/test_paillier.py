@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from silodp.crypto.paillier import scheme
-from silodp.crypto.paillier._multi_exponentiation import MultiExponentiation
-from silodp.crypto.paillier.scheme import PrivateKey, PublicKey, draw_residues
+from silodp.crypto.paillier.scheme import MultiExponentiation, PrivateKey, PublicKey, draw_residues
 from silodp.errors import SilodpError
 
 KEY = PrivateKey.generate(512)

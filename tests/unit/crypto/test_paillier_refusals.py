@@ -74,8 +74,8 @@ def test_counts_beyond_the_cap_are_refused_by_the_silo(counts):
 @pytest.mark.parametrize(
     ("counts", "change", "problem"),
     [
-        (np.ones(4, np.int64), {}, "one integer for each user"),
-        (np.ones(3), {}, "one integer for each user"),
+        (np.ones(4, np.int64), {}, "give an array of shape"),
+        (np.ones(3), {}, "give an array of shape"),
         (np.ones(3, np.int64), {"index": 2}, "not in a roster"),
         (np.ones(3, np.int64), {"public_key": bytes(64)}, "0 bits, 512 were agreed"),
     ],

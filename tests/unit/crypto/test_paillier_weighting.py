@@ -5,8 +5,8 @@ from scipy import stats
 
 from silodp.crypto import private_sampling
 from silodp.crypto.paillier import weighting
-from silodp.crypto.paillier._multi_exponentiation import MultiExponentiation
 from silodp.crypto.paillier.parameters import PaillierParameters
+from silodp.crypto.paillier.scheme import MultiExponentiation
 from silodp.crypto.paillier.weighting import PaillierServer, unpack_ciphertexts
 from silodp.crypto.private_sampling import SamplingRatio
 from support.toys import Parties, cancelling_masks, small_rows
@@ -63,7 +63,7 @@ def test_the_decrypted_integers_are_the_plain_sum(shape, constants):
         got = parties.run(rows, noise, uniform, sampled)
         assert got == plainly(parties, counts, rows, noise, uniform, sampled)
         exact = np.array(plainly(parties, counts, rows, noise, [[0] * dimension] * silos, sampled), object)
-        rounded = parties.server.rounded(got)
+        rounded = parties.server.round_sum(got)
         assert rounded.dtype == np.int64
         scale = parties.parameters.scale
         assert all(
@@ -87,7 +87,7 @@ def test_the_largest_sums_there_can_be_still_fit(sign, cap):
 def test_the_result_rounds_half_up():
     server = PaillierServer(PaillierParameters(**SMALL, **TEST_KEY))
     assert server.parameters.scale == 60
-    assert server.rounded([29, 30, -30, -31, 60 * 7 + 1]).tolist() == [0, 1, 0, -1, 7]
+    assert server.round_sum([29, 30, -30, -31, 60 * 7 + 1]).tolist() == [0, 1, 0, -1, 7]
 
 
 def test_rows_may_come_in_chunks_in_any_order_or_not_at_all():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from silodp.data import Federation, PublicData, SiloData
+from support.refusals import refused
 
 
 def federation(labels: str, **settings) -> Federation:
@@ -54,3 +55,8 @@ def test_the_digest_is_over_users_keys_and_budgets():
 def test_budgets_are_not_printed():
     public = PublicData("toy", ("a",), 1, (2,), "real", user_budgets=(0.125,))
     assert "0.125" not in repr(public)
+
+
+def test_a_federation_without_silos_is_refused():
+    with refused("data.federation"):
+        PublicData("toy", (), 1, (2,), "real")

@@ -17,7 +17,7 @@ from silodp.mechanisms.clipping import (
     clip_rows,
     release,
 )
-from silodp.mechanisms.clipping import weighted_sum as fold_stream
+from silodp.mechanisms.clipping import add_weighted_rows as fold_stream
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import draw_poisson_sample
 from support.oracles import judges_std

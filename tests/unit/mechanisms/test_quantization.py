@@ -12,7 +12,7 @@ from scipy import stats
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, MultiStepUpdate, clip_rows
 from silodp.mechanisms.noise import Randomness, draw_skellam
-from silodp.mechanisms.quantization import Quantizer, fixed_point, noise_variance, ring_bits
+from silodp.mechanisms.quantization import Quantizer, choose_ring_bits, compute_noise_variance, to_fixed_point
 from support.oracles import judges_std
 
 
@@ -29,7 +29,7 @@ def test_weighted_rows_of_one_person_stay_within_the_clip(seed, silos, size, cli
     grid = Quantizer(clip, 1 << bits)
     weights = rng.dirichlet(np.ones(silos))
     rows = torch.from_numpy(rng.normal(size=(silos, size)).astype(np.float32) * 10 ** rng.uniform(-4, 4))
-    whole = grid.truncated(clip_rows(torch.arange(silos), rows, clip), torch.from_numpy(weights))
+    whole = grid.truncate(clip_rows(torch.arange(silos), rows, clip), torch.from_numpy(weights))
     assert sum(math.isqrt(int(sum(int(v) ** 2 for v in row))) for row in whole) <= grid.units
     together = [int(v) for v in np.abs(whole).sum(axis=0)]
     assert sum(v * v for v in together) <= grid.units**2
@@ -48,11 +48,11 @@ def test_a_row_that_left_the_ball_counts_as_zero():
     """Factors are trusted with nothing: the integers' norm is compared, exactly, with this row's own clip."""
     rows = torch.eye(3, dtype=torch.float64)[:, :2] + 0.25  # norms 1.27, 1.27, .35
     loose = ClippedRows(torch.arange(3), rows, torch.tensor([0.79, 0.78, 1.0], dtype=torch.float64), 1.0)
-    whole = Quantizer(1.0, 1 << 12).truncated(loose)
+    whole = Quantizer(1.0, 1 << 12).truncate(loose)
     assert (whole[0] == 0).all()
     assert whole[1:].tolist() == [[798, 3993], [1024, 1024]]
     own = ClippedRows(loose.owners, rows, loose.factors, 0.5)  # in a silo that clips to half of it
-    assert Quantizer(1.0, 1 << 12).truncated(own).tolist() == [[0, 0], [0, 0], [1024, 1024]]
+    assert Quantizer(1.0, 1 << 12).truncate(own).tolist() == [[0, 0], [0, 0], [1024, 1024]]
     stream = ClippedRowStream([own], 2, Bounds(1.0, 1.0, 0.0, 3.0), weighted=False)
     assert Quantizer(1.0, 1 << 12).fold(stream, torch.ones(3)).value.tolist() == [1024, 1024]
 
@@ -72,7 +72,7 @@ def test_sums_are_the_sums_of_the_truncated_rows(seed, rows, bits, weighted):
         for row, f, w in zip(values, chunk.factors, share, strict=True)
     ]
     assert grid.fold(stream, weights).value.tolist() == np.sum(by_hand, axis=0).tolist()
-    assert grid.truncated(chunk, weights if weighted else None).tolist() == by_hand
+    assert grid.truncate(chunk, weights if weighted else None).tolist() == by_hand
 
 
 def test_a_row_that_is_not_finite_counts_as_zero():
@@ -98,7 +98,7 @@ def test_released_integers_carry_the_noise_of_the_share():
     stream = ClippedRowStream([], 20_000, bounds, True)
     share = grid.fold(stream, torch.ones(1, dtype=torch.float64)).release(Randomness.secret().stream())
     assert share.noise_std == 2.0 * 2 * 4096
-    assert noise_variance(bounds, grid) == share.noise_std**2
+    assert compute_noise_variance(bounds, grid) == share.noise_std**2
     assert judges_std(share.value, share.noise_std)
 
 
@@ -138,20 +138,20 @@ def test_the_finest_grid_that_can_be_drawn_is_taken():
 
 def test_the_ring_has_room_for_the_sum_and_its_noise():
     grid = Quantizer(1.0, 1 << 18)
-    assert ring_bits(Bounds(1.0, 1.0, 2.0, 1_000.0), grid, 5) == 32
-    assert ring_bits(Bounds(1.0, 1.0, 2.0, 2.0**14), grid, 5) == 64
+    assert choose_ring_bits(Bounds(1.0, 1.0, 2.0, 1_000.0), grid, 5) == 32
+    assert choose_ring_bits(Bounds(1.0, 1.0, 2.0, 2.0**14), grid, 5) == 64
     with pytest.raises(SilodpError, match="do not fit"):
-        ring_bits(Bounds(1.0, 1.0, 2.0, 2.0**50), grid, 5)
+        choose_ring_bits(Bounds(1.0, 1.0, 2.0, 2.0**50), grid, 5)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.integers(2, 50))
 def test_finished_updates_keep_nine_digits(values, silos):
-    sent = fixed_point(torch.tensor(values, dtype=torch.float64), silos)
+    sent = to_fixed_point(torch.tensor(values, dtype=torch.float64), silos)
     np.testing.assert_allclose(sent * 2.0**-32, values, atol=2.0**-31)
 
 
 def test_a_finished_update_that_is_not_finite_cannot_wrap_the_sum():
-    sent = fixed_point(torch.tensor([math.inf, -math.inf, math.nan, 1e30]), 5)
+    sent = to_fixed_point(torch.tensor([math.inf, -math.inf, math.nan, 1e30]), 5)
     assert sent[2] == 0
     assert abs(5 * int(sent[0])) < 2**63
     assert sent[0] == sent[3] == -sent[1]

@@ -26,7 +26,7 @@ from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import release
 from silodp.mechanisms.noise import Randomness, draw_gaussian
-from silodp.mechanisms.quantization import Quantizer, ring_bits
+from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Population
 from silodp.methods.ddp import method as ddp_method
@@ -618,12 +618,14 @@ def test_the_ring_has_room_for_every_step_and_its_noise():
     bounds = replace(DDP, most_batch=100).bounds(Population(10, 1))
     assert bounds.total == pytest.approx(10 * 4 * 100 * 0.5)
     assert bounds.noise_multiplier == pytest.approx(0.8 * 2)
-    assert ring_bits(bounds, Quantizer(0.5, 1 << 18), 10) == 32
-    assert ring_bits(bounds, Quantizer(0.5, 1 << 20), 10) == 64
+    assert choose_ring_bits(bounds, Quantizer(0.5, 1 << 18), 10) == 32
+    assert choose_ring_bits(bounds, Quantizer(0.5, 1 << 20), 10) == 64
     close = replace(DDP, most_batch=101)
-    assert ring_bits(close.bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10) == 64
+    assert choose_ring_bits(close.bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10) == 64
     assert (
-        ring_bits(replace(close, noise_multiplier=0.0).bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10)
+        choose_ring_bits(
+            replace(close, noise_multiplier=0.0).bounds(Population(10, 1)), Quantizer(0.5, 1 << 19), 10
+        )
         == 32
     )
     assert DDP.bounds(Population(10, 1)).total == pytest.approx(10 * 4 * 128 * 0.5)

@@ -175,8 +175,8 @@ def test_models_that_cannot_be_averaged(models, says):
         ({"record_sampling": 2.0}, "record_sampling = 2"),
         ({"clients": 5}, "clients = 5"),
         ({"clients": 0}, "clients = 0"),
-        ({"delta": 0.0}, "delta is 0"),
-        ({"accountant": "prv"}, "accountant is 'prv'"),
+        ({"delta": 0.0}, "delta = 0"),
+        ({"accountant": "prv"}, "accountant = 'prv'"),
     ],
 )
 def test_settings_that_cannot_be(wrong, says):

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from silodp.accounting.guarantee import View
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import Plain
 from silodp.config.build import build_method
+from silodp.config.toml_values import resolve_paths
 from silodp.mechanisms.clipping import release
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer
@@ -284,3 +286,21 @@ def test_a_configuration_names_a_server_optimizer_and_its_constants():
     ):
         with refused(code):
             build_method("uldp-avg", {**fields, "server_optimizer": wrong}, "method")
+
+
+def test_a_configuration_refers_to_plug_ins_of_a_file():
+    """As `silodp run` does, with paths beside the configuration."""
+    plugins = Path(__file__).parents[2] / "plugins"
+    table = {
+        "name": "adaptive_clipping.py:AdaptiveClipping",
+        "noise_multiplier": 5.0,
+        "clip": 0.5,
+        "server_optimizer": {"name": "tail-average", "last": 2, "optimizer": {"name": "yogi.py:Yogi"}},
+    }
+    resolved = resolve_paths({"method": table}, plugins)["method"]
+    made = build_method(resolved["name"], {k: v for k, v in resolved.items() if k != "name"}, "method")
+    assert repr(made.server_optimizer) == repr(TailAverage(2, Yogi()))
+    assert repr(replace(made, server_optimizer=None)) == repr(AdaptiveClipping(5.0, 0.5))
+    with refused("config.value"):
+        fields = {"noise_multiplier": 5.0, "clip": 0.5}
+        build_method("uldp-avg", {**fields, "server_optimizer": {"name": resolved["name"]}}, "method")

@@ -1,7 +1,7 @@
 """Vectors of integers modulo 2^bits for any number of bits, as planes of 64-bit words.
 
-What the lattice round sends and secure aggregation masks: `LimbGroup` is one of its groups. A number below 2^bits is
-Σ_i word_i·2^(64·i), a vector has shape (words, count), least word first, and takes count·bits/8 bytes on the wire.
+A silo sends such vectors, and secure aggregation masks them: `LimbGroup` is one of its groups. A number below 2^bits
+is Σ_i word_i·2^(64·i), a vector has shape (words, count), least word first, and takes count·bits/8 bytes on the wire.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from silodp.crypto.lattice.ring import pack, unpack
 from silodp.crypto.streams import Bytes, Integers, Words, keystream
-from silodp.errors import SilodpError
+from silodp.errors import require
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LimbGroup:
         return self.count * self.bits // 8
 
     def add(self, a: Words, b: Words) -> Words:
-        """a + b mod 2^bits."""
+        """Return a + b mod 2^bits."""
         total = np.empty((self.words, self.count), np.uint64)
         carry: NDArray[np.bool_] | None = None
         for i in range(self.words):
@@ -44,10 +44,10 @@ class LimbGroup:
                 total[i] += carry
                 overflow |= carry & (total[i] == 0)
             carry = overflow
-        return self._reduced(total)
+        return self._reduce(total)
 
     def subtract(self, a: Words, b: Words) -> Words:
-        """a − b mod 2^bits."""
+        """Return a − b mod 2^bits."""
         rest = np.empty((self.words, self.count), np.uint64)
         borrow: NDArray[np.bool_] | None = None
         for i in range(self.words):
@@ -57,22 +57,22 @@ class LimbGroup:
                 underflow |= borrow & (rest[i] == 0)
                 rest[i] -= borrow
             borrow = underflow
-        return self._reduced(rest)
+        return self._reduce(rest)
 
     def zero(self) -> Words:
-        """The vector of zeros."""
+        """Return the vector of zeros."""
         return np.zeros((self.words, self.count), np.uint64)
 
     def uniform(self, key: bytes) -> Words:
-        """A uniform vector, the stream of `key`."""
-        return self._unpacked(keystream(key, self.size))
+        """Return a uniform vector: the stream of `key`."""
+        return self._unpack(keystream(key, self.size))
 
     def mask(self, value: Words, key: bytes, sign: int) -> Words:
-        """value ± the uniform vector of `key`."""
+        """Return value ± the uniform vector of `key`."""
         return (self.add if sign > 0 else self.subtract)(value, self.uniform(key))
 
     def bits_from(self, vector: Words, first: int, width: int) -> Words:
-        """Bits [first, first+width) of every number, width ≤ 64."""
+        """Return bits [first, first+width) of every number, width ≤ 64."""
         word, offset = divmod(first, 64)
         found: Words = vector[word] >> np.uint64(offset)
         if offset + width > 64:
@@ -81,7 +81,12 @@ class LimbGroup:
         return found
 
     def from_limbs(self, limbs: Integers, limb_bits: int) -> Words:
-        """Limbs in [0, 2^w) of shape (..., L, N), L·w = bits, to the vector of all coefficients in order."""
+        """Return the vector of all coefficients in order.
+
+        Args:
+            limbs: in [0, 2^w), shape (..., L, N) with L·w = bits.
+            limb_bits: w.
+        """
         vector = self.zero()
         for k in range(limbs.shape[-2]):
             limb = limbs[..., k, :].reshape(-1).view(np.uint64)
@@ -92,28 +97,28 @@ class LimbGroup:
         return vector
 
     def to_limbs(self, vector: Words, limb_bits: int, *shape: int) -> Integers:
-        """The inverse of `from_limbs`; `shape` is (..., N) without the limbs."""
+        """Return the limbs (..., L, N) of a vector of `from_limbs`; `shape` is (..., N)."""
         starts = range(0, self.bits, limb_bits)
         limbs = [self.bits_from(vector, first, limb_bits).view(np.int64).reshape(shape) for first in starts]
         return np.stack(limbs, axis=-2)
 
     def to_bytes(self, vector: Words) -> bytes:
-        """Whole words plane by plane, then the last word's bits packed: `size` bytes."""
+        """Return whole words plane by plane, then the last word's bits packed: `size` bytes."""
         rest = self.bits % 64
         planes = [np.ascontiguousarray(plane, "<u8").tobytes() for plane in vector[: self.bits // 64]]
         return b"".join([*planes, pack(vector[-1], rest).tobytes()] if rest else planes)
 
     def from_bytes(self, packed: bytes) -> Words:
         """The inverse of `to_bytes`; any bytes of the right length are a vector."""
-        if len(packed) != self.size:
-            raise SilodpError(
-                f"a vector of {self.count} numbers modulo 2^{self.bits} takes {self.size} bytes, not {len(packed)}; "
-                "server and silos must use the same parameters",
-                code="message.malformed",
-            )
-        return self._unpacked(np.frombuffer(packed, np.uint8))
+        require(
+            len(packed) == self.size,
+            f"a vector of {self.count} numbers modulo 2^{self.bits} takes {self.size} bytes, not {len(packed)}; "
+            "server and silos must use the same parameters",
+            code="message.malformed",
+        )
+        return self._unpack(np.frombuffer(packed, np.uint8))
 
-    def _unpacked(self, packed: Bytes) -> Words:
+    def _unpack(self, packed: Bytes) -> Words:
         vector = np.empty((self.words, self.count), np.uint64)
         whole = self.bits // 64
         split = whole * 8 * self.count
@@ -122,7 +127,7 @@ class LimbGroup:
             vector[whole] = unpack(packed[split:], self.bits % 64)
         return vector
 
-    def _reduced(self, vector: Words) -> Words:
+    def _reduce(self, vector: Words) -> Words:
         if self.bits % 64:
             vector[-1] &= np.uint64((1 << self.bits % 64) - 1)
         return vector

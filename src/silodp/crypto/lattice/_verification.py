@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from silodp.crypto.lattice.parameters import CHECK_PIECE_BITS, PIECE_BITS, LatticeParameters
 from silodp.crypto.lattice.ring import FourierTransform
-from silodp.crypto.streams import Integers, keystream
-from silodp.errors import SilodpError
+from silodp.crypto.streams import Integers, Words, keystream
+from silodp.errors import require
 
 Elements = Callable[[slice], NDArray[np.int32]]
 _USERS_AT_A_TIME = 32  # added up by one matrix product; the error bound counts on it
@@ -29,7 +29,16 @@ class VerifiedProducts:
 
     With T_k uniform modulo 2^64 for every limb row k, drawn once, and y_u = Σ_k adj(b_{u,k})·T_k, a block r is right
     only if Σ_k ⟨T_k, r_k⟩ = Σ_u ⟨y_u, M_u⟩ modulo 2^64; a wrong one passes with probability ≤ 2^−44. A block that fails
-    is computed again from M in balanced 14-bit pieces, and checked again.
+    is computed again from M in balanced 14-bit pieces, and checked again. This is Freivalds' check ("Probabilistic
+    Machines Can Use Less Running Time", IFIP Congress 1977) for polynomials.
+
+    Args:
+        parameters: public constants.
+        key: secret, from which T follows; whoever knew it could make wrong blocks pass.
+        executor: shares the blocks; None: one after the other.
+
+    Attributes:
+        repeated: blocks that had to be computed in pieces.
     """
 
     def __init__(
@@ -39,23 +48,25 @@ class VerifiedProducts:
         executor: Executor | None = None,
     ):
         self.repeated = 0
-        """Blocks that had to be computed in pieces."""
         self._ring = parameters.ring
         self._pieces = parameters.pieces
         self._transform = FourierTransform(parameters.ring_size)
         self._map: Callable[..., Iterable[Any]] = executor.map if executor else map
         shape = (2 * parameters.limbs, _CHECK_PIECES, parameters.ring_size)
         drawn = keystream(key, 2 * int(np.prod(shape))).view("<i2").reshape(shape)
-        self._tests = _joined(drawn.astype(np.int64), CHECK_PIECE_BITS)
+        self._tests = _join(drawn.astype(np.int64), CHECK_PIECE_BITS)
         self._tests_adjoint = self._transform.forward(drawn).conj()
 
     def add_to(self, total: Integers, multipliers: NDArray[np.int32], elements: Elements) -> None:
-        """Adds Σ_u M_u·b_u to `total` (B, 2, K, N) in place, and carries: balanced before, balanced after.
+        """Add Σ_u M_u·b_u to `total` in place, and carry.
 
-        multipliers: M (u, B, N); `elements(users)`: both halves of b for these users, limb rows (·, 2K, N).
+        Args:
+            total: (B, 2, K, N), balanced before and after.
+            multipliers: M (u, B, N).
+            elements: returns, for a slice of the users, both halves of b: limb rows (·, 2K, N).
 
         Raises:
-            SilodpError: a block is not exact even in pieces; nothing of `total` may be sent.
+            SilodpError: a block is not exact even in pieces; nothing of `total` may be sent (code crypto.parameters).
         """
         blocks = multipliers.shape[1]
         tiles = [slice(b, min(b + _BLOCKS_AT_A_TIME, blocks)) for b in range(0, blocks, _BLOCKS_AT_A_TIME)]
@@ -84,24 +95,24 @@ class VerifiedProducts:
             if wrong.size:
                 self.repeated += wrong.size
                 rows[wrong] = self._in_pieces(multipliers[:, tile][:, wrong], elements)
-                if (self._digest(rows) != expected[tile]).any():
-                    raise SilodpError(
-                        "a block of the weighted sum cannot be computed exactly, even in pieces; nothing was sent: "
-                        "take a coarser grid (smaller C/g) or a smaller count cap",
-                        code="crypto.parameters",
-                    )
+                require(
+                    not (self._digest(rows) != expected[tile]).any(),
+                    "a block of the weighted sum cannot be computed exactly, even in pieces; nothing was sent: take a "
+                    "coarser grid (smaller C/g) or a smaller count cap",
+                    code="crypto.parameters",
+                )
             total[tile] += rows.reshape(total[tile].shape)
             self._ring.balance(total[tile])
 
         list(self._map(finish, tiles))
 
     def _product(self, multipliers: NDArray[np.int32], spectrum: Any) -> Any:
-        """The spectrum of Σ_u M_u·b_u."""
+        """Return the spectrum of Σ_u M_u·b_u."""
         return self._transform.forward(multipliers).swapaxes(1, 2) @ spectrum
 
     def _in_pieces(self, multipliers: NDArray[np.int32], elements: Elements) -> Integers:
-        """Σ_u M_u·b_u (·, 2K, N) with rounding errors smaller by 2^14 for every piece but the last."""
-        pieces = _pieces(multipliers, self._pieces)
+        """Return Σ_u M_u·b_u (·, 2K, N), with rounding errors smaller by 2^14 for every piece but the last."""
+        pieces = _split(multipliers, self._pieces)
         sums: list[Any] = [0] * len(pieces)
         for users in _groups(len(multipliers)):
             spectrum = self._transform.forward(elements(users))
@@ -114,13 +125,13 @@ class VerifiedProducts:
         )
         return rows
 
-    def _digests(self, spectrum: Any) -> NDArray[np.uint64]:
-        """y_u modulo 2^64 (u, N); adj(b) has the conjugate spectrum of b."""
-        return _joined(self._transform.inverse((spectrum @ self._tests_adjoint).conj()), CHECK_PIECE_BITS)
+    def _digests(self, spectrum: Any) -> Words:
+        """Return y_u modulo 2^64 (u, N); adj(b) has the conjugate spectrum of b."""
+        return _join(self._transform.inverse((spectrum @ self._tests_adjoint).conj()), CHECK_PIECE_BITS)
 
-    def _digest(self, rows: Integers) -> NDArray[np.uint64]:
-        """Σ_k ⟨T_k, r_k⟩ modulo 2^64, per block."""
-        digest: NDArray[np.uint64] = np.einsum("kn,bkn->b", self._tests, rows.view(np.uint64))
+    def _digest(self, rows: Integers) -> Words:
+        """Return Σ_k ⟨T_k, r_k⟩ modulo 2^64 for every block."""
+        digest: Words = np.einsum("kn,bkn->b", self._tests, rows.view(np.uint64))
         return digest
 
 
@@ -128,14 +139,14 @@ def _groups(users: int) -> Iterator[slice]:
     return (slice(u, min(u + _USERS_AT_A_TIME, users)) for u in range(0, users, _USERS_AT_A_TIME))
 
 
-def _inner(digests: NDArray[np.uint64], multipliers: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Σ_u ⟨y_u, M_u⟩ modulo 2^64, per block."""
-    inner: NDArray[np.uint64] = np.einsum("un,ubn->b", digests, multipliers.astype(np.int64).view(np.uint64))
+def _inner(digests: Words, multipliers: NDArray[np.int32]) -> Words:
+    """Return Σ_u ⟨y_u, M_u⟩ modulo 2^64 for every block."""
+    inner: Words = np.einsum("un,ubn->b", digests, multipliers.astype(np.int64).view(np.uint64))
     return inner
 
 
-def _pieces(integers: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
-    """`count` balanced pieces of 14 bits whose weighted sum, 2^(14·i) for the i-th, is `integers`."""
+def _split(integers: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
+    """Return `count` balanced pieces of 14 bits whose weighted sum, 2^(14·i) for the i-th, is `integers`."""
     pieces, half = [], 1 << (PIECE_BITS - 1)
     rest = integers.astype(np.int64)
     for _ in range(count - 1):
@@ -145,8 +156,8 @@ def _pieces(integers: NDArray[np.int32], count: int) -> list[NDArray[np.int32]]:
     return [*pieces, rest.astype(np.int32)]
 
 
-def _joined(pieces: Integers, bits: int) -> NDArray[np.uint64]:
-    """Σ_i piece_i·2^(bits·i) modulo 2^64, over the axis before the last."""
+def _join(pieces: Integers, bits: int) -> Words:
+    """Return Σ_i piece_i·2^(bits·i) modulo 2^64, over the axis before the last."""
     words = pieces.view(np.uint64)
     total = np.zeros((*words.shape[:-2], words.shape[-1]), np.uint64)
     for i in range(words.shape[-2]):

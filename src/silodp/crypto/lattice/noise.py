@@ -1,4 +1,4 @@
-"""What a lattice party draws: secrets, errors, flooding, and integer noise at the scale of weights.
+"""The draws of a lattice party: secrets, errors, flooding, and integer noise at the scale of weights.
 
 Every function reads the whole stream of one key, which has no other use.
 """
@@ -11,17 +11,15 @@ from numpy.typing import NDArray
 from silodp.crypto.lattice.parameters import ERROR_ETA
 from silodp.crypto.lattice.ring import Ring
 from silodp.crypto.streams import Integers, derive_key, draw_words, keystream
-from silodp.errors import SilodpError
+from silodp.errors import require
 
 _COINS = np.uint64((1 << ERROR_ETA) - 1)
 
 
 def draw_ternary(key: bytes, *shape: int) -> NDArray[np.int8]:
-    """Uniform in {−1, 0, 1}."""
+    """Return integers of this shape, uniform in {−1, 0, 1}."""
     count = int(np.prod(shape, dtype=np.int64))
-    drawn = keystream(
-        key, count + count // 64 + 64
-    )  # one byte in 256 is refused: 64 spare and 1.6 % are plenty
+    drawn = keystream(key, count + count // 64 + 64)  # one byte in 256 is refused: 1.6 % and 64 spare suffice
     kept = drawn[drawn < 255][:count]
     if len(kept) < count:
         return draw_ternary(derive_key(key, "again"), *shape)
@@ -29,7 +27,7 @@ def draw_ternary(key: bytes, *shape: int) -> NDArray[np.int8]:
 
 
 def draw_centered_binomial(key: bytes, *shape: int) -> Integers:
-    """Sum of η fair coins less η others: mean 0, variance η/2."""
+    """Return integers of this shape, each the sum of η fair coins less η others: mean 0, variance η/2."""
     bits = draw_words(key, int(np.prod(shape, dtype=np.int64)), np.uint64)
     ones: Integers = np.bitwise_count(bits & _COINS).astype(np.int64)
     ones -= np.bitwise_count((bits >> np.uint64(ERROR_ETA)) & _COINS)
@@ -37,9 +35,15 @@ def draw_centered_binomial(key: bytes, *shape: int) -> Integers:
 
 
 def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Integers:
-    """Adds uniform integers in [−2^(bits−1), 2^(bits−1)) to every coefficient in place (docs/protocols.md, section 3).
+    """Add uniform integers in [−2^(bits−1), 2^(bits−1)) to every coefficient in place; carries are left.
 
-    It reaches from the lowest bit to bit `bits`, so that none of the errors below shows. Carries are left.
+    They reach from the lowest bit to bit `bits`, so that none of the errors below shows (docs/protocols.md, section 3).
+
+    Args:
+        element: limbs (..., K, N).
+        ring: of the element.
+        bits: F.
+        key: secret, of this use alone.
     """
     shape = (*element.shape[:-2], ring.size)
     for limb in range(-(-bits // ring.limb_bits)):
@@ -52,18 +56,23 @@ def add_flooding(element: Integers, ring: Ring, bits: int, key: bytes) -> Intege
 
 
 def scale_noise(share: Integers, shift: int, stream: np.random.Generator) -> Integers:
-    """2^shift·share + centered Uniform of width 2^shift, drawn from `stream` (docs/protocols.md, section 3).
+    """Return 2^shift·share + centered Uniform of width 2^shift.
 
-    Without the uniform part the sum modulo 2^shift would be free of noise.
+    Without the uniform part the sum modulo 2^shift would be free of noise (docs/protocols.md, section 3).
+
+    Args:
+        share: integer noise (d,), in units of 2^shift.
+        shift: r.
+        stream: of the uniform part.
 
     Raises:
-        SilodpError: the scaled share does not fit; its variance must be far too large.
+        SilodpError: the scaled share does not fit into 62 bits (code argument.grid).
     """
-    if shift < 0 or np.abs(share).max(initial=0) >= 1 << (61 - shift):
-        raise SilodpError(
-            f"integer noise does not fit at the scale 2^{shift}; check the noise multiplier and the grid",
-            code="argument.grid",
-        )
+    require(
+        shift >= 0 and np.abs(share).max(initial=0) < 1 << (61 - shift),
+        f"integer noise does not fit at the scale 2^{shift}; check the noise multiplier and the grid",
+        code="argument.grid",
+    )
     if not shift:
         return share.astype(np.int64)
     uniform = stream.integers(-(1 << (shift - 1)), 1 << (shift - 1), share.shape)

@@ -1,25 +1,29 @@
-"""Which lattice private weighting needs, and whether one is safe: all rules of docs/protocols.md, section 3, by name.
+"""The parameters of the lattice: every rule that they must meet, by name, and the search for the cheapest that do.
 
 Everything here is a public constant; nothing is estimated from data. Sizes are in bits: `log2_tv = -44` is 2^−44.
+
+Source: docs/protocols.md, section 3. Security: Albrecht et al., "Homomorphic Encryption Standard", 2018, table 1.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from silodp.crypto.lattice._digits import LimbGroup
 from silodp.crypto.lattice.ring import Ring
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted, require
 
 ERROR_ETA = 21  # centered binomial errors: standard deviation √(η/2) = 3.24
 STANDARD_128 = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438}
-"""Largest modulus, in bits, for 128 bits of security and a ternary secret (Homomorphic Encryption Standard, 2018)."""
+"""Largest modulus, in bits, by ring size, for 128 bits of security and a ternary secret."""
 MOST_PLANNED = 47.0  # √U·n_max·(C/g)·2^w ≤ 2^47: largest rounding error measured .10
 LEAST_FLOODING = -40.0
 PIECE_BITS = 14  # of the multipliers, when a product must be repeated in pieces
 CHECK_PIECE_BITS = 16  # of the random test polynomials
+MOST_BYTES_UP = 25.0  # a parameter and silo; the search goes beyond where nothing else passes
 _BUFFER = 1 << 29  # bytes of multipliers held at a time, from which a product can be repeated
 
 
@@ -30,11 +34,11 @@ class Rule(NamedTuple):
     value: float
     limit: float
     advice: str
-    safety: bool = True  # or correctness, which no door opens
+    safety: bool = True  # False: correctness, which `insecure_for_tests` does not waive
 
     @property
     def holds(self) -> bool:
-        """Whether value ≤ limit."""
+        """Return whether value ≤ limit."""
         return self.value <= self.limit
 
 
@@ -42,11 +46,19 @@ class Rule(NamedTuple):
 class LatticeParameters:
     """Public constants of the weighting and of its encryption.
 
-    The weighting: `dimension` d, `users` U, `silos` S, `count_cap` n_max per (silo, user), `weight_bits` k,
-    `clip_units` C/g in grid units, `noise_multiplier` of the sum of all silos' shares (its standard deviation over C),
-    `attempts` over the whole run (rounds and their repetitions), `epsilon` and `delta` of its guarantee.
-    The encryption: `ring_size` N, `limb_bits` w, `limbs` K (modulus 2^(w·K)), `plaintext_bits` T, `dropped` limbs.
-    `insecure_for_tests` waives the rules of security and planning, never those of correctness.
+    Attributes:
+        dimension, users, silos: d, U and S.
+        count_cap: n_max, records of one user in one silo.
+        clip_units: C/g, grid units to the clip.
+        noise_multiplier: of the sum of all silos' shares: its standard deviation over C.
+        attempts: rounds of the whole run and their repetitions.
+        epsilon, delta: of the run's guarantee.
+        weight_bits: k, weights are multiples of 2^−k.
+        ring_size: N, coefficients of a polynomial.
+        limb_bits, limbs: w and K; the modulus is 2^(w·K).
+        plaintext_bits: T.
+        dropped: low limbs that a silo does not send.
+        insecure_for_tests: waives the rules of security and planning, never those of correctness.
     """
 
     dimension: int
@@ -98,19 +110,21 @@ class LatticeParameters:
 
     @property
     def bytes_up(self) -> float:
-        """Per parameter and silo: two polynomials a block."""
+        """Bytes that a silo sends per parameter: two polynomials a block."""
         return 2 * self.sent_bits * self.ring_size * self.blocks / (8 * self.dimension)
 
     @property
     def request_bytes(self) -> dict[str, int]:
-        """Of every part of the server's request: one polynomial a user and one of the public key; the others follow
-        from the nonce."""
+        """Bytes of every part of the server's request: one polynomial a user and one of the public key.
+
+        The other halves follow from the nonce.
+        """
         element = self.modulus_bits * self.ring_size // 8
         return {"nonce": 32, "public key": element, "ciphertexts": self.users * element}
 
     @property
     def bytes_down(self) -> int:
-        """Per silo."""
+        """Bytes that a silo is sent in a round."""
         return sum(self.request_bytes.values())
 
     @property
@@ -201,7 +215,7 @@ class LatticeParameters:
         return math.log2(self.batch_users) + norm1 + self.limb_bits - 1
 
     def rules(self) -> tuple[Rule, ...]:
-        """Every inequality that these parameters must meet."""
+        """Return every inequality that these parameters must meet."""
         low_bits = self.modulus_bits - self.plaintext_bits
         dropped, row = self.dropped * self.limb_bits, STANDARD_128.get(self.ring_size, 0)
         share = math.log2(self.delta / 100)
@@ -222,23 +236,106 @@ class LatticeParameters:
         )
 
     def check(self) -> None:
-        """Refuses parameters that break a rule.
+        """Refuse parameters that break a rule.
 
         Raises:
             SilodpError: names the first rule broken, its value and limit, and what to do.
         """
         for rule in self.rules():
-            if not rule.holds and not (rule.safety and self.insecure_for_tests):
-                raise SilodpError(
-                    f"the lattice breaks the rule '{rule.name}': {rule.value:.2f} where at most {rule.limit:.2f} "
-                    f"is allowed; {rule.advice}",
-                    code="crypto.parameters",
-                )
+            require(
+                rule.holds or (rule.safety and self.insecure_for_tests),
+                f"the lattice breaks the rule '{rule.name}': {rule.value:.2f} where at most {rule.limit:.2f} is "
+                f"allowed; {rule.advice}",
+                code="crypto.parameters",
+            )
 
     @property
     def work(self) -> float:
-        """Cost of one silo's round, as nanoseconds of one core: transforms, and the product over users."""
+        """Nanoseconds of one core for one silo's round: transforms, and the product over users (measured factors)."""
         rows = 2 * self.limbs
         transforms = self.users * (rows + self.blocks + 64 // CHECK_PIECE_BITS) + rows * self.blocks
         products = self.users * self.blocks * rows
         return self.ring_size * (0.4 * math.log2(self.ring_size) * transforms + 0.27 * products)
+
+
+def search_parameters(
+    *,
+    dimension: int,
+    users: int,
+    silos: int,
+    count_cap: int,
+    noise_multiplier: float,
+    attempts: int,
+    epsilon: float,
+    delta: float,
+    weight_bits: int = 20,
+    clip_units: int | None = None,
+) -> LatticeParameters:
+    """Return the cheapest encryption that meets every rule.
+
+    Encryptions of at most `MOST_BYTES_UP` come first; among these, the one of least work.
+
+    Args:
+        dimension, users, silos, count_cap, noise_multiplier, attempts, epsilon, delta, weight_bits: as in
+            `LatticeParameters`.
+        clip_units: C/g. None: the finest grid C/g ≤ 2^17 for which there is an encryption, not below 64√d, so that the
+            charge for rounding stays small.
+
+    Raises:
+        SilodpError: none passes; it names the rules that the nearest one breaks (code crypto.parameters).
+    """
+    positive = (dimension, users, silos, count_cap, attempts, delta, weight_bits, clip_units or 1)
+    require(
+        all(x > 0 for x in positive),
+        "the constants of a private weighting must be positive; check users, silos, caps and delta",
+        code="argument.value",
+    )
+    grids = [1 << bits for bits in range(17, 7, -1) if 1 << bits >= 64 * math.sqrt(dimension)]
+    tried: list[LatticeParameters] = []
+    for units in [clip_units] if clip_units else grids or [1 << 17]:
+        start = LatticeParameters(
+            dimension=dimension,
+            users=users,
+            silos=silos,
+            count_cap=count_cap,
+            clip_units=units,
+            noise_multiplier=noise_multiplier,
+            attempts=attempts,
+            epsilon=epsilon,
+            delta=delta,
+            weight_bits=weight_bits,
+            ring_size=0,
+            limb_bits=0,
+            limbs=0,
+            plaintext_bits=0,
+            dropped=0,
+        )
+        tried = list(_encryptions(replace(start, plaintext_bits=math.floor(start.sum_bits) + 2)))
+        passing = [one for one in tried if all(rule.holds for rule in one.rules())]
+        if passing:
+            return min(passing, key=lambda one: (one.bytes_up > MOST_BYTES_UP, one.work, one.bytes_up))
+    nearest = min(tried, key=lambda one: sum(max(0.0, rule.value - rule.limit) for rule in one.rules()))
+    broken = [
+        f"{rule.name} {rule.value:.1f} > {rule.limit:.1f}" for rule in nearest.rules() if not rule.holds
+    ]
+    raise SilodpError(
+        f"no lattice holds {counted(users, 'user')} with up to {counted(count_cap, 'record')} a silo at C/g = "
+        f"{nearest.clip_units}: the nearest breaks {', '.join(broken)}; lower the count cap, or take fewer rounds or "
+        "weight bits",
+        code="crypto.parameters",
+    )
+
+
+def _encryptions(start: LatticeParameters) -> Iterator[LatticeParameters]:
+    """Yield every ring and modulus, each with as many limbs dropped as decryption allows."""
+    for ring_size in (4096, 8192, 16384):
+        for limb_bits in range(12, 25):
+            for limbs in range(3, STANDARD_128[ring_size] // limb_bits + 1):
+                one = replace(start, ring_size=ring_size, limb_bits=limb_bits, limbs=limbs)
+                if one.flooding_bits < 1:
+                    continue
+                least = min(one.modulus_bits - one.plaintext_bits - 1, one.flooding_bits)
+                most = replace(one, dropped=least // limb_bits)
+                while most.dropped and most.room_bits >= one.modulus_bits - one.plaintext_bits - 1 - 1e-9:
+                    most = replace(most, dropped=most.dropped - 1)
+                yield most

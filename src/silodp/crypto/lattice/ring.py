@@ -1,8 +1,8 @@
 """The ring Z[X]/(X^N+1) modulo 2^(w·K): coefficients in K limbs of w bits, products by a float64 transform.
 
 A coefficient is Σ_k limb_k·2^(w·k); an array of elements has shape (..., K, N), least limb first. *Balanced* limbs lie
-in [−2^(w−1), 2^(w−1)), which halves the rounding error of a product. Whether a product is exact is not this file's
-business: the caller proves it or checks it (docs/protocols.md, section 3).
+in [−2^(w−1), 2^(w−1)), which halves the rounding error of a product. A product here
+may round wrong: the caller proves that it does not, or checks it (docs/protocols.md, section 3).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FourierTransform:
         return twist
 
     def forward(self, polynomials: NDArray[Any]) -> NDArray[np.complex128]:
-        """Integers (r, c, N) to a spectrum (N/2, r, c)."""
+        """Return the spectrum (N/2, r, c) of integer polynomials (r, c, N)."""
         rows, columns, size = polynomials.shape
         half = size // 2
         spectrum = np.empty((half, rows, columns), np.complex128)
@@ -51,7 +51,7 @@ class FourierTransform:
         return spectrum
 
     def inverse(self, spectrum: NDArray[np.complex128]) -> Integers:
-        """A spectrum (N/2, r, c) to integers (r, c, N), each rounded to the nearest."""
+        """Return the integer polynomials (r, c, N) of a spectrum (N/2, r, c), rounded to the nearest."""
         half, rows, columns = spectrum.shape
         polynomials = np.empty((rows, columns, 2 * half), np.int64)
         step = max(1, _ROWS_AT_A_TIME // max(1, columns))
@@ -60,9 +60,7 @@ class FourierTransform:
             folded = scipy.fft.ifft(values, axis=-1, overwrite_x=True)
             folded *= self._twist.conj()
             some = polynomials[first : first + step]
-            with np.errstate(
-                invalid="ignore"
-            ):  # beyond 2^63 is garbage, and is found out by the check of products
+            with np.errstate(invalid="ignore"):  # beyond 2^63 is garbage, which the check of products finds
                 some[..., :half], some[..., half:] = np.rint(folded.real), np.rint(folded.imag)
         return polynomials
 
@@ -86,11 +84,14 @@ class Ring:
         return (1 << self.limb_bits) - 1
 
     def balance(self, element: Integers) -> Integers:
-        """Carries in place, so that limbs are balanced; what leaves the last limb is a multiple of the modulus."""
+        """Carry in place, so that limbs are balanced.
+
+        What leaves the last limb is a multiple of the modulus.
+        """
         return self._carry(element, self.half)
 
     def canonical(self, element: Integers) -> Integers:
-        """Carries in place, so that limbs lie in [0, 2^w): the coefficient in [0, 2^(w·K))."""
+        """Carry in place, so that limbs lie in [0, 2^w): the coefficient in [0, 2^(w·K))."""
         return self._carry(element, 0)
 
     def _carry(self, element: Integers, offset: int) -> Integers:
@@ -103,7 +104,13 @@ class Ring:
         return element
 
     def add_shifted(self, element: Integers, integers: Integers, shift: int) -> Integers:
-        """Adds integers·2^shift in place; `integers` (..., N) are signed, `element` (..., K, N). Carries are left."""
+        """Add integers·2^shift in place, carries left.
+
+        Args:
+            element: limbs (..., K, N).
+            integers: signed, (..., N).
+            shift: in bits, less than w·K.
+        """
         first, offset = divmod(shift, self.limb_bits)
         room = self.limb_bits - offset
         element[..., first, :] += (integers & ((1 << room) - 1)) << offset
@@ -114,25 +121,25 @@ class Ring:
         return element
 
     def uniform(self, key: bytes, *shape: int) -> NDArray[np.int32]:
-        """Uniform elements (*shape, K, N) in balanced limbs, the stream of `key`."""
+        """Return uniform elements (*shape, K, N) in balanced limbs: the stream of `key`."""
         count = int(np.prod(shape, dtype=np.int64)) * self.limbs * self.size
         digits = (draw_words(key, count, np.uint32) & np.uint32(self.mask)).astype(np.int32)
         return (digits - np.int32(self.half)).reshape(*shape, self.limbs, self.size)
 
     def to_bytes(self, element: NDArray[Any]) -> Bytes:
-        """Balanced limbs (..., K, N) as w bits each, shifted into [0, 2^w): (..., w·K·N/8) bytes."""
+        """Return balanced limbs (..., K, N) as w bits each, shifted into [0, 2^w): (..., w·K·N/8) bytes."""
         values = (element + self.half).astype(np.uint64)
         return pack(values.reshape(*element.shape[:-2], -1), self.limb_bits)
 
     def from_bytes(self, packed: Bytes) -> NDArray[np.int32]:
-        """The inverse of `to_bytes`; any bytes of the right length are elements."""
+        """Return the element of `to_bytes`; any bytes of the right length are elements."""
         digits = unpack(packed, self.limb_bits).astype(np.int32)
         digits -= np.int32(self.half)
         return digits.reshape(*packed.shape[:-1], self.limbs, self.size)
 
 
 def pack(values: Words, bits: int) -> Bytes:
-    """Values (..., count) below 2^bits, bits ≤ 64, count a multiple of 64, as (..., count·bits/8) bytes.
+    """Return values (..., count) below 2^bits as (..., count·bits/8) bytes; bits ≤ 64, count a multiple of 64.
 
     Value j·G+i (G = count/64) lies in bits [j·bits, (j+1)·bits) of column i of `bits` rows of G little-endian words:
     consecutive values lie in consecutive words, so that packing is a few passes over whole rows.
@@ -148,7 +155,11 @@ def pack(values: Words, bits: int) -> Bytes:
 
 
 def unpack(packed: Bytes, bits: int) -> Words:
-    """The values (..., count) of `pack`; ValueError when these are no whole rows of words."""
+    """Return the values (..., count) of `pack`.
+
+    Raises:
+        ValueError: these are no whole rows of words.
+    """
     columns = np.ascontiguousarray(packed).view("<u8").reshape(*packed.shape[:-1], bits, -1)
     rows = np.empty((*packed.shape[:-1], 64, columns.shape[-1]), np.uint64)
     for j in range(64):

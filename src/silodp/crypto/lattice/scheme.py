@@ -1,9 +1,12 @@
-"""One round of private weighting under ring-LWE: the server learns a weighted sum only (docs/protocols.md, section 3).
+"""One round of private weighting under ring-LWE: the server learns a weighted sum only.
 
 Server and silos hold additive shares of a weight v_u modulo 2^T. The server sends its shares encrypted, as constant
 polynomials; a silo multiplies them by M_u = n[s,u]·Δ_u, which hold a vector in the coefficients of B polynomials, adds
 its own share's part and its noise in clear, hides everything but the sum, and passes the ciphertext itself to secure
 aggregation. What the server decrypts is Σ_s (Σ_u v_u·n[s,u]·Δ[s,u] + noise_s) modulo 2^T, exactly.
+
+Sources: docs/protocols.md, section 3. Encryption: Lyubashevsky, Peikert and Regev, "On Ideal Lattices and Learning with
+Errors over Rings", EUROCRYPT 2010.
 """
 
 from __future__ import annotations
@@ -26,32 +29,38 @@ from silodp.crypto.lattice.noise import add_flooding, draw_centered_binomial, dr
 from silodp.crypto.lattice.parameters import LatticeParameters
 from silodp.crypto.lattice.ring import FourierTransform, Ring
 from silodp.crypto.streams import KEY_BYTES, Integers, Words, derive_key, derive_secret
-from silodp.errors import SilodpError
+from silodp.errors import require
 
 _USERS_AT_A_TIME = 32
 
 
 def derive_seed(request: dict[str, bytes], context: bytes) -> bytes:
-    """The seed of the uniform halves: a hash of the session's transcript, round and attempt with the server's nonce.
+    """Derive the seed of the uniform halves from the session's transcript, round and attempt, and the server's nonce.
 
     So the server cannot choose them, and neither a replayed nor another context's nonce repeats a seed unnoticed.
+
+    Args:
+        request: the server's; its "nonce" is used.
+        context: names session, round and attempt.
     """
     return derive_secret(request["nonce"], hashlib.sha256(context).digest(), "lattice", "uniform halves")
 
 
 class LatticeServer:
-    """Holds the secret polynomial; encrypts shares, decrypts the sum.
+    """The server's side: it holds the secret polynomial, encrypts shares and decrypts the sum.
 
     Its products have one factor in {−1, 0, 1} and are exact by the a-priori bound of docs/protocols.md, section 3
     (error < 2^−4 for every ring and limb that `LatticeParameters` allows).
+
+    Args:
+        parameters: public constants.
+        key: 32 secret bytes that the secret follows from, to be kept for decryption after a restart; None draws them.
+            Make a fresh one for every attempt: a malicious silo can make the server's next model carry its secret (it
+            adds a multiple of the plaintext's step to one coefficient of its masked answer), and must learn no other
+            attempt.
     """
 
     def __init__(self, parameters: LatticeParameters, key: bytes | None = None):
-        """`key`: 32 secret bytes that the secret follows from, to be kept by who must decrypt after a restart.
-
-        Make a fresh one for every attempt: a malicious silo can make the server's next model carry its secret (it adds
-        a multiple of the plaintext's step to one coefficient of its masked answer), and must learn no other attempt.
-        """
         parameters.check()
         self.parameters = parameters
         self._ring = parameters.ring
@@ -60,16 +69,20 @@ class LatticeServer:
         secret = draw_ternary(derive_key(key, "lattice secret"), 1, 1, parameters.ring_size)
         self._secret = self._transform.forward(secret)
 
-    def request(
-        self, shares: NDArray[np.uint64], context: bytes, key: bytes | None = None
-    ) -> dict[str, bytes]:
-        """Encryptions of shares (U,) modulo 2^T, for every silo alike: nonce, public key, c0 of every user.
+    def request(self, shares: Words, context: bytes, key: bytes | None = None) -> dict[str, bytes]:
+        """Encrypt shares, for every silo alike.
 
-        `context` is what server and silos agree on: session transcript, round and attempt. Every call draws afresh,
-        unless `key` is given: 32 secret bytes for these shares and this context alone, kept to repeat the same bytes.
+        Args:
+            shares: (U,) modulo 2^T.
+            context: what server and silos agree on: session transcript, round and attempt.
+            key: 32 secret bytes for these shares and this context alone, kept to repeat the same bytes; None: every
+                call draws afresh.
+
+        Returns:
+            "nonce", "public key" and "ciphertexts" (c0 of every user), of `LatticeParameters.request_bytes`.
         """
         parameters, ring = self.parameters, self._ring
-        _checked(shares, "shares", parameters.users)
+        _validate(shares, "shares", parameters.users)
         key = secrets.token_bytes(KEY_BYTES) if key is None else key
         request = {"nonce": derive_key(key, "nonce")}
         seed, errors = derive_seed(request, context), derive_key(key, "errors")
@@ -88,10 +101,13 @@ class LatticeServer:
         return request | {"ciphertexts": b"".join(ciphertexts)}
 
     def decrypt(self, total: Words) -> Integers:
-        """The sum of all silos' digits, unmasked, to the sum of their vectors: (d,), centered modulo 2^T.
+        """Return the sum of all silos' vectors: (d,), centered modulo 2^T.
+
+        Args:
+            total: the sum of their digits, unmasked.
 
         Raises:
-            SilodpError: an error is larger than honest parties can make it.
+            SilodpError: an error is larger than honest parties can make it (code crypto.decryption).
         """
         parameters, phase = self.parameters, self._phase(total)
         step_bits = parameters.sent_bits - parameters.plaintext_bits
@@ -102,18 +118,18 @@ class LatticeServer:
         numbers = digits.from_limbs(phase, parameters.limb_bits)
         errors = digits.bits_from(numbers, step_bits - 8, 8).astype(np.int64) - 128
         step = 2.0 ** (parameters.modulus_bits - parameters.plaintext_bits)
-        if np.abs(errors).max() > 256 * 2**parameters.room_bits / step + 1:
-            raise SilodpError(
-                "the sum does not decrypt: a mask is left in it, or an answer was altered or belongs to another "
-                "request",
-                code="crypto.decryption",
-            )
+        require(
+            np.abs(errors).max() <= 256 * 2**parameters.room_bits / step + 1,
+            "the sum does not decrypt: a mask is left in it, or an answer was altered or belongs to another request",
+            code="crypto.decryption",
+        )
         plain = digits.bits_from(numbers, step_bits, parameters.plaintext_bits)
         rest = 64 - parameters.plaintext_bits
+        # To the top of the word and back, so that the sign is copied.
         return ((plain << np.uint64(rest)).view(np.int64) >> np.int64(rest))[: parameters.dimension]
 
     def _phase(self, total: Words) -> Integers:
-        """c0 + c1·secret (B, K − drop, N): plaintext·2^(Q−T) plus errors, without the dropped limbs; balanced."""
+        """Return c0 + c1·secret (B, K − drop, N): plaintext·2^(Q−T) plus errors, without dropped limbs; balanced."""
         parameters = self.parameters
         shape = (parameters.blocks, 2, parameters.ring_size)
         limbs = parameters.kept.balance(parameters.digits.to_limbs(total, parameters.limb_bits, *shape))
@@ -121,13 +137,13 @@ class LatticeServer:
         return parameters.kept.balance(products + limbs[:, 0])
 
     def _zero(self, halves: NDArray[np.int32], errors: list[Integers]) -> Integers:
-        """−c1·secret + e for every c1: c0 of encryptions of zero (u, K, N), carries left."""
+        """Return −c1·secret + e for every c1: c0 of encryptions of zero (u, K, N), carries left."""
         c0 = -self._transform.inverse(self._transform.forward(halves) * self._secret)
         c0[:, 0] += np.stack(errors)
         return c0
 
     def _error(self, key: bytes, user: int | str) -> Integers:
-        """An error polynomial (N,) whose spectrum the flooding covers: drawn again until ‖ê‖_∞ is small enough."""
+        """Draw an error polynomial (N,) until its spectrum ‖ê‖_∞ is small enough for the flooding to cover it."""
         attempt = 0
         while True:
             error = draw_centered_binomial(derive_key(key, "error", user, attempt), self.parameters.ring_size)
@@ -139,11 +155,14 @@ class LatticeServer:
 
 @dataclass(frozen=True)
 class LatticeSilo:
-    """Multiplies encrypted shares by its users' vectors.
+    """A silo's side: it multiplies encrypted shares by its users' vectors.
 
-    `claim` stores a seed durably and says whether it was new; it is called before anything is computed, and a seed
-    that is not new is refused: two encryptions under one seed would betray the difference of their plaintexts.
-    `workers` threads share the blocks of a large vector.
+    Attributes:
+        parameters: public constants.
+        claim: stores a seed durably and returns whether it was new. It is called before anything is computed, and a
+            seed that is not new is refused: two encryptions under one seed would betray the difference of their
+            plaintexts.
+        workers: threads that share the blocks of a large vector.
     """
 
     parameters: LatticeParameters
@@ -157,38 +176,47 @@ class LatticeSilo:
         self,
         request: dict[str, bytes],
         context: bytes,
-        counts: NDArray[np.int64],
+        counts: Integers,
         chunks: Iterable[Chunk],
-        shares: NDArray[np.uint64],
+        shares: Words,
         noise: Integers,
     ) -> Words:
-        """The digits to be masked and sent: an encryption of Σ_u v_u·n_u·Δ_u + noise, less the server's shares' part.
+        """Return an encryption of Σ_u v_u·n_u·Δ_u + noise.
 
-        counts (U,) in 0..n_max; chunks of (owners (r,), rows (r, d)), every user at most once and ‖row‖₂ ≤ C/g;
-        shares (U,) modulo 2^T; noise (d,) from `scaled_noise`. A user without a row costs no time: where it must not
-        show who is absent, pass rows of zeros.
+        A user without a row costs no time: where it must not show who is absent, pass rows of zeros.
+
+        Args:
+            request: the server's.
+            context: as for `LatticeServer.request`.
+            counts: n[s,u] (U,), in 0..n_max.
+            chunks: owners (r,) and rows (r, d) in grid units; every user at most once, ‖row‖₂ ≤ C/g.
+            shares: the silos' shares of the weights (U,), modulo 2^T.
+            noise: (d,) from `scale_noise`.
+
+        Returns:
+            the digits to be masked and sent, elements of `parameters.digits`.
 
         Raises:
-            SilodpError: the request is malformed or its seed was seen; an input is out of its public bounds; a block
-                could not be computed exactly.
+            SilodpError: the request is malformed (code message.malformed) or its seed was seen (crypto.reused); an
+                input is out of its public bounds; a block could not be computed exactly (crypto.parameters).
         """
         parameters = self.parameters
         ring = parameters.ring
         sizes = self.parameters.request_bytes
-        if {name: len(value) for name, value in request.items()} != sizes:
-            raise SilodpError(
-                f"the server's request must hold {sizes} bytes; server and silos differ in parameters",
-                code="message.malformed",
-            )
-        shares = _checked(shares, "shares", parameters.users)
-        noise = _checked(noise, "noise", parameters.dimension)
+        require(
+            {name: len(value) for name, value in request.items()} == sizes,
+            f"the server's request must hold {sizes} bytes; server and silos differ in parameters",
+            code="message.malformed",
+        )
+        _validate(shares, "shares", parameters.users)
+        _validate(noise, "noise", parameters.dimension)
         batches = Plaintexts(parameters, counts).batches(chunks)
         seed = derive_seed(request, context)
-        if not self.claim(seed):
-            raise SilodpError(
-                "the server sent ciphertexts under a seed seen before; refused: begin a new attempt",
-                code="crypto.reused",
-            )
+        require(
+            self.claim(seed),
+            "the server sent ciphertexts under a seed seen before; refused: begin a new attempt",
+            code="crypto.reused",
+        )
         key = secrets.token_bytes(KEY_BYTES)
         total = np.zeros((parameters.blocks, 2, parameters.limbs, ring.size), np.int64)
         own = np.zeros((parameters.blocks, ring.size), np.uint64)
@@ -222,7 +250,7 @@ class _Ciphertexts:
     ring: Ring
     seed: bytes
     packed: bytes
-    owners: NDArray[np.int64]
+    owners: Integers
 
     def __call__(self, users: slice) -> NDArray[np.int32]:
         ring, owners = self.ring, self.owners[users]
@@ -232,11 +260,10 @@ class _Ciphertexts:
         return np.concatenate([ring.from_bytes(sent), halves], axis=1)
 
 
-def _checked(vector: NDArray[Any], name: str, size: int) -> NDArray[Any]:
-    if vector.shape != (size,) or vector.dtype.itemsize != 8 or vector.dtype.kind not in "iu":
-        raise SilodpError(
-            f"{name} must be {size} integers of 64 bits, not {vector.dtype} of shape {vector.shape}",
-            code="argument.shape",
-            field=name,
-        )
-    return vector
+def _validate(vector: NDArray[Any], name: str, size: int) -> None:
+    require(
+        vector.shape == (size,) and vector.dtype.itemsize == 8 and vector.dtype.kind in "iu",
+        f"{name} must be {size} integers of 64 bits, not {vector.dtype} of shape {vector.shape}",
+        code="argument.shape",
+        field=name,
+    )

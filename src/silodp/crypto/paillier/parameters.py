@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from silodp.crypto.paillier.scheme import SECURE_BITS
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, require
 
 _SPARE_BITS = 64  # a sum whose masks did not cancel passes for a result with probability 2⁻⁶⁴
 _TAIL = 72  # a Skellam share leaves its bound with probability below 2·e⁻⁷²
@@ -18,10 +18,18 @@ _TAIL = 72  # a Skellam share leaves its bound with probability below 2·e⁻⁷
 class PaillierParameters:
     """Public constants, the same for all parties; checks that every sum fits before anything is sent.
 
-    count_cap: most records of one user in one silo (n_max); row_bound: largest ‖Δ[s,u]‖₂ in grid units (C/g);
-    noise_std: standard deviation of one silo's noise share, grid units. dummy: silo 0 counts one record more for every
-    user, so weights are n/(N+1); without it the server sees which users have no record at all. Keys below 3072 bits
-    need `insecure_for_tests`.
+    Attributes:
+        silos, users, dimension: S, U and d.
+        count_cap: most records of one user in one silo (n_max).
+        row_bound: largest ‖Δ[s,u]‖₂, in grid units (C/g).
+        noise_std: standard deviation of one silo's noise share, in grid units.
+        key_bits: of the modulus n, a multiple of 16.
+        dummy: silo 0 counts one record more for every user, so weights are n/(N+1); without it the server sees which
+            users have no record at all.
+        insecure_for_tests: allows keys below 3072 bits.
+
+    Raises:
+        SilodpError: a number is out of range, or the sums do not fit into plaintexts.
     """
 
     silos: int
@@ -37,23 +45,20 @@ class PaillierParameters:
     def __post_init__(self) -> None:
         smallest = {"silos": 2, "users": 1, "dimension": 1, "count_cap": 1, "row_bound": 1, "noise_std": 0}
         for name, least in smallest.items():
-            if not getattr(self, name) >= least:
-                raise SilodpError(
-                    f"{name} is {getattr(self, name)}: it must be at least {least}",
-                    code="argument.value",
-                    field=name,
-                )
-        if self.key_bits % 16 or self.key_bits < (256 if self.insecure_for_tests else SECURE_BITS):
-            raise SilodpError(
-                f"key_bits is {self.key_bits}: it must be a multiple of 16, at least {SECURE_BITS}",
-                code="argument.value",
-                field="key_bits",
-            )
-        if self._largest_in_grid >= 1 << 62:
-            raise SilodpError(
-                "users · row_bound or noise_std leaves 64-bit integers: use a coarser grid",
-                code="argument.grid",
-            )
+            value = getattr(self, name)
+            what = f"{name} is {value}: it must be at least {least}"
+            require(value >= least, what, code="argument.value", field=name)
+        require(
+            self.key_bits % 16 == 0 and self.key_bits >= (256 if self.insecure_for_tests else SECURE_BITS),
+            f"key_bits is {self.key_bits}: it must be a multiple of 16, at least {SECURE_BITS}",
+            code="argument.value",
+            field="key_bits",
+        )
+        require(
+            self._largest_in_grid < 1 << 62,
+            "users · row_bound or noise_std leaves 64-bit integers: use a coarser grid",
+            code="argument.grid",
+        )
         if self.largest_count > self.key_bits or not self.slots:  # lcm(1..N) ≥ 2^N for N ≥ 7
             enough = (
                 math.ceil(1.5 * self.largest_count) + self._largest_in_grid.bit_length() + _SPARE_BITS + 2
@@ -71,7 +76,10 @@ class PaillierParameters:
 
     @cached_property
     def scale(self) -> int:
-        """C = lcm(1..N_max), which every N[u] divides; at most 1.5·N_max bits (Rosser and Schoenfeld 1962)."""
+        """C = lcm(1..N_max), which every N[u] divides.
+
+        At most 1.5·N_max bits: Rosser and Schoenfeld, Illinois Journal of Mathematics 6, 1962, theorem 12.
+        """
         return math.lcm(*range(1, self.largest_count + 1))
 
     @property
@@ -120,24 +128,28 @@ class PaillierParameters:
         """64-bit words that hold one ciphertext, as an entry of a lookup."""
         return -(-self.key_bits // 32)
 
-    def packed(self, coordinates: Sequence[int]) -> list[int]:
-        """Plaintexts Σ_k x[k]·2^(slot_bits·k) of d coordinates, `slots` to each."""
+    def pack(self, coordinates: Sequence[int]) -> list[int]:
+        """Return plaintexts Σ_k x[k]·2^(slot_bits·k) of d coordinates, `slots` to each."""
         return [
             sum(x << (k * self.slot_bits) for k, x in enumerate(coordinates[first : first + self.slots]))
             for first in range(0, self.dimension, self.slots)
         ]
 
-    def unpacked(self, plaintexts: Sequence[int]) -> list[int]:
-        """The d coordinates again; refuses what no sum of answers can be."""
-        half, coordinates = 1 << (self.slot_bits - 1), []
+    def unpack(self, plaintexts: Sequence[int]) -> list[int]:
+        """Return the d coordinates of plaintexts.
+
+        Raises:
+            SilodpError: no sum of answers has these plaintexts (code crypto.decryption).
+        """
+        half, coordinates = 1 << (self.slot_bits - 1), list[int]()
         for i, value in enumerate(plaintexts):
             for _ in range(min(self.slots, self.dimension - i * self.slots)):
                 x = (value + half) % (2 * half) - half
                 coordinates.append(x)
                 value = (value - x) >> self.slot_bits
-            if value:
-                raise SilodpError(
-                    "the sum is out of range: its masks do not add to 0, or answers of two attempts mix",
-                    code="crypto.decryption",
-                )
+            require(
+                value == 0,
+                "the sum is out of range: its masks do not add to 0, or answers of two attempts mix",
+                code="crypto.decryption",
+            )
         return coordinates

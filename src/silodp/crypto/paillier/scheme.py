@@ -1,7 +1,10 @@
-"""The Paillier cryptosystem (Paillier, EUROCRYPT 1999): multiplying ciphertexts mod n² adds plaintexts mod n.
+"""The Paillier cryptosystem: multiplying ciphertexts mod n² adds plaintexts mod n.
 
 A ciphertext of m is (1 + n·m)·ρⁿ mod n² with ρ uniform mod n. The factor ρⁿ, itself an encryption of zero, is called a
 *blank*: multiplied into any ciphertext it makes it a fresh one of the same plaintext.
+
+Source: Paillier, "Public-Key Cryptosystems Based on Composite Degree Residuosity Classes", EUROCRYPT 1999; with
+decryption by the Chinese remainder theorem, section 7.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from functools import cached_property
 from itertools import count, islice
 
 import gmpy2
+import numpy as np
 from gmpy2 import invert, mpz, powmod, powmod_sec
 
-from silodp.crypto.streams import derive_key, keystream
-from silodp.errors import SilodpError
+from silodp.crypto.streams import Integers, derive_key, keystream
+from silodp.errors import SilodpError, require
 
 SECURE_BITS = 3072
 _SMALL_PRIMES = gmpy2.primorial(1 << 16)
@@ -41,47 +45,56 @@ class PublicKey:
 
     @classmethod
     def from_bytes(cls, data: bytes, bits: int) -> PublicKey:
-        """A key another party sent, of exactly `bits` bits: odd, composite, no prime power, no factor below 2^16.
+        """Return a key that another party sent; that gcd(n, φ(n)) = 1 its owner proves (`verify_modulus`).
 
-        That gcd(n, φ(n)) = 1 its owner proves (`verify_modulus`).
+        Args:
+            data: n, big-endian.
+            bits: the length that n must have.
+
+        Raises:
+            SilodpError: n has another length, is prime or a prime power, or has a factor below 2^16.
         """
         n = mpz(int.from_bytes(data, "big"))
-        if len(data) * 8 != bits or n.bit_length() != bits:
-            raise SilodpError(
-                f"the Paillier key has {n.bit_length()} bits, {bits} were agreed: use the run's key_bits",
-                code="crypto.paillier_modulus",
-            )
-        if gmpy2.gcd(n, _SMALL_PRIMES) != 1 or gmpy2.is_power(n) or gmpy2.is_prime(n):
-            raise SilodpError(
-                "the Paillier key is even, prime, a power or has a small factor: generate another",
-                code="crypto.paillier_modulus",
-            )
+        require(
+            len(data) * 8 == bits and n.bit_length() == bits,
+            f"the Paillier key has {n.bit_length()} bits, {bits} were agreed: use the run's key_bits",
+            code="crypto.paillier_modulus",
+        )
+        require(
+            gmpy2.gcd(n, _SMALL_PRIMES) == 1 and not gmpy2.is_power(n) and not gmpy2.is_prime(n),
+            "the Paillier key is even, prime, a power or has a small factor: generate another",
+            code="crypto.paillier_modulus",
+        )
         return cls(n)
 
     def to_bytes(self) -> bytes:
-        """n, big-endian."""
+        """Return n, big-endian."""
         return residues_to_bytes([self.n], self.bits // 8)
 
     def plain(self, m: int) -> mpz:
-        """The ciphertext of m (any integer) with ρ = 1: hides nothing until a blank is multiplied in."""
+        """Return the ciphertext of m (any integer) with ρ = 1: it hides nothing until a blank is multiplied in."""
         return 1 + self.n * (m % self.n)
 
     def blank(self) -> mpz:
-        """A fresh encryption of zero, uniform among all of them."""
+        """Return a fresh encryption of zero, uniform among all of them."""
         return powmod(_uniform_unit(self.n), self.n, self.n_squared)
 
     def ciphertexts_to_bytes(self, ciphertexts: Sequence[mpz]) -> bytes:
-        """Fixed width, big-endian."""
+        """Return the numbers in fixed width, big-endian."""
         return residues_to_bytes(ciphertexts, self.bits // 4)
 
     def ciphertexts_from_bytes(self, data: bytes, count: int, sender: str) -> list[mpz]:
-        """`count` units mod n² that `sender` sent; anything else is refused."""
+        """Return `count` units mod n² that `sender` sent.
+
+        Raises:
+            SilodpError: they are no ciphertexts; the sender is named (code message.malformed).
+        """
         ciphertexts = residues_from_bytes(data, count, self.n_squared, sender)
-        if any(gmpy2.gcd(c, self.n) != 1 for c in ciphertexts):
-            raise SilodpError(
-                f"{sender} sent a number that is no Paillier ciphertext (not coprime to n): repeat the round",
-                code="message.malformed",
-            )
+        require(
+            all(gmpy2.gcd(c, self.n) == 1 for c in ciphertexts),
+            f"{sender} sent a number that is no Paillier ciphertext (not coprime to n): repeat the round",
+            code="message.malformed",
+        )
         return ciphertexts
 
 
@@ -94,7 +107,7 @@ class PrivateKey:
 
     @classmethod
     def generate(cls, bits: int = SECURE_BITS) -> PrivateKey:
-        """Two random primes of bits/2 bits from the operating system, n of exactly `bits` bits, gcd(n, φ(n)) = 1."""
+        """Draw two primes of bits/2 bits from the operating system, so that n has `bits` bits and gcd(n, φ(n)) = 1."""
         while True:
             p, q = _prime(bits // 2), _prime(bits // 2)
             far_apart = abs(p - q).bit_length() > bits // 2 - 100  # else Fermat's method finds them
@@ -107,16 +120,14 @@ class PrivateKey:
         return PublicKey(self.p * self.q)
 
     def encrypt(self, m: int) -> mpz:
-        """A fresh ciphertext of m mod n.
-
-        The blank costs half the exponent: mod p² the nth powers are the x^p with x uniform mod p (gcd(q, p−1) = 1).
-        """
+        """Return a fresh ciphertext of m mod n."""
+        # A blank costs half the exponent: mod p² the nth powers are the x^p with x uniform mod p (gcd(q, p−1) = 1).
         p, q = self.p, self.q
         blank = self._join(powmod_sec(_uniform_unit(p), p, p * p), powmod_sec(_uniform_unit(q), q, q * q))
         return self.public.plain(m) * blank % self.public.n_squared
 
     def decrypt(self, ciphertext: mpz) -> int:
-        """The plaintext in (−n/2, n/2)."""
+        """Return the plaintext in (−n/2, n/2)."""
         p, q, n = self.p, self.q, self.public.n
         m_p, m_q = (
             (powmod_sec(ciphertext % (prime * prime), prime - 1, prime * prime) - 1)
@@ -192,20 +203,20 @@ def verify_modulus(public: PublicKey, proof: bytes, context: bytes) -> None:
 
 
 def proof_bytes(bits: int) -> int:
-    """Length of the proof for a modulus of so many bits."""
+    """Return the length of the proof for a modulus of so many bits."""
     return _PROOF_ROOTS * bits // 8
 
 
 def _challenges(public: PublicKey, context: bytes) -> list[int]:
-    """Uniform units mod n that nobody chose: hashed from n and the context. Multiples of a factor are left out, since
-    among all residues they would raise the fraction of those that have a root."""
+    """Return uniform units mod n that nobody chose: hashed from n and the context."""
+    # Multiples of a factor are left out: among all residues they would raise the fraction of those that have a root.
     seed = hashlib.sha256(b"silodp paillier modulus\0" + public.to_bytes() + context).digest()
     values = (value for i in count() for value in draw_residues(derive_key(seed, i), 1, int(public.n)))
     return list(islice((value for value in values if gmpy2.gcd(value, public.n) == 1), _PROOF_ROOTS))
 
 
 def draw_residues(key: bytes, count: int, modulus: int) -> list[int]:
-    """`count` integers mod `modulus` from the key's stream, each from 128 bits more than it needs (bias ≤ 2⁻¹²⁸)."""
+    """Return `count` integers mod `modulus`, each of 128 bits more than it needs from the stream (bias ≤ 2⁻¹²⁸)."""
     width = (int(modulus).bit_length() + 128 + 7) // 8
     stream = keystream(key, width * count).tobytes()
     return [int.from_bytes(stream[i : i + width], "big") % int(modulus) for i in range(0, len(stream), width)]
@@ -219,38 +230,42 @@ class Residues:
     modulus: int
 
     def zero(self) -> list[int]:
-        """All zeros."""
+        """Return zeros."""
         return [0] * self.count
 
     def add(self, value: list[int], other: list[int]) -> list[int]:
-        """Modulo n."""
+        """Return value + other modulo n."""
         return [(a + b) % self.modulus for a, b in zip(value, other, strict=True)]
 
     def mask(self, value: list[int], key: bytes, sign: int) -> list[int]:
-        """value ± residues drawn with 128 bits to spare."""
+        """Return value ± the residues of `key`."""
         drawn = draw_residues(key, self.count, self.modulus)
         return [(a + sign * b) % self.modulus for a, b in zip(value, drawn, strict=True)]
 
 
 def residues_to_bytes(residues: Sequence[int], width: int) -> bytes:
-    """Each number in `width` bytes, big-endian."""
+    """Return each number in `width` bytes, big-endian."""
     return b"".join(int(x).to_bytes(width, "big") for x in residues)
 
 
 def residues_from_bytes(data: bytes, count: int, modulus: int, sender: str) -> list[mpz]:
-    """`count` numbers in [0, modulus), each as wide as the modulus; `sender` is named where they are not."""
+    """Return `count` numbers in [0, modulus), each as wide as the modulus.
+
+    Raises:
+        SilodpError: `data` are none; `sender` is named (code message.malformed).
+    """
     width = (int(modulus).bit_length() + 7) // 8
-    if len(data) != count * width:
-        raise SilodpError(
-            f"{sender} sent {len(data)} bytes where {count} numbers of {width} bytes belong: check its constants",
-            code="message.malformed",
-        )
+    require(
+        len(data) == count * width,
+        f"{sender} sent {len(data)} bytes where {count} numbers of {width} bytes belong: check its constants",
+        code="message.malformed",
+    )
     residues = [mpz(int.from_bytes(data[i : i + width], "big")) for i in range(0, len(data), width)]
-    if any(x >= modulus for x in residues):
-        raise SilodpError(
-            f"{sender} sent a number beyond the modulus: check that it uses the session's key",
-            code="message.malformed",
-        )
+    require(
+        all(x < modulus for x in residues),
+        f"{sender} sent a number beyond the modulus: check that it uses the session's key",
+        code="message.malformed",
+    )
     return residues
 
 
@@ -261,5 +276,81 @@ def _uniform_unit(modulus: mpz) -> mpz:
 
 
 def _prime(bits: int) -> mpz:
-    """A random prime with its two highest bits set, so that the product of two has exactly twice the length."""
+    """Draw a prime with its two highest bits set, so that the product of two has exactly twice the length."""
     return gmpy2.next_prime(mpz(secrets.randbits(bits)) | mpz(3) << (bits - 2))
+
+
+class MultiExponentiation:
+    """∏_u base_u^(x[u,j]) mod m for d columns j, `slots` of them to a residue: ∏_k (column k)^(2^(slot_bits·k)).
+
+    Users come one after the other. A user's columns share one table of powers (Straus, "Addition Chains of Vectors",
+    American Mathematical Monthly 71, 1964). Rows are offset by the bound, so every digit costs one multiplication by an
+    entry of the table, whatever its sign or size, and the offset is taken out once for all users. Tables start at
+    `blank`, an encryption of zero, so that no entry is 1: a zero is multiplied like any other number.
+
+    Slots are shifted in whichever there is less of: the residues at the end, or every user's base, which then needs a
+    table for each slot. Memory: a residue for each digit of each column (of each residue, if bases are shifted).
+
+    Args:
+        modulus: m.
+        blank: an encryption of zero.
+        shape: users, and d.
+        bound: |x| ≤ bound.
+        slots, slot_bits: as above; 2·bound < 2^slot_bits.
+    """
+
+    def __init__(
+        self, modulus: mpz, blank: mpz, shape: tuple[int, int], bound: int, slots: int, slot_bits: int
+    ):
+        users, size = shape
+        self._modulus, self._blank, self._bound, self._slot_bits = modulus, blank, bound, slot_bits
+        residues = -(-size // slots)
+        self._slots_of_base, self._slots_of_end = (slots, 1) if residues > users else (1, slots)
+        columns = residues * self._slots_of_end
+        bits = (2 * bound).bit_length()
+        self._window = min(
+            range(1, 17), key=lambda w: (1 << w) + columns * -(-bits // w)
+        )  # multiplications a table
+        self._columns = [
+            [mpz(1)] * columns for _ in range(-(-bits // self._window))
+        ]  # a list per digit, lowest first
+        self._bases = mpz(1)
+        self._padding = residues * slots - size
+
+    def multiply(self, base: mpz, row: Integers) -> None:
+        """Multiply one user's part into the products: its base to the powers of its row (d,)."""
+        for k, exponents in enumerate(np.pad(row, (0, self._padding)).reshape(-1, self._slots_of_base).T):
+            base = self._shift(base, self._slot_bits) if k else base
+            self._multiply(base, exponents + self._bound)
+
+    def _multiply(self, base: mpz, exponents: Integers) -> None:
+        table, digit = [self._blank], (1 << self._window) - 1
+        for _ in range(digit):
+            table.append(table[-1] * base % self._modulus)
+        for i, column in enumerate(self._columns):
+            digits = (exponents >> (i * self._window) & digit).tolist()
+            pairs = zip(column, digits, strict=True)
+            self._columns[i] = [value * table[k] % self._modulus for value, k in pairs]
+        self._bases = self._bases * base % self._modulus
+
+    def residues(self) -> list[mpz]:
+        """Return the products, packed: ⌈d/slots⌉ residues."""
+        offset = powmod(invert(self._bases, self._modulus), self._bound, self._modulus)
+        *lower, highest = self._columns
+        gap = self._slot_bits - self._window * len(lower)
+        out = []
+        for first in range(0, len(highest), self._slots_of_end):
+            product = mpz(1)
+            for j in reversed(range(first, first + self._slots_of_end)):  # Horner over slots, then digits
+                product = self._shift(product, gap) * highest[j] % self._modulus
+                for column in reversed(lower):
+                    product = self._shift(product, self._window) * column[j] % self._modulus
+                product = product * offset % self._modulus
+            out.append(product)
+        return out
+
+    def _shift(self, x: mpz, bits: int) -> mpz:
+        """Return x^(2^bits)."""
+        for _ in range(0 if x == 1 else bits):
+            x = x * x % self._modulus
+        return x

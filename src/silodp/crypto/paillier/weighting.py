@@ -22,9 +22,9 @@ import numpy as np
 from gmpy2 import invert, mpz, powmod
 from numpy.typing import NDArray
 
-from silodp.crypto.paillier._multi_exponentiation import MultiExponentiation
 from silodp.crypto.paillier.parameters import PaillierParameters
 from silodp.crypto.paillier.scheme import (
+    MultiExponentiation,
     PrivateKey,
     PublicKey,
     draw_residues,
@@ -33,14 +33,15 @@ from silodp.crypto.paillier.scheme import (
     residues_to_bytes,
 )
 from silodp.crypto.private_sampling import SamplingRatio
-from silodp.crypto.streams import Words, derive_key
-from silodp.errors import SilodpError
+from silodp.crypto.streams import Integers, Words, derive_key
+from silodp.errors import check_shape, require
 
-Rows = Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]
+Rows = Iterable[tuple[Integers, Integers]]
+"""Chunks of owners (r,) and their rows (r, d), in grid units."""
 
 
 class PaillierServer:
-    """The aggregator: holds the private key of one session and r_u·N[u], never N[u]."""
+    """The server's side: it holds the private key of one session and (r_u·N[u])⁻¹, never N[u]."""
 
     def __init__(self, parameters: PaillierParameters):
         self.parameters = parameters
@@ -48,13 +49,13 @@ class PaillierServer:
         self._inverses: list[int] | None = None
 
     def pack(self) -> bytes:
-        """Key and inverses, secret: for the server's own durable store."""
+        """Return key and inverses, secret: for the server's durable store."""
         numbers = [int(self._key.p), int(self._key.q), *(self._inverses or [])]
         return residues_to_bytes(numbers, self.parameters.key_bits // 8)
 
     @classmethod
     def unpack(cls, parameters: PaillierParameters, stored: bytes) -> PaillierServer:
-        """The server that was stored."""
+        """Return the server that was stored."""
         width = parameters.key_bits // 8
         p, q, *inverses = (int.from_bytes(stored[i : i + width], "big") for i in range(0, len(stored), width))
         server = cls.__new__(cls)
@@ -63,89 +64,120 @@ class PaillierServer:
         return server
 
     def public_key(self) -> bytes:
-        """The modulus n, for every silo."""
+        """Return the modulus n, for every silo."""
         return self._key.public.to_bytes()
 
     def key_proof(self, context: bytes) -> bytes:
-        """The proof that n is a Paillier modulus, for every silo; see `paillier.prove_modulus`."""
+        """Return the proof that n is a Paillier modulus, for every silo; see `scheme.prove_modulus`."""
         return prove_modulus(self._key, context)
 
     def receive_counts(self, messages: Sequence[bytes]) -> None:
-        """One message of masked r_u·n[s,u] from every silo; once: other counts or another roster are a new session.
+        """Add up the masked counts, and keep the inverses of r_u·N[u] mod n.
 
         Without the dummy, users of no record show as 0 here and get no weight.
+
+        Args:
+            messages: masked r_u·n[s,u] of every silo, as `PaillierSilo.blind_counts` returned them.
+
+        Raises:
+            SilodpError: counts were received before (other counts or another roster are a new session), a silo is
+                missing, or a message is malformed.
         """
         n, users = self._key.public.n, self.parameters.users
-        if self._inverses is not None:
-            raise SilodpError(
-                "the counts of this session were received before: open a session with new secrets",
-                code="crypto.reused",
-            )
-        if len(messages) != self.parameters.silos:
-            raise SilodpError(
-                f"{len(messages)} of {self.parameters.silos} silos sent counts: ask those missing",
-                code="run.too_few_silos",
-            )
+        require(
+            self._inverses is None,
+            "the counts of this session were received before: open a session with new secrets",
+            code="crypto.reused",
+        )
+        require(
+            len(messages) == self.parameters.silos,
+            f"{len(messages)} of {self.parameters.silos} silos sent counts: ask those missing",
+            code="run.too_few_silos",
+        )
         received = [residues_from_bytes(m, users, n, f"silo {s} (counts)") for s, m in enumerate(messages)]
         totals = [sum(of_user) % n for of_user in zip(*received, strict=True)]
         self._inverses = [int(invert(total, n)) if total else 0 for total in totals]
 
     def encrypt_inverses(self, sampled: NDArray[np.bool_]) -> bytes:
-        """A round's request, the same for all silos: fresh ciphertexts, of zero for users not `sampled` (U,)."""
-        if self._inverses is None:
-            raise SilodpError(
-                "no counts were received in this session: run its setup before the first round",
-                code="session.missing",
-            )
-        if np.shape(sampled) != (self.parameters.users,):
-            raise SilodpError(
-                f"the sample has shape {np.shape(sampled)}: give one entry for each user",
-                code="argument.shape",
-                field="sampled",
-            )
-        chosen = [inverse if taken else 0 for inverse, taken in zip(self._inverses, sampled, strict=True)]
+        """Return a round's request, the same for all silos: fresh ciphertexts of (r_u·N[u])⁻¹.
+
+        Args:
+            sampled: shape (U,); the ciphertexts of other users are of zero.
+
+        Raises:
+            SilodpError: no counts were received, or the sample has another shape.
+        """
+        require(
+            self._inverses is not None,
+            "no counts were received in this session: run its setup before the first round",
+            code="session.missing",
+        )
+        require(
+            np.shape(sampled) == (self.parameters.users,),
+            f"the sample has shape {np.shape(sampled)}: give one entry for each user",
+            code="argument.shape",
+            field="sampled",
+        )
+        inverses = self._inverses or []
+        chosen = [inverse if taken else 0 for inverse, taken in zip(inverses, sampled, strict=True)]
         return self._key.public.ciphertexts_to_bytes([self._key.encrypt(m) for m in chosen])
 
     def encrypt_pairs(self) -> bytes:
-        """For a round whose sample nobody knows: of each user a fresh ciphertext of zero, and one of the inverse."""
+        """Return, for a round whose sample nobody knows, a ciphertext of zero and one of the inverse for each user."""
         everyone = np.ones(self.parameters.users, bool)
         return self.encrypt_inverses(~everyone) + self.encrypt_inverses(everyone)
 
-    def tables(self, law: SamplingRatio, places: NDArray[np.int64], pairs: bytes) -> Words:
-        """κ ↦ a ciphertext of (r_u·N[u])⁻¹ where β(i_u, κ), else of zero: shape (U, P, `entry_words`).
+    def tables(self, ratio: SamplingRatio, cells: Integers, pairs: bytes) -> Words:
+        """Return the tables κ ↦ a ciphertext of (r_u·N[u])⁻¹ where β(i_u, κ), else of zero.
 
         One pair serves all P entries of a user, because only one of them can be opened: what opens it sees one fresh
         ciphertext, whose plaintext is hidden from all but the server, and the server does not see which it is.
+
+        Args:
+            ratio: k/P.
+            cells: i_u (U,), the server's.
+            pairs: of `encrypt_pairs`, for this round alone.
+
+        Returns:
+            shape (U, P, `entry_words`).
         """
         p = self.parameters
         width = p.key_bits // 4
         words = [pairs[i : i + width].ljust(8 * p.entry_words, b"\0") for i in range(0, len(pairs), width)]
         entries = np.frombuffer(b"".join(words), "<u8").reshape(2, p.users, p.entry_words)
-        sampled = law.select(places[:, None], np.arange(law.denominator)).astype(np.int64)
+        sampled = ratio.select(cells[:, None], np.arange(ratio.denominator)).astype(np.int64)
         return entries[sampled, np.arange(p.users)[:, None]].astype(np.uint64)
 
     def compute_scaled_sum(self, answers: Sequence[bytes], seals: Sequence[int] | None = None) -> list[int]:
-        """The answers of one attempt, multiplied, decrypted once: C·(weighted sum + noise) + uniform, d integers.
+        """Multiply the answers of one attempt and decrypt once: C·(weighted sum + noise) + uniform.
 
-        `seals`: the sum mod n, per ciphertext, of what is left of the masks over all silos; it is taken out.
+        Args:
+            answers: one of each silo of the attempt.
+            seals: for every ciphertext the sum mod n of what is left of the masks over all silos; it is taken out.
+
+        Returns:
+            d integers.
+
+        Raises:
+            SilodpError: too many or no answers, or malformed ones; masks that do not cancel (code crypto.decryption).
         """
         p, public = self.parameters, self._key.public
-        if not 1 <= len(answers) <= p.silos:
-            raise SilodpError(
-                f"{len(answers)} answers of {p.silos} silos: pass one of each silo of the attempt",
-                code="argument.shape",
-                field="answers",
-            )
+        require(
+            1 <= len(answers) <= p.silos,
+            f"{len(answers)} answers of {p.silos} silos: pass one of each silo of the attempt",
+            code="argument.shape",
+            field="answers",
+        )
         products = [mpz(1)] * p.ciphertexts
         for s, answer in enumerate(answers):
             ciphertexts = public.ciphertexts_from_bytes(answer, p.ciphertexts, f"answer {s}")
             products = [x * c % public.n_squared for x, c in zip(products, ciphertexts, strict=True)]
         if seals is not None:
             products = [x * public.plain(-seal) for x, seal in zip(products, seals, strict=True)]
-        return p.unpacked([self._key.decrypt(product) for product in products])
+        return p.unpack([self._key.decrypt(product) for product in products])
 
-    def rounded(self, scaled: Sequence[int]) -> NDArray[np.int64]:
-        """The result in grid units (d,): ⌊x/C + ½⌋, at most (S+1)/2 from the exact weighted sum plus integer noise.
+    def round_sum(self, scaled: Sequence[int]) -> Integers:
+        """Return the result in grid units (d,): ⌊x/C + ½⌋, at most (S+1)/2 from the exact sum plus integer noise.
 
         The uniform parts of S silos add an error of mean 0 (to S/2C) and standard deviation √(S/12) before rounding.
         """
@@ -154,65 +186,74 @@ class PaillierServer:
 
 
 def unpack_ciphertexts(parameters: PaillierParameters, entries: Words) -> bytes:
-    """What silo 0 opened of `PaillierServer.tables`, (U, `entry_words`), in the form of `encrypted_inverses`."""
+    """Return what silo 0 opened of `PaillierServer.tables`, (U, `entry_words`), in the form of `encrypt_inverses`."""
     width = parameters.key_bits // 4
     return b"".join(entry.astype("<u8").tobytes()[:width] for entry in entries)
 
 
 class PaillierSilo:
-    """One silo: its counts n[s,u], and r_u from the secret that all silos of the session share.
+    """A silo's side: its counts n[s,u], and r_u from the secret that all silos of the session share.
 
-    index: position in the roster; counts (U,) in 0..count_cap; secret: 32 bytes (R) the server never knows; session:
-    its identifier, which changes with roster and counts, and with it every r_u.
+    Args:
+        parameters: public constants.
+        index: position of the silo in the roster.
+        counts: n[s,u] (U,) in 0..count_cap.
+        public_key: n, `key_bits`/8 bytes, big-endian.
+        secret: R, 32 bytes that the server never knows.
+        session: its id, which changes with roster and counts, and with it every r_u.
+
+    Raises:
+        SilodpError: counts or key are not what the parameters say.
     """
 
     def __init__(
         self,
         parameters: PaillierParameters,
         index: int,
-        counts: NDArray[np.int64],
+        counts: Integers,
         public_key: bytes,
         secret: bytes,
         session: bytes,
     ):
         cap, values = parameters.count_cap, np.asarray(counts)
-        if not 0 <= index < parameters.silos:
-            raise SilodpError(
-                f"silo {index} is not in a roster of {parameters.silos}: number silos from 0",
-                code="argument.value",
-                field="index",
-            )
-        if values.shape != (parameters.users,) or values.dtype.kind not in "iu":
-            raise SilodpError(
-                f"silo {index} has counts of shape {values.shape}: give one integer for each user",
-                code="argument.shape",
-                field="counts",
-            )
-        if (values < 0).any() or (values > cap).any():
-            raise SilodpError(
-                f"silo {index} has a user with a count outside 0..{cap}: raise count_cap or drop records",
-                code="argument.value",
-                field="counts",
-            )
+        require(
+            0 <= index < parameters.silos,
+            f"silo {index} is not in a roster of {parameters.silos}: number silos from 0",
+            code="argument.value",
+            field="index",
+        )
+        check_shape("counts", values, parameters.users, kind="iu")
+        require(
+            not ((values < 0).any() or (values > cap).any()),
+            f"silo {index} has a user with a count outside 0..{cap}: raise count_cap or drop records",
+            code="argument.value",
+            field="counts",
+        )
         self.parameters, self._index, self._counts = parameters, index, [int(n) for n in values]
         self._public = PublicKey.from_bytes(public_key, parameters.key_bits)
         blinding = derive_key(secret, "paillier blinding", session.hex(), public_key.hex())
-        self._r = draw_residues(blinding, parameters.users, self._public.n)
+        self._blinding = draw_residues(blinding, parameters.users, self._public.n)  # r_u
         self._counted = False
         self._blanks: list[mpz] = []
         self._used_masks: set[bytes] = set()
 
     def blind_counts(self, masks: Sequence[int]) -> bytes:
-        """Setup: r_u·n[s,u] + mask mod n for every user; once in a session."""
-        if self._counted:
-            raise SilodpError(
-                "this session's counts were sent before: resend the stored message or open a new session",
-                code="crypto.reused",
-            )
-        masks = self._fresh(masks, self.parameters.users)
+        """Return r_u·n[s,u] + mask mod n for every user, once in a session.
+
+        Args:
+            masks: U numbers in 0..n−1, which add to 0 mod n over all silos.
+        """
+        require(
+            not self._counted,
+            "this session's counts were sent before: resend the stored message or open a new session",
+            code="crypto.reused",
+        )
+        masks = self._take_masks(masks, self.parameters.users)
         self._counted = True
         n, dummy = self._public.n, self.parameters.dummy and self._index == 0
-        blinded = [(r * (c + dummy) + m) % n for r, c, m in zip(self._r, self._counts, masks, strict=True)]
+        blinded = [
+            (r * (c + dummy) + m) % n for r, c, m in zip(self._blinding, self._counts, masks, strict=True)
+        ]
         return residues_to_bytes(blinded, self.parameters.key_bits // 8)
 
     def precompute(self, rounds: int = 1) -> None:
@@ -223,19 +264,33 @@ class PaillierSilo:
         self,
         inverses: bytes,
         chunks: Rows,
-        noise: NDArray[np.int64],
+        noise: Integers,
         masks: Sequence[int],
         uniform: Sequence[int] | None = None,
     ) -> bytes:
-        """A round: chunks of (owners (r,), rows (r, d)) in grid units, noise (d,), one mask mod n per ciphertext.
+        """Return the answer to a round's request; a repeated request must get the stored bytes instead.
 
-        Every user costs the same operations, with records or without, sampled or not, with a row or without. `uniform`
-        replaces the secret uniform part (d,), in tests only. A repeated request must get the stored bytes instead.
+        Every user costs the same operations, with records or without, sampled or not, with a row or without.
+
+        Args:
+            inverses: the request, U ciphertexts.
+            chunks: owners (r,) and rows (r, d) in grid units; every user at most once, ‖row‖₂ ≤ C/g.
+            noise: the silo's integer noise (d,), grid units.
+            masks: one mod n for each ciphertext of the answer.
+            uniform: the uniform part (d,), in ±C/2; None draws it.
+
+        Returns:
+            `ciphertexts` ciphertexts.
+
+        Raises:
+            SilodpError: an input is not what the parameters allow, or masks were used before.
         """
         p, public = self.parameters, self._public
         self._check_noise(noise)
         requests = public.ciphertexts_from_bytes(inverses, p.users, "the server (inverses)")
-        bases = [self._weighted(*of_user) for of_user in zip(requests, self._r, self._counts, strict=True)]
+        bases = [
+            self._weight(*of_user) for of_user in zip(requests, self._blinding, self._counts, strict=True)
+        ]
         shape = p.users, p.dimension
         products = MultiExponentiation(
             public.n_squared, self._blank(), shape, p.row_bound, p.slots, p.slot_bits
@@ -244,77 +299,80 @@ class PaillierSilo:
         for owners, rows in chunks:
             self._check_rows(rows)
             for owner, row in zip(owners.tolist(), rows, strict=True):
-                if owner not in absent:
-                    raise SilodpError(
-                        f"user {owner} is unknown or has a second row: give one row per user and round",
-                        code="method.rows",
-                    )
+                require(
+                    owner in absent,
+                    f"user {owner} is unknown or has a second row: give one row per user and round",
+                    code="method.rows",
+                )
                 absent.remove(owner)
                 products.multiply(bases[owner], row)
         for owner in absent:
             products.multiply(bases[owner], np.zeros(p.dimension, np.int64))
         if uniform is None:
             uniform = [secrets.randbelow(p.scale) - p.scale // 2 for _ in range(p.dimension)]
-        shares = p.packed([p.scale * z + e for z, e in zip(noise.tolist(), uniform, strict=True)])
-        parts = zip(products.residues(), shares, self._fresh(masks, p.ciphertexts), strict=True)
+        # Without the uniform part the sum mod C would be free of noise, and would show N[u] and single rows.
+        shares = p.pack([p.scale * z + e for z, e in zip(noise.tolist(), uniform, strict=True)])
+        parts = zip(products.residues(), shares, self._take_masks(masks, p.ciphertexts), strict=True)
         return public.ciphertexts_to_bytes(
-            [self._refreshed(x * public.plain(z + mask)) for x, z, mask in parts]
+            [self._refresh(x * public.plain(z + mask)) for x, z, mask in parts]
         )
 
-    def _weighted(self, ciphertext: mpz, r: int, count: int) -> mpz:
-        """Enc(C·n[s,u]/N[u]) from Enc((r_u·N[u])⁻¹); a random multiple of n hides the exponent, 0 included, in time."""
+    def _weight(self, ciphertext: mpz, r: int, count: int) -> mpz:
+        """Return Enc(C·n[s,u]/N[u]) from Enc((r_u·N[u])⁻¹)."""
+        # A random multiple of n, which changes no plaintext, hides the exponent's length in time, 0 included.
         exponent = self.parameters.scale * count * r % self._public.n
         cover = self._public.n * (secrets.randbits(64) | 1 << 63)
         return powmod(ciphertext, exponent + cover, self._public.n_squared)
 
-    def _refreshed(self, ciphertext: mpz) -> mpz:
-        """The same plaintext under fresh randomness: else the server, who can extract it, tests guesses at the rows."""
+    def _refresh(self, ciphertext: mpz) -> mpz:
+        """Return the same plaintext under fresh randomness; from the old, the server could test guesses at rows."""
         return ciphertext * self._blank() % self._public.n_squared
 
     def _blank(self) -> mpz:
         return self._blanks.pop() if self._blanks else self._public.blank()
 
-    def _fresh(self, masks: Sequence[int], count: int) -> list[int]:
-        """Masks in range and not used before: two messages under one mask give the server their difference."""
+    def _take_masks(self, masks: Sequence[int], count: int) -> list[int]:
+        """Return masks in range, once: two messages under one mask give the server their difference."""
         n = self._public.n
-        if len(masks) != count or any(not 0 <= m < n for m in masks):
-            raise SilodpError(
-                f"{len(masks)} masks for {count} numbers, or one not in 0..n−1: draw one mod n for each",
-                code="argument.value",
-                field="masks",
-            )
+        require(
+            len(masks) == count and all(0 <= m < n for m in masks),
+            f"{len(masks)} masks for {count} numbers, or one not in 0..n−1: draw one mod n for each",
+            code="argument.value",
+            field="masks",
+        )
         digest = hashlib.sha256(residues_to_bytes(masks, self.parameters.key_bits // 8)).digest()
-        if digest in self._used_masks:
-            raise SilodpError(
-                "these masks were used before: draw them anew for every message", code="crypto.reused"
-            )
+        require(
+            digest not in self._used_masks,
+            "these masks were used before: draw them anew for every message",
+            code="crypto.reused",
+        )
         self._used_masks.add(digest)
         return [int(m) for m in masks]
 
-    def _check_noise(self, noise: NDArray[np.int64]) -> None:
+    def _check_noise(self, noise: Integers) -> None:
         p = self.parameters
-        if noise.shape != (p.dimension,) or noise.dtype != np.int64:
-            raise SilodpError(
-                f"the noise is {noise.dtype} of shape {noise.shape}: give {p.dimension} int64",
-                code="argument.shape",
-                field="noise",
-            )
-        if max(int(noise.max()), -int(noise.min())) > p.noise_bound:
-            raise SilodpError(
-                f"the noise leaves ±{p.noise_bound}: raise noise_std ({p.noise_std:g}) to this share's own",
-                code="argument.value",
-                field="noise_std",
-            )
+        require(
+            noise.shape == (p.dimension,) and noise.dtype == np.int64,
+            f"the noise is {noise.dtype} of shape {noise.shape}: give {p.dimension} int64",
+            code="argument.shape",
+            field="noise",
+        )
+        require(
+            max(int(noise.max()), -int(noise.min())) <= p.noise_bound,
+            f"the noise leaves ±{p.noise_bound}: raise noise_std ({p.noise_std:g}) to that of this share",
+            code="argument.value",
+            field="noise_std",
+        )
 
-    def _check_rows(self, rows: NDArray[np.int64]) -> None:
+    def _check_rows(self, rows: Integers) -> None:
         p = self.parameters
-        if rows.ndim != 2 or rows.shape[1] != p.dimension or rows.dtype != np.int64:
-            raise SilodpError(
-                f"rows are {rows.dtype} of shape {rows.shape}: give int64 of shape (r, {p.dimension})",
-                code="method.rows",
-            )
-        if any(sum(x * x for x in row.tolist()) > p.row_bound**2 for row in rows):
-            raise SilodpError(
-                f"a row's norm is above row_bound {p.row_bound}: clip, and truncate toward zero on the grid",
-                code="method.rows",
-            )
+        require(
+            rows.ndim == 2 and rows.shape[1] == p.dimension and rows.dtype == np.int64,
+            f"rows are {rows.dtype} of shape {rows.shape}: give int64 of shape (r, {p.dimension})",
+            code="method.rows",
+        )
+        require(  # in Python's integers, which do not overflow
+            all(sum(x * x for x in row.tolist()) <= p.row_bound**2 for row in rows),
+            f"a row's norm is above row_bound {p.row_bound}: clip, and truncate toward zero on the grid",
+            code="method.rows",
+        )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from sklearn.model_selection import train_test_split
 
 from silodp.data.benchmarks._common import (
     SPLIT_SEED,
@@ -23,6 +22,10 @@ from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData, scale_to_range
 from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 CREDITCARD_FEATURES = ("Time", *(f"V{component}" for component in range(1, 29)), "Amount")
 
@@ -78,6 +81,8 @@ def creditcard(
     Raises:
         SilodpError: missing files, or an argument with another value than those above.
     """
+    from sklearn.model_selection import train_test_split
+
     check_normalize(normalize, "private", "public")
     table = _creditcard_table(root)
     features = tuple(column for column in table.columns if column not in ("Class", "uniform_sample"))
@@ -102,6 +107,8 @@ def creditcard(
 
 
 def _creditcard_table(root: str | Path | None) -> pd.DataFrame:
+    import pandas as pd
+
     full = data_root(root) / "creditcard" / "creditcard.csv"
     if full.is_file() and not (full.parent / "creditcard_subset.parquet").is_file():
         table = pd.read_csv(full)
@@ -131,6 +138,8 @@ def acs_income(
     Raises:
         SilodpError: missing files, or an argument out of its range.
     """
+    import pandas as pd
+
     if max_per_state is not None and max_per_state < 2:
         raise SilodpError(
             f"max_per_state is {max_per_state}; give 2 or more, or None for all rows",

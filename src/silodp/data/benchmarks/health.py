@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
-from sklearn.datasets import load_breast_cancer
-from sklearn.model_selection import train_test_split
 
 from silodp.data.benchmarks._common import (
     SPLIT_SEED,
@@ -25,6 +22,10 @@ from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
 from silodp.data.silo_data import scale_to_range
 from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    pass
+
 
 HEART_CENTERS = ("cleveland", "hungarian", "switzerland", "va")
 TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
@@ -110,6 +111,9 @@ def heart_disease(
     Raises:
         SilodpError: missing files, or an argument with another value than those above.
     """
+    import pandas as pd
+    from sklearn.model_selection import train_test_split
+
     check_normalize(normalize, "private", "public")
     parts, tests = [], []
     for center in HEART_CENTERS:
@@ -180,6 +184,8 @@ def tcga_brca(
     Raises:
         SilodpError: missing files, or an argument with another value than those above.
     """
+    import pandas as pd
+
     check_normalize(normalize, "none", "public")
     # "NA" is the name of a tissue source site, not a missing value.
     centers = pd.read_csv(find_file(root, "tcga_brca", "centers.csv"), keep_default_na=False)
@@ -220,6 +226,9 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
         allocation: "uniform", "zipf", or "own", which makes every record a user.
         seed: of the allocation.
     """
+    from sklearn.datasets import load_breast_cancer
+    from sklearn.model_selection import train_test_split
+
     table = load_breast_cancer()
     low, high = np.array([EMBEDDED_RANGES[str(name)] for name in table.feature_names]).T
     x = scale_to_range(table.data, low, high)

@@ -1,4 +1,4 @@
-"""One silo's file as text columns, and every column read by the schema or refused in one sentence."""
+"""One silo's file as text columns, each read by the schema or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Table:
 
     @classmethod
     def read(cls, path: Path, schema: Schema) -> Table:
-        """The schema's columns of a file.
+        """Read the schema's columns of a file.
 
         Raises:
             SilodpError: no such file, unreadable, or without a column of the schema.
@@ -77,7 +77,8 @@ class Table:
             if header.count(_header_text(column)) != 1:
                 wrong = "is missing" if _header_text(column) not in header else "appears twice"
                 raise SilodpError(
-                    f"{path}: column {column!r} {wrong}; correct the schema or the table, which has {_listed(header)}",
+                    f"{path}: column {column!r} {wrong}; correct the schema or the table, which has "
+                    f"{_format_names(header)}",
                     code="data.column",
                     field=column,
                 )
@@ -105,7 +106,7 @@ class Table:
             )
 
     def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
-        """A key rounded by a float column or a spreadsheet would split one person into two users."""
+        """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
         text = self.columns[self.schema.user]
         rounded = np.array([_ROUNDED.fullmatch(key) is not None for key in text], dtype=bool)
         if isinstance(keys.dtype, np.dtype) and keys.dtype.kind == "f":
@@ -119,14 +120,14 @@ class Table:
         return np.array([text.lower() in MISSING for text in self.columns[column]], dtype=bool)
 
     def keys(self) -> Strings:
-        """(n,) user keys as text, none missing."""
+        """Return (n,) user keys as text, none missing."""
         self._refuse(
             self.schema.user, self._missing(self.schema.user), "names no user", "give every record a user key"
         )
         return self.columns[self.schema.user]
 
     def users(self, known: Mapping[str, int], test: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """(n,) number of every record's person; -1, in test rows only, for one who has none."""
+        """Return (n,) number of every record's user; -1, in test rows only, for a key without a number."""
         number = np.array([known.get(key, -1) for key in self.keys()], dtype=np.int64)
         self._refuse(
             self.schema.user,
@@ -137,7 +138,7 @@ class Table:
         return number
 
     def test_rows(self) -> NDArray[np.bool_]:
-        """(n,) bool."""
+        """Return (n,) bool: which rows are test records."""
         if self.schema.split is None:
             return np.zeros(len(self.columns[self.schema.user]), dtype=bool)
         split = np.array([text.lower() for text in self.columns[self.schema.split]])
@@ -150,16 +151,16 @@ class Table:
         return np.asarray(split == "test")
 
     def budgets(self, train: NDArray[np.bool_]) -> NDArray[np.float64] | None:
-        """(training records,) the ε that each may be charged; None without such a column."""
+        """Return the ε that each training record may be charged, (training records,); None without such a column."""
         column = self.schema.budget
         if column is None:
             return None
-        values = _parsed(self.columns[column])[train]
+        values = _parse_numbers(self.columns[column])[train]
         check_budgets(values, len(values), f"{self.path}: column {column!r}", "training record")
         return values
 
     def _numbers(self, column: str) -> NDArray[np.float64]:
-        values = _parsed(self.columns[column])
+        values = _parse_numbers(self.columns[column])
         wrong = ~np.isfinite(values)
         if wrong.any() and _DECIMAL_COMMA.fullmatch(self.columns[column][np.flatnonzero(wrong)[0]]):
             self._refuse(column, wrong, "has a decimal comma", "export the table with decimal points")
@@ -169,11 +170,11 @@ class Table:
     def _codes(self, column: str, values: Sequence[Any], remedy: str) -> NDArray[np.int64]:
         code = {text_of(value): number for number, value in enumerate(values)}
         codes = np.array([code.get(text, -1) for text in self.columns[column]], dtype=np.int64)
-        self._refuse(column, codes < 0, f"is none of {_listed(list(code))}", remedy)
+        self._refuse(column, codes < 0, f"is none of {_format_names(list(code))}", remedy)
         return codes
 
     def features(self) -> NDArray[np.float32]:
-        """(n, features) float32."""
+        """Return (n, features) float32, scaled and one-hot by the schema."""
         columns = []
         for column, (low, high) in self.schema.numeric.items():
             values = self._numbers(column)
@@ -196,13 +197,13 @@ class Table:
         return np.concatenate(columns, axis=1)
 
     def labels(self) -> NDArray[Any]:
-        """(n,) int64, (n,) float32 or (n, 2) float32, by the schema's kind."""
+        """Return (n,) int64, (n,) float32 or (n, 2) float32, by the schema's kind."""
         schema = self.schema
         if schema.classes is not None and schema.label is not None:
             remedy = "correct the label, declare the class, or set kind = 'real' where the label is a number"
             return self._codes(schema.label, schema.classes, remedy)
         if schema.event is None or schema.time is None:
-            column = schema.label or ""  # Schema saw to it that label is there
+            column = schema.label or ""  # Schema has checked that label is there
             return self._single(column, self._numbers(column))
         event, time = self._numbers(schema.event), self._numbers(schema.time)
         self._refuse(
@@ -212,14 +213,14 @@ class Table:
         return np.stack([event, self._single(schema.time, time)], axis=1).astype(np.float32)
 
     def _single(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """As float32, which models compute in."""
+        """Return values as float32, which models compute in."""
         limit = np.finfo(np.float32).max
         self._refuse(column, np.abs(values) > limit, "is too large for float32", "give it in larger units")
         return values.astype(np.float32)
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """All cells as text, the first line as header.
+    """Read all cells as text, the first line as header.
 
     header=None keeps pandas from renaming repeated columns and from taking the first column for an index when
     rows are longer than the header; dtype=str keeps a missing key from turning 17 into 17.0.
@@ -232,7 +233,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def _check_shape(path: Path) -> None:
-    """Refuse a file that is not UTF-8, has no header, another separator, or a row that is too short or too long.
+    """Raise for a file that is not UTF-8, has no header, another separator, or a row that is too short or too long.
 
     pandas would fill a short row up with empty cells, each a column away from where its value belongs.
     """
@@ -265,7 +266,7 @@ def _check_shape(path: Path) -> None:
 
 
 def _check_encoding(path: Path) -> None:
-    """Refuse what is not UTF-8, by what spreadsheets write instead."""
+    """Raise for a file that is not UTF-8; the sentence names what spreadsheets write instead."""
     remedy = "export it as UTF-8 (in spreadsheet programs 'CSV UTF-8')"
     with path.open("rb") as file:
         start = file.read(4096)
@@ -285,7 +286,7 @@ def _check_encoding(path: Path) -> None:
 
 
 def _as_text(column: pd.Series[Any], path: Path) -> Strings:
-    """(n,) object array of text; missing cells become ""."""
+    """Return (n,) object array of text; missing cells become ""."""
     for row, value in enumerate(column):
         if isinstance(value, bytes | bytearray | list | dict | np.ndarray):
             raise SilodpError(
@@ -300,8 +301,8 @@ def _as_text(column: pd.Series[Any], path: Path) -> Strings:
     return text
 
 
-def _parsed(text: Strings) -> NDArray[np.float64]:
-    """(n,) numbers, NaN where the text is no number."""
+def _parse_numbers(text: Strings) -> NDArray[np.float64]:
+    """Return (n,) numbers, NaN where the text is not a number."""
     return np.asarray(pd.to_numeric(pd.Series(text), errors="coerce").to_numpy(dtype=np.float64))
 
 
@@ -309,7 +310,7 @@ def _header_text(column: object) -> str:
     return unicodedata.normalize("NFC", str(column).strip())
 
 
-def _listed(names: Sequence[str]) -> str:
-    """For messages, the first ones and how many more there are."""
+def _format_names(names: Sequence[str]) -> str:
+    """Return the first names and the number of the others, for messages."""
     more = len(names) - _MOST_LISTED
     return ", ".join(names[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")

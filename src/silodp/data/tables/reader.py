@@ -14,7 +14,13 @@ import numpy as np
 
 from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
-from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_OWN_INDEX, MISSING, Schema, normalize_key
+from silodp.data.tables.schema import (
+    ASSUMES_CLIPPING,
+    ASSUMES_INDEX_FROM_TABLES,
+    MISSING,
+    Schema,
+    normalize_key,
+)
 from silodp.errors import SilodpError
 
 
@@ -116,7 +122,7 @@ def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, 
         )
     # Whole numbers by size, then texts: the order must not depend on the order of rows.
     ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
-    return {key: number for number, key in enumerate(ordered)}, [ASSUMES_OWN_INDEX]
+    return {key: number for number, key in enumerate(ordered)}, [ASSUMES_INDEX_FROM_TABLES]
 
 
 def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ from silodp.errors import SilodpError, first_line
 MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "<na>"})
 """Texts that stand for no value, in lower case."""
 
-ASSUMES_OWN_INDEX = (
+ASSUMES_INDEX_FROM_TABLES = (
     "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
     "person on it has records in at least one of them, and how many persons there are. To promise that too, "
     "declare a list that also names people without records."

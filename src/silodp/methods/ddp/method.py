@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.events import (
     Composed,
@@ -55,7 +53,10 @@ from silodp.methods.ddp.clients import (
     validate_per_client,
 )
 from silodp.methods.dp_sgd import check_batch
-from silodp.training.sgd.records import RecordGradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Trajectory = Literal["decoupled", "local", "paper"]
 TRAJECTORIES: tuple[Trajectory, ...] = ("decoupled", "local", "paper")
@@ -150,6 +151,8 @@ class Ddp(Method):
 
     def _decoupled(self, context: LocalContext, own: Client, std: float) -> Iterator[ClippedRows]:
         """The rows of all steps; the local model is a function of g_j + ζ_j, its start and public constants only."""
+        import torch
+
         local = _LocalSgd(self, context, own)
         noise = context.randomness.stream("trajectory")
         for step in range(own.steps):
@@ -273,16 +276,22 @@ class _LocalSgd:
     """A client's local model y, plain SGD with momentum; batches and dropout are its own."""
 
     def __init__(self, method: Ddp, context: LocalContext, own: Client) -> None:
+        import torch
+
         self._method, self._own, self._records = method, own, len(context.user)
         self._model = context.params.detach().double().cpu()
         self._velocity = torch.zeros_like(self._model)
         self._batches = context.randomness.stream("batches")
+        from silodp.training.sgd import RecordGradients
+
         self._gradients = RecordGradients(
             context.task, context.x, context.y, own.steps, context.randomness.torch("dropout")
         )
 
     def clipped(self) -> Iterator[ClippedRows]:
         """Yield −clip_C of the gradients of a fresh batch's records, at y."""
+        import torch
+
         drawn = draw_poisson_sample(self._records, self._method.record_sampling, self._batches)
         batch = torch.from_numpy(np.flatnonzero(drawn))
         for records, gradients in self._gradients.of(self._model, batch):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import numpy as np
-import torch
 
 from silodp.accounting.accountant import Accountant, find_accountant
-from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, two_stage_curve
+from silodp.accounting.budget_curve import ChargingMode, EpsilonCurve, compute_two_stage_curve
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
@@ -34,6 +33,9 @@ from silodp.methods.rpdp.sampling_rates import (
     require_record_budgets,
     without_budgets,
 )
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -183,6 +185,8 @@ class TwoStageSampling(Method):
         Asked again for the same round (under secure aggregation, when others failed to answer), the silo hands out the
         same noisy update: a second one would be a second charge.
         """
+        import torch
+
         kept = None if context.memory is None else _Kept.of(context.memory)
         if kept is not None and kept.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(kept.update), 0, context.memory)
@@ -240,7 +244,7 @@ class TwoStageSampling(Method):
     def sampling_curve(self, rounds: int, accountant: Accountant, points: int, least: float) -> EpsilonCurve:
         """Return ε against q; by Rényi orders at more points than asked for, since they cost little."""
         run = (self.noise_multiplier, self.local_steps, self.client_sampling, rounds, self.delta)
-        return two_stage_curve(*run, accountant, points=points, least=least)
+        return compute_two_stage_curve(*run, accountant, points=points, least=least)
 
     def budget_report(
         self,

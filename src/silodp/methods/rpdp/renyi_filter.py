@@ -7,7 +7,8 @@ the same gradients, has spent the same, and is in or out alike. The two next sum
 record is out, and are noisy by σC: given what was seen before, the step's privacy loss is that of a Gaussian release of
 μ² = ‖g‖²/(σC)², which is known before the step. The record is left out of the first step that would bring
 Σ‖g‖²/(2σ²C²) above its R, and of all steps after, so the whole run costs it no more than one Gaussian release of
-μ² = 2R, however many steps are run (docs/privacy.md, section 9). `filter_budget` solves that release for R exactly.
+μ² = 2R, however many steps are run (docs/privacy.md, section 9). `compute_filter_budget` solves
+that release for R exactly.
 This needs Gaussian noise, drawn here in the silo whatever the aggregator, and batches of all records: with sampled
 batches, or with integer noise, a step's loss is not Gaussian.
 
@@ -22,14 +23,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from silodp.accounting.accountant import Accountant, compute_epsilon
-from silodp.accounting.budget_curve import filter_budget
+from silodp.accounting.budget_curve import compute_filter_budget
 from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
@@ -44,6 +43,9 @@ from silodp.methods.rpdp.sampling_rates import (
     require_record_budgets,
     without_budgets,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -133,6 +135,8 @@ class RpdpFilter(Method):
 
         Asked again for the same round, the silo hands out the same noisy update: nobody spends twice.
         """
+        import torch
+
         account = _Filter.of(context.memory, self.limits(require_record_budgets(self.name, context)))
         if context.memory is not None and account.round == context.round:
             return LocallyNoisedUpdate(torch.from_numpy(account.update), 0, context.memory)
@@ -238,6 +242,8 @@ class _Filter:
 
         `cost` is that of a row of norm 1.
         """
+        import torch
+
         norms: Tensor = torch.linalg.vector_norm(rows.rows, dim=1, dtype=torch.float64) * rows.factors
         # A gradient that is not finite has factor 0 and counts as zero, which is free.
         price = torch.nan_to_num(norms, nan=0.0, posinf=0.0).square().cpu().numpy() * (cost * (1 + 1e-9))
@@ -251,4 +257,4 @@ class _Filter:
 
 @lru_cache(maxsize=256)
 def _limits(budgets: bytes, delta: float) -> np.ndarray:
-    return filter_budget(np.frombuffer(budgets), delta)
+    return compute_filter_budget(np.frombuffer(budgets), delta)

@@ -15,10 +15,10 @@ from silodp.accounting.budget_curve import (
     MAX_GROUPS,
     ChargingMode,
     TwoStage,
-    rounds_within,
-    two_stage_curve,
+    compute_two_stage_curve,
+    count_affordable_rounds,
 )
-from silodp.accounting.curve_fitting import binary_search, scf
+from silodp.accounting.curve_fitting import fit_scf, search_probabilities
 from silodp.accounting.events import Event, Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
@@ -226,7 +226,7 @@ def _terms(accounts: SamplingRates, distinct: bytes) -> tuple[np.ndarray, np.nda
         a.calibration == "scf"
     ):  # as published: no record retires before the last of T rounds, whatever it has cost
         return q, np.full(len(q), a.rounds)
-    rounds = rounds_within(
+    rounds = count_affordable_rounds(
         q,
         budgets,
         a.noise_multiplier,
@@ -245,8 +245,8 @@ def _probabilities(a: SamplingRates, budgets: np.ndarray) -> np.ndarray:
     """Return q, (n,), for distinct budgets (n,)."""
     run = (a.noise_multiplier, a.local_steps, a.client_sampling, a.rounds, a.delta)
     if a.calibration == "scf":
-        return scf(budgets, *run).sampling_probabilities
+        return fit_scf(budgets, *run).sampling_probabilities
     if a.calibration == "binary-search":
-        return binary_search(budgets, *run, a.accountant)
+        return search_probabilities(budgets, *run, a.accountant)
     few = budgets if len(budgets) <= _FEW else None
-    return two_stage_curve(*run, a.accountant, budgets=few).parameter_for(budgets)
+    return compute_two_stage_curve(*run, a.accountant, budgets=few).parameter_for(budgets)

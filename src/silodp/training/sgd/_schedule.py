@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from silodp.errors import (
     MOST_REAL,
@@ -17,6 +15,10 @@ from silodp.errors import (
     check_whole,
     optional,
 )
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class LocalTraining:
 
     def batches(self, counts: Tensor) -> Tensor:
         """Return the steps per epoch (u,) of users with these numbers of records (u,)."""
+        import torch
+
         if self.batch_size is None:
             return torch.ones_like(counts)
         return -(-counts // self.batch_size)
@@ -116,6 +120,8 @@ def draw_batch_order(counts: Tensor, local: LocalTraining, generator: torch.Gene
         (r, epochs, longest) positions: entry [u, e, :counts[u]] lists user u's records 0..counts[u]-1 in the order of
         epoch e; the rest is padding.
     """
+    import torch
+
     longest = int(counts.max())
     shuffled = (counts if local.batch_size is None else local.batches(counts)) > 1
     if local.batch_size is None or not shuffled.any():
@@ -145,6 +151,8 @@ def select_step_records(
     Returns:
         (k, r, width) record indices, (k, r, width) bool: which are real, (k, r) bool: which users still train.
     """
+    import torch
+
     batches = local.batches(users.counts)
     size = width if local.batch_size is None else local.batch_size
     step = torch.arange(steps.start, steps.stop).unsqueeze(1)

@@ -1,4 +1,9 @@
-"""Each test here was written for a defense whose removal no other test noticed."""
+"""Defenses whose removal no other test noticed: random streams, sampling, weights and the order of writing.
+
+Attacked is the guarantee itself, by a silo or server that skips a step without an error: noise that shares its random
+stream with batches or with another round, users sampled at another rate, weights below zero or NaN, or a round that is
+asked for before it is on disk. Without these defenses a run would finish and report an ε that its noise does not give.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from silodp.aggregators import Plain
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness, draw_gaussian
 from silodp.methods import Population, UldpAvg, UldpGroup
-from silodp.methods import weighting as weightings
+from silodp.methods.uldp import validate_weights
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train
@@ -140,8 +145,8 @@ def test_persons_and_records_are_sampled_at_their_rates(monkeypatch):
 def test_weights_below_zero_or_not_numbers_are_refused_and_rounding_is_scaled_away():
     for bad in (np.array([[-0.1], [0.5]]), np.array([[np.nan], [0.5]])):
         with pytest.raises(SilodpError, match="weights of user"):
-            weightings.checked(bad)
-    assert weightings.checked(np.array([[0.5], [0.5 + 1e-10]])).sum() <= 1 + 1e-15
+            validate_weights(bad)
+    assert validate_weights(np.array([[0.5], [0.5 + 1e-10]])).sum() <= 1 + 1e-15
 
 
 def test_plain_says_who_sees_what():

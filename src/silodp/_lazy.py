@@ -1,0 +1,24 @@
+"""Packages that import their modules when a name is first asked for: torch and pandas take seconds to import."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def export_lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package (PEP 562).
+
+    Args:
+        package: its `__name__`.
+        homes: for each exported name the module that defines it; a name that is a module stands for itself.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        module = importlib.import_module(homes[name])
+        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
+
+    return get

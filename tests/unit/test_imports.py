@@ -1,0 +1,100 @@
+"""What a command or a part of the package may import: heavy libraries only where they are used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "torch",
+    "pandas",
+    "matplotlib",
+    "sklearn",
+    "pyarrow",
+    "jinja2",
+    "safetensors",
+    "dp_accounting",
+    "scipy",
+}
+ABOVE_A_SILO = {"silodp.report", "silodp.config", "silodp.planning", "silodp.cli"}
+CONFIG = """
+name = "two-tables"
+rounds = 2
+[data]
+source = "tables"
+files = ["a.csv", "b.csv"]
+[data.schema]
+user = "id"
+label = "sick"
+kind = "classes"
+classes = [0, 1]
+numeric = {age = [0, 100], weight = [0, 200]}
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+[method.local]
+learning_rate = 0.1
+"""
+
+
+def _imported(code: str) -> set[str]:
+    """Return the modules that a fresh interpreter has after this code, packages of other projects by their root."""
+    report = "import sys; print(' '.join(sys.modules), file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True
+    )
+    names = set(done.stderr.splitlines()[-1].split())
+    return names | {name.partition(".")[0] for name in names}
+
+
+def _after_command(*arguments: str) -> set[str]:
+    return _imported(
+        f"""
+import sys
+sys.argv = ["silodp", *{list(arguments)!r}]
+from silodp.cli.main import main
+try:
+    status = main()
+except SystemExit as stop:
+    status = stop.code
+assert not status, status
+"""
+    )
+
+
+def test_help_imports_nothing_heavy():
+    assert not _after_command("--help") & (HEAVY | {"numpy", "pydantic"})
+
+
+@pytest.mark.parametrize("aggregator", ["masked", "lattice"])
+def test_epsilon_is_computed_without_torch_pandas_or_matplotlib(aggregator):
+    question = "--method uldp-avg --rounds 2 --noise-multiplier 5 --weighting records --aggregator"
+    imported = _after_command("epsilon", *question.split(), aggregator)
+    assert "dp_accounting" in imported
+    assert not imported & {"torch", "pandas", "matplotlib", "sklearn", "pyarrow", "jinja2"}
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_a_plan_imports_torch_only_to_count_a_model_of_the_users_own(model, tmp_path):
+    path, own = tmp_path / "config.toml", tmp_path / "own.py"
+    path.write_text(f'{CONFIG}\n[task]\nmodel = "{model}"\n')
+    assert not _after_command("plan", str(path)) & {"torch", "pandas", "matplotlib", "sklearn", "jinja2"}
+    own.write_text("from torch import nn\n\ndef made():\n    return nn.Linear(2, 1)\n")
+    assert "torch" in _after_command("plan", str(path), "--set", f"task.model={own}:made")
+
+
+def test_a_silo_imports_neither_report_nor_configuration():
+    imported = _imported("import silodp.runtime.silo")
+    assert "torch" in imported
+    assert not imported & (ABOVE_A_SILO | {"pandas", "matplotlib", "sklearn", "jinja2", "pydantic", "typer"})
+
+
+def test_the_package_has_all_that_it_exports():
+    code = "import silodp, silodp.training as t, silodp.data as d, silodp.training.sgd as s\n"
+    check = (
+        "for m in (silodp, t, d, s):\n    for name in m.__all__: getattr(m, name)\nassert silodp.__version__"
+    )
+    _imported(code + check)
