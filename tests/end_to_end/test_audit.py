@@ -129,7 +129,7 @@ def test_another_setting_is_refused(directory: Path, fields: dict[str, Any], say
 
 def test_a_promise_where_the_ledger_has_none_is_refused(directory: Path) -> None:
     change(directory, "silo", epsilon=100.0, private=True)
-    with pytest.raises(SilodpError, match=r"against 'silo' .* nothing is promised \(counts disclosed\)"):
+    with pytest.raises(SilodpError, match=r"against 'silo' .* there is no guarantee \(counts disclosed\)"):
         write_report(directory)
 
 

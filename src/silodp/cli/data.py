@@ -29,7 +29,7 @@ def data_list(root: Root = None, as_json: Json = False) -> None:
 
 @data_app.command("check")
 def data_check(name: Name, root: Root = None, as_json: Json = False) -> None:
-    """Compare a data set's files with their published checksums, and load it."""
+    """Check a data set. Compares its files with published checksums, and loads it."""
     from silodp.data.fetch import check
 
     found = check(name, root)

@@ -86,7 +86,9 @@ def epsilon(
     user_sampling: Annotated[
         float | None, typer.Option(help="Sampling probability q of a person in a round.")
     ] = None,
-    group_size: Annotated[int | None, typer.Option(help="k, for uldp-group.")] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="k: most records of a person that are used, for uldp-group.")
+    ] = None,
     record_sampling: Annotated[
         float | None,
         typer.Option(help="Sampling probability q (γ) of a record in a step, for uldp-group, rpdp, ddp."),
@@ -153,7 +155,7 @@ def epsilon(
     as_json: Json = False,
 ) -> None:
     """Compute ε of a method against one adversary. Without a configuration file."""
-    from silodp.accounting.guarantee import describe_any_dropouts, format_rounded_up
+    from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_rounded_up
     from silodp.config.toml_values import apply_override
     from silodp.planning.epsilon import LARGE_MODEL, compute_epsilon, format_records
     from silodp.report.guarantee_text import WHO, format_claim
@@ -191,6 +193,7 @@ def epsilon(
     line = f"ε = {format_rounded_up(result['epsilon'])} at δ = {delta:g}, {after}"
     if result["any_dropouts"] is not None:
         line += f", if every silo answers; {describe_any_dropouts(result['any_dropouts'])}"
-    lines = [line, *format_records(result), *(f"  assuming that {text}" for text in result["assumptions"])]
+    assumptions = [f"  assuming that {text.removeprefix(TECHNICAL)}" for text in result["assumptions"]]
+    lines = [line, *format_records(result), *assumptions]
     lines += [f"  {format_claim(claim['epsilon'], claim['why'])}" for claim in result["claims"]]
     show(result, as_json, lines if result["private"] else [f"no guarantee: {result['reason']}"])

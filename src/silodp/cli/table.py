@@ -26,7 +26,7 @@ def _tables() -> None:
 
 @table_app.command("averaged-models")
 def averaged_models(as_json: Json = False) -> None:
-    """Compute ε of averaged models (DDP, Table 1); each cell is proven or only claimed."""
+    """Compute ε of averaged models. Each cell (DDP, Table 1) is proven or only claimed."""
     from silodp.methods.averaged_models import compute_table
 
     rows = compute_table()
