@@ -72,15 +72,15 @@ class Trial:
 @lru_cache(maxsize=2)
 def data(source: str, tuning: bool) -> tuple[Any, Any]:
     """Federation and task."""
-    from silodp.config.references import task_for
+    from silodp.config.build import build_task
     from silodp.data import benchmarks
 
     if source == "fashion_mnist":
         split = "tuning" if tuning else "pooled"
         federation = benchmarks.fashion_mnist(silos=10, allocation="own", split=split, normalize="public")
-        return federation, task_for(federation.public(), benchmarks.FASHION_MNIST)
+        return federation, build_task(federation.public(), benchmarks.FASHION_MNIST)
     federation = benchmarks.acs_income(max_per_state=2500, seed=1 if tuning else 0)
-    return federation, task_for(federation.public(), benchmarks.ACS_INCOME)
+    return federation, build_task(federation.public(), benchmarks.ACS_INCOME)
 
 
 def method(trial: Trial, clients: int, records: int) -> Any:

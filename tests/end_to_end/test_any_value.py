@@ -16,14 +16,14 @@ import pytest
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import AGGREGATORS
 from silodp.cli.run import run_config
-from silodp.config.construct import fields_of, table_of
+from silodp.config.build import get_fields, get_table_class
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import RunConfig, TaskSection, parse_config
 from silodp.data.budget_distributions import PREFERENCES
 from silodp.data.catalog import find_dataset
 from silodp.errors import CODES, LEAST_REAL, MOST_REAL, MOST_WHOLE, SilodpError
 from silodp.methods import METHODS
-from silodp.planning.plan import format_text, plan_run
+from silodp.planning.plan import format_plan, plan_run
 from support.commands import Silodp, assert_sentence
 
 Case = tuple[str, dict[str, Any]]
@@ -122,7 +122,7 @@ def base(method: str, aggregator: str = "plain", **fields: Any) -> dict[str, Any
         "data": {"source": "embedded", "users": 12, "silos": 3},
         "method": {"name": method, **OWN[method], **fields},
     }
-    if aggregator in ("lattice", "paillier") and "weighting" in fields_of(METHODS[method]):
+    if aggregator in ("lattice", "paillier") and "weighting" in get_fields(METHODS[method]):
         values["method"]["weighting"] = "records"  # else they have nothing to hide
     if method.startswith("rpdp") or "personal" in fields:
         values["budgets"] = {
@@ -140,10 +140,10 @@ def put(values: Any, path: tuple[str, ...], value: Any) -> Any:
 
 
 def fields_of_method(name: str) -> Iterator[tuple[str, ...]]:
-    for field in fields_of(METHODS[name]):
+    for field in get_fields(METHODS[name]):
         yield ("method", field)
-        table = table_of(METHODS[name], field)
-        for below in fields_of(table) if table is not None else ():
+        table = get_table_class(METHODS[name], field)
+        for below in get_fields(table) if table is not None else ():
             yield ("method", field, below)
 
 
@@ -160,13 +160,13 @@ def cases() -> Iterator[Case]:
     top += [("task", key) for key in TaskSection.model_fields]
     top += [
         ("data", key)
-        for key in [*fields_of(find_dataset("embedded").loader), "source", "root", "files", "schema"]
+        for key in [*get_fields(find_dataset("embedded").loader), "source", "root", "files", "schema"]
     ]
-    top += [("budget", key) for key in fields_of(Budget)]
+    top += [("budget", key) for key in get_fields(Budget)]
     top += [("method", "name"), ("methods", "uldp-avg"), ("methods", "uldp-avg", "clip"), ("bogus",)]
     starts.append(("top", base("uldp-avg"), top))
     for name, maker in AGGREGATORS.items():
-        paths = [("aggregation", field) for field in fields_of(maker)]
+        paths = [("aggregation", field) for field in get_fields(maker)]
         paths += [
             ("rounds",),
             ("delta",),
@@ -177,7 +177,7 @@ def cases() -> Iterator[Case]:
         starts.append((name, base("uldp-avg", name), paths))
     for name, draw in PREFERENCES.items():
         values = put(base("rpdp"), ("budgets", "distribution"), name)
-        keys = [key for key in fields_of(draw) if key not in ("count", "generator")]
+        keys = [key for key in get_fields(draw) if key not in ("count", "generator")]
         starts.append((name, values, [("budgets", key) for key in (*keys, "distribution", "of", "seed")]))
     for start, values, paths in starts:
         for path in paths:
@@ -193,9 +193,9 @@ def planned(values: dict[str, Any], target: float | None = None) -> None:
         spec,
         accountant=config.accountant,
         target=target,
-        own=config.preferences(),
+        distribution=config.budget_distribution(),
     )
-    format_text(result)
+    format_plan(result)
     json.dumps(result, allow_nan=False).encode()
     assert parse_config(_read_back(config)).to_toml() == config.to_toml()
 

@@ -15,7 +15,7 @@ from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled
 from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
-from silodp.config.builders import build_aggregator
+from silodp.config.build import build_aggregator
 from silodp.errors import SilodpError
 from silodp.report.audit import LEDGER, audit_run
 from silodp.report.page import write_report
@@ -129,7 +129,7 @@ def test_another_setting_is_refused(directory: Path, fields: dict[str, Any], say
 
 def test_a_promise_where_the_ledger_has_none_is_refused(directory: Path) -> None:
     change(directory, "silo", epsilon=100.0, private=True)
-    with pytest.raises(SilodpError, match=r"against 'silo' .* nothing is promised \(counts disclosed\)"):
+    with pytest.raises(SilodpError, match=r"against 'silo' .* there is no guarantee \(counts disclosed\)"):
         write_report(directory)
 
 
@@ -201,8 +201,8 @@ def test_an_untouched_run_is_borne_out_and_resumes(silodp: Silodp, about_records
         ({"unit": None}, "unit = None, and the ledger says record"),
         ({"method": "uldp-avg"}, "method = uldp-avg, and the ledger says ddp"),
         ({"releasable": True}, "may be released, and by the ledger its noise follows from a seed"),
-        ({"persons": []}, "nothing of a person with 2 records"),
-        ({"persons": [[2, 1e6], [4, 1e6], [16, 1e6]]}, "nothing of a person with 8 records"),
+        ({"persons": []}, "no ε of a person with 2 records"),
+        ({"persons": [[2, 1e6], [4, 1e6], [16, 1e6]]}, "no ε of a person with 8 records"),
     ],
 )
 def test_a_guarantee_about_something_else_is_refused(
@@ -242,7 +242,7 @@ def test_a_part_of_delta_is_not_hidden_by_naming_another_aggregator(directory: P
 
 def test_nothing_is_released_that_promises_nothing(directory: Path) -> None:
     change(directory, "silo", releasable=True)
-    with pytest.raises(SilodpError, match="may be released, and promises nothing"):
+    with pytest.raises(SilodpError, match="may be released, and gives no guarantee"):
         write_report(directory)
 
 
@@ -270,7 +270,7 @@ def test_a_ledger_of_an_earlier_version_is_one_sentence(directory: Path) -> None
     with Ledger(directory / LEDGER, 1e-5, "pld", BUDGET, run="it") as ledger:
         for round_ in range(ROUNDS):
             ledger.charge(round_, 0, EVENTS)
-    with pytest.raises(SilodpError, match="of an earlier version of silodp") as error:
+    with pytest.raises(SilodpError, match="an earlier version of silodp") as error:
         write_report(directory)
     assert "\n" not in str(error.value)
 

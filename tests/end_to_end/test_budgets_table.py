@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp.config.budgets import build_budget_distribution, levels
+from silodp.config.budgets import build_budget_distribution, list_levels
 from silodp.config.schema import RunConfig, load_config
 from silodp.errors import SilodpError
 from silodp.methods import Rpdp, UldpAvg, UserBudgets
@@ -103,9 +103,9 @@ def test_a_configuration_with_budgets_survives_a_round_trip(personal: Path) -> N
 
 
 def test_levels_are_distinct_budgets_or_twentieths() -> None:
-    few = levels(np.array([1.0, 0.1, 0.1, 5.0]))
+    few = list_levels(np.array([1.0, 0.1, 0.1, 5.0]))
     assert [(level.budget, level.share) for level in few] == [(0.1, 0.5), (1.0, 0.25), (5.0, 0.25)]
-    many = levels(np.linspace(0.1, 10, 1000))
+    many = list_levels(np.linspace(0.1, 10, 1000))
     assert len(many) == 20
     assert many[-1].budget == 10
     assert sum(level.share for level in many) == pytest.approx(1)
@@ -266,6 +266,6 @@ def test_two_sources_of_budgets_are_one_too_many(tmp_path: Path) -> None:
 def test_options_are_those_of_the_distribution() -> None:
     made = build_budget_distribution({"distribution": "pareto", "shape": 2.0})
     assert made.options == {"shape": 2.0}
-    assert (made.drawn(1000) >= 0.1).all()
+    assert (made.draw(1000) >= 0.1).all()
     with pytest.raises(SilodpError, match=r"budgets\.levels is not a field"):
         build_budget_distribution({"distribution": "pareto", "levels": [1.0]})

@@ -171,7 +171,7 @@ def test_plan_needs_no_data_and_finds_what_meets_a_target(silodp: Silodp, config
 
 
 def test_plan_says_what_cannot_be_met(silodp: Silodp, config: Path) -> None:
-    assert_sentence(silodp("plan", config, "--target-epsilon", 0), "target epsilon")
+    assert_sentence(silodp("plan", config, "--target-epsilon", 0), code="argument.value")
     disclosed = ("--set", "method.weighting=records", "--set", "budget={epsilon=1, adversary='server'}")
     assert_sentence(silodp("plan", config, *disclosed, "--target-epsilon", 1), "counts disclosed")
     assert silodp("plan", config, *disclosed, "--json").json["budget"]["rounds"] == 0
@@ -189,7 +189,7 @@ def test_run_writes_what_is_promised_and_resumes_to_the_same_model(silodp: Silod
     assert first.json["releasable"] is False  # the seed
     left = {path.name for path in Path("a").iterdir()}
     expected = {"config.toml", "metrics.jsonl", "guarantee.json", "model.safetensors", "report.html"}
-    assert left == expected | {"plots", "checkpoint"}
+    assert left == expected | {"run_spec.json", "plots", "checkpoint"}
 
     assert_sentence(silodp("run", config, "--out", "a"), "not empty")
     more = ("--set", "rounds=4")
@@ -200,7 +200,7 @@ def test_run_writes_what_is_promised_and_resumes_to_the_same_model(silodp: Silod
     assert all((models[0][name] == models[1][name]).all() for name in models[1])
 
     assert_sentence(
-        silodp("run", config, "--set", "method.clip=1", "--out", "a", "--resume"), "another set-up"
+        silodp("run", config, "--set", "method.clip=1", "--out", "a", "--resume"), code="checkpoint.setup"
     )
     Path("a/report.html").unlink()
     assert silodp("report", "a").status == 0
@@ -210,8 +210,8 @@ def test_run_writes_what_is_promised_and_resumes_to_the_same_model(silodp: Silod
 def test_run_says_in_words_what_it_promises(silodp: Silodp, config: Path) -> None:
     found = silodp("run", config, "--set", "method.weighting=records", "--set", "rounds=1")
     assert found.status == 0, found.err
-    assert "Against whoever sees every global model: ε = " in found.out
-    assert "Against the server: nothing is promised, because counts disclosed" in found.out
+    assert "Against whoever sees the models: ε = " in found.out
+    assert "Against the server: no guarantee, because counts disclosed" in found.out
     assert "Not for release" in found.out
     assert Path("runs/small/report.html").is_file()
 

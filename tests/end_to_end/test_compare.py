@@ -13,11 +13,13 @@ import pytest
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.cli import compare as module
-from silodp.cli.compare import compare_methods, spread_text, table
+from silodp.cli.compare import compare_methods
 from silodp.config.schema import MethodSpec, RunConfig, parse_config
 from silodp.errors import SilodpError
 from silodp.report import plots
-from silodp.report.compare_page import is_level
+from silodp.report.compare_page import format_spread, format_table, is_level
+from silodp.report.divergence import get_measure
+from silodp.report.figures import render_svg
 from silodp.runtime.train import run, train
 
 ROUNDS = 3
@@ -53,7 +55,7 @@ def test_training_without_privacy_is_added(compared: tuple[Path, dict[str, Any],
     assert [method["label"] for method in result["methods"]] == [*TEXT.split(","), "default"]
     assert result["runs"] == 6
     assert len(said) == 6
-    assert "6 runs on the same people: each adds its own ε" in result["note"]
+    assert "6 runs on the same persons: each adds its ε" in result["note"]
     assert "2 runs each, 3 rounds" in (compared[0] / "compare.html").read_text()
     assert of(result, "default")["epsilon"] == {"released": None, "server": None, "silo": None}
 
@@ -78,7 +80,7 @@ def test_means_and_deviations_are_those_of_the_runs(compared: tuple[Path, dict[s
     method = of(result, "uldp-avg")
     assert method["rounds"] == [0, 1, 2, 3]
     for name in ("loss", "accuracy"):
-        values = np.array([[plots.measured(row, name) for row in run.metrics] for run in runs], dtype=float)
+        values = np.array([[get_measure(row, name) for row in run.metrics] for run in runs], dtype=float)
         assert method["curves"][name]["mean"] == pytest.approx(values.mean(axis=0))
         assert method["curves"][name]["sd"] == pytest.approx(values.std(axis=0, ddof=1))
         assert method["final"][name]["mean"] == pytest.approx(values[:, -1].mean())
@@ -89,14 +91,14 @@ def test_what_is_written(compared: tuple[Path, dict[str, Any], list[str]]) -> No
     out, result, _ = compared
     assert json.loads((out / "compare.json").read_text()) == result
     text = (out / "compare.md").read_text()
-    assert text == table(result)
+    assert text == format_table(result)
     assert text.splitlines()[0].startswith("| method | loss |")
     assert "| untrained |" in text
     page = (out / "compare.html").read_text()
     assert page.count("<svg") == 2 * len(result["quantities"]) + 1
     assert "http" not in page
     assert "<script" not in page
-    assert page.index("runs on the same people") < page.index("<svg")
+    assert page.index("runs on the same persons") < page.index("<svg")
     assert len(list((out / "plots").glob("*.svg"))) == page.count("<svg")
 
 
@@ -206,7 +208,7 @@ def test_labels_are_escaped(tmp_path: Path) -> None:
     spec = MethodSpec("<script>|$x", settings.method())
     result = compare_methods(settings, [spec], 1, tmp_path)
     assert "<script" not in (tmp_path / "compare.html").read_text()
-    assert r"<script>\|$x" in table(result)
+    assert r"<script>\|$x" in format_table(result)
 
 
 def curve(label: str, mean: Sequence[float], **changes: Any) -> plots.Curve:
@@ -226,31 +228,31 @@ def test_pictures_bear_what_is_missing(against: str) -> None:
         curve("default", [0.5, 0.7, 0.8, 0.9], epsilon=[0, nan, nan, nan], private=False, reference=True),
         *(curve(f"method {i}", [0.5, 0.5 + i / 100, 0.6, 0.7]) for i in range(20)),
     ]
-    figure = plots.comparison(curves, "loss", 0.5, against)
+    figure = plots.plot_comparison(curves, "loss", 0.5, against)
     assert figure is not None
-    text = plots.svg(figure, "all")
+    text = render_svg(figure, "all")
     for label in ("gaps", "diverged", "one run", "default", "method 19", "untrained"):
         assert label in text
     assert ">nothing<" not in text
     assert "mathdefault" not in text
-    assert plots.comparison([curve("nothing", [nan] * 4)], "loss", None, against) is None
+    assert plots.plot_comparison([curve("nothing", [nan] * 4)], "loss", None, against) is None
 
 
 def test_equal_epsilons_share_a_line() -> None:
-    figure = plots.epsilon_comparison(
+    figure = plots.plot_epsilon_comparison(
         [curve("a", [1, 2]), curve("b", [1, 2], epsilon=[0, 1 + 1e-12]), curve("c", [1, 2], epsilon=[0, 99])]
     )
     assert figure is not None
     assert [line.get_label() for line in figure.axes[0].lines] == ["a\n= b", "c"]
     assert figure.axes[0].get_yscale() == "log"
-    assert plots.epsilon_comparison([curve("none", [1, 2], epsilon=[0, float("nan")])]) is None
+    assert plots.plot_epsilon_comparison([curve("none", [1, 2], epsilon=[0, float("nan")])]) is None
 
 
-def test_spread_text() -> None:
-    assert spread_text({"mean": 0.81234, "sd": 0.0123, "n": 3, "of": 3}) == "0.8123 ± 0.012"
-    assert spread_text({"mean": 0.8, "sd": None, "n": 1, "of": 2}) == "0.8 (1 of 2)"
-    assert spread_text({"mean": None, "sd": None, "n": 0, "of": 2}) == "–"
-    assert spread_text(None) == "–"
+def test_format_spread() -> None:
+    assert format_spread({"mean": 0.81234, "sd": 0.0123, "n": 3, "of": 3}) == "0.8123 ± 0.012"
+    assert format_spread({"mean": 0.8, "sd": None, "n": 1, "of": 2}) == "0.8 (1 of 2)"
+    assert format_spread({"mean": None, "sd": None, "n": 0, "of": 2}) == "–"
+    assert format_spread(None) == "–"
 
 
 def test_mistakes(tmp_path: Path) -> None:
@@ -284,12 +286,12 @@ PLAIN = {"unit": None, "private": False}
 )
 def test_what_lies_below_a_private_method_shows_nothing(method: dict[str, Any], warns: bool) -> None:
     others = [end("uldp-avg", 0.5), end("uldp-group", 0.4), end("uldp-naive", None)]
-    said = module.no_upper_level(method, [*others, method])
+    said = module.explain_no_upper_level(method, [*others, method])
     assert (said is not None) == warns
     if said is not None:
         assert method["label"] in said
         assert "[methods.default]" in said
-    assert module.no_upper_level(method, [method]) is None  # nothing private to compare with
+    assert module.explain_no_upper_level(method, [method]) is None  # nothing private to compare with
 
 
 def test_what_nobody_tuned_is_named_so_and_drawn_as_no_level(tmp_path: Path) -> None:
@@ -306,14 +308,16 @@ def test_what_nobody_tuned_is_named_so_and_drawn_as_no_level(tmp_path: Path) -> 
     assert not is_level(default | {"has_own_settings": True, "warning": "below"})
     assert "| default (no noise, not tuned) |" in (tmp_path / "compare.md").read_text()
     page = (tmp_path / "compare.html").read_text()
-    assert "Not drawn, as it does not show what is possible: default (no noise, not tuned)." in page
+    assert (
+        "Not drawn, because it does not show the level without noise: default (no noise, not tuned)." in page
+    )
 
 
 def test_a_level_is_drawn_only_where_it_is_one() -> None:
     private = plots.Curve("a", [0, 1, 2], [0.7, 0.6, 0.5], [0.0] * 3, [0.0, 1.0, 2.0])
     for drawn in (True, False):
         plain = plots.Curve("b", [0, 1, 2], [0.7, 0.8, 0.9], [0.0] * 3, [np.nan] * 3, False, drawn, drawn)
-        figure = plots.comparison([private, plain], "loss", None, "epsilon")
+        figure = plots.plot_comparison([private, plain], "loss", None, "epsilon")
         assert figure is not None
         (axes,) = figure.axes
         assert [line.get_label().strip() for line in axes.lines] == (["a", "b"] if drawn else ["a"])

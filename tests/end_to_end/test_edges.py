@@ -16,10 +16,10 @@ from silodp.accounting.accountant import compute_epsilon as told_epsilon
 from silodp.accounting.events import Gaussian
 from silodp.accounting.guarantee import Guarantee, format_rounded_up
 from silodp.cli import main
-from silodp.cli.progress import describe_guarantee
 from silodp.cli.run import run_config as run_configured
 from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_epsilon
+from silodp.report.guarantee_text import describe_guarantee
 from support.commands import Silodp, assert_sentence
 
 STOPS_ONCE = """

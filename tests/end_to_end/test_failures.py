@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from silodp.cli._failures import UNEXPECTED, failure_of
+from silodp.cli._console import UNEXPECTED, describe_failure
 from silodp.errors import CODES, SilodpError, check_real, check_whole, list_codes, shorten
 from support.commands import CONFIG, Silodp, assert_sentence
 
@@ -111,9 +111,10 @@ def test_an_error_that_nobody_expected_is_told_in_a_sentence_with_its_traceback_
     assert str(kept) in told.err
     assert "in broken" in kept.read_text()
     monkeypatch.undo()
-    assert failure_of(MemoryError()).code == "cli.memory"
+    assert describe_failure(MemoryError()).code == "cli.memory"
     assert (
-        failure_of(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")).code == "cli.memory"
+        describe_failure(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")).code
+        == "cli.memory"
     )
 
 

@@ -13,13 +13,12 @@ from test_budgets_table import PERSONAL
 
 from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, PoissonSampled
-from silodp.cli.run import _retired
+from silodp.cli.run import _warn_retired
 from silodp.config.schema import load_config
 from silodp.methods import METHODS, Rpdp
-from silodp.planning import budget_plan
 from silodp.planning.epsilon import count_events
-from silodp.report.budget_plots import SamplingCurve, against_sampling
-from silodp.report.guarantee_text import CLAIMED, format_group, format_requested_and_spent
+from silodp.report.guarantee_text import CLAIMED, format_group, format_requested_and_charged
+from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling
 from support.commands import Silodp, assert_sentence
 
 DDP = """
@@ -231,7 +230,7 @@ def test_budgets_out_of_reach_are_counted(silodp: Silodp, personal: Path) -> Non
     assert f"{groups[0]['units']} of 455 records" in done.err
 
 
-def test_records_that_retired_are_remarked_on(silodp: Silodp, personal: Path) -> None:
+def test_records_that_warn_retired_are_remarked_on(silodp: Silodp, personal: Path) -> None:
     done = silodp("run", personal, "--set", "method.rounds=1", "--out", "out", "--json")
     assert done.status == 0, done.err
     (warning,) = (text for text in done.json["warnings"] if "retired" in text)
@@ -240,8 +239,8 @@ def test_records_that_retired_are_remarked_on(silodp: Silodp, personal: Path) ->
     assert not any("retired" in text for text in whole)
     method = load_config(personal).method()
     assert isinstance(method, Rpdp)
-    assert _retired(method, 3)
-    assert not _retired(replace(method, calibration="scf"), 3)  # the published curve lets nobody retire
+    assert _warn_retired(method, 3)
+    assert not _warn_retired(replace(method, calibration="scf"), 3)  # the published curve lets nobody retire
 
 
 def test_whoever_resumes_with_other_rounds_hears_what_budgets_were_laid_out_over(
@@ -261,7 +260,7 @@ def test_whoever_resumes_with_other_rounds_hears_what_budgets_were_laid_out_over
 def test_what_was_kept_never_looks_exceeded(spent: float) -> None:
     group = {"budget": 0.1114, "units": 3, "planned": spent, "realized": None}
     assert format_group(group) == "0.112 → 0.112 (3)"
-    assert format_requested_and_spent([group]) == "0.112\u00a0→\u00a00.112"
+    assert format_requested_and_charged([group]) == "0.112\u00a0→\u00a00.112"
     assert format_group({**group, "from": 0.05}) == "0.05–0.112 → 0.112 (3)"
     assert format_group({**group, "least": 0.05}) == "0.05–0.112 → 0.112 (3)"
 
@@ -297,7 +296,7 @@ def test_a_target_for_own_sampling_is_that_of_a_record_in_every_step(silodp: Sil
     assert met <= target
 
 
-def test_a_plan_draws_epsilon_against_sampling(silodp: Silodp, personal: Path, steps: Path) -> None:
+def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(silodp: Silodp, personal: Path, steps: Path) -> None:
     assert silodp("plan", personal, "--plot", "pictures/q.svg", "--json").json["plot"] == "pictures/q.svg"
     text = Path("pictures/q.svg").read_text()
     for sigma in ("1.25", "2.5", "5", "10", "20"):
@@ -325,9 +324,9 @@ def test_the_picture_and_the_text_tell_the_same_epsilon(
 
     def kept(curves: list[SamplingCurve], *rest: Any) -> Any:
         drawn.extend(curves)
-        return against_sampling(curves, *rest)
+        return plot_epsilon_by_sampling(curves, *rest)
 
-    monkeypatch.setattr(budget_plan, "against_sampling", kept)
+    monkeypatch.setattr("silodp.report.plots.plot_epsilon_by_sampling", kept)
     assert silodp("plan", personal, "--set", f"accountant={accountant}", "--plot", "q.svg").status == 0
     (curve,) = (curve for curve in drawn if curve.label == "σ = 5")
     assert curve.sampling[-1] == 1

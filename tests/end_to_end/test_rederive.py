@@ -196,7 +196,7 @@ def test_a_ledger_older_than_the_servers_store_is_refused(copy: Ran) -> None:
     mark = Message.decode(store.get(COMPLETED_ROUNDS_KEY) or b"")
     store.put(COMPLETED_ROUNDS_KEY, replace(mark, round=mark.round + 2).encode())
     with pytest.raises(
-        SilodpError, match=r"is not of one moment: its ledger has .*, and the server's store says"
+        SilodpError, match=r"are of different rounds: its ledger has .*, and by the store of the server"
     ):
         read_run(directory)
 
@@ -223,7 +223,7 @@ def test_why_nothing_is_promised_cannot_be_changed(silodp: Silodp, config: Path)
     assert audit(Path("out")).unchecked == ()
     tell(Path("out"), [whole[0] | {"reason": "the moon is full"}, *whole[1:]])
     refused(
-        Path("out"), "nothing is promised because the moon is full, and the ledger says: noise_multiplier"
+        Path("out"), "there is no guarantee because the moon is full, and the ledger says: noise_multiplier"
     )
 
 
@@ -273,7 +273,7 @@ def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, 
     whole[0]["groups"][0]["planned"] = 0.001
     tell(directory, whole)
     done = silodp("report", directory)
-    left = "assumptions, claims, and what units with privacy budgets were charged (there is no config.toml)"
+    left = "assumptions, claims, and charges of units with privacy budgets (there is no config.toml)"
     assert done.out.splitlines()[1:] == [f"Not checked: {left}."]
     assert silodp("report", directory, "--json").json["not_checked"] == [left]
     assert (directory / "report.html").read_text().count(f"ot checked: {left}") == 2

@@ -175,7 +175,7 @@ def test_the_guarantee_comes_before_any_picture(run_directory: Path) -> None:
         "A person: all their records",
         "even odds",
         "This run was a simulation in one process.",
-        "Somebody must sign for this",
+        "Assumptions that somebody must sign",
         "1 in 100,000",
         "Not covered",
         "Technical assumptions",
@@ -324,9 +324,9 @@ def test_every_assumption_stands_once_under_whom_it_is_made_against(run_director
     ]
     write_guarantees(run_directory, made)
     text = report(run_directory)
-    listed = text[text.index("Somebody must sign for this") : text.index("What it means")]
+    listed = text[text.index("Assumptions that somebody must sign") : text.index("What the guarantee means")]
     places = [
-        "Against all of them:", "ids are shared", "Against the server and another silo also:", *both,
+        "Against every adversary:", "ids are shared", "Against the server and another silo also:", *both,
         "Against whoever sees the models also:", "of released alone", "Against the server also:", "of server alone",
         "Against another silo also:", "of silo alone",
     ]  # fmt: skip
@@ -338,7 +338,7 @@ def test_where_all_assumptions_are_shared_there_is_one_list(run_directory: Path)
     made = [guarantee("released", 2.0), guarantee("server", None), guarantee("silo", None)]
     write_guarantees(run_directory, made)
     text = report(run_directory)
-    assert "Against all of them" not in text
+    assert "Against every adversary" not in text
     assert "also:" not in text
     for assumption in made[0].assumptions:
         assert text.count(str(escape(as_clause(assumption.removeprefix(TECHNICAL))))) == 1
@@ -439,10 +439,10 @@ def test_who_must_sign_stands_right_under_epsilon_and_apart_from_what_is_technic
         "is protected by",
         "This run was a simulation in one process.",
         '<th scope="row">The server',
-        "Somebody must sign for this",
+        "Assumptions that somebody must sign",
         "silos and server follow the protocol",
         "the server does not collude with a silo",
-        "What it means",
+        "What the guarantee means",
         "Technical assumptions",
         "attacks on the low bits of floating-point noise",
         "Not covered by any ε above",

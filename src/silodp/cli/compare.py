@@ -1,6 +1,6 @@
-"""Several methods on the same federation: utility against rounds and against ε, mean ± sd over seeds.
+"""`silodp compare`: several methods on the same federation, mean ± sd over seeds.
 
-Every finished (method, seed) is kept under DIR/runs: a comparison that was killed goes on where it stopped.
+Every finished run (method, seed) is kept in DIR/runs: a comparison that was stopped continues after the last one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import numpy as np
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES
 from silodp.aggregators import Aggregator, Plain, RunSpec
-from silodp.config.schema import MethodSpec, RunConfig
+from silodp.config.schema import MethodSpec, RunConfig, check_labels
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
-from silodp.methods import Method
-from silodp.report import plots
-from silodp.report.compare_page import page, spread_text, table
+from silodp.report.compare_page import format_table, render_comparison
+from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.prepare import prepare_run
@@ -35,7 +34,7 @@ from silodp.wire.store import write_durably
 
 Fields = dict[str, Any]
 Progress = Callable[[str], None]
-"""Called with a line of text after every run."""
+"""Function of a line of text, called after every run."""
 
 
 def compare_methods(
@@ -45,36 +44,32 @@ def compare_methods(
     out: str | Path,
     on_progress: Progress | None = None,
 ) -> Fields:
-    """Run every method with every seed, in memory, and write what came out to `out`.
+    """Run every method with every seed, and write the comparison to a directory.
 
-    Training without privacy is added if no spec is, and the untrained model is round 0 of every run. The
-    budget of the configuration holds for every method that promises its adversary something. Runs share one
-    federation: their seeds change starting points, batches and noise, not who is in the data.
+    Training without privacy is added if no method is without it; the untrained model is round 0 of every run. The
+    budget of the configuration holds for every method with a guarantee against its adversary. Runs share one
+    federation: their seeds change starting points, batches and noise, not the records.
 
     Args:
         config: data, task, rounds, δ, accountant, aggregator.
-        specs: the methods and their labels.
+        specs: the methods, with different labels.
         seeds: runs per method, with seeds 0, 1, …
         out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
             method, settings, model, data and seed are the same; delete it after changing code).
         on_progress: see `Progress`.
 
     Returns:
-        what compare.json holds: for each method ε by adversary and, per quantity, mean and sd by round.
+        The content of compare.json: for each method ε by adversary and, per quantity, mean and sd by round.
 
     Raises:
-        SilodpError: no seeds, two labels alike, or whatever a run refuses: of all methods before the first one trains.
+        SilodpError: no seeds, two equal labels, or a setting that a run refuses; all methods are checked before the
+            first one trains.
     """
     check_whole("seeds", seeds, what="runs per method")
     specs = list(specs)
     if not any(spec.method.unit is None for spec in specs):
         specs += config.specs("default")
-    labels = [spec.label for spec in specs]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
-        raise SilodpError(
-            f"methods names '{twice}' twice: once is enough.", code="argument.value", field="methods"
-        )
+    check_labels(specs)
     out = Path(out)
     federation = config.federation()
     if federation.test is None or len(federation.test) == 0:
@@ -88,7 +83,7 @@ def compare_methods(
     (out / "runs").mkdir(parents=True, exist_ok=True)
     runs: list[list[Fields]] = []
     done, total = 0, len(specs) * seeds
-    # Seeds are the inner loop: the accountant then finds every ε of a method again in its cache.
+    # Seeds are the inner loop, so that the accountant finds every ε of a method in its cache.
     for spec, run_spec in zip(specs, prepared, strict=True):
         runs.append([])
         for seed in range(seeds):
@@ -96,24 +91,24 @@ def compare_methods(
             runs[-1].append(done_run)
             done += 1
             if on_progress is not None:
-                end = " ".join(f"{name} {value}" for name, value in _end_of(done_run).items())
+                end = " ".join(f"{name} {value}" for name, value in _format_end(done_run).items())
                 again = "" if is_new else "  (finished before)"
                 on_progress(f"run {done}/{total}  {spec.label}, seed {seed}  {end}{again}")
-    result = _summary(config, federation, specs, runs, seeds)
+    result = _summarize(config, federation, specs, runs, seeds)
     write_durably(out / "compare.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
-    write_durably(out / "compare.md", table(result).encode())
-    write_durably(out / "compare.html", page(result, out).encode())
+    write_durably(out / "compare.md", format_table(result).encode())
+    write_durably(out / "compare.html", render_comparison(result, out).encode())
     return result
 
 
 def _prepare(config: RunConfig, federation: Federation, task: Task, spec: MethodSpec) -> RunSpec:
-    """Prepare a method's runs; what one would refuse is refused before the first method trains."""
-    settings = {**config.settings(), "aggregator": _aggregator(config, spec), "seed": 0}
+    """Return the specification of the runs of a method, checked before any method trains."""
+    settings = {**config.settings(), "aggregator": _choose_aggregator(config, spec), "seed": 0}
     budget = settings.pop("budget")
     try:
         prepared = prepare_run(federation, task, spec.method, **settings)
         if budget is None or isinstance(prepared.round_events()[budget.adversary], NonPrivate):
-            return prepared  # where nothing is promised to the budget's adversary, it runs as a reference
+            return prepared  # without a guarantee against the adversary of the budget: a reference
         return prepare_run(federation, task, spec.method, **settings, budget=budget)
     except SilodpError as error:
         raise SilodpError(f"method '{spec.label}': {error}", code=error.code, field=error.field) from None
@@ -122,12 +117,12 @@ def _prepare(config: RunConfig, federation: Federation, task: Task, spec: Method
 def _run(
     config: RunConfig, federation: Federation, task: Task, spec: RunSpec, folder: Path
 ) -> tuple[Fields, bool]:
-    """Return one run, and whether it is new; else what was kept of it before."""
-    # Everything that the run's rows depend on.
+    """Return one run, and whether it is new or was kept before."""
+    # Everything that the rows depend on.
     parts = [spec.to_json(), list(task.metrics), repr(config.task_section), config.evaluate_every]
     fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
-    kept = _kept(path, fingerprint)
+    kept = _load_kept(path, fingerprint)
     if kept is not None:
         return kept, False
     started = time.perf_counter()
@@ -138,26 +133,26 @@ def _run(
         "seed": spec.seed,
         "stopped": result.stopped,
         "seconds": round(time.perf_counter() - started, 3),
-        "rows": [_finite(row) for row in result.metrics],
+        "rows": [_without_nan(row) for row in result.metrics],
         "guarantees": {adversary: result.guarantees[adversary].to_dict() for adversary in ADVERSARIES},
     }
     write_durably(path, json.dumps(found, ensure_ascii=False).encode())
     return json.loads(json.dumps(found)), True
 
 
-def _end_of(run: Fields) -> dict[str, str]:
-    """What its last round measured."""
-    names = plots.quantities(run["rows"])
-    return {name: format_measure(plots.measured(run["rows"][-1], name)) for name in names}
+def _format_end(run: Fields) -> dict[str, str]:
+    """Return the values of the last round of a run, as text."""
+    names = list_quantities(run["rows"])
+    return {name: format_measure(get_measure(run["rows"][-1], name)) for name in names}
 
 
-def _aggregator(config: RunConfig, spec: MethodSpec) -> Aggregator:
-    """The configuration's; but nothing is gained by hiding the parts of a sum that promises nothing to anybody."""
+def _choose_aggregator(config: RunConfig, spec: MethodSpec) -> Aggregator:
+    """Return the configured aggregator; for training without privacy `Plain`, as there is nothing to hide."""
     return config.aggregator() if spec.method.unit is not None else Plain()
 
 
-def _kept(path: Path, fingerprint: str) -> Fields | None:
-    """A finished run; a file that is damaged or of another run counts for nothing."""
+def _load_kept(path: Path, fingerprint: str) -> Fields | None:
+    """Return a kept run; None where its file is missing, damaged or of another run."""
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
         return run if run["fingerprint"] == fingerprint and run["rows"] and run["guarantees"] else None
@@ -165,16 +160,16 @@ def _kept(path: Path, fingerprint: str) -> Fields | None:
         return None
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: what is not finite becomes null."""
+def _without_nan(value: Any) -> Any:
+    """Return a value with None for numbers that are not finite, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _summary(
+def _summarize(
     config: RunConfig,
     federation: Federation,
     specs: Sequence[MethodSpec],
@@ -182,13 +177,13 @@ def _summary(
     seeds: int,
 ) -> Fields:
     everything = [row for of_method in runs for run in of_method for row in run["rows"]]
-    names = plots.quantities(everything)
+    names = list_quantities(everything)
     count = len(specs) * seeds
-    promised = (of_method[0]["guarantees"]["released"] for of_method in runs)
+    released = (of_method[0]["guarantees"]["released"] for of_method in runs)
     of_records = [spec.label for spec in specs if spec.method.unit == "record"]
-    accountants = sorted({said["accountant"] for said in promised if said["private"]})
-    methods = [_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)]
-    methods = [{**method, "warning": no_upper_level(method, methods)} for method in methods]
+    accountants = sorted({guarantee["accountant"] for guarantee in released if guarantee["private"]})
+    methods = [_summarize_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)]
+    methods = [{**method, "warning": explain_no_upper_level(method, methods)} for method in methods]
     return {
         "name": config.name,
         "data": federation.name,
@@ -200,21 +195,21 @@ def _summary(
         "runs": count,
         "private": any(spec.method.unit is not None for spec in specs),
         "note": (
-            f"{counted(count, 'run')} on the same people: each adds its own ε to what was spent before. Each ε here is "
+            f"{counted(count, 'run')} on the same persons: each adds its ε to those before. Each ε here is "
             "of one run with secret noise; these runs drew their noise from seeds, so their models are not "
             "for release. Values are of the last round, on held-out records, which no ε covers."
-            + (f" ε of {', '.join(of_records)} is about single records." if of_records else "")
+            + (f" ε of {', '.join(of_records)} is for single records." if of_records else "")
             + (" ε by rdp is looser than ε by pld: compare them with care." if len(accountants) > 1 else "")
         ),
         "warnings": [method["warning"] for method in methods if method["warning"] is not None],
         "quantities": names,
-        "untrained": {name: _spread(_at_round(runs, 0, name))["mean"] for name in names},
+        "untrained": {name: _compute_spread(_at_round(runs, 0, name))["mean"] for name in names},
         "methods": methods,
     }
 
 
-def no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:
-    """Why a method without privacy does not show what is possible without noise; None if it may, and for others."""
+def explain_no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:
+    """Return why a method without privacy does not show the level without noise; None if it does, and for others."""
     if method["unit"] is not None:
         return None
     loss = _end_loss(method)
@@ -228,10 +223,10 @@ def no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:
     best, label = min(ends)
     tune = f"tune its rates in [methods.{method['label'].split(':')[0]}]"
     if loss is None:
-        return f"{method['label']}, without noise, has no finite loss at the end and shows nothing; {tune}."
+        return f"{method['label']}, without noise, has no finite loss at the end; {tune}."
     return (
         f"{method['label']}, without noise, ends at a larger loss ({format_measure(loss)}) than {label} "
-        f"({format_measure(best)}), which is private, and does not show what is possible; {tune}."
+        f"({format_measure(best)}), which is private, so it does not show the level without noise; {tune}."
     )
 
 
@@ -242,18 +237,18 @@ def _end_loss(method: Fields) -> float | None:
 
 def _at_round(runs: Sequence[Sequence[Fields]], round_: int, name: str) -> list[float | None]:
     rows = [row for of_method in runs for run in of_method for row in run["rows"] if row["round"] == round_]
-    return [plots.measured(row, name) for row in rows]
+    return [get_measure(row, name) for row in rows]
 
 
-def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> Fields:
-    """Of one method: ε of one run (the same for every seed), and every quantity's spread over the runs."""
+def _summarize_method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> Fields:
+    """Return ε of one run, which is the same for every seed, and mean and sd of every quantity."""
     rows = runs[0]["rows"]
     guarantees = runs[0]["guarantees"]
     last = rows[-1]["round"]
     rounds = [row["round"] for row in rows]
     curves = {}
     for name in names:
-        spreads = [_spread(_at_round([runs], round_, name)) for round_ in rounds]
+        spreads = [_compute_spread(_at_round([runs], round_, name)) for round_ in rounds]
         curves[name] = {key: [spread[key] for spread in spreads] for key in ("mean", "sd", "n")}
     return {
         "label": spec.label,
@@ -264,7 +259,7 @@ def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> F
         "private": guarantees["released"]["private"],
         "epsilon": {adversary: guarantees[adversary]["epsilon"] for adversary in ADVERSARIES},
         "reasons": {adversary: guarantees[adversary]["reason"] for adversary in ADVERSARIES},
-        "groups": _met_against(spec.method, guarantees)["groups"],
+        "groups": guarantees[spec.method.budget_adversary or "released"]["groups"],
         "claims": [
             claim
             for claim in guarantees["released"]["claims"]
@@ -274,20 +269,14 @@ def _method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[str]) -> F
         "rounds": rounds,
         "epsilon_by_round": {a: [as_number(row["epsilon"][a]) for row in rows] for a in ADVERSARIES},
         "curves": curves,
-        "final": {name: _spread(_at_round([runs], last, name)) for name in names},
+        "final": {name: _compute_spread(_at_round([runs], last, name)) for name in names},
         "refused": sum(sum((row.get("refused") or {}).values()) for run in runs for row in run["rows"]),
         "seconds": round(float(np.mean([run["seconds"] for run in runs])), 3),
     }
 
 
-def _met_against(method: Method, guarantees: Fields) -> Fields:
-    """The guarantee towards whomever budgets of one's own are met against."""
-    found: Fields = guarantees[method.budget_adversary or "released"]
-    return found
-
-
-def _spread(values: Sequence[float | None]) -> Fields:
-    """Mean, sample standard deviation and number of the runs that have a value."""
+def _compute_spread(values: Sequence[float | None]) -> Fields:
+    """Return mean, sample standard deviation and number of the values that are not None."""
     good = [value for value in values if value is not None]
     return {
         "mean": float(np.mean(good)) if good else None,
@@ -295,6 +284,3 @@ def _spread(values: Sequence[float | None]) -> Fields:
         "n": len(good),
         "of": len(values),
     }
-
-
-__all__ = ["Progress", "compare_methods", "spread_text", "table"]

@@ -7,21 +7,21 @@ from typing import Annotated
 
 import typer
 
-from silodp.cli._options import Json, Root, show
+from silodp.cli._console import Json, Root, show
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As `silodp data list` says it.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from 'silodp data list'.")]
 
 data_app = typer.Typer(help="List, check and fetch the benchmark data sets.", no_args_is_help=True)
 
 
 @data_app.command("list")
 def data_list(root: Root = None, as_json: Json = False) -> None:
-    """List every data set, and whether it is here."""
+    """List all data sets, and whether their files are present."""
     from silodp.data.fetch import list_datasets
 
     listed = list_datasets(root)
     lines = [
-        f"{d.name:14} {d.rows:>9,} rows  {'here' if d.present else 'not here':8}  {d.origin}; {d.license}"
+        f"{d.name:14} {d.rows:>9,} rows  {'present' if d.present else 'missing':8}  {d.origin}; {d.license}"
         for d in listed
     ]
     show({"datasets": [vars(d) for d in listed]}, as_json, lines)
@@ -29,7 +29,7 @@ def data_list(root: Root = None, as_json: Json = False) -> None:
 
 @data_app.command("check")
 def data_check(name: Name, root: Root = None, as_json: Json = False) -> None:
-    """Compare a data set's files with their published checksums, and load it."""
+    """Check a data set. Compares its files with published checksums, and loads it."""
     from silodp.data.fetch import check
 
     found = check(name, root)
@@ -50,7 +50,7 @@ def data_check(name: Name, root: Root = None, as_json: Json = False) -> None:
 
 @data_app.command("fetch")
 def data_fetch(name: Name, root: Root = None, as_json: Json = False) -> None:
-    """Download a data set from where it is published."""
+    """Download a data set from its publisher."""
     import os
 
     from silodp.data.fetch import fetch

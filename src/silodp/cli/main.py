@@ -1,4 +1,4 @@
-"""The command line: arguments in, one JSON object or a few lines out; the work is done elsewhere.
+"""The command line: parses arguments and prints results; other modules do the work.
 
 Heavy modules are imported by the command that needs them, so that `silodp --help` answers at once.
 """
@@ -18,11 +18,21 @@ import click
 import typer
 import typer.core
 
-from silodp.cli._failures import INTERRUPTED, MISTAKE, failure_of
-from silodp.cli._options import STANDARD_OUTPUT, Config, Json, Out, Set, show
-from silodp.cli.costs import epsilon, plan
+from silodp.cli._console import (
+    INTERRUPTED,
+    MISTAKE,
+    STANDARD_OUTPUT,
+    Config,
+    Interrupted,
+    Json,
+    Out,
+    Set,
+    describe_failure,
+    log,
+    show,
+)
 from silodp.cli.data import data_app
-from silodp.cli.progress import Interrupted
+from silodp.cli.plan import epsilon, plan
 from silodp.cli.table import table_app
 from silodp.errors import SilodpError
 
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
 _RUN_FILES = {
     "config.toml",
     "metrics.jsonl",
+    "run_spec.json",
     "guarantee.json",
     "model.safetensors",
     "report.html",
@@ -39,11 +50,11 @@ _RUN_FILES = {
     "checkpoint",
 }
 
-# Else Typer escapes "[required]" for rich's markup, which help in plain text never resolves.
+# With rich, Typer escapes "[required]" for its markup, which plain text does not resolve.
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
-    help="User-level differential privacy for federated learning across silos. Begin with: silodp demo.",
+    help="User-level differential privacy for federated learning across silos. To begin, run: silodp demo.",
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -57,24 +68,24 @@ def run(
     out: Out = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with a run that was stopped: silodp run DIR --resume."),
+        typer.Option("--resume", help="Continue a run that was stopped: silodp run DIR --resume."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model. Write it, its guarantee, metrics and a report to DIR (else runs/NAME)."""
-    from silodp.cli._resuming import configuration_of
+    """Train a model. Writes model, guarantee, metrics and report to DIR (default: runs/NAME)."""
+    from silodp.cli.run import find_config
     from silodp.config.schema import load_config
 
     if resume and config.is_dir():
-        out, config = out or config, configuration_of(config)
+        out, config = out or config, find_config(config)
     elif resume and out is None and (config.parent / "checkpoint").is_dir():
-        out = config.parent  # a run's own config.toml
+        out = config.parent  # config.toml of a run
     settings = load_config(config, set_ or ())
     _train(settings, out or Path("runs") / settings.name, resume, as_json)
 
 
 def load_demo() -> RunConfig:
-    """The configuration of `silodp demo`."""
+    """Return the configuration of `silodp demo`."""
     from silodp.config.schema import load_config
 
     return load_config(Path(__file__).with_name("demo.toml"))
@@ -82,14 +93,14 @@ def load_demo() -> RunConfig:
 
 @app.command()
 def demo(out: Out = None, as_json: Json = False) -> None:
-    """Train on the embedded example. Real records, no network, under a minute."""
+    """Train on an included example. Real records, no network, less than a minute."""
     directory = out or Path("runs/demo")
     settings = load_demo()
     if _is_run_of(settings, directory):
         from silodp.runtime.lock import hold_lock
         from silodp.runtime.run_directory import LOCK
 
-        with hold_lock(directory / "checkpoint" / LOCK):  # not under a demo that still runs
+        with hold_lock(directory / "checkpoint" / LOCK):  # refuses if a demo is still running there
             shutil.rmtree(directory)
     _train(settings, directory, False, as_json)
 
@@ -104,7 +115,7 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="Methods to compare, with settings of their own after colons, e.g. "
+            help="Methods to compare, with settings after colons, for example "
             "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8.",
             show_envvar=False,
         ),
@@ -114,37 +125,36 @@ def compare(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Train several methods and compare them. Utility and ε on the same data, mean ± sd over seeds."""
-    from silodp.cli.compare import compare_methods as compare_
-    from silodp.cli.compare import table
-    from silodp.cli.progress import log
+    """Train several methods and compare them. Results and ε on the same data, mean ± sd over seeds."""
+    from silodp.cli.compare import compare_methods
     from silodp.config.schema import load_config
+    from silodp.report.compare_page import format_table
 
     settings = load_config(config, set_ or ())
     specs = settings.specs(methods)
     directory = out or Path("runs") / f"{settings.name}-compare"
     try:
-        with _stdout_is_for_results():
-            result = compare_(settings, specs, seeds, directory, log)
+        with _redirect_prints():
+            result = compare_methods(settings, specs, seeds, directory, log)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command goes on after the last finished run") from None
-    show(result, as_json, [table(result), f"Report: {directory / 'compare.html'}"])
+        raise Interrupted("interrupted; the same command continues after the last finished run") from None
+    show(result, as_json, [format_table(result), f"Report: {directory / 'compare.html'}"])
 
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a finished run.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished run.")],
     as_json: Json = False,
 ) -> None:
-    """Check the guarantee against the ledger; rebuild DIR/report.html."""
+    """Check the guarantee against the ledger. Writes DIR/report.html again."""
     from silodp.report.page import write_report
     from silodp.report.run_record import read_run
 
     path = write_report(directory)
     audit = read_run(directory).audit
-    left = ("the guarantee: the ledger is not here",) if audit is None else audit.unchecked
-    result = {"report": str(path), "not_checked": left}
-    show(result, as_json, [str(path), *(f"Not checked: {what}." for what in left)])
+    unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked
+    result = {"report": str(path), "not_checked": unchecked}
+    show(result, as_json, [str(path), *(f"Not checked: {what}." for what in unchecked)])
 
 
 app.add_typer(data_app, name="data")
@@ -152,16 +162,15 @@ app.add_typer(table_app, name="table")
 
 
 def _train(settings: RunConfig, directory: Path, resume: bool, as_json: bool) -> None:
-    from silodp.cli.run import format_text
-    from silodp.cli.run import run_config as run_
+    from silodp.cli.run import format_summary, run_config
 
-    with _stdout_is_for_results():
-        summary = run_(settings, directory, resume)
-    show(summary, as_json, format_text(summary))
+    with _redirect_prints():
+        summary = run_config(settings, directory, resume)
+    show(summary, as_json, format_summary(summary))
 
 
 def _is_run_of(settings: RunConfig, directory: Path) -> bool:
-    """Whether a directory holds a run of this very configuration's name and data, and nothing else."""
+    """Return whether a directory has only a run of a configuration with the same name and data."""
     from silodp.config.schema import load_config
 
     with contextlib.suppress(SilodpError, OSError):
@@ -175,20 +184,24 @@ def _is_run_of(settings: RunConfig, directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _stdout_is_for_results() -> Iterator[None]:
-    """Whatever others print while they work, a user's own model included, goes to standard error."""
+def _redirect_prints() -> Iterator[None]:
+    """Send everything that is printed meanwhile, by a user's model too, to standard error: results alone go out."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: a user's mistake is one sentence on standard error and exit status 2 (see `failures`)."""
-    sys.exit(_status(sys.argv[1:] if arguments is None else list(arguments)))
+    """Run the command line and exit; a mistake is one sentence on standard error and exit status 2.
+
+    Args:
+        arguments: None takes those of the process.
+    """
+    sys.exit(_run_command(sys.argv[1:] if arguments is None else list(arguments)))
 
 
-def _status(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may not have ε, a path may be no UTF-8
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack ε, a path may not be UTF-8
             stream.reconfigure(errors="backslashreplace")
     as_json = "--json" in arguments
     try:
@@ -196,21 +209,21 @@ def _status(arguments: list[str]) -> int:
             raise SilodpError("an argument has a NUL character: take it out.", code="cli.usage")
         command = typer.main.get_command(app)
         status = int(command.main(args=arguments, prog_name="silodp", standalone_mode=False) or 0)
-        return status if status != INTERRUPTED else failure_of(KeyboardInterrupt()).show(as_json)
+        return status if status != INTERRUPTED else describe_failure(KeyboardInterrupt()).show(as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
         return MISTAKE
     except Exception as error:
         if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
             _drop_output()
-            as_json = False  # there is nowhere to print it
-        return failure_of(error).show(as_json)
+            as_json = False  # standard output cannot be written
+        return describe_failure(error).show(as_json)
     except KeyboardInterrupt as error:
-        return failure_of(error).show(as_json)
+        return describe_failure(error).show(as_json)
 
 
 def _drop_output() -> None:
-    """Let Python discard, as it exits, what standard output could not take."""
+    """Discard the rest of standard output, which Python would try to write again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

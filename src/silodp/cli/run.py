@@ -1,8 +1,13 @@
-"""A configured run from data to report, and what to say about it."""
+"""`silodp run`: a configured run from data to report, its progress, and how to continue it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,67 +15,71 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import Adversary
+from silodp.accounting.guarantee import Adversary, format_rounded_up
 from silodp.aggregators.run_spec import RunSpec
-from silodp.cli._resuming import (
-    budgeted_rounds,
-    differences,
-    how_to_go_on,
-    notes_of,
-    previous_budgeted_rounds,
-)
-from silodp.cli.progress import Interrupted, describe_guarantee, log, progress_bar
+from silodp.cli._console import Interrupted, log
 from silodp.config.public_spec import build_public_spec
-from silodp.config.schema import RunConfig
+from silodp.config.schema import RunConfig, load_config
 from silodp.data.federation import Federation, count_persons_by_silos, find_linkage_doubts
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
-from silodp.report import guarantee_text
-from silodp.report.divergence import divergence_warnings, left_out
+from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
+from silodp.report.guarantee_text import describe_guarantee, format_guarantees
 from silodp.report.page import write_report
-from silodp.report.run_record import read_run, versions
+from silodp.report.run_record import format_versions, read_run
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, Result, run
 from silodp.wire.store import write_durably
 
+_MOST_LINES = 25
+"""Lines of progress where there is no terminal."""
+
 
 def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, Any]:
-    """Train as configured, write everything to `directory`; the JSON-ready summary.
+    """Train as configured, and write model, guarantee, metrics and report.
 
-    Nothing is written, and no remark made, before data, task, method and directory have been accepted.
+    Nothing is written, and no remark is made, before data, task, method and directory have been accepted.
+
+    Args:
+        config: the configuration.
+        directory: where everything is written.
+        resume: continue the run in the directory.
+
+    Returns:
+        A JSON-ready summary.
 
     Raises:
-        SilodpError: for any mistake its maker can mend.
-        Interrupted: on Ctrl-C, with the command that goes on.
+        SilodpError: a mistake that the user can correct.
+        Interrupted: on Ctrl-C, with the command that continues the run.
     """
     method = config.method()
     _check_before_reading(config, method)
     federation = config.federation()
     task = config.task(federation)
-    changed = differences(config, directory) if resume else []
-    remarks = _remarks(federation, directory, changed)
+    changes = _list_changes(config, directory) if resume else []
+    remarks = _list_remarks(federation, directory, changes)
     begun = False
 
-    def begin(played: int) -> None:
+    def begin(done: int) -> None:
         nonlocal begun
         begun = True
-        header = [f"# Written by {versions()}.", *notes_of(directory)]
-        if changed:
-            header.append(f"# After round {played}: {'; '.join(changed)}.")
+        header = [f"# Written by {format_versions()}.", *_read_change_notes(directory)]
+        if changes:
+            header.append(f"# After round {done}: {'; '.join(changes)}.")
         text = "\n".join([*header, config.to_toml()])
         write_durably(directory / "config.toml", text.encode())
         for remark in remarks:
             log(remark)
 
     def on_round(row: MetricsRow) -> None:
-        if not begun:  # `run` has taken possession of the directory by the first row
+        if not begun:  # the run holds the lock of the directory when it makes its first row
             begin(max(row["round"] - 1, 0))
         show(row)
 
     try:
-        with progress_bar(config.rounds) as show:
+        with show_progress(config.rounds) as show:
             spec = prepare_run(federation, task, method, **config.settings())
             result = run(
                 spec,
@@ -82,26 +91,28 @@ def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict
             )
         if not begun and not (directory / "config.toml").exists():  # a program in Python did all rounds
             begin(result.guarantees["released"].rounds)
-        elif not begun:  # nothing was done as this configuration says
-            log(f"note: no round was left to do, and {directory / 'config.toml'} stays as it was")
+        elif not begun:  # no round used this configuration
+            log(f"note: no round was left to do, and {directory / 'config.toml'} is unchanged")
         if config.dataset.is_published:
             page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
-        else:  # who has how many records is private
+        else:  # the number of records of each person is private
             page = write_report(directory)
     except KeyboardInterrupt:
-        raise Interrupted(how_to_go_on(directory)) from None
+        raise Interrupted(_describe_interruption(directory)) from None
     except SilodpError as error:
-        if changed and not begun:
-            laid_out = _laid_out_anew(config, directory)
+        if changes and not begun:
             raise SilodpError(
-                f"{error} Unlike {directory / 'config.toml'}: {'; '.join(changed)}.{laid_out}",
+                f"{error} Different from {directory / 'config.toml'}: {'; '.join(changes)}."
+                f"{_explain_rounds(config, directory)}",
                 code=error.code,
                 field=error.field,
             ) from None
         raise
     audit = read_run(directory).audit
-    summary = _summary(config, directory, result, page, {} if audit is None else audit.attacks)
-    summary["warnings"] += _left_out(config, spec, federation) + _retired(method, summary["rounds"])
+    summary = _summarize(config, directory, result, page, {} if audit is None else audit.attacks)
+    summary["warnings"] += _warn_infeasible(config, spec, federation) + _warn_retired(
+        method, summary["rounds"]
+    )
     if method.unit == "user":
         summary["warnings"] += find_linkage_doubts(federation)
     summary["persons_by_silos"] = count_persons_by_silos(federation)
@@ -111,70 +122,58 @@ def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict
 
 
 def _check_before_reading(config: RunConfig, method: Method) -> None:
-    """Refuse what public constants alone show not to work, before any record is read: grid, ring, clients' settings."""
+    """Refuse a run that fails by its public constants before any record is read: grid, ring, settings of clients."""
     if method.unit != "record" and config.public_data().users is None:
-        return  # how much room sums need depends on U
+        return  # the size of sums depends on U
     spec, _ = build_public_spec(config)
     spec.aggregator.check(spec)
     spec.round_events()
 
 
-def _remarks(federation: Federation, directory: Path, changed: list[str]) -> list[str]:
-    """What someone should know from the start."""
+def _list_remarks(federation: Federation, directory: Path, changes: list[str]) -> list[str]:
+    """Return notes for the beginning of a run."""
     remarks = []
-    if changed:
-        remarks.append(f"note: resumed unlike {directory / 'config.toml'}: {'; '.join(changed)}")
+    if changes:
+        remarks.append(f"note: resumed with changes to {directory / 'config.toml'}: {'; '.join(changes)}")
     if federation.test is None or len(federation.test) == 0:
         remarks.append(
-            "note: no records are held out, so nothing will be measured: mark some as 'test' in a split column "
+            "note: there are no held-out records, so nothing is measured: mark some as 'test' in a split column "
             "(data.schema.split)"
         )
     return remarks
 
 
-def _left_out(config: RunConfig, spec: RunSpec, federation: Federation) -> list[str]:
-    """How many units never took part because their budgets are too small; whose they are only the silo's log says."""
+def _warn_infeasible(config: RunConfig, spec: RunSpec, federation: Federation) -> list[str]:
+    """Warn of units that never took part because of their budgets; only the log of their silo says which."""
     unit = spec.method.budget_unit
     if unit is None:
         return []
-    own = [federation.user_budgets] if unit == "user" else [silo.budget for silo in federation.silos]
-    budgets = np.concatenate([budget for budget in own if budget is not None])
-    left_out = spec.method.count_infeasible(budgets) or 0
-    if not left_out:
+    arrays = [federation.user_budgets] if unit == "user" else [silo.budget for silo in federation.silos]
+    budgets = np.concatenate([budget for budget in arrays if budget is not None])
+    infeasible = spec.method.count_infeasible(budgets) or 0
+    if not infeasible:
         return []
-    # A plan reads no tables: of budgets in a column only the report knows.
-    shows = "the report shows" if config.preferences() is None else "'silodp plan' shows"
-    people = "records" if unit == "record" else "persons"
+    # A plan reads no tables, so budgets in a column are only in the report.
+    shows = "the report" if config.budget_distribution() is None else "'silodp plan'"
+    units = "records" if unit == "record" else "persons"
     return [
-        f"{left_out:,} of {len(budgets):,} {people} take no part: their budgets are too small for any sampling "
-        f"probability or clip ({shows} which; more noise, fewer rounds or steps would let them in)"
+        f"{infeasible:,} of {len(budgets):,} {units} take no part: their privacy budgets are too small for any "
+        f"sampling probability or clip ({shows} shows which; more noise, fewer rounds or fewer steps include them)"
     ]
 
 
-def _retired(method: Method, played: int) -> list[str]:
-    """That more rounds were played than records' budgets were laid out over, so that records fell away."""
-    if method.retires_after is None or played <= method.retires_after:
+def _warn_retired(method: Method, rounds: int) -> list[str]:
+    """Warn of more rounds than the budgets of records were planned for, so that records retired."""
+    if method.retires_after is None or rounds <= method.retires_after:
         return []
     return [
-        f"budgets were laid out over {counted(method.retires_after, 'round')} and {played:,} were played: records "
-        "retired as their budgets were used up, many of them right after that, and what followed was trained "
-        "on fewer records or none (leave method.rounds out, and it is the run's)"
+        f"privacy budgets were planned for {counted(method.retires_after, 'round')} and there were {rounds:,}: records "
+        "retired when their budgets were used up, many of them soon after that, and later rounds trained on fewer "
+        "records or none (without method.rounds, the number is that of the run)"
     ]
 
 
-def _laid_out_anew(config: RunConfig, directory: Path) -> str:
-    """A sentence for who resumes with other rounds a run whose budgets were laid out over their number."""
-    now, before = budgeted_rounds(config), previous_budgeted_rounds(directory)
-    if before is None or now == before:
-        return ""
-    personal = config.method().budget_unit == "user"
-    return (
-        f" Its budgets were laid out over {counted(before, 'round')}, and nothing of what was spent can be laid out "
-        f"anew: resume with rounds = {before}, or with method{'.personal' if personal else ''}.rounds = {before}."
-    )
-
-
-def _summary(
+def _summarize(
     config: RunConfig,
     directory: Path,
     result: Result,
@@ -193,36 +192,154 @@ def _summary(
         "stopped": result.stopped,
         "loss": as_number(last.get("loss")),
         "metrics": {name: as_number(value) for name, value in last.get("metrics", {}).items()},
-        "warnings": [*divergence_warnings(result.metrics), *left_out(result.metrics)],
+        "warnings": [*find_divergence(result.metrics), *describe_refused(result.metrics)],
         "epsilon": released.epsilon,
         "delta": released.delta,
         "private": released.private,
         "releasable": released.releasable,
         "guarantees": {name: guarantee.to_dict() for name, guarantee in result.guarantees.items()},
         "attacks": {adversary: asdict(attack) for adversary, attack in attacks.items()},
-        "in_words": [describe_guarantee(said, attacks.get(name)) for name, said in result.guarantees.items()],
-        "beyond": guarantee_text.format_text(list(result.guarantees.values())),
+        "in_words": [
+            describe_guarantee(guarantee, attacks.get(name)) for name, guarantee in result.guarantees.items()
+        ],
+        "beyond": format_guarantees(list(result.guarantees.values())),
     }
 
 
-def format_text(summary: dict[str, Any]) -> list[str]:
-    """A summary for reading."""
-    utility = {"loss": summary["loss"], **summary["metrics"]}
+def format_summary(summary: dict[str, Any]) -> list[str]:
+    """Return a summary as lines of text."""
+    results = {"loss": summary["loss"], **summary["metrics"]}
     head = f"{summary['method']}, {counted(summary['rounds'], 'round')}"
     if summary["stopped"] == "budget":
-        head += " (stopped by the budget)"
-    head += "".join(f", {name} {value:.4g}" for name, value in utility.items() if value is not None)
+        head += " (stopped by the privacy budget)"
+    head += "".join(f", {name} {value:.4g}" for name, value in results.items() if value is not None)
     lines = [head, *summary["in_words"]]
     if summary["private"] and not summary["releasable"]:
         lines.append("Not for release: the noise came from a fixed seed.")
-    lines.append(_persons_in_words(summary["persons_by_silos"]))
+    persons = ", ".join(
+        f"{persons:,} in {counted(silos, 'silo') if silos else 'no silo'}"
+        for silos, persons in summary["persons_by_silos"].items()
+    )
+    lines.append(f"Persons with training records (private, not for release): {persons}.")
     return [*lines, *summary["beyond"], f"Report: {summary['report']}"]
 
 
-def _persons_in_words(by_silos: dict[int, int]) -> str:
-    """How many persons are in how many silos: counts of private records."""
-    parts = [
-        f"{persons:,} in {counted(silos, 'silo') if silos else 'no silo'}"
-        for silos, persons in by_silos.items()
-    ]
-    return f"Persons with training records (private, not for release): {', '.join(parts)}."
+# --- progress ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def show_progress(rounds: int) -> Iterator[Callable[[MetricsRow], None]]:
+    """Yield a function that shows a row of metrics: a progress bar on a terminal, else a line now and then."""
+    if not sys.stderr.isatty():
+        every = max(1, math.ceil(rounds / _MOST_LINES))
+
+        def show_line(row: MetricsRow) -> None:
+            if row["round"] % every == 0 or row["round"] == rounds:
+                log(f"round {row['round']}/{rounds}  {_describe_row(row)}".rstrip())
+
+        yield show_line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=rounds)
+        seen: MetricsRow = {}
+
+        def show_bar(row: MetricsRow) -> None:
+            seen.update(row)  # loss and metrics stay visible between evaluations
+            progress.update(bar, completed=row["round"], description=_describe_row(seen))
+
+        yield show_bar
+
+
+def _describe_row(row: MetricsRow) -> str:
+    """Return loss, metrics and the released ε of a row as text."""
+    values = {"loss": row.get("loss"), **row.get("metrics", {})}
+    parts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
+    epsilon = row.get("epsilon", {}).get("released")
+    parts.append("no privacy" if epsilon is None else f"ε {format_rounded_up(epsilon)}")
+    return "  ".join(parts)
+
+
+# --- runs that were stopped ----------------------------------------------------------------------------------------
+
+
+def find_config(directory: Path) -> Path:
+    """Return the configuration in the directory of a run.
+
+    Raises:
+        SilodpError: there is none.
+    """
+    path = directory / "config.toml"
+    if not path.is_file():
+        raise SilodpError(
+            f"{directory} has no config.toml, so 'silodp run' has not trained there: name a configuration and the "
+            "directory, silodp run CONFIG.toml --out DIR --resume.",
+            code="config.path",
+        )
+    return path
+
+
+def _describe_interruption(directory: Path) -> str:
+    """Return the line after Ctrl-C: the last round, and the command that continues."""
+    if not (directory / "config.toml").exists():
+        return f"interrupted before the first round; start again, in another directory if {directory} exists"
+    command = shlex.join(["silodp", "run", str(directory), "--resume"])
+    return f"interrupted after round {_find_last_round(directory)}; continue with: {command}"
+
+
+def _find_last_round(directory: Path) -> int:
+    """Return the round of the last whole line of metrics.jsonl; an interruption may cut the last line off."""
+    done = 0
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            done = int(json.loads(line)["round"])
+    return done
+
+
+def _read_change_notes(directory: Path) -> list[str]:
+    """Return the comments in config.toml on changes when the run was resumed before."""
+    with suppress(OSError, UnicodeDecodeError):
+        lines = (directory / "config.toml").read_text(encoding="utf-8").splitlines()
+        return [line for line in lines if line.startswith("# After round ")]
+    return []
+
+
+def _list_changes(config: RunConfig, directory: Path) -> list[str]:
+    """Return the keys in which a configuration differs from that in a directory, each with both values."""
+    with suppress(SilodpError):
+        previous = load_config(directory / "config.toml")
+        old, new = (_flatten(each.model_dump(mode="json", by_alias=True)) for each in (previous, config))
+        return [
+            f"{key} was {_format_value(old.get(key))}, now {_format_value(new.get(key))}"
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key) != new.get(key)
+        ]
+    return []  # a run from Python has no configuration
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _format_value(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _explain_rounds(config: RunConfig, directory: Path) -> str:
+    """Return a sentence for a run that is resumed with other rounds than its privacy budgets were planned for."""
+    method, before = config.method(), None
+    with suppress(SilodpError):
+        before = load_config(directory / "config.toml").method().budgeted_rounds
+    if before is None or method.budgeted_rounds == before:
+        return ""
+    table = "method.personal" if method.budget_unit == "user" else "method"
+    return (
+        f" Its privacy budgets were planned for {counted(before, 'round')}, and spent ε cannot be planned again: "
+        f"resume with rounds = {before}, or with {table}.rounds = {before}."
+    )

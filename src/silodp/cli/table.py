@@ -1,4 +1,4 @@
-"""`silodp table`: tables of the papers, computed anew, with what is proven told from what is claimed."""
+"""`silodp table`: tables of papers, computed again, each number proven or only claimed."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from silodp.cli._options import Json, show
+from silodp.cli._console import Json, show
 
 if TYPE_CHECKING:
     from silodp.methods.averaged_models import BoundRow
 
-table_app = typer.Typer(help="Tables of the papers, computed anew.", no_args_is_help=True)
+table_app = typer.Typer(help="Compute tables of papers again.", no_args_is_help=True)
 
 _CLAIMED = "claimed"
-"""After a number that nobody has proven."""
+"""After a number without a proof."""
 
 
 @table_app.callback()
 def _tables() -> None:
-    """Without it a single command would take the group's place."""
+    """Keep the group: typer would replace it by its single command."""
 
 
 @table_app.command("averaged-models")
 def averaged_models(as_json: Json = False) -> None:
-    """Compute ε of averaged models (DDP, Table 1), each cell proven or only claimed."""
+    """Compute ε of averaged models. Each cell (DDP, Table 1) is proven or only claimed."""
     from silodp.methods.averaged_models import compute_table
 
     rows = compute_table()
     show(
         {"delta": 1e-5, "record_sampling": 0.1, "rows": [asdict(row) for row in rows]},
         as_json,
-        format_text(rows),
+        format_table(rows),
     )
 
 
-def format_text(rows: Sequence[BoundRow]) -> list[str]:
-    """The same for reading: a block for each number of steps, a line for each trajectory and conversion."""
+def format_table(rows: Sequence[BoundRow]) -> list[str]:
+    """Return lines of text: a block for each number of steps, a line for each trajectory and conversion."""
     lines = [
         "ε of one record at δ = 1e-05, q = 0.1, when only the average of the parties' models is released.",
-        "A line's first word is the trajectory: which noise local models move with; its second the conversion to ε.",
+        "The first word of a line is the trajectory (the noise of local models), the second the conversion to ε.",
         "",
     ]
     cells = {(row.steps, row.trajectory, row.conversion, row.parties): row for row in rows}
@@ -62,8 +62,8 @@ def format_text(rows: Sequence[BoundRow]) -> list[str]:
         lines.append("")
     return [
         *lines,
-        f"{_CLAIMED}: by Theorem 4.6, not proven, no guarantee (the tests hold a counterexample); the rest is proven.",
-        "conversion 'paper': ρ + ln(1/δ)/(α - 1), looser than 'rdp'; 'decoupled': local models move with noise of 2σ.",
+        f"{_CLAIMED}: by Theorem 4.6, not proven, no guarantee (a test has a counterexample); all others are proven.",
+        "conversion 'paper': ρ + ln(1/δ)/(α - 1), looser than 'rdp'; 'decoupled': local models have noise of 2σ.",
     ]
 
 

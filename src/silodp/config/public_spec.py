@@ -13,20 +13,20 @@ from silodp.training.metrics import METRICS
 from silodp.training.models import SIZES
 
 ASSUMED_USERS = 1000
-"""U where neither the configuration nor the question says it: ε does not depend on it, room for sums does."""
+"""U where neither configuration nor caller states it: ε does not depend on it, the size of masked sums does."""
 
 
 def build_public_spec(config: RunConfig, users: int | None = None) -> tuple[RunSpec, bool]:
-    """Return a configured run's specification from its public facts; no data file is opened.
+    """Return the specification of a configured run from public facts; no data file is opened.
 
     Args:
-        config: of the run.
-        users: U, where only the data tell it; None takes what the configuration or its public list declares, else
+        config: the configuration.
+        users: U, where it is only in the data; None takes what the configuration or its public list declares, else
             `ASSUMED_USERS`.
 
     Returns:
-        the specification, its method calibrated, and whether U is `ASSUMED_USERS`. What `prepare_run` would refuse is
-        not refused here.
+        The specification, with a calibrated method, and whether U is `ASSUMED_USERS`. The checks of `prepare_run` are
+        not made.
 
     Raises:
         SilodpError: the public list of users cannot be read, or budgets cannot be met.

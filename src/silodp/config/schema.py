@@ -1,4 +1,4 @@
-"""A run as TOML: the Python API one to one, every mistake one sentence."""
+"""The configuration of a run: a TOML file with the same settings as the Python API."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from silodp.accounting.accountant import ACCOUNTANTS, Accountant
-from silodp.accounting.guarantee import Adversary
+from silodp.accounting.guarantee import Adversary, Unit
 from silodp.accounting.ledger import Budget
-from silodp.config.budgets import (
-    BudgetDistribution,
-    budget_unit,
-    build_budget_distribution,
-    methods_for,
-)
-from silodp.config.builders import build_aggregator, build_method, find_method_class, with_defaults
-from silodp.config.construct import (
+from silodp.aggregators import Aggregator
+from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
+from silodp.config.build import (
+    add_defaults,
     build,
+    build_aggregator,
+    build_method,
+    build_task,
+    convert_validation_error,
     describe_unknown,
-    fields_of,
-    format_validation_error,
+    find_method_class,
+    find_plugin,
+    get_fields,
+    import_reference,
+    is_reference,
     validate_arguments,
 )
-from silodp.config.plugins import find_plugin, is_reference, refer
 from silodp.config.toml_values import (
     MOST_SILOS,
     TomlTable,
     apply_override,
     check_plain,
+    drop_empty_tables,
     merge,
     read_toml,
     resolve_paths,
-    without_empty,
 )
 from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.errors import MOST_WHOLE, SilodpError, check_whole, shorten
+from silodp.methods import Method, Population
 
 if TYPE_CHECKING:
-    from silodp.aggregators.base import Aggregator
-    from silodp.methods import Method
     from silodp.training.task import Task
 
 _SPEC_PART = re.compile(r"(?:[^:]*\.py:)?[^:]+")
@@ -60,9 +61,12 @@ ALIASES = {"k": "group_size", "q": "user_sampling", "sigma": "noise_multiplier"}
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """One line of a comparison: a method, and what it is called there.
+    """One method of a comparison.
 
-    `has_own_settings`: some were given for it; else all come from [method], and nobody tuned them for this one.
+    Attributes:
+        label: its name there.
+        method: the method.
+        has_own_settings: whether some settings were given for it; else all come from [method] and are not tuned.
     """
 
     label: str
@@ -75,7 +79,7 @@ class _Section(BaseModel):
 
 
 class TaskSection(_Section):
-    """[task]: names or references (see `references.task_for`); what is missing follows from the data."""
+    """[task]: names or references (see `build_task`); a missing field follows from the data."""
 
     model: str | None = None
     options: TomlTable = Field(default_factory=dict)
@@ -84,12 +88,12 @@ class TaskSection(_Section):
 
 
 class RunConfig(_Section):
-    """All that a run depends on, public every bit of it.
+    """Everything that a run depends on; all of it is public.
 
     [data], [method], [methods.NAME], [aggregation], [budget] and [budgets] hold exactly the arguments of the loader,
     the method, the aggregator, `Budget` and `BudgetDistribution`; they are checked against those when the configuration
-    is made. [silo_limits] holds ε by adversary. A method that has `rounds` and `delta` gets the run's unless it
-    names its own.
+    is made. [silo_limits] holds ε by adversary. A method with `rounds` and `delta` gets those of the run unless its
+    table sets them.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
@@ -113,7 +117,7 @@ class RunConfig(_Section):
     @field_validator("accountant")
     @classmethod
     def _check_accountant(cls, name: str | None) -> str | None:
-        if name is not None and ":" not in name and name not in ACCOUNTANTS:
+        if name is not None and not is_reference(name) and name not in ACCOUNTANTS:
             raise SilodpError(
                 f"accountant = {shorten(name)}: set one of {', '.join(ACCOUNTANTS)}, or 'file.py:Name'.",
                 code="config.value",
@@ -122,36 +126,36 @@ class RunConfig(_Section):
         return name
 
     @model_validator(mode="after")
-    def _checked(self) -> RunConfig:
+    def _check(self) -> RunConfig:
         self.aggregator()
-        self.load_plan()
+        self.resolve_data()
         self.method()
         for name, fields in self.methods.items():
             for field in fields:
                 maker = find_method_class(name, "methods")
-                if field not in fields_of(maker):
+                if field not in get_fields(maker):
                     raise SilodpError(
-                        describe_unknown(field, fields_of(maker), name, f"methods.{name}"),
+                        describe_unknown(field, get_fields(maker), name, f"methods.{name}"),
                         code="config.unknown_field",
                         field=f"methods.{name}.{field}",
                     )
         self.budget()
         self.check_budgets(self.method())
-        self._check_somebody_reads_budgets()
+        self._check_budgets_are_used()
         return self
 
     @property
     def source(self) -> str:
-        """Where the data come from: a data set's name, or "tables"."""
+        """Name of the data set, or "tables"."""
         return str(self.data["source"])
 
     @property
     def silos(self) -> int:
-        """S, without looking at any data."""
-        dataset, arguments = self.load_plan()
+        """Number of silos S; no data are read."""
+        dataset, arguments = self.resolve_data()
         return len(dataset.silo_names(arguments))
 
-    def load_plan(self) -> tuple[Dataset, TomlTable]:
+    def resolve_data(self) -> tuple[Dataset, TomlTable]:
         """Return the data set and the arguments of its loader, checked against the loader's signature.
 
         Raises:
@@ -159,7 +163,7 @@ class RunConfig(_Section):
         """
         dataset = self.dataset
         values = {key: value for key, value in self.data.items() if key != "source"}
-        if "name" in fields_of(dataset.loader):
+        if "name" in get_fields(dataset.loader):
             values = {"name": self.name, **values}
         arguments = validate_arguments(dataset.loader, values, f"the data source '{self.source}'", "data")
         for name, least, most in (("users", 1, MOST_WHOLE), ("silos", 1, MOST_SILOS), ("seed", 0, 2**63 - 1)):
@@ -181,9 +185,9 @@ class RunConfig(_Section):
                 code="config.value",
                 field="data.source",
             )
-        if ":" not in source:
+        if not is_reference(source):
             return find_dataset(source)
-        found = refer(source, "data.source")
+        found = import_reference(source, "data.source")
         if not isinstance(found, Dataset):
             raise SilodpError(
                 f"data.source = '{source}' is of type {type(found).__name__}: refer to a silodp.data.Dataset.",
@@ -193,17 +197,21 @@ class RunConfig(_Section):
         return found
 
     def federation(self) -> Federation:
-        """Load the data; [budgets] are drawn for them."""
-        dataset, arguments = self.load_plan()
+        """Load the data, with the budgets that [budgets] draws.
+
+        Raises:
+            SilodpError: the data cannot be read, or do not fit the configuration.
+        """
+        dataset, arguments = self.resolve_data()
         federation = dataset.load(arguments)
-        own = self.preferences()
-        return federation if own is None else own.on(federation)
+        budgets = self.budget_distribution()
+        return federation if budgets is None else budgets.assign_to(federation)
 
     def public_data(self, users: int | None = None) -> PublicData:
-        """Return what is public about the data and about [budgets]; no private file is opened.
+        """Return the public facts of the data and of [budgets]; no private file is opened.
 
         Args:
-            users: U, where only the data tell it; None takes what the configuration or its public list declares.
+            users: U, where it is only in the data; None takes what the configuration or its public list declares.
 
         Returns:
             The facts; `users` is None where neither the configuration nor the argument states it.
@@ -211,35 +219,37 @@ class RunConfig(_Section):
         Raises:
             SilodpError: the public list of users cannot be read.
         """
-        dataset, arguments = self.load_plan()
+        dataset, arguments = self.resolve_data()
         public = dataset.public(arguments, users)
-        own = self.preferences()
-        if own is None:
+        budgets = self.budget_distribution()
+        if budgets is None:
             return public
-        if own.unit == "record":
+        if budgets.unit == "record":
             return replace(public, record_budgets=True)
         if public.users is None:
             return public
-        return replace(public, user_budgets=tuple(own.drawn(public.users).tolist()))
+        return replace(public, user_budgets=tuple(budgets.draw(public.users).tolist()))
 
     def task(self, data: Federation | PublicData) -> Task:
-        """Build model, loss and metrics for these data; what [task] leaves out follows from the data set."""
-        from silodp.config.references import task_for
-
+        """Build model, loss and metrics for these data; missing fields of [task] follow from the data set."""
         public = data.public() if isinstance(data, Federation) else data
-        return task_for(public, self.dataset, **dict(self.task_section), seed=self.seed)
+        return build_task(public, self.dataset, **dict(self.task_section), seed=self.seed)
 
     def method(self) -> Method:
-        """The method of [method]."""
-        name, fields = _named(self.method_section)
-        return self._built(name, fields, "method")
+        """Build the method of [method]."""
+        name, fields = _split_name(self.method_section)
+        return self._build_method(name, fields, "method")
 
     def aggregator(self) -> Aggregator:
-        """The aggregator, with the settings of [aggregation]."""
+        """Build the aggregator with the settings of [aggregation]."""
         return build_aggregator(self.aggregator_name, self.aggregation)
 
     def budget(self) -> Budget | None:
-        """The budget, if any, at the run's δ: a plan refuses another one as a run does."""
+        """Build the budget, if any, at the δ of the run.
+
+        Raises:
+            SilodpError: it has another δ.
+        """
         if self.budget_section is None:
             return None
         budget = build(Budget, {"delta": self.delta, **self.budget_section}, "a budget", "budget")
@@ -251,142 +261,159 @@ class RunConfig(_Section):
             )
         return budget
 
-    def preferences(self) -> BudgetDistribution | None:
-        """The personal budgets that [budgets] describes, if any."""
+    def budget_distribution(self) -> BudgetDistribution | None:
+        """Build the distribution of [budgets], if any."""
         return None if self.budgets_section is None else build_budget_distribution(self.budgets_section)
 
-    def check_budgets(self, method: Method) -> None:
-        """Refuse a method that asks for budgets of one's own where there are none; no data are needed."""
-        unit = budget_unit(method)
-        own = self.preferences()
-        given = {own.unit} if own is not None else set()
-        dataset, arguments = self.load_plan()
+    def _given_budgets(self) -> dict[Unit, str]:
+        """Return the units that have privacy budgets, each with the setting that gives them."""
+        dataset, arguments = self.resolve_data()
+        budgets = self.budget_distribution()
+        given: dict[Unit, str] = {} if budgets is None else {budgets.unit: "[budgets]"}
         if dataset.has_record_budgets(arguments):
-            given.add("record")
-        if unit is not None and unit not in given:
-            column = ", or name a column of budgets (data.schema.budget)" if "schema" in arguments else ""
+            given.setdefault("record", "data.schema.budget")
+        return given
+
+    def check_budgets(self, method: Method) -> None:
+        """Refuse a method that needs privacy budgets of records or persons where there are none; no data are needed."""
+        unit = method.budget_unit
+        if unit is not None and unit not in self._given_budgets():
+            columns = "schema" in self.resolve_data()[1] and unit == "record"
             raise SilodpError(
-                f"method {method.name} needs a budget of its own for every {unit}, and there is none: add a table "
-                f"[budgets] with a distribution and of = '{unit}s'{column if unit == 'record' else ''}.",
+                f"method {method.name} needs a privacy budget for every {unit}, and there is none: add a table "
+                f"[budgets] with a distribution and of = '{unit}s'"
+                f"{', or name a column of budgets (data.schema.budget)' if columns else ''}.",
                 code="data.budgets",
                 field="budgets",
             )
 
-    def _check_somebody_reads_budgets(self) -> None:
-        """Refuse budgets that [method] would pass over: who asked for little would be charged as everybody else.
+    def _check_budgets_are_used(self) -> None:
+        """Refuse budgets that [method] would ignore: a unit with a small budget would be charged like all others.
 
-        Other methods of a comparison may be without: they stand beside one that keeps them.
+        Other methods of a comparison may ignore them: they stand beside one that keeps them.
         """
-        own = self.preferences()
-        dataset, arguments = self.load_plan()
-        column = dataset.has_record_budgets(arguments)
-        given = [("[budgets]", own.unit)] if own is not None else []
-        given += [("data.schema.budget", "record")] if column else []
         method = self.method()
-        for where, unit in given:
-            if unit != budget_unit(method):
+        for unit, where in self._given_budgets().items():
+            if unit != method.budget_unit:
                 raise SilodpError(
-                    f"{where} gives every {unit} a budget of its own, and method {method.name} reads none of them: "
-                    f"choose a method that keeps them ({methods_for(unit)}), or take {where} out.",
+                    f"{where} gives every {unit} a privacy budget, and method {method.name} ignores them: "
+                    f"choose a method that keeps them ({format_methods_for(unit)}), or take {where} out.",
                     code="argument.conflict",
                     field=where.strip("[]"),
                 )
 
     def settings(self) -> TomlTable:
         """Return the keyword arguments of `prepare_run` besides federation, task and method."""
-        names = ("rounds", "aggregator", "seed", "delta", "silo_limits")
-        made = {"aggregator": self.aggregator(), "budget": self.budget()}
-        given = {name: getattr(self, name) for name in names}
-        return {**given, **made, "accountant": self.build_accountant()}
+        return {
+            "rounds": self.rounds,
+            "aggregator": self.aggregator(),
+            "budget": self.budget(),
+            "seed": self.seed,
+            "delta": self.delta,
+            "accountant": self.build_accountant(),
+            "silo_limits": self.silo_limits,
+        }
 
     def build_accountant(self) -> Accountant | str | None:
-        """Return the accountant of a file as an object, one of the package by its name, None where none is named."""
+        """Return an object for a reference, a name for an accountant of silodp, None where none is set."""
         if self.accountant is None or not is_reference(self.accountant):
             return self.accountant
         known: Mapping[str, type[Accountant]] = {}
         return find_plugin(self.accountant, known, Accountant, "accountant")()
 
     def specs(self, text: str) -> list[MethodSpec]:
-        """The methods of `compare --methods`: "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8".
+        """Build the methods of `compare --methods`: "uldp-avg,uldp-avg:weighting=records,uldp-group:k=8".
 
         A field comes from the specification, else from [methods.NAME], else from [method] where both methods
         have it; but a server_learning_rate only from a method with the same server scale.
 
         Raises:
-            SilodpError: an unknown method or field, or a field that none of the three gives.
+            SilodpError: an unknown method or field, or a required field that none of the three gives.
         """
-        found = [self._named_spec(part.strip()) for part in text.split(",") if part.strip()]
+        found = [self._build_spec(part.strip()) for part in text.split(",") if part.strip()]
         if not found:
             raise SilodpError(
                 "methods is empty: name at least one, for example uldp-avg.",
                 code="argument.value",
                 field="methods",
             )
-        labels = [spec.label for spec in found]
-        twice = next((label for label in labels if labels.count(label) > 1), None)
-        if twice is not None:
-            raise SilodpError(
-                f"methods names '{twice}' twice: once is enough.", code="argument.value", field="methods"
-            )
+        check_labels(found)
         return found
 
-    def _named_spec(self, text: str) -> MethodSpec:
-        """The same, and every refusal names the specification that is at fault."""
+    def _build_spec(self, text: str) -> MethodSpec:
         try:
-            return self._spec(text)
+            return self._parse_spec(text)
         except SilodpError as error:
             if text in str(error):
                 raise
             raise SilodpError(f"methods, at '{text}': {error}", code=error.code, field=error.field) from None
 
-    def _spec(self, text: str) -> MethodSpec:
-        from silodp.methods import Population
-
+    def _parse_spec(self, text: str) -> MethodSpec:
         name, *settings = _SPEC_PART.findall(text)
         if ".py:" in name:  # on a command line it is relative to where the command is given
             name = str(Path.cwd() / Path(name).expanduser())
-        maker = find_method_class(name, "methods")
-        own_name, own = _named(self.method_section)
-        inherited: TomlTable = {field: value for field, value in own.items() if field in fields_of(maker)}
+        fields = get_fields(find_method_class(name, "methods"))
+        configured, values = _split_name(self.method_section)
+        inherited: TomlTable = {field: value for field, value in values.items() if field in fields}
         given: TomlTable = dict(self.methods.get(name, {}))
         for setting in settings:
             key, equals, value = setting.partition("=")
             given = apply_override(given, f"{ALIASES.get(key, key)}{equals}{value}")
-        method = self._built(name, merge(inherited, given), f"methods.{name}")
+        method = self._build_method(name, merge(inherited, given), f"methods.{name}")
         people = Population(self.silos, users=3)
-        if "server_learning_rate" not in given and method.server_scale(people) != self.method().server_scale(
-            people
-        ):
-            # A rate means something only with its scale: 20 on 1/(U·S) is not 20 on 1/S.
+        same_scale = method.server_scale(people) == self.method().server_scale(people)
+        if "server_learning_rate" not in given and not same_scale:
+            # A rate has a meaning only with its scale: 20 on 1/(U·S) is not 20 on 1/S.
             inherited.pop("server_learning_rate", None)
-            method = self._built(name, merge(inherited, given), f"methods.{name}")
+            method = self._build_method(name, merge(inherited, given), f"methods.{name}")
         self.check_budgets(method)
-        return MethodSpec(text, method, has_own_settings=bool(given) or name == own_name)
+        return MethodSpec(text, method, has_own_settings=bool(given) or name == configured)
 
-    def _built(self, name: str, fields: TomlTable, where: str) -> Method:
-        """The method; rounds and δ that its budgets are for are the run's unless it says others."""
-        own = {"rounds": self.rounds, "delta": self.delta}
-        if "record_sampling" in fields and find_method_class(name, where).samples_by_budget:
+    def _build_method(self, name: str, fields: TomlTable, where: str) -> Method:
+        """Build a method; rounds and δ that its privacy budgets are for are those of the run unless it sets them."""
+        maker = find_method_class(name, "method.name" if where == "method" else where)
+        if "record_sampling" in fields and maker.samples_by_budget:
             raise SilodpError(
-                f"{where}.record_sampling is not a field of {name}: how often a record is drawn follows from its own "
-                f"budget; take it out ('silodp plan' shows every q).",
+                f"{where}.record_sampling is not a field of {name}: the sampling probability of a record follows from "
+                "its privacy budget; take it out ('silodp plan' shows every q).",
                 code="config.unknown_field",
                 field=f"{where}.record_sampling",
             )
-        return build_method(name, with_defaults(name, fields, own), where)
+        defaults = {"rounds": self.rounds, "delta": self.delta}
+        return build_method(name, add_defaults(maker, fields, defaults), where)
 
     def to_toml(self) -> str:
-        """The configuration as TOML; reading it gives it back."""
-        return tomli_w.dumps(without_empty(self.model_dump(by_alias=True, exclude_none=True)))
+        """Return the configuration as TOML; `load_config` reads the same configuration from it."""
+        return tomli_w.dumps(drop_empty_tables(self.model_dump(by_alias=True, exclude_none=True)))
+
+
+def check_labels(specs: Iterable[MethodSpec]) -> None:
+    """Check that no two methods of a comparison have the same label.
+
+    Raises:
+        SilodpError: two have.
+    """
+    seen: set[str] = set()
+    for label in (spec.label for spec in specs):
+        if label in seen:
+            raise SilodpError(
+                f"methods names '{label}' twice: once is enough.", code="argument.value", field="methods"
+            )
+        seen.add(label)
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Read a TOML file; `overrides` are "key=value" with dotted keys, the value in TOML or else plain text.
+    """Read a configuration file.
 
-    Relative paths inside are relative to the file's folder. The name defaults to the file's.
+    Args:
+        path: a TOML file; relative paths in it are relative to its folder. Its name is the default of `name`.
+        overrides: "key=value" with dotted keys; a value that is not TOML is text.
+
+    Returns:
+        The configuration, checked.
 
     Raises:
-        SilodpError: no such file, not TOML, or anything that does not fit, in one sentence.
+        SilodpError: no such file, not TOML, or a setting that does not fit.
     """
     path = Path(path)
     values = read_toml(path)
@@ -396,7 +423,15 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 
 def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunConfig:
-    """The configuration of plain values; relative paths are taken from `folder`."""
+    """Make a configuration from plain values.
+
+    Args:
+        values: tables, arrays, numbers and text, as TOML has them.
+        folder: relative paths in the values are relative to it; None is the current folder.
+
+    Raises:
+        SilodpError: a setting that does not fit.
+    """
     check_plain(values)
     try:
         plain = json.dumps(resolve_paths(values, (folder or Path.cwd()).resolve()))
@@ -413,10 +448,10 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
                 code="config.unknown_field",
                 field=".".join([*section, name]),
             ) from None
-        raise format_validation_error(error) from None
+        raise convert_validation_error(error) from None
 
 
-def _named(section: Mapping[str, Any]) -> tuple[str, TomlTable]:
+def _split_name(section: Mapping[str, Any]) -> tuple[str, TomlTable]:
     name = section.get("name")
     if not isinstance(name, str):
         raise SilodpError(

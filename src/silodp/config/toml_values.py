@@ -1,4 +1,4 @@
-"""Plain values, as TOML has them: read them, check them, set one, merge two tables, make paths absolute."""
+"""Plain values as TOML has them: read and check them, set one, merge two tables, make paths absolute."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from silodp.errors import SilodpError, shorten
 TomlTable = dict[str, Any]
 
 MOST_SILOS = 100_000
-"""Each has an object of its own, in plans too."""
+"""The most silos of a run: each is an object, in plans too."""
 
 MOST_BYTES = 4 << 20
-"""Of a configuration; a vocabulary of 100,000 codes is half of it."""
+"""The largest configuration; a vocabulary of 100,000 codes is half of it."""
 MOST_CHARACTERS = 100_000
-"""Of one text or name in it."""
+"""The longest text or name in a configuration."""
 MOST_DEPTH = 32
-"""Of tables and arrays in one another; deeper ones end in a RecursionError somewhere."""
+"""The deepest nesting of tables and arrays; deeper ones end in a RecursionError somewhere."""
 
 
 def read_toml(path: Path) -> TomlTable:
-    """Return what a configuration file holds.
+    """Read a TOML file.
+
+    Args:
+        path: of a configuration.
+
+    Returns:
+        Its tables and values.
 
     Raises:
         SilodpError: no such file, unreadable, too long, not UTF-8, or not TOML.
@@ -36,7 +42,7 @@ def read_toml(path: Path) -> TomlTable:
             raise SilodpError(
                 f"configuration {path} cannot be read, it is a directory: name a TOML file"
                 + (
-                    f", here {path / 'config.toml'}; to go on with the run there: silodp run {path} --resume."
+                    f", here {path / 'config.toml'}; to continue the run there: silodp run {path} --resume."
                     if (path / "config.toml").exists()
                     else ", such as examples/heart_disease.toml."
                 ),
@@ -76,7 +82,7 @@ def _parse(content: bytes, path: Path) -> TomlTable:
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:  # also a number of more digits than Python reads
-        remedy = "mend it there"
+        remedy = "correct it there"
         found = re.search(r"line (\d+)", str(error))
         if found and re.search(r"=\s*[+-]?\d+,\d", text.splitlines()[int(found[1]) - 1 :][:1][0]):
             remedy = "write decimal numbers with a point, 0.5"
@@ -90,7 +96,7 @@ def check_plain(values: Mapping[str, Any]) -> None:
 
     Raises:
         SilodpError: a date or time, a whole number beyond 64 bits, text that is too long, has a NUL character or is no
-            Unicode, or tables too deep in one another.
+            Unicode, or tables that are nested too deep.
     """
     left: list[tuple[str, int, Any]] = [("", 0, values)]
     while left:  # no recursion: the depth is what is checked
@@ -141,13 +147,21 @@ def _check_text(where: str, text: str) -> None:
 
 def _too_deep() -> SilodpError:
     return SilodpError(
-        f"tables or arrays are more than {MOST_DEPTH} deep in one another: no setting needs that; write them flat.",
+        f"tables or arrays are nested more than {MOST_DEPTH} deep: no setting needs that; write them flat.",
         code="config.too_large",
     )
 
 
 def apply_override(values: Mapping[str, Any], text: str) -> TomlTable:
-    """The values with "a.b=1" carried out; a value that is no TOML is text."""
+    """Return the values with one setting replaced.
+
+    Args:
+        values: tables and values.
+        text: "a.b=1"; a value that is not TOML is text.
+
+    Raises:
+        SilodpError: the text is not of this form.
+    """
     key, equals, value = text.partition("=")
     for candidate in (value, json.dumps(value.strip())) if equals else ():
         try:
@@ -165,7 +179,7 @@ def apply_override(values: Mapping[str, Any], text: str) -> TomlTable:
 
 
 def _put(values: Mapping[str, Any], path: Any, value: Any) -> Any:
-    """`values` with `value` where `path`, nested tables of one key each, leads."""
+    """Return `values` with `value` at a path, which is nested tables of one key each."""
     if not isinstance(path, dict):
         return value
     ((key, rest),) = path.items()
@@ -174,7 +188,7 @@ def _put(values: Mapping[str, Any], path: Any, value: Any) -> Any:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> TomlTable:
-    """`base` with the values of `over`, tables merged."""
+    """Return `base` with the values of `over`, tables merged."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
@@ -182,10 +196,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> TomlTable:
     return result
 
 
-def without_empty(values: TomlTable) -> TomlTable:
-    """Without empty tables: a header with nothing below it only puzzles."""
+def drop_empty_tables(values: TomlTable) -> TomlTable:
+    """Return the values without empty tables."""
     tables = {
-        key: without_empty(value) if isinstance(value, dict) else value for key, value in values.items()
+        key: drop_empty_tables(value) if isinstance(value, dict) else value for key, value in values.items()
     }
     return {key: value for key, value in tables.items() if value != {}}
 
@@ -203,7 +217,12 @@ def _with_names(table: Mapping[str, Any], reference: Callable[[Any], Any]) -> To
 
 
 def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
-    """The values with every path absolute, so that a run's config.toml means the same anywhere."""
+    """Return the values with every path absolute, so that config.toml of a run does not depend on where it is read.
+
+    Args:
+        values: of a configuration.
+        folder: paths are relative to it.
+    """
 
     def at(path: Any) -> Any:
         return str(folder / Path(path).expanduser()) if isinstance(path, str) else path

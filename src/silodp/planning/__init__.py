@@ -1,1 +1,1 @@
-"""What a run will cost: ε of settings, settings of a target ε. No data are read."""
+"""The cost of a run before it begins: ε of settings, and settings for a target ε. No data are read."""

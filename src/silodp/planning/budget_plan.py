@@ -1,4 +1,4 @@
-"""A plan's part about budgets of one's own: what each is given, which are out of reach, ε against q as a picture."""
+"""The part of a plan about privacy budgets of records or persons, and the picture of ε against q."""
 
 from __future__ import annotations
 
@@ -15,119 +15,138 @@ from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import View, format_rounded_up
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
-from silodp.config.construct import fields_of
+from silodp.config.build import get_fields
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.report.guarantee_text import format_requested
 
-if TYPE_CHECKING:
-    from silodp.report.budget_plots import SamplingCurve
+if TYPE_CHECKING:  # matplotlib is imported only where a picture is drawn
+    from silodp.report.plots import SamplingCurve
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Of the configured noise multiplier, for the picture."""
+"""Noise multipliers of the picture, relative to the configured one."""
 _POINTS = 20
-"""Of a curve for which every point is an accounting of its own."""
-_LEAST = 1e-3
-_MOST_LINES = 6
+"""Points of a curve; each of them is accounted separately."""
+_LEAST_SAMPLING = 1e-3
+_MOST_LEVELS = 6
 
 
-def budgets_plan(
+def plan_budgets(
     method: Method,
-    own: BudgetDistribution | None,
+    distribution: BudgetDistribution | None,
     view: View,
     rounds: int,
     delta: float,
     accountant: Accountant,
     users: int,
 ) -> dict[str, Any] | None:
-    """For every budget that is asked for the q (or clip) it gets and what that costs, and how many get none.
+    """Return the sampling probability or clip of every budget and its ε, and how many budgets are infeasible.
 
-    None where the method reads nobody's budgets. Units are counted among `users` persons, or among a thousand records
-    that stand for all of them; ε is towards the adversary of `view`.
+    Args:
+        method: calibrated.
+        distribution: of the budgets.
+        view: of the adversary that ε is against.
+        rounds: T.
+        delta: δ of the noise.
+        accountant: composes the rounds.
+        users: U; records are represented by `REPRESENTATIVE_RECORDS` of them.
+
+    Returns:
+        A JSON-ready entry of the plan; None where there are no budgets, or the method ignores them.
     """
-    if own is None:
+    if distribution is None:
         return None
-    budgets = own.drawn(users if own.unit == "user" else REPRESENTATIVE_RECORDS)
+    budgets = distribution.draw(users if distribution.unit == "user" else REPRESENTATIVE_RECORDS)
     unreachable = method.count_infeasible(budgets)
     if unreachable is None:
         return None
     entries = method.budget_report(view, [budgets], np.array([rounds]), rounds, delta, accountant)
     return {
-        "unit": own.unit,
-        "distribution": own.distribution,
+        "unit": distribution.unit,
+        "distribution": distribution.distribution,
         "adversary": view.adversary,
         "units": len(budgets),
         "unreachable": unreachable,
-        "levels": [_level(entry, len(budgets)) for entry in entries],
+        "levels": [_describe_level(entry, len(budgets)) for entry in entries],
     }
 
 
-def _level(entry: Mapping[str, Any], units: int) -> dict[str, Any]:
+def _describe_level(entry: Mapping[str, Any], units: int) -> dict[str, Any]:
     kept = {key: value for key, value in entry.items() if key not in ("units", "planned", "realized")}
     planned = entry["planned"]
-    # By pld nothing may hold at a very small δ: no number then, as everywhere in a plan.
+    # The accountant pld may give no finite ε at a very small δ: then there is no number, as everywhere in a plan.
     finite = None if planned is None or math.isinf(planned) else planned
     return {**kept, "share": entry["units"] / units, "epsilon": finite}
 
 
-def format_text(found: Mapping[str, Any]) -> list[str]:
-    """The same for reading."""
-    lines = [f"budgets of {found['unit']}s ({found['distribution']}), ε towards {found['adversary']}:"]
+def format_budget_plan(found: Mapping[str, Any]) -> list[str]:
+    """Return the entry of `plan_budgets` as lines of text."""
+    lines = [f"budgets of {found['unit']}s ({found['distribution']}), ε against {found['adversary']}:"]
     for level in found["levels"]:
         given = ", ".join(f"{key} = {level[key]:.4g}" for key in ("q", "clip") if key in level)
         note = f"  ({level['note']})" if level.get("note") else ""
         share = f"{100 * level['share']:.3g} %"
         spent = "0" if level["epsilon"] == 0 else format_rounded_up(level["epsilon"])
-        over = "  MORE THAN ASKED" if (level["epsilon"] or 0) > level["budget"] else ""
+        over = "  MORE THAN REQUESTED" if (level["epsilon"] or 0) > level["budget"] else ""
         lines.append(
-            f"  asked {format_requested(level)} by {share:>6}: {given}, costs ε = {spent}{over}{note}"
+            f"  requested {format_requested(level)} by {share:>6}: {given}, charged ε = {spent}{over}{note}"
         )
     if found["unreachable"]:
         share = found["unreachable"] / found["units"]
         lines.append(
-            f"  {found['unreachable']:,} of {found['units']:,} ({100 * share:.3g} %) are out of reach: too small for "
-            "any sampling probability or clip, so that they take no part"
+            f"  {found['unreachable']:,} of {found['units']:,} ({100 * share:.3g} %) take no part: their budgets are "
+            "too small for any sampling probability or clip"
         )
     else:
-        lines.append("  none is out of reach")
+        lines.append("  every budget is feasible")
     return lines
 
 
-def draw(
+def draw_epsilon_by_sampling(
     path: Path,
     method: Method,
     event_of: Callable[[Method], Event],
-    own: BudgetDistribution | None,
+    distribution: BudgetDistribution | None,
     rounds: int,
     delta: float,
     accountant: Accountant,
 ) -> None:
-    """ε against the sampling probability for several noise multipliers, as a picture (rPDP-FL, Figure 6).
+    """Draw ε against the sampling probability for several noise multipliers.
 
-    `accountant` is the plan's, for every curve: the picture and the text tell the same ε.
+    Args:
+        path: of the picture; it ends in svg, pdf or png.
+        method: with the configured noise.
+        event_of: returns the event of one round of a method.
+        distribution: of budgets, drawn as levels; None draws none.
+        rounds: T.
+        delta: δ of the noise.
+        accountant: that of the plan, so that picture and text agree.
 
     Raises:
-        SilodpError: the method samples nothing, promises nothing, or the file's name says no format.
-    """
-    from silodp.report.budget_plots import against_sampling, check_picture, save
+        SilodpError: the method samples nothing, gives no guarantee, or the name of the file has another ending.
 
-    check_picture(path)
-    curves = [_curve(noisy, event_of, rounds, delta, accountant) for noisy in _noisier(method)]
-    levels = [level.budget for level in own.levels()] if own is not None else []
-    if len(levels) > _MOST_LINES:
+    Source: rPDP-FL, Figure 6.
+    """
+    from silodp.report.figures import check_picture_path, save_figure
+    from silodp.report.plots import plot_epsilon_by_sampling
+
+    check_picture_path(path)
+    curves = [_compute_curve(noisy, event_of, rounds, delta, accountant) for noisy in _vary_noise(method)]
+    levels = [level.budget for level in distribution.list_levels()] if distribution is not None else []
+    if len(levels) > _MOST_LEVELS:
         levels = [levels[0], levels[len(levels) // 2], levels[-1]]
-    figure = against_sampling(
+    figure = plot_epsilon_by_sampling(
         curves,
         levels,
-        f"{_sampled(method).replace('_', ' ')} probability q",
+        f"{_sampling_field(method).replace('_', ' ')} probability q",
         f"ε after {counted(rounds, 'round')}, accountant {accountant.name}",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def with_noise_multiplier(method: Method, noise_multiplier: float) -> Method:
-    """The method with this noise; where clients differ, the noisiest has this, and the others theirs in proportion."""
+    """Return the method with this noise; where clients differ, it is that of the noisiest, and others in proportion."""
     present = getattr(method, "noise_multiplier")  # noqa: B009  not every method has it
     value: Any = noise_multiplier
     if isinstance(present, tuple):
@@ -136,44 +155,46 @@ def with_noise_multiplier(method: Method, noise_multiplier: float) -> Method:
     return changed
 
 
-def noise_of(method: Method) -> float:
-    """σ, of the noisiest client where clients differ; 0 where there is none."""
+def get_noise_multiplier(method: Method) -> float:
+    """Return σ, of the noisiest client where clients differ; 0 where there is no noise."""
     present = getattr(method, "noise_multiplier", 0.0)
     return max(present) if isinstance(present, tuple) else present
 
 
-def _noisier(method: Method) -> Sequence[Method]:
-    if noise_of(method) == 0:
+def _vary_noise(method: Method) -> Sequence[Method]:
+    if get_noise_multiplier(method) == 0:
         raise SilodpError(
-            f"method {method.name} has no noise to draw ε for: choose another, or set its noise.",
+            f"method {method.name} has no noise, so there is no ε to draw: choose another, or set its noise.",
             code="argument.value",
             field="method",
         )
-    return [with_noise_multiplier(method, noise_of(method) * factor) for factor in _FACTORS]
+    return [with_noise_multiplier(method, get_noise_multiplier(method) * factor) for factor in _FACTORS]
 
 
-def _sampled(method: Method) -> str:
-    """The field, or the quantity, that is sampled with."""
+def _sampling_field(method: Method) -> str:
+    """Return the name of the sampling probability."""
     if method.samples_by_budget:
         return "record_sampling"
     for name in ("record_sampling", "user_sampling"):
-        if name in fields_of(type(method)):
+        if name in get_fields(type(method)):
             return name
     raise SilodpError(
-        f"method {method.name} samples nobody: there is no ε against a sampling probability to draw.",
+        f"method {method.name} has no sampling: there is no ε against a sampling probability to draw.",
         code="argument.value",
         field="method",
     )
 
 
-def _curve(
+def _compute_curve(
     method: Method, event_of: Callable[[Method], Event], rounds: int, delta: float, accountant: Accountant
 ) -> SamplingCurve:
-    label = f"σ = {noise_of(method):.4g}"
+    from silodp.report.plots import SamplingCurve
+
+    label = f"σ = {get_noise_multiplier(method):.4g}"
     if method.samples_by_budget:
-        curve = method.sampling_curve(rounds, accountant, _POINTS, _LEAST)
+        curve = method.sampling_curve(rounds, accountant, _POINTS, _LEAST_SAMPLING)
     else:
-        field = _sampled(method)
+        field = _sampling_field(method)
         plain: Any = method.without_budgets()
 
         def at(q: float) -> Event:
@@ -186,7 +207,5 @@ def _curve(
                 )
             return event
 
-        curve = EpsilonCurve.of(at, rounds, delta, accountant, _POINTS, _LEAST)
-    from silodp.report.budget_plots import SamplingCurve
-
+        curve = EpsilonCurve.of(at, rounds, delta, accountant, _POINTS, _LEAST_SAMPLING)
     return SamplingCurve(label, curve.parameters.tolist(), curve.epsilons.tolist())

@@ -1,4 +1,4 @@
-"""What a run would cost, before it is run: no data is touched."""
+"""The plan of a run: ε against every adversary, rounds within a budget, settings for a target, traffic."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, describe_any_dropouts, format_rounded_up
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.budgets import BudgetDistribution
-from silodp.config.construct import fields_of
+from silodp.config.build import get_fields
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
-from silodp.planning import budget_plan
-from silodp.planning.budget_plan import noise_of, with_noise_multiplier
+from silodp.planning.budget_plan import (
+    draw_epsilon_by_sampling,
+    format_budget_plan,
+    get_noise_multiplier,
+    plan_budgets,
+    with_noise_multiplier,
+)
 from silodp.planning.epsilon import compute_cost, count_events
-from silodp.report.guarantee_text import CLAIMED, is_only_claimed
+from silodp.report.guarantee_text import format_claim, is_only_claimed
 
 MOST_ROUNDS = 10**7
-"""No search for rounds goes beyond this."""
+"""The upper end of a search for rounds."""
 LEAST_NOISE = 0.01
-"""No search for a noise multiplier goes below this (see `calibration.noise_multiplier_for`)."""
-
+"""The lower end of a search for a noise multiplier (see `calibration.calibrate_noise_multiplier`)."""
 
 _ABOUT_TARGETS = ("epsilon", "adversary", "of", "unlimited", "reasons")
 
@@ -37,26 +41,32 @@ def plan_run(
     *,
     accountant: Accountant | str | None = None,
     target: float | None = None,
-    own: BudgetDistribution | None = None,
+    distribution: BudgetDistribution | None = None,
     picture: Path | None = None,
 ) -> dict[str, Any]:
-    """Return ε of every adversary after T rounds, the most rounds within a budget, what meets a target, and traffic.
+    """Return ε against every adversary after T rounds, the rounds within a budget, settings for a target, and traffic.
 
-    All silos are taken to answer; where fewer may, "fewest" says what models cost if only those ever do, and
-    "any_dropouts" what each adversary's ε is at most if silos drop out depending on the models.
-    The target is meant for the budget's adversary, or "released"; σ, T and q are each sought with the others
-    as they are, and none overshoots (None where no value meets the target, with the reason). `own`: personal budgets;
-    the plan says what each is given. `picture`: a file to draw ε against q in.
+    Args:
+        spec: from `build_public_spec`.
+        accountant: None takes the tightest that knows the noise.
+        target: ε against the adversary of the budget, or "released". σ, T and q are each computed with the others as
+            configured; none exceeds the target (None where no value meets it, with the reason).
+        distribution: of privacy budgets; the plan contains what each of them implies.
+        picture: file for a picture of ε against q; None draws none.
+
+    Returns:
+        JSON-ready. "adversaries": ε where all silos answer; where fewer may, "fewest": ε if only the required number
+        ever answers, and "any_dropouts": the largest ε if silos drop out depending on the models.
 
     Raises:
-        SilodpError: what a run would refuse, no value of anything meets the target, or persons' own budgets say what
-            the run costs.
+        SilodpError: a setting that a run refuses, no value of any setting meets the target, or a target where
+            privacy budgets determine ε.
     """
     if target is not None and spec.method.max_rounds is not None:
         raise SilodpError(
-            f"target epsilon = {target:g}: everybody's rate or clip follows from her own budget, and with it the run's "
-            "ε; set method.personal.largest_budget to the target, and method.personal.adversary to whom it is meant "
-            "for.",
+            f"target epsilon = {target:g}: the sampling probability or clip of each person follows from their budget, "
+            "and so does ε of the run; set method.personal.largest_budget to the target, and "
+            "method.personal.adversary to its adversary.",
             code="argument.conflict",
         )
     aggregator, rounds, budget = spec.aggregator, spec.rounds, spec.budget
@@ -78,7 +88,7 @@ def plan_run(
         "silos": spec.population.silos,
         "users": spec.population.users,
         "dimension": spec.size,
-        "noise_multiplier": noise_of(spec.method),
+        "noise_multiplier": get_noise_multiplier(spec.method),
         "adversaries": {a: _cost(events[a], spent[a], delta, accountant) for a in ADVERSARIES},
         "fewest": _of_fewest(spec, delta, accountant),
         "any_dropouts": _of_any_dropouts(spec, delta, accountant),
@@ -96,34 +106,32 @@ def plan_run(
     if budget is not None:
         limit, adversary = budget.epsilon, budget.adversary
         event = events[adversary]
-        most = (
-            0
-            if isinstance(event, NonPrivate)
-            else calibration.calibrate_rounds(event, limit, delta, accountant)
-        )
-        whole = result["adversaries"][adversary][
-            "epsilon"
-        ]  # less than every round's cost where records retire
+        most = 0
+        if not isinstance(event, NonPrivate):
+            most = calibration.calibrate_rounds(event, limit, delta, accountant)
+        # Where records retire, all rounds together cost less than the first one times T.
+        whole = result["adversaries"][adversary]["epsilon"]
         most = max(most, rounds if whole is not None and whole <= limit else 0)
         result["budget"] = {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
-    view = aggregator.views(spec.method, spec.population.silos)[_met_against(spec.method, adversary)]
-    result["budgets"] = budget_plan.budgets_plan(
-        spec.method, own, view, rounds, delta, accountant, spec.population.users
+    kept_against = spec.method.budget_adversary or adversary  # of per-unit budgets
+    view = aggregator.views(spec.method, spec.population.silos)[kept_against]
+    result["budgets"] = plan_budgets(
+        spec.method, distribution, view, rounds, delta, accountant, spec.population.users
     )
 
     def event_of(method: Method) -> Event:
         return replace(spec, method=method).round_events()[adversary]
 
     if picture is not None:
-        budget_plan.draw(picture, spec.method, event_of, own, rounds, delta, accountant)
+        draw_epsilon_by_sampling(picture, spec.method, event_of, distribution, rounds, delta, accountant)
     if target is not None:
-        result["target"] = {"epsilon": target, "adversary": adversary} | _solutions(
+        result["target"] = {"epsilon": target, "adversary": adversary} | _solve(
             spec.method, event_of, rounds, target, delta, accountant
         )
     return result
 
 
-def _solutions(
+def _solve(
     method: Method,
     event_of: Callable[[Method], Event],
     rounds: int,
@@ -131,11 +139,10 @@ def _solutions(
     delta: float,
     accountant: Accountant,
 ) -> dict[str, Any]:
-    """The σ, the T and the sampling probability that meet a target, each alone; "reasons" for what cannot.
+    """Return σ, T and sampling probability that each meet a target; "reasons" for those that cannot.
 
-    Where every record has a q of its own, what a record of q = 1 costs meets the target, or else the q sought.
-
-    "unlimited" names those whose search ended at its limit: the target asks nothing of them.
+    Where every record has a different q, σ and T are for a record with q = 1. "unlimited" names those whose search
+    ended at its limit: the target does not restrict them.
     """
 
     def with_field(name: str) -> Callable[[float], Event]:
@@ -151,7 +158,7 @@ def _solutions(
         return made
 
     solvers: dict[str, Callable[[], float]] = {}
-    fields = fields_of(type(method))
+    fields = get_fields(type(method))
     if "noise_multiplier" in fields:
         solvers["noise_multiplier"] = partial(
             calibration.calibrate_noise_multiplier,
@@ -161,10 +168,10 @@ def _solutions(
             delta,
             accountant,
         )
-    own_rates = method.samples_by_budget
-    event = method.event_at_sampling(1.0) if own_rates else event_of(method)
+    by_budget = method.samples_by_budget
+    event = method.event_at_sampling(1.0) if by_budget else event_of(method)
     solvers["rounds"] = partial(calibration.calibrate_rounds, event, target, delta, accountant, MOST_ROUNDS)
-    for name in [*fields, *(["record_sampling"] if own_rates else [])]:
+    for name in [*fields, *(["record_sampling"] if by_budget else [])]:
         if name.endswith("_sampling"):
             solvers[name] = partial(
                 calibration.calibrate_sampling_probability,
@@ -189,19 +196,19 @@ def _solutions(
     unlimited = [name for name, value in found.items() if value is not None and value == limits.get(name)]
     return {
         **found,
-        "of": "a record of q = 1" if own_rates else None,
+        "of": "a record of q = 1" if by_budget else None,
         "unlimited": unlimited,
         "reasons": reasons,
     }
 
 
 def _cost(event: Event, spent: list[EventCount], delta: float, accountant: Accountant) -> dict[str, Any]:
-    """Of all rounds; where there are none, still whether anything is promised."""
+    """Return the cost of all rounds; where T = 0, still whether there is a guarantee."""
     return compute_cost(spent or [(event, 0)], delta, accountant).to_dict()
 
 
 def _of_fewest(spec: RunSpec, delta: float, accountant: Accountant) -> dict[str, Any] | None:
-    """Return ε of the released models if never more silos answer than must; None where all must."""
+    """Return ε of the released models if only the required number of silos ever answers; None where all must."""
     fewest = spec.min_silos
     if fewest == spec.population.silos:
         return None
@@ -212,7 +219,7 @@ def _of_fewest(spec: RunSpec, delta: float, accountant: Accountant) -> dict[str,
 def _of_any_dropouts(
     spec: RunSpec, delta: float, accountant: Accountant
 ) -> dict[Adversary, float | None] | None:
-    """Return each adversary's ε if every round costs what it costs at most, whoever answers; None where all must."""
+    """Return ε if every round has its largest cost over all numbers of answers; None where all silos must answer."""
     if spec.min_silos == spec.population.silos:
         return None
     at_most = {
@@ -223,7 +230,7 @@ def _of_any_dropouts(
 
 
 def _claims(spec: RunSpec, delta: float, accountant: Accountant) -> list[dict[str, Any]]:
-    """What is promised by a paper and proven by nobody; never a part of the plan's ε."""
+    """Return ε that a paper claims without a proof; never a part of the ε of a plan."""
     claimed = spec.method.paper_claim
     if claimed is None:
         return []
@@ -236,23 +243,14 @@ def _claims(spec: RunSpec, delta: float, accountant: Accountant) -> list[dict[st
     ]
 
 
-def _met_against(method: Method, adversary: Adversary) -> Adversary:
-    """Whom persons' own budgets are met against."""
-    return method.budget_adversary or adversary
-
-
-def format_text(result: Mapping[str, Any]) -> list[str]:
-    """A plan for reading; rounded so that no printed value overshoots."""
+def format_plan(result: Mapping[str, Any]) -> list[str]:
+    """Return a plan as lines of text; values are rounded so that none exceeds a target or budget."""
     head = f"{result['method']}, {counted(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
     whom = "one record" if result["unit"] == "record" else "all records of one person"
     lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
     for adversary, found in result["adversaries"].items():
-        promise = (
-            f"ε = {format_rounded_up(found['epsilon'])}"
-            if found["private"]
-            else f"no guarantee: {found['reason']}"
-        )
-        lines.append(f"  {adversary:9} {promise}")
+        epsilon = f"ε = {format_rounded_up(found['epsilon'])}"
+        lines.append(f"  {adversary:9} {epsilon if found['private'] else 'no guarantee: ' + found['reason']}")
     if (fewest := result["fewest"]) is not None and fewest["epsilon"] is not None:
         lines.append(
             f"  if all {result['silos']} silos answer; released ε = {format_rounded_up(fewest['epsilon'])} if only "
@@ -264,34 +262,32 @@ def format_text(result: Mapping[str, Any]) -> list[str]:
             + (counted(budget["rounds"], "round") + (" or more" if budget["rounds"] == MOST_ROUNDS else ""))
         )
     if (budgets := result["budgets"]) is not None:
-        lines += budget_plan.format_text(budgets)
+        lines += format_budget_plan(budgets)
     if (target := result["target"]) is not None:
         whose = f" for {target['of']}" if target["of"] else ""
         lines.append(f"target ε = {target['epsilon']:g} ({target['adversary']}){whose}, changing one of:")
         asked = (name for name in target if name not in _ABOUT_TARGETS)
-        lines += [f"  {name}{_solution(name, target)}" for name in asked]
+        lines += [f"  {name}{_format_solution(name, target)}" for name in asked]
     users = "" if result["unit"] == "record" else f", U = {result['users']:,}"
     size = f"{counted(result['silos'], 'silo')}{users}, d = {result['dimension']:,}"
     lines.append(f"aggregator {result['aggregator']}, {size}:")
-    lines += _described(result["aggregation"], "  ")
-    for claim in result["claims"]:
-        lines.append(
-            f"[{CLAIMED}: no guarantee] {claim['adversary']} ε = {format_rounded_up(claim['epsilon'])}: {claim['why']}"
-        )
-    return lines
+    lines += _format_facts(result["aggregation"], "  ")
+    return lines + [
+        format_claim(claim["epsilon"], claim["why"], f" ({claim['adversary']})") for claim in result["claims"]
+    ]
 
 
-def _described(facts: Mapping[str, Any], indent: str) -> list[str]:
+def _format_facts(facts: Mapping[str, Any], indent: str) -> list[str]:
     lines: list[str] = []
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            lines += [f"{indent}{name}:", *_described(value, f"{indent}  ")]
+            lines += [f"{indent}{name}:", *_format_facts(value, f"{indent}  ")]
         else:
-            lines.append(f"{indent}{name}: {_fact(value)}")
+            lines.append(f"{indent}{name}: {_format_fact(value)}")
     return lines
 
 
-def _fact(value: Any) -> str:
+def _format_fact(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -299,7 +295,7 @@ def _fact(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def _solution(name: str, target: Mapping[str, Any]) -> str:
+def _format_solution(name: str, target: Mapping[str, Any]) -> str:
     value = target[name]
     if value is None:
         return f": {target['reasons'][name]}"
@@ -309,11 +305,11 @@ def _solution(name: str, target: Mapping[str, Any]) -> str:
         )
     if name == "rounds":
         return f" = {int(value)}" if value else " = 0, since one round costs more"
-    return f" = {_safe(value, up=name == 'noise_multiplier'):g}"
+    return f" = {_round_safely(value, up=name == 'noise_multiplier'):g}"
 
 
-def _safe(value: float, up: bool) -> float:
-    """Five figures, rounded to the private side."""
+def _round_safely(value: float, up: bool) -> float:
+    """Return five figures, rounded to the side with the smaller ε."""
     if isinstance(value, int) or value == 0:
         return value
     unit = 10.0 ** (math.floor(math.log10(value)) - 4)

@@ -1,1 +1,1 @@
-"""Reports of finished runs: the audit against the ledger, and the page that shows it."""
+"""Reports of finished runs: the audit against the ledger, and the page."""

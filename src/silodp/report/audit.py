@@ -1,12 +1,13 @@
-"""What a run says it promises, against the book it kept: ε recomputed from the ledger's events.
+"""The audit of a finished run: its guarantees and metrics compared with its ledger.
 
-Compared are ε, δ, accountant and rounds, method, its settings, the aggregator, the unit, what persons with several
-records get, whether the model may be released, why nothing is promised, and what is not covered; and the ε of every
-row of metrics.jsonl with what the rounds before it cost. Assumptions, claims, and what units with budgets of their own
-were charged are derived again from config.toml (`rederive_guarantees`); what cannot be is listed as not checked. The
-ledger's lines are hashed, not signed: whoever rewrites all of it can write another.
+ε is computed again from the events of the ledger. Also compared are δ, accountant, rounds, method, settings,
+aggregator, unit, ε of persons with several records, whether the model may be released, the reason of a missing
+guarantee, the list of what is not covered, and the ε of every row of metrics.jsonl. Assumptions, claims and the charges
+of units with privacy budgets are derived again from config.toml (`rederive_guarantees`); a part for which this is
+impossible is listed as not checked. The lines of the ledger are hashed, not signed: a person who rewrites all of them
+is not found.
 
-A guarantee that states a claimed ε as its own is refused like any that says less than was charged.
+A guarantee that states a claimed ε is refused like every ε below the charged one.
 """
 
 from __future__ import annotations
@@ -33,29 +34,22 @@ from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.accounting.steps import flatten_per_unit
 from silodp.aggregators import AggregatorRecord
 from silodp.errors import SilodpError, counted
-from silodp.report.rederive import rederive_guarantees
-from silodp.runtime.train import MetricsRow
-
-LEDGER = Path("checkpoint") / "ledger.jsonl"
-"""Where a run directory holds its ledger."""
-
-_LAST_DIGITS = 1e-6
-"""Relative: as much as another machine's arithmetic may change in ε; a report shows three figures, rounded up."""
-
+from silodp.report.rederive import is_covered, rederive_guarantees
+from silodp.runtime.run_directory import LEDGER, MetricsRow
 
 _MOST_EXACT = 200
-"""Rows whose ε is computed exactly; a thousand would take a minute."""
+"""Rows of metrics.jsonl whose ε is computed exactly; a thousand would take a minute."""
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """A ledger that bears the guarantees out.
+    """The result of an audit without contradictions.
 
     Attributes:
-        rounds: how many were charged.
-        budget: under which the run was.
-        unchecked: what the ledger cannot show.
-        attacks: the best attack on membership that the charged events allow, against whom something is promised.
+        rounds: number of charged rounds.
+        budget: privacy budget of the run, if any.
+        unchecked: parts that could not be checked, as text.
+        attacks: bound on attacks on membership by the charged events, for each adversary with a guarantee.
     """
 
     rounds: int
@@ -71,84 +65,96 @@ def audit_run(
     aggregator: AggregatorRecord | None,
     rows: Sequence[MetricsRow] | None = None,
 ) -> AuditResult | None:
-    """The guarantees of a run directory, each compared with the ledger there; None when there is no ledger.
+    """Compare the guarantees and metrics of a run with its ledger.
 
-    `summary` is all that guarantee.json says; `aggregator` the one it names, None where it names none. `rows`: of
-    metrics.jsonl; None: they are not compared.
+    Args:
+        directory: of the run.
+        guarantees: of guarantee.json.
+        summary: everything in guarantee.json.
+        aggregator: the one that guarantee.json names, if any.
+        rows: of metrics.jsonl; None leaves them out.
+
+    Returns:
+        The result; None where there is no ledger.
 
     Raises:
-        SilodpError: a guarantee claims less than was charged, speaks of another δ, accountant, number of rounds,
-            method, aggregator, unit or kind of noise, leaves out an assumption or what is not covered, or has other
-            budgets or claims; a row of metrics.jsonl is missing or says less than was charged; config.toml is another
-            run's; or the ledger is damaged, in use, or of an earlier version.
+        SilodpError: a guarantee has a smaller ε than was charged, another δ, accountant, number of rounds, method,
+            aggregator, unit or kind of noise, lacks an assumption or an entry of what is not covered, or has other
+            budgets or claims; a row of metrics.jsonl is missing or has a smaller ε than was charged; config.toml is
+            of another run; or the ledger is damaged, in use, or of an earlier version.
     """
     path = directory / LEDGER
     if not path.exists():
         return None
-    with _opened(path) as ledger:
+    with _open_ledger(path) as ledger:
         if ledger.subject is None:
             raise SilodpError(
-                f"ledger {path} does not say whom its rounds were charged for: it is of an earlier version of silodp; "
-                "report on it with that version, or run again.",
+                f"ledger {path} does not name the method and the unit: an earlier version of silodp wrote it; make "
+                "the report with that version, or run again.",
                 code="ledger.version",
             )
-        told = tuple(guarantees)
+        guarantees = tuple(guarantees)
         measured = any(row.get("loss") is not None for row in rows or ())
-        wrong = _about_run(summary, aggregator, ledger.subject, ledger.rounds)
-        for said in told:
+        delta_share = aggregator.delta_share if aggregator else 1.0
+        wrong = _compare_run(summary, aggregator, ledger.subject, ledger.rounds)
+        for guarantee in guarantees:
             if wrong is None:
                 wrong = (
-                    _about_whom(said, ledger.subject)
-                    or _contradiction(said, ledger, aggregator.delta_share if aggregator else 1.0)
-                    or _about_rest(said, ledger, measured)
+                    _compare_unit(guarantee, ledger.subject)
+                    or _compare_epsilon(guarantee, ledger, delta_share)
+                    or _compare_rest(guarantee, ledger, measured)
                 )
-                wrong = wrong and f"against '{said.adversary}' it says {wrong}"
+                wrong = wrong and f"against '{guarantee.adversary}' it says {wrong}"
         if wrong is not None:
             raise _contradicted(directory, "ledger", wrong)
-        wrong = None if rows is None or _is_unknown(ledger) else _about_rows(rows, ledger)
+        wrong = None if rows is None or _is_unknown(ledger) else _compare_rows(rows, ledger)
         if wrong is not None:
             raise SilodpError(
                 f"{directory / 'metrics.jsonl'} is contradicted by the run's ledger: {wrong}; restore it from a copy, "
-                "or delete it and resume the run, which then knows of the earlier rounds only what they cost.",
+                "or delete it and resume the run: of the earlier rounds then only ε is known.",
                 code="report.contradicted",
             )
         again = rederive_guarantees(directory, aggregator, ledger)
-        for said in told:
-            wrong = again.contradiction(said)
+        for guarantee in guarantees:
+            wrong = again.find_contradiction(guarantee)
             if wrong is not None:
-                wrong = f"against '{said.adversary}' it says {wrong}"
+                wrong = f"against '{guarantee.adversary}' it says {wrong}"
                 raise _contradicted(directory, "ledger and config.toml", wrong)
-        own = (f"every ε (the accountant '{ledger.accountant.name}' is not part of silodp)",)
-        unchecked = (*(own if _is_unknown(ledger) else ()), *again.unchecked)
-        return AuditResult(ledger.rounds, ledger.budget, unchecked, _attacks(told, ledger))
+        unchecked = again.unchecked
+        if _is_unknown(ledger):
+            unchecked = (
+                f"every ε (the accountant '{ledger.accountant.name}' is not part of silodp)",
+                *unchecked,
+            )
+        return AuditResult(ledger.rounds, ledger.budget, unchecked, _bound_attacks(guarantees, ledger))
 
 
 def _contradicted(directory: Path, by: str, wrong: str) -> SilodpError:
     return SilodpError(
         f"{directory / 'guarantee.json'} is contradicted by the run's {by}: {wrong}; "
-        "restore it, or resume the run, which writes it anew.",
+        "restore it, or resume the run, which writes it again.",
         code="report.contradicted",
     )
 
 
-def _attacks(told: Iterable[Guarantee], ledger: Ledger) -> dict[Adversary, MembershipAttack]:
-    """By the ledger's own events; what of δ is not for noise is added, as what ciphertexts disclose."""
+def _bound_attacks(guarantees: Iterable[Guarantee], ledger: Ledger) -> dict[Adversary, MembershipAttack]:
+    """Return bounds by the events of the ledger; the part of δ that is not for noise is added (ciphertexts)."""
     return {
-        said.adversary: compute_membership_attack(
-            [(charge.events[said.adversary], 1) for charge in ledger.history],
-            said.epsilon,
-            max(0.0, said.delta - ledger.delta),
+        guarantee.adversary: compute_membership_attack(
+            [(charge.events[guarantee.adversary], 1) for charge in ledger.history],
+            guarantee.epsilon,
+            max(0.0, guarantee.delta - ledger.delta),
         )
-        for said in told
-        if said.epsilon is not None
+        for guarantee in guarantees
+        if guarantee.epsilon is not None
     }
 
 
-def _about_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
-    """A round without its row, a row without its round, or one with less ε than the rounds up to it cost.
+def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
+    """Return a missing or additional row, or one with a smaller ε than the rounds up to it cost.
 
-    Of very many rounds so many are computed exactly; ε never falls, so each other row has at least that of the last
-    one computed before it.
+    Of many rounds only some are computed exactly. ε never falls, so every other row must have at least the ε of the
+    last computed round before it.
     """
     steps = min(ledger.rounds, _MOST_EXACT)
     checked = sorted({round(ledger.rounds * step / max(steps, 1)) for step in range(steps + 1)})
@@ -157,35 +163,31 @@ def _about_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
     for adversary in ADVERSARIES:
         claimed = [(row.get("epsilon") or {}).get(adversary) for row in rows]
         if all(value is None for value in claimed):
-            continue  # nothing is claimed
+            continue  # there is no ε to compare
         if any(adversary not in charge.events for charge in ledger.history):
-            return f"it has an ε against '{adversary}', and the ledger no charge"
+            return f"it has an ε against '{adversary}', and the ledger has no charge"
         cost = ledger.epsilon_by_round(adversary, checked)
         for round_, value in enumerate(claimed):
-            known = checked[bisect_right(checked, round_) - 1]
-            spent = cost[known]
             if value is None:
                 continue
+            known = checked[bisect_right(checked, round_) - 1]
+            spent = cost[known]
+            stated = f"round {round_} has ε = {value:.6g} against '{adversary}'"
             if spent is None:
-                return (
-                    f"round {round_} has ε = {value:.6g} against '{adversary}', and nothing is promised there"
-                )
-            if value < spent * (1 - _LAST_DIGITS):
-                return (
-                    f"round {round_} has ε = {value:.6g} against '{adversary}', and {counted(known, 'round')} cost "
-                    f"{spent:.6g}"
-                )
+                return f"{stated}, and there is no guarantee"
+            if not is_covered(value, spent):
+                return f"{stated}, and {counted(known, 'round')} cost {spent:.6g}"
     return None
 
 
-def _about_run(
-    summary: Mapping[str, Any], aggregator: AggregatorRecord | None, kept: LedgerHeader, rounds: int
+def _compare_run(
+    summary: Mapping[str, Any], aggregator: AggregatorRecord | None, header: LedgerHeader, rounds: int
 ) -> str | None:
     named = None if aggregator is None else aggregator.name
     for name, claimed, known in (
-        ("method", summary.get("method"), kept.method),
-        ("settings", summary.get("settings"), kept.settings),
-        ("aggregator", named, kept.aggregator),
+        ("method", summary.get("method"), header.method),
+        ("settings", summary.get("settings"), header.settings),
+        ("aggregator", named, header.aggregator),
         ("rounds", summary.get("rounds", rounds), rounds),
     ):
         if claimed != known:
@@ -193,73 +195,72 @@ def _about_run(
     return None
 
 
-def _about_whom(said: Guarantee, kept: LedgerHeader) -> str | None:
+def _compare_unit(guarantee: Guarantee, header: LedgerHeader) -> str | None:
     for name in ("method", "unit"):
-        if getattr(said, name) != getattr(kept, name):
-            return f"{name} = {getattr(said, name)}, and the ledger says {getattr(kept, name)}"
-    if said.releasable and not kept.secret:
+        if getattr(guarantee, name) != getattr(header, name):
+            return f"{name} = {getattr(guarantee, name)}, and the ledger says {getattr(header, name)}"
+    if guarantee.releasable and not header.secret:
         return "that the model may be released, and by the ledger its noise follows from a seed"
-    if said.releasable and said.epsilon is None:
-        return "that the model may be released, and promises nothing"
+    if guarantee.releasable and guarantee.epsilon is None:
+        return "that the model may be released, and gives no guarantee"
     return None
 
 
-def _contradiction(said: Guarantee, ledger: Ledger, delta_share: float) -> str | None:
-    if said.delta * delta_share != ledger.delta:
+def _compare_epsilon(guarantee: Guarantee, ledger: Ledger, delta_share: float) -> str | None:
+    if guarantee.delta * delta_share != ledger.delta:
         part = "" if delta_share == 1 else f" for noise, a part of {delta_share:g}"
-        return f"delta = {said.delta}, and the ledger says {ledger.delta}{part}"
-    for name, claimed, kept in (
-        ("accountant", said.accountant, ledger.accountant.name),
-        ("rounds", said.rounds, ledger.rounds),
+        return f"delta = {guarantee.delta}, and the ledger says {ledger.delta}{part}"
+    for name, stated, charged in (
+        ("accountant", guarantee.accountant, ledger.accountant.name),
+        ("rounds", guarantee.rounds, ledger.rounds),
     ):
-        if claimed != kept:
-            return f"{name} = {claimed}, and the ledger says {kept}"
-    if said.epsilon is None or _is_unknown(ledger):
-        return None  # nothing is claimed, or nothing can be compared
-    if any(said.adversary not in charge.events for charge in ledger.history):
-        return f"ε = {said.epsilon:.6g}, and the ledger has no charge against that adversary"
-    spent = ledger.epsilon(said.adversary)
+        if stated != charged:
+            return f"{name} = {stated}, and the ledger says {charged}"
+    if guarantee.epsilon is None or _is_unknown(ledger):
+        return None  # there is no ε to compare, or none to compare it with
+    adversary, stated_epsilon = guarantee.adversary, f"ε = {guarantee.epsilon:.6g}"
+    if any(adversary not in charge.events for charge in ledger.history):
+        return f"{stated_epsilon}, and the ledger has no charge against that adversary"
+    spent = ledger.epsilon(adversary)
     if spent is None:
-        return (
-            f"ε = {said.epsilon:.6g}, and by the ledger nothing is promised ({ledger.reason(said.adversary)})"
-        )
-    if not said.epsilon >= spent * (1 - _LAST_DIGITS):
-        return f"ε = {said.epsilon:.6g}, and the ledger's rounds cost {spent:.6g}"
-    return _about_persons(said, ledger)
+        return f"{stated_epsilon}, and by the ledger there is no guarantee ({ledger.reason(adversary)})"
+    if not is_covered(guarantee.epsilon, spent):
+        return f"{stated_epsilon}, and the ledger's rounds cost {spent:.6g}"
+    return _compare_persons(guarantee, ledger)
 
 
-def _about_persons(said: Guarantee, ledger: Ledger) -> str | None:
-    """What it says a person with several records gets, against the same events charged for so many records.
+def _compare_persons(guarantee: Guarantee, ledger: Ledger) -> str | None:
+    """Compare ε of persons with several records with the same events, charged for so many records.
 
-    A guarantee about single records must say it, or it reads like one about persons.
+    A guarantee about single records must state them, or readers take it for one about persons.
     """
-    unsaid = set(PERSONS_RECORDS) - {records for records, _ in said.persons}
-    if said.unit == "record" and unsaid:
-        return f"nothing of a person with {min(unsaid)} records, for whom the ledger's rounds cost more than for one"
-    for records, claimed in said.persons:
-        if claimed is None:
+    missing = set(PERSONS_RECORDS) - {records for records, _ in guarantee.persons}
+    if guarantee.unit == "record" and missing:
+        return f"no ε of a person with {min(missing)} records, which is larger than that of one record"
+    for records, stated in guarantee.persons:
+        if stated is None:
             continue
-        events = [charge.events[said.adversary] for charge in ledger.history]
+        events = [charge.events[guarantee.adversary] for charge in ledger.history]
         spent = compute_person_epsilon(events, records, ledger.delta, ledger.accountant)
-        if spent is None or not claimed >= spent * (1 - _LAST_DIGITS):
-            cost = "promise nothing" if spent is None else f"cost {spent:.6g}"
-            return f"ε = {claimed:.6g} for a person with {records} records, and for her the ledger's rounds {cost}"
+        if spent is None or not is_covered(stated, spent):
+            cost = "give no guarantee" if spent is None else f"cost {spent:.6g}"
+            return f"ε = {stated:.6g} for a person with {records} records, and for them the ledger's rounds {cost}"
     return None
 
 
-def _about_rest(said: Guarantee, ledger: Ledger, measured: bool) -> str | None:
-    """Why nothing is promised where nothing is, and what no ε covers."""
-    reason = None if _is_unknown(ledger) else ledger.reason(said.adversary)
-    if said.epsilon is None and reason is not None and said.reason != reason:
-        return f"that nothing is promised because {said.reason}, and the ledger says: {reason}"
+def _compare_rest(guarantee: Guarantee, ledger: Ledger, measured: bool) -> str | None:
+    """Compare the reason of a missing guarantee, and the list of what no ε covers."""
+    reason = None if _is_unknown(ledger) else ledger.reason(guarantee.adversary)
+    if guarantee.epsilon is None and reason is not None and guarantee.reason != reason:
+        return f"that there is no guarantee because {guarantee.reason}, and the ledger says: {reason}"
     for text in NOT_COVERED:
-        if text not in said.not_covered and (measured or text != HELD_OUT):
+        if text not in guarantee.not_covered and (measured or text != HELD_OUT):
             return f"nothing of what is not covered: {text}"
     return None
 
 
 class _UnknownAccountant(Accountant):
-    """Stands for an accountant of a user's own, whose code a report does not run: it gives no ε."""
+    """An accountant outside silodp: a report does not run its code, so it computes no ε."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -281,8 +282,8 @@ def _is_unknown(ledger: Ledger) -> bool:
     return isinstance(ledger.accountant, _UnknownAccountant)
 
 
-def _opened(path: Path) -> Ledger:
-    """The ledger, by the settings in its first line; opening it checks every line's hash and event."""
+def _open_ledger(path: Path) -> Ledger:
+    """Open a ledger with the settings in its first line; this checks the hash and the event of every line."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.readline())

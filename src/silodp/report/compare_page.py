@@ -1,4 +1,4 @@
-"""A comparison as a Markdown table and as a page with pictures."""
+"""A comparison of methods as a Markdown table, and as a page with pictures."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.errors import counted, name_file
+from silodp.errors import counted
 from silodp.report import plots
 from silodp.report.formatting import format_epsilon, format_measure
-from silodp.report.guarantee_text import CLAIMED, format_requested_and_spent
-from silodp.report.page import Picture, render
+from silodp.report.guarantee_text import CLAIMED, WHO, format_requested_and_charged
+from silodp.report.page import Picture, PictureFolder, render
 
 Fields = dict[str, Any]
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """The comparison as a Markdown table: values of the last round, never of the best one."""
-    asked = ["ε asked → spent"] if any(method["groups"] for method in result["methods"]) else []
+def format_table(result: Mapping[str, Any]) -> str:
+    """Return the comparison as a Markdown table.
+
+    Args:
+        result: from `compare_methods`; the values are those of the last round, not of the best one.
+    """
+    requested = ["ε requested → charged"] if any(method["groups"] for method in result["methods"]) else []
     spent_on = [f"ε {adversary}" for adversary in ADVERSARIES]
-    head = ["method", *result["quantities"], *spent_on, *asked, "seconds"]
+    head = ["method", *result["quantities"], *spent_on, *requested, "seconds"]
     lines = [f"| {' | '.join(_cell(text) for text in head)} |", "|" + "---|" * len(head)]
     untrained = [format_measure(result["untrained"].get(name)) for name in result["quantities"]]
     for method in result["methods"]:
-        ends = [spread_text(method["final"].get(name)) for name in result["quantities"]]
+        ends = [format_spread(method["final"].get(name)) for name in result["quantities"]]
         spent = [format_epsilon(method["epsilon"][adversary]) for adversary in ADVERSARIES]
-        budgets = [format_requested_and_spent(method["groups"])] if asked else []
-        cells = [shown_name(method), *ends, *spent, *budgets, f"{method['seconds']:.1f}"]
+        budgets = [format_requested_and_charged(method["groups"])] if requested else []
+        cells = [format_label(method), *ends, *spent, *budgets, f"{method['seconds']:.1f}"]
         lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
     lines.append(
-        f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', *('–' for _ in asked), '–'])} |"
+        f"| {' | '.join(['untrained', *map(_cell, untrained), '0', '0', '0', *('–' for _ in requested), '–'])} |"
     )
     claims = [
         f"[{CLAIMED}: no guarantee] {method['label']}, ε released = {format_epsilon(claim['epsilon'])}: {claim['why']}"
@@ -45,20 +47,20 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *after, ""])
 
 
-def shown_name(method: Mapping[str, Any]) -> str:
-    """A method's label, and for one without privacy that it draws no noise, and whether anybody tuned it."""
+def format_label(method: Mapping[str, Any]) -> str:
+    """Return the label of a method; for one without privacy also that it has no noise, and whether it was tuned."""
     if method["unit"] is not None:
         return str(method["label"])
     return f"{method['label']} (no noise{'' if method['has_own_settings'] else ', not tuned'})"
 
 
 def is_level(method: Mapping[str, Any]) -> bool:
-    """Whether a method without privacy may stand for what is possible: it was tuned, and is below no private one."""
+    """Return whether a method without privacy shows the level without noise: tuned, and not below a private one."""
     return method["unit"] is None and method["has_own_settings"] and method["warning"] is None
 
 
-def spread_text(end: Mapping[str, Any] | None) -> str:
-    """ "mean ± sd" of a final value, and how many runs have one if not all; "–" where none has."""
+def format_spread(end: Mapping[str, Any] | None) -> str:
+    """Return "mean ± sd" of a final value, and how many runs have one if not all; "–" where none has."""
     if end is None or end["mean"] is None:
         return "–"
     few = f" ({end['n']} of {end['of']})" if end["n"] < end["of"] else ""
@@ -66,13 +68,18 @@ def spread_text(end: Mapping[str, Any] | None) -> str:
 
 
 def _cell(text: str) -> str:
-    """A name cannot end its cell."""
+    """Return text that cannot end its cell."""
     return " ".join(text.split()).replace("|", r"\|")
 
 
-def page(result: Fields, out: Path) -> str:
-    """compare.html, and its pictures under plots/."""
-    (out / "plots").mkdir(exist_ok=True)
+def render_comparison(result: Fields, out: Path) -> str:
+    """Return the page of a comparison, and write its pictures to DIR/plots.
+
+    Args:
+        result: from `compare_methods`.
+        out: DIR.
+    """
+    pictures = PictureFolder(out / "plots")
     utility: list[Picture] = []
     for i, name in enumerate(result["quantities"]):
         curves = [_curve(method, name) for method in result["methods"]]
@@ -84,22 +91,22 @@ def page(result: Fields, out: Path) -> str:
             ),
             (
                 "epsilon",
-                f"{name} against the ε spent on it, logarithmic.{_levels(result)}",
+                f"{name} against the ε spent, on a logarithmic axis.{_describe_levels(result)}",
             ),
         ):
-            figure = plots.comparison(curves, name, untrained, against)
+            figure = plots.plot_comparison(curves, name, untrained, against)
             if figure is not None:
-                utility.append(_saved(figure, out, f"{i}-{against}", caption))
+                utility.append(pictures.add(f"{i}-{against}", figure, caption))
     curves = [_curve(method, None) for method in result["methods"]]
-    figure = plots.epsilon_comparison(curves)
-    caption = "ε against whoever sees the models, after every round of one run."
-    epsilon = None if figure is None else _saved(figure, out, "epsilon", caption)
+    figure = plots.plot_epsilon_comparison(curves)
+    caption = f"ε against {WHO['released']}, after every round of one run."
+    epsilon = None if figure is None else pictures.add("epsilon", figure, caption)
     ends = [
         {
             **m,
-            "name": shown_name(m),
-            "asked": format_requested_and_spent(m["groups"]),
-            "ends": [spread_text(m["final"][name]) for name in result["quantities"]],
+            "name": format_label(m),
+            "requested": format_requested_and_charged(m["groups"]),
+            "ends": [format_spread(m["final"][name]) for name in result["quantities"]],
         }
         for m in result["methods"]
     ]
@@ -109,29 +116,31 @@ def page(result: Fields, out: Path) -> str:
         result=result,
         methods=ends,
         untrained=untrained_texts,
-        asked=any(method["groups"] for method in result["methods"]),
+        requested=any(method["groups"] for method in result["methods"]),
         claimed=CLAIMED,
         utility=utility,
         epsilon=epsilon,
     )
 
 
-def _levels(result: Fields) -> str:
-    """What becomes of methods that spend no ε, in a picture against ε."""
-    levels = [shown_name(method) for method in result["methods"] if is_level(method)]
-    absent = [shown_name(m) for m in result["methods"] if m["unit"] is None and not is_level(m)]
+def _describe_levels(result: Fields) -> str:
+    """Return sentences on how methods without ε appear in a picture against ε."""
+    levels = [format_label(method) for method in result["methods"] if is_level(method)]
+    absent = [format_label(m) for m in result["methods"] if m["unit"] is None and not is_level(m)]
     drawn = f" Dashed: the level at which {' and '.join(levels)} ends." if levels else ""
     return drawn + (
-        f" Not drawn, as it does not show what is possible: {' and '.join(absent)}." if absent else ""
+        f" Not drawn, because it does not show the level without noise: {' and '.join(absent)}."
+        if absent
+        else ""
     )
 
 
 def _curve(method: Fields, name: str | None) -> plots.Curve:
-    """A method's curve of one quantity, or of ε alone."""
+    """Return the curve of one quantity of a method, or of ε alone."""
     empty = [None] * len(method["rounds"])
     curve = method["curves"][name] if name is not None else {"mean": empty, "sd": empty}
     return plots.Curve(
-        label=shown_name(method),
+        label=format_label(method),
         rounds=method["rounds"],
         mean=[math.nan if value is None else value for value in curve["mean"]],
         sd=[math.nan if value is None else value for value in curve["sd"]],
@@ -140,11 +149,3 @@ def _curve(method: Fields, name: str | None) -> plots.Curve:
         reference=is_level(method),
         is_level=method["unit"] is not None or is_level(method),
     )
-
-
-def _saved(figure: Any, out: Path, name: str, caption: str) -> Picture:
-    document = plots.svg(figure, name)
-    path = out / "plots" / f"{name}.svg"
-    with name_file(path):
-        path.write_text(document, encoding="utf-8")
-    return Picture(Markup(plots.inline(document, caption)), caption)

@@ -1,21 +1,45 @@
-"""Whether a run's numbers still mean something: a model that diverged should not pass for a result."""
+"""The rows of metrics.jsonl: which quantities were measured, and warnings where a run diverged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from silodp.errors import counted
-from silodp.report import plots
+from silodp.report.formatting import as_number
 from silodp.runtime.train import REFUSED_SUM
 
 _DIVERGED = 10.0
-"""A final loss this many times the untrained model's is no result."""
+"""A run has diverged where its last loss is so many times that of the untrained model."""
+_NOT_FINITE = "its new parameters were not finite numbers and were refused"
+_COST = "A refused round is charged like any other."
+_REMEDY = "The training diverged: lower server_learning_rate or the local learning_rate."
 
 
-def divergence_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why the rows of metrics.jsonl are no result, one sentence each; empty if they may be one."""
-    charged, refused = _refused_sums(rows)
+def list_quantities(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the quantities with a finite value in any row, "loss" first."""
+    names: dict[str, None] = {}
+    for row in rows:
+        values = {"loss": row.get("loss"), **(row.get("metrics") or {})}
+        names |= dict.fromkeys(name for name, value in values.items() if as_number(value) is not None)
+    return sorted(names, key=lambda name: name != "loss")
+
+
+def get_measure(row: Mapping[str, Any], name: str) -> float | None:
+    """Return the loss or a metric of one row; None where it is missing or not finite."""
+    return as_number(row.get("loss") if name == "loss" else (row.get("metrics") or {}).get(name))
+
+
+def find_divergence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return why the last row is no result of training, one sentence each.
+
+    Args:
+        rows: of metrics.jsonl, the untrained model first.
+
+    Returns:
+        Sentences; empty where the training did not diverge.
+    """
+    charged, refused = _count_refused_sums(rows)
     if charged and refused == charged:
         return [f"no round changed the model: {_NOT_FINITE}. {_COST} {_REMEDY}"]
     measured = [row for row in rows if "loss" in row]
@@ -23,52 +47,41 @@ def divergence_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     untrained, last = measured[0], measured[-1]
     when = f"after round {last['round']}"
-    expected = plots.quantities([untrained])
+    expected = list_quantities([untrained])
     if last["loss"] is not None and "loss" not in expected:
         expected.insert(0, "loss")
-    lost = [name for name in expected if plots.measured(last, name) is None]
+    lost = [name for name in expected if get_measure(last, name) is None]
     if lost:
         what = "a finite number" if len(lost) == 1 else "finite numbers"
         return [f"{' and '.join(lost)} {when}: not {what}. {_REMEDY}"]
-    before, after = plots.measured(untrained, "loss"), plots.measured(last, "loss")
+    before, after = get_measure(untrained, "loss"), get_measure(last, "loss")
     if before is not None and after is not None and after > _DIVERGED * before > 0:
         return [f"the loss is {after:.4g} {when}, and was {before:.4g} untrained. {_REMEDY}"]
     return []
 
 
-def left_out(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was left out of a result because it was not finite, one sentence each."""
-    said = []
-    charged, refused = _refused_sums(rows)
+def describe_refused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what did not enter the model because it was not finite, one sentence each."""
+    sentences = []
+    charged, refused = _count_refused_sums(rows)
     if 0 < refused < charged:
-        said.append(
+        sentences.append(
             f"{refused:,} of {counted(charged, 'round')} did not change the model: {_NOT_FINITE}. {_COST}"
         )
-    by_silo = refused_updates(rows)
-    if by_silo:
-        listed = ", ".join(f"{count:,} from {name}" for name, count in by_silo.items())
-        said.append(
-            f"updates that were not finite numbers counted as zero: {listed}; each is charged all the same."
-        )
-    return said
-
-
-def refused_updates(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Updates left out because they were not finite, by silo, over the whole run."""
-    total: dict[str, int] = {}
+    by_silo: dict[str, int] = {}
     for row in rows:
         for name, count in (row.get("refused") or {}).items():
             if name != REFUSED_SUM:
-                total[name] = total.get(name, 0) + int(count or 0)
-    return total
+                by_silo[name] = by_silo.get(name, 0) + int(count or 0)
+    if by_silo:
+        listed = ", ".join(f"{count:,} from {name}" for name, count in by_silo.items())
+        sentences.append(
+            f"updates that were not finite numbers counted as zero: {listed}; they are charged like all others."
+        )
+    return sentences
 
 
-def _refused_sums(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """How many rounds there were, and in how many of them the sum was refused."""
+def _count_refused_sums(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Return the number of rounds, and in how many of them the sum was refused."""
     rounds = [row for row in rows if row["round"] > 0]
     return len(rounds), sum(bool((row.get("refused") or {}).get(REFUSED_SUM)) for row in rounds)
-
-
-_NOT_FINITE = "its new parameters were not finite numbers and were refused"
-_COST = "A round that is refused is charged all the same."
-_REMEDY = "The training diverged: lower server_learning_rate or the local learning_rate."

@@ -1,4 +1,4 @@
-"""Numbers as a reader of a page meets them: ε never rounded down, odds, durations."""
+"""Numbers as text for readers: ε is never rounded down, odds, sizes and durations; and the filters of the templates."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 from silodp.errors import counted
 
-_NEARLY_SURE = 0.999  # a guess this good: little is excluded
+_UNINFORMATIVE_ACCURACY = 0.999
+"""An attack accuracy bound above this excludes little."""
 
 
 def as_number(value: Any) -> float | None:
-    """Return the value as a finite number, or None where it is none."""
+    """Return a finite number as float; None for everything else, a whole number of more than 63 bits included."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     return float(value) if good and (isinstance(value, float) or abs(value) < 1 << 63) else None
 
 
 def format_epsilon(epsilon: float | None) -> str:
-    """ε rounded up, never down: three figures, at least two decimals below 100; "none" for no guarantee."""
+    """Return ε rounded up: three figures, at least two decimals below 100; "none" where there is no guarantee."""
     value = as_number(epsilon)
     if value is None:
         return "none"
@@ -31,8 +32,8 @@ def format_epsilon(epsilon: float | None) -> str:
     return f"{rounded:,.{digits}f}"
 
 
-def format_times(epsilon: float) -> str:
-    """e^ε in words, rounded up."""
+def format_factor(epsilon: float) -> str:
+    """Return e^ε rounded up, "more than a million" for large ones."""
     if epsilon > math.log(1e6):
         return "more than a million"
     factor = math.exp(epsilon)
@@ -40,15 +41,22 @@ def format_times(epsilon: float) -> str:
 
 
 def compute_attack_accuracy(epsilon: float, delta: float = 0.0) -> float:
-    """How often an attacker who gives membership even odds is right at most, by ε and δ alone: (e^ε + δ)/(1 + e^ε).
+    """Return how often an attacker who gives membership even odds is right at most, by ε and δ alone.
 
-    What is known besides ε and δ makes it smaller: see `silodp.accounting.accountant`.
+    The bound is (e^ε + δ)/(1 + e^ε). By the events of a run it is smaller: see `compute_membership_attack`.
+
+    Args:
+        epsilon: ε of a guarantee.
+        delta: its δ.
+
+    Returns:
+        A probability in [1/2, 1].
     """
-    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
+    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))  # e^710 is beyond a float
 
 
 def format_accuracy(accuracy: float) -> str:
-    """A probability in percent, rounded up."""
+    """Return a probability in percent, rounded up."""
     percent = 100 * accuracy
     if percent > 99.99:
         return "nearly 100 %"
@@ -56,25 +64,30 @@ def format_accuracy(accuracy: float) -> str:
     return f"{math.ceil(percent * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
 
 
+def is_uninformative(accuracy: float) -> bool:
+    """Return whether a bound on attack accuracy is so close to 1 that it excludes little."""
+    return accuracy > _UNINFORMATIVE_ACCURACY
+
+
 def format_delta(delta: float) -> str:
-    """δ with all its zeros as long as they can be counted."""
+    """Return δ with all its zeros, from 1e-6 on; smaller ones as a power of ten."""
     return f"{delta:.9f}".rstrip("0") if delta >= 1e-6 else f"{delta:g}"
 
 
 def format_odds(probability: float) -> str:
-    """A small probability as "1 in N", N rounded down; in percent from a tenth on."""
+    """Return a small probability as "1 in N", N rounded down; in percent from a tenth on."""
     if probability >= 0.1:
         return format_accuracy(probability)
     return f"1 in {math.floor(1 / probability + 1e-6):,}" if probability > 0 else "0"
 
 
 def format_measure(value: float | None) -> str:
-    """A loss or a metric, four figures."""
+    """Return a loss or a metric with four figures; "–" where there is none."""
     return "–" if value is None else f"{value:.4g}"
 
 
 def format_bytes(size: int | None) -> str:
-    """Bytes as one would say them; "–" where nobody counted."""
+    """Return a number of bytes with its unit; "–" where it is not known."""
     if size is None:
         return "–"
     value = float(size)
@@ -86,46 +99,41 @@ def format_bytes(size: int | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as one would say them."""
+    """Return a duration in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def is_uninformative(accuracy: float) -> bool:
-    """Whether a guess may be nearly certain, so that little is excluded."""
-    return accuracy > _NEARLY_SURE
-
-
 def without_folders(text: str) -> str:
-    """A text with every absolute path shortened to its last part: a page is handed on, and names no user's folders."""
+    """Return a text with every absolute path shortened to its last part: a page is shared, and names no folders."""
     quoted = _QUOTED_PATH.sub(lambda found: f"{found[1]}…/{found[2]}{found[1]}", text)
     return _PATH.sub("…/", quoted)
 
 
 _START = r"(?:file://)?(?:~|[A-Za-z]:)?[\\/]"
-_QUOTED_PATH = re.compile(rf"""(["']){_START}[^"'\n]*?([^"'\\/\n]+)\1""")  # may hold spaces
+_QUOTED_PATH = re.compile(rf"""(["']){_START}[^"'\n]*?([^"'\\/\n]+)\1""")  # may contain spaces
 _PATH = re.compile(r"(?<![\w.…/<:~-])(?:~|[A-Za-z]:)?(?:[\\/][\w.@ +-]*[\w.@+-])+[\\/](?=[\w.])")
 
 
 def as_clause(sentence: str) -> str:
-    """A sentence as the end of another one: "… assumes that", then this."""
-    begins = sentence[:2].istitle()  # "SGD …" does not
-    return (sentence[:1].lower() + sentence[1:] if begins else sentence).removesuffix(".")
+    """Return a sentence as the end of another one, for example after "assuming that"."""
+    is_word = sentence[:2].istitle()  # "SGD …" keeps its capitals
+    return (sentence[:1].lower() + sentence[1:] if is_word else sentence).removesuffix(".")
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "epsilon": format_epsilon,
+    "factor": format_factor,
     "measure": format_measure,
     "bytes": format_bytes,
     "duration": format_duration,
     "odds": format_odds,
     "accuracy": format_accuracy,
+    "uninformative": is_uninformative,
     "without_folders": without_folders,
-    "times": format_times,
-    "vague": is_uninformative,
     "delta": format_delta,
     "clause": as_clause,
     "counted": counted,
 }
-"""By their names in templates."""
+"""Filters of the templates by name."""

@@ -1,4 +1,4 @@
-"""What a guarantee says beyond its one ε: to persons with several records, by personal budgets; and mere claims."""
+"""Guarantees as text: ε in a sentence, persons with several records, per-unit privacy budgets, and claims."""
 
 from __future__ import annotations
 
@@ -6,19 +6,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silodp.accounting.guarantee import Adversary, Guarantee, format_rounded_up
-from silodp.report.formatting import as_number, format_epsilon
+from silodp.accounting.accountant import MembershipAttack
+from silodp.accounting.guarantee import Adversary, Guarantee, describe_any_dropouts, format_rounded_up
+from silodp.report.formatting import as_number, compute_attack_accuracy, format_accuracy, format_epsilon
+
+WHO: dict[Adversary, str] = {
+    "released": "whoever sees the models",
+    "server": "the server",
+    "silo": "another silo",
+}
+"""Each adversary within a sentence, after "against"."""
 
 CLAIMED = "claimed, not proven"
 
 _MOST_LISTED = 5
 _EXCESS = 1e-6
-"""Relative; less is the accountant's arithmetic."""
+"""Relative; a smaller excess is rounding of the accountant."""
 
 
 @dataclass(frozen=True)
 class PersonTable:
-    """Rows (k, ε towards each of `against`); an ε is None where nothing is promised to somebody with k records."""
+    """ε of persons with several records.
+
+    Attributes:
+        against: the adversaries, one column each.
+        rows: (k, ε against each adversary); None where nothing is guaranteed to a person with k records.
+    """
 
     against: tuple[Adversary, ...]
     rows: tuple[tuple[int, tuple[float | None, ...]], ...]
@@ -26,164 +39,199 @@ class PersonTable:
 
 @dataclass(frozen=True)
 class BudgetSpending:
-    """What units with budgets of their own asked for and were charged, towards each of `against` alike."""
+    """Requested and charged ε of units with privacy budgets.
+
+    Attributes:
+        against: the adversaries for whom the numbers are the same.
+        groups: as in `Guarantee.groups`.
+    """
 
     against: tuple[Adversary, ...]
     groups: tuple[dict[str, Any], ...]
 
     @property
     def exceeded(self) -> int:
-        """How many units were charged more than they asked for."""
-        return sum(group["units"] for group in self.groups if exceeds(group))
+        """Number of units that were charged more than they requested."""
+        return sum(group["units"] for group in self.groups if is_exceeded(group))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What else the entries say, in the order in which it first appears."""
+        """Further entries of the groups, in the order in which they first appear."""
         known = ("budget", "units", "planned", "realized", "book")
         return tuple(dict.fromkeys(key for group in self.groups for key in group if key not in known))
 
 
-def exceeds(group: Mapping[str, Any]) -> bool:
-    """Whether a group was charged more than it asked for, by the run's book."""
-    charged = charge(group)
+def is_exceeded(group: Mapping[str, Any]) -> bool:
+    """Return whether a group was charged more than it requested."""
+    charged = get_charge(group)
     return charged is not None and charged > group["budget"] * (1 + _EXCESS)
 
 
-def charge(group: Mapping[str, Any]) -> float | None:
-    """What the book of the run charged a group; the other one where it does not keep it."""
+def get_charge(group: Mapping[str, Any]) -> float | None:
+    """Return ε charged to a group, by the charging mode of the run ("book"); by the other mode where it is missing."""
     book, other = ("realized", "planned") if group.get("book") == "realized" else ("planned", "realized")
     charged = as_number(group.get(book))
     return as_number(group.get(other)) if charged is None else charged
 
 
-def persons(guarantees: Iterable[Guarantee]) -> PersonTable | None:
-    """The table for persons with several records, one record first; None where no guarantee is about records."""
-    told = [said for said in guarantees if said.private and said.persons]
-    if not told:
+def tabulate_persons(guarantees: Iterable[Guarantee]) -> PersonTable | None:
+    """Return ε of persons with several records, one record first; None where no guarantee is about records."""
+    about_records = [guarantee for guarantee in guarantees if guarantee.private and guarantee.persons]
+    if not about_records:
         return None
-    numbers = sorted({records for said in told for records, _ in said.persons})
-    rows = [(1, tuple(said.epsilon for said in told))]
-    rows += [(k, tuple(dict(said.persons).get(k) for said in told)) for k in numbers if k > 1]
-    return PersonTable(tuple(said.adversary for said in told), tuple(rows))
+    numbers = sorted({records for guarantee in about_records for records, _ in guarantee.persons})
+    rows = [(1, tuple(guarantee.epsilon for guarantee in about_records))]
+    rows += [
+        (k, tuple(dict(guarantee.persons).get(k) for guarantee in about_records)) for k in numbers if k > 1
+    ]
+    return PersonTable(tuple(guarantee.adversary for guarantee in about_records), tuple(rows))
 
 
-def spending(guarantees: Iterable[Guarantee]) -> tuple[BudgetSpending, ...]:
-    """Budgets asked for and spent; adversaries towards whom it is the same stand together."""
+def collect_spending(guarantees: Iterable[Guarantee]) -> tuple[BudgetSpending, ...]:
+    """Return requested and charged budgets; adversaries for whom they are the same share an entry."""
     found: dict[str, tuple[list[Adversary], tuple[dict[str, Any], ...]]] = {}
-    for said in guarantees:
-        if said.groups:
-            found.setdefault(repr(said.groups), ([], said.groups))[0].append(said.adversary)
+    for guarantee in guarantees:
+        if guarantee.groups:
+            found.setdefault(repr(guarantee.groups), ([], guarantee.groups))[0].append(guarantee.adversary)
     return tuple(BudgetSpending(tuple(against), groups) for against, groups in found.values())
 
 
-def claims(guarantees: Iterable[Guarantee]) -> tuple[tuple[Adversary, float, str], ...]:
-    """(adversary, claimed ε, why it is only claimed), where it is less than what is proven."""
+def collect_claims(guarantees: Iterable[Guarantee]) -> tuple[tuple[Adversary, float, str], ...]:
+    """Return (adversary, claimed ε, why it is only claimed) of claims below the proven ε."""
     return tuple(
-        (said.adversary, claim["epsilon"], claim["why"])
-        for said in guarantees
-        for claim in said.claims
-        if is_only_claimed(claim["epsilon"], said.epsilon)
+        (guarantee.adversary, claim["epsilon"], claim["why"])
+        for guarantee in guarantees
+        for claim in guarantee.claims
+        if is_only_claimed(claim["epsilon"], guarantee.epsilon)
     )
 
 
 def is_only_claimed(claimed: float, proven: float | None) -> bool:
-    """Whether a claim goes beyond the guarantee; some claims are no less than what holds anyway."""
+    """Return whether a claim is below the proven ε; other claims add nothing to the guarantee."""
     return proven is None or claimed < proven * (1 - _EXCESS)
 
 
-def format_text(guarantees: Sequence[Guarantee]) -> list[str]:
-    """All of it for reading in a terminal; claims last, each labelled."""
-    lines: list[str] = []
-    table = persons(guarantees)
-    towards: dict[tuple[float | None, ...], list[str]] = {}
-    for place, adversary in enumerate(table.against if table else ()):
-        promised = tuple(values[place] for _, values in table.rows[1:])  # type: ignore[union-attr]
-        towards.setdefault(promised, []).append(adversary)
-    for promised, against in towards.items():
-        numbers = "/".join(str(records) for records, _ in table.rows[1:])  # type: ignore[union-attr]
-        epsilons = "/".join(format_rounded_up(value) for value in promised)
-        lines.append(f"A person with {numbers} records gets ε = {epsilons} ({', '.join(against)}).")
-    for spent in spending(guarantees):
-        asked = "; ".join(format_group(group) for group in spent.groups)
-        lines.append(f"Asked for → charged ({', '.join(spent.against)}): {asked}.")
-        if spent.exceeded:
-            lines.append(f"More than asked for was charged to {spent.exceeded:,} of them.")
-    claimed: dict[tuple[float, str], list[str]] = {}
-    for adversary, value, why in claims(guarantees):
-        claimed.setdefault((value, why), []).append(adversary)
-    for (value, why), against in claimed.items():
-        lines.append(
-            f"[{CLAIMED}: no guarantee] ε = {format_rounded_up(value)} ({', '.join(against)}): {why}."
-        )
-    return lines
+def describe_guarantee(guarantee: Guarantee, attack: MembershipAttack | None = None) -> str:
+    """Return one guarantee as a sentence.
 
-
-def format_group(group: Mapping[str, Any]) -> str:
-    """ "0.1 → 0.099 (700)": asked for, charged, by how many; where several budgets stand together from which to which.
-
-    Both are rounded up to the same decimals: what was kept never looks exceeded.
+    Args:
+        guarantee: against one adversary.
+        attack: bound on an attack by the charged events; None takes the weaker bound by ε and δ alone.
     """
-    return f"{format_requested(group)} → {format_rounded_up(charge(group))} ({group['units']:,})"
-
-
-def format_requested(group: Mapping[str, Any]) -> str:
-    """The budget of a group, or from which to which, rounded up as what is charged is."""
-    least = as_number(group.get("from", group.get("least")))  # of records, of persons
-    asked = format_rounded_up(group["budget"])
+    who = WHO[guarantee.adversary]
+    if guarantee.epsilon is None:
+        return f"Against {who}: no guarantee, because {guarantee.reason}."
+    unit, took_part = ("all records of a person", "they are")
+    if guarantee.unit == "record":
+        unit, took_part = ("one record", "it is")
+    accuracy = (
+        compute_attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
+    )
+    cap = "" if guarantee.any_dropouts is None else f" ({describe_any_dropouts(guarantee.any_dropouts)})"
     return (
-        asked if least is None or format_rounded_up(least) == asked else f"{format_rounded_up(least)}–{asked}"
+        f"Against {who}: ε = {format_rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}; "
+        f"an attacker who gives even odds that {took_part} in the data guesses right at most "
+        f"{format_accuracy(accuracy)} of the time."
     )
 
 
-def format_requested_and_spent(groups: Sequence[Mapping[str, Any]]) -> str:
-    """A cell: "0.100 → 0.0991, 1.00 → 0.99"; of many the range of the parts spent; "–" where nobody asked.
+def format_guarantees(guarantees: Sequence[Guarantee]) -> list[str]:
+    """Return lines on persons with several records, privacy budgets, and claims, each claim labeled as such."""
+    lines: list[str] = []
+    table = tabulate_persons(guarantees)
+    if table is not None:
+        same: dict[tuple[float | None, ...], list[str]] = {}
+        for place, adversary in enumerate(table.against):
+            same.setdefault(tuple(values[place] for _, values in table.rows[1:]), []).append(adversary)
+        numbers = "/".join(str(records) for records, _ in table.rows[1:])
+        for values, against in same.items():
+            epsilons = "/".join(format_rounded_up(value) for value in values)
+            lines.append(f"A person with {numbers} records has ε = {epsilons} ({', '.join(against)}).")
+    for spending in collect_spending(guarantees):
+        requested = "; ".join(format_group(group) for group in spending.groups)
+        lines.append(f"Requested → charged ({', '.join(spending.against)}): {requested}.")
+        if spending.exceeded:
+            lines.append(f"{spending.exceeded:,} of them were charged more than requested.")
+    claimed: dict[tuple[float, str], list[str]] = {}
+    for adversary, value, why in collect_claims(guarantees):
+        claimed.setdefault((value, why), []).append(adversary)
+    lines += [format_claim(value, why, f" ({', '.join(who)})") for (value, why), who in claimed.items()]
+    return lines
 
-    Of what was asked for and what was charged both are rounded up alike: what was kept never looks exceeded.
+
+def format_claim(epsilon: float, why: str, against: str = "") -> str:
+    """Return the line of a claim, labeled as no guarantee."""
+    return f"[{CLAIMED}: no guarantee] ε = {format_rounded_up(epsilon)}{against}: {why}"
+
+
+def format_group(group: Mapping[str, Any]) -> str:
+    """Return "0.1 → 0.099 (700)": requested, charged, and number of units; both ε are rounded up alike."""
+    return f"{format_requested(group)} → {format_rounded_up(get_charge(group))} ({group['units']:,})"
+
+
+def format_requested(group: Mapping[str, Any]) -> str:
+    """Return the requested ε of a group, or its range, rounded up like the charge."""
+    least = as_number(group.get("from", group.get("least")))  # "from": of records; "least": of persons
+    requested = format_rounded_up(group["budget"])
+    if least is None or format_rounded_up(least) == requested:
+        return requested
+    return f"{format_rounded_up(least)}–{requested}"
+
+
+def format_requested_and_charged(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Return a cell of a table: "0.100 → 0.0991, 1.00 → 0.99", of many groups the ranges; "–" where there are none.
+
+    Both are rounded up alike, so a budget that was kept never looks exceeded.
     """
     if not groups:
         return "–"
-    over = sum(group["units"] for group in groups if exceeds(group))
-    alarm = f"; {over:,} charged more than asked" if over else ""
+    over = sum(group["units"] for group in groups if is_exceeded(group))
+    alarm = f"; {over:,} charged more than requested" if over else ""
     if len(groups) <= _MOST_LISTED:
-        # Unbroken pairs: a page may break the list only between them.
+        # No line break within a pair: a page may break the list only between pairs.
         pairs = (
-            f"{format_epsilon(group['budget'])}\u00a0→\u00a0{format_epsilon(charge(group))}"
+            f"{format_epsilon(group['budget'])}\u00a0→\u00a0{format_epsilon(get_charge(group))}"
             for group in groups
         )
         return ", ".join(pairs) + alarm
-    parts = [100 * (charge(group) or 0.0) / group["budget"] for group in groups]
-    asked = [group["budget"] for group in groups]
-    return f"{min(asked):.3g} to {max(asked):.3g} → {min(parts):.0f} to {max(parts):.0f} %{alarm}"
+    parts = [100 * (get_charge(group) or 0.0) / group["budget"] for group in groups]
+    requested = [group["budget"] for group in groups]
+    return f"{min(requested):.3g} to {max(requested):.3g} → {min(parts):.0f} to {max(parts):.0f} %{alarm}"
 
 
-def is_valid_guarantee(said: Guarantee) -> bool:
-    """Whether what was read from a file can be shown."""
+def is_valid_guarantee(guarantee: Guarantee) -> bool:
+    """Return whether a guarantee that was read from a file can be shown."""
 
-    def costs(value: Any) -> bool:
+    def is_epsilon(value: Any) -> bool:
         return value is None or (as_number(value) is not None and value >= 0)
 
     def is_count(value: Any) -> bool:
         return type(value) is int and 0 <= value < 1 << 63
 
-    texts = (said.accountant, said.method, *said.assumptions, *said.not_covered)
-    optional = tuple(text for text in (said.unit, said.reason) if text is not None)
+    texts = (guarantee.accountant, guarantee.method, *guarantee.assumptions, *guarantee.not_covered)
+    optional = tuple(text for text in (guarantee.unit, guarantee.reason) if text is not None)
     try:
         return (
             all(isinstance(text, str) for text in texts + optional)
-            and isinstance(said.private, bool)
-            and isinstance(said.releasable, bool)
-            and is_count(said.rounds)
-            and costs(said.any_dropouts)
-            and all(is_count(k) and k >= 1 and costs(value) for k, value in said.persons)
+            and isinstance(guarantee.private, bool)
+            and isinstance(guarantee.releasable, bool)
+            and guarantee.private == (guarantee.epsilon is not None)
+            and is_epsilon(guarantee.epsilon)
+            and 0 < guarantee.delta < 1
+            and is_count(guarantee.rounds)
+            and is_epsilon(guarantee.any_dropouts)
+            and all(is_count(k) and k >= 1 and is_epsilon(value) for k, value in guarantee.persons)
             and all(
                 (as_number(group["budget"]) or 0) > 0
                 and is_count(group["units"])
-                and all(costs(group.get(name)) for name in ("planned", "realized", "from", "least"))
-                for group in said.groups
+                and all(is_epsilon(group.get(name)) for name in ("planned", "realized", "from", "least"))
+                for group in guarantee.groups
             )
             and all(
-                costs(claim["epsilon"]) and claim["epsilon"] is not None and isinstance(claim["why"], str)
-                for claim in said.claims
+                as_number(claim["epsilon"]) is not None
+                and is_epsilon(claim["epsilon"])
+                and isinstance(claim["why"], str)
+                for claim in guarantee.claims
             )
         )
     except (TypeError, KeyError, AttributeError):

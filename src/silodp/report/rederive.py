@@ -1,7 +1,7 @@
-"""What a guarantee says besides ε, derived again from the run's specification and what its directory keeps.
+"""The guarantees of a finished run, derived again from its specification, its ledger and the store of its server.
 
-run_spec.json is believed as far as the ledger bears it out: method, δ, accountant, kind of noise, and what each round
-cost. Method and aggregator are built from config.toml, and must be those of the specification. Tables are not read.
+run_spec.json must agree with the ledger in method, δ, accountant, kind of noise and cost of each round. Method and
+aggregator are built from config.toml, and must be those of the specification. Tables are not read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.aggregators import AggregatorRecord, ModelSpec, RunSpec
-from silodp.config.plugins import refuse_plugins
+from silodp.config.build import refuse_plugins
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData
@@ -32,55 +32,62 @@ from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, Store
 
 CONFIG = "config.toml"
-_ALL = "assumptions, claims, and what units with privacy budgets were charged"
+_ALL = "assumptions, claims, and charges of units with privacy budgets"
 EARLIER = (
-    "assumptions, and whether each round cost what its settings say (an earlier version of silodp, which worded and "
-    "charged otherwise, began the run)"
+    "assumptions, and whether each round cost what its settings imply (an earlier version of silodp with other texts "
+    "and charges began the run)"
 )
-JOINED = "what was realized of records' budgets (which silos joined which rounds is not known here)"
+JOINED = "realized charges of records with budgets (it is not known here which silos joined which rounds)"
 
-_LAST_DIGITS = 1e-6
-"""Relative: as much as another machine's arithmetic may change."""
+_TOLERANCE = 1e-6
+"""Relative difference of two ε that another machine may cause; a report shows three figures, rounded up."""
 
 
 @dataclass(frozen=True)
 class Rederived:
-    """The guarantees that specification and ledger imply.
+    """The guarantees that follow from specification and ledger.
 
     Attributes:
         guarantees: by adversary; {} where they cannot be derived.
-        unchecked: what could not be derived, for people.
+        unchecked: parts that could not be derived, as text.
     """
 
     guarantees: Mapping[Adversary, Guarantee]
     unchecked: tuple[str, ...]
 
-    def contradiction(self, said: Guarantee) -> str | None:
-        """Return what a guarantee leaves out or says otherwise; more may be assumed than must be."""
-        if said.adversary not in self.guarantees:
-            return None
-        again = self.guarantees[said.adversary]
-        if said.epsilon is not None:
-            for text in again.assumptions:
-                if text not in said.assumptions:
-                    return f"nothing of what it assumes: {text}"
-        if said.any_dropouts is not None:
-            least = None if again.any_dropouts is None else again.any_dropouts * (1 - _LAST_DIGITS)
-            if least is None or not said.any_dropouts >= least:
-                return f"any_dropouts = {said.any_dropouts}, and it is {again.any_dropouts}"
-        if not same(said.claims, again.claims):
-            return f"claims = {_list(said.claims)}, and they are {_list(again.claims)}"
-        return self._about_groups(said, again)
+    def find_contradiction(self, stated: Guarantee) -> str | None:
+        """Return the first part of a stated guarantee that is missing or different; additional assumptions are allowed.
 
-    def _about_groups(self, said: Guarantee, again: Guarantee) -> str | None:
-        if said.epsilon is None and not said.groups:
-            return None  # nothing is claimed
-        if len(said.groups) != len(again.groups):
-            return f"{len(said.groups)} budgets, and there are {len(again.groups)}"
-        passed = {"realized"} if JOINED in self.unchecked else set()
-        for one, other in zip(said.groups, again.groups, strict=True):
-            for key in sorted((one.keys() | other.keys()) - passed):
-                if not same(one.get(key), other.get(key)):
+        Args:
+            stated: of guarantee.json.
+
+        Returns:
+            The end of a sentence, or None.
+        """
+        if stated.adversary not in self.guarantees:
+            return None
+        again = self.guarantees[stated.adversary]
+        if stated.epsilon is not None:
+            for text in again.assumptions:
+                if text not in stated.assumptions:
+                    return f"nothing of what it assumes: {text}"
+        if stated.any_dropouts is not None and (
+            again.any_dropouts is None or not is_covered(stated.any_dropouts, again.any_dropouts)
+        ):
+            return f"any_dropouts = {stated.any_dropouts}, and it is {again.any_dropouts}"
+        if not is_same(stated.claims, again.claims):
+            return f"claims = {_format_claims(stated.claims)}, and they are {_format_claims(again.claims)}"
+        return self._compare_groups(stated, again)
+
+    def _compare_groups(self, stated: Guarantee, again: Guarantee) -> str | None:
+        if stated.epsilon is None and not stated.groups:
+            return None
+        if len(stated.groups) != len(again.groups):
+            return f"{len(stated.groups)} budgets, and there are {len(again.groups)}"
+        unknown = {"realized"} if JOINED in self.unchecked else set()
+        for one, other in zip(stated.groups, again.groups, strict=True):
+            for key in sorted((one.keys() | other.keys()) - unknown):
+                if not is_same(one.get(key), other.get(key)):
                     return f"{key} = {one.get(key)} of the budget {one['budget']:.6g}, and it is {other.get(key)}"
         return None
 
@@ -92,10 +99,13 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
     Args:
         directory: of the run.
         aggregator: as guarantee.json names it.
-        ledger: of the run.
+        ledger: of the run, open.
+
+    Returns:
+        The guarantees, and the parts that cannot be derived.
 
     Raises:
-        SilodpError: config.toml or run_spec.json is not this run's, or the ledger is older than the server's store.
+        SilodpError: config.toml or run_spec.json is of another run, or the ledger is older than the server store.
     """
     _check_age(directory, ledger)
     path = directory / CONFIG
@@ -110,11 +120,11 @@ def rederive_guarantees(directory: Path, aggregator: AggregatorRecord | None, le
         raise _contradicted(path, wrong)
     header = ledger.subject
     if not (directory / RUN_SPEC).exists() or (header is not None and header.accounting < ACCOUNTING):
-        # By its own rules such a run may be right; ε is compared with the ledger all the same.
+        # The rules of its version may differ from these; ε is compared with the ledger all the same.
         return Rederived({}, (EARLIER,))
     try:
         spec = _read_spec(directory / RUN_SPEC, config, ledger)
-        wrong = _other_cost(spec, ledger)
+        wrong = _find_other_cost(spec, ledger)
         if wrong is not None:
             raise _contradicted(path, wrong)
         if ledger.accountant.name not in ACCOUNTANTS:
@@ -136,7 +146,7 @@ def _contradicted(path: Path, how: str) -> SilodpError:
 
 
 def _load_config(path: Path) -> RunConfig:
-    """Load a run's config.toml without `aggregation.device`, which earlier versions had and no result depends on."""
+    """Load config.toml without `aggregation.device`, which earlier versions had and no result depends on."""
     values = read_toml(path)
     if isinstance(values.get("aggregation"), dict):
         values["aggregation"].pop("device", None)
@@ -144,37 +154,42 @@ def _load_config(path: Path) -> RunConfig:
 
 
 def _check_age(directory: Path, ledger: Ledger) -> None:
-    """Rounds that are over were charged: a ledger without them was set back."""
+    """Refuse a ledger that lacks rounds which are complete by the store of the server: it is an old copy."""
     folder = directory / "checkpoint" / "server"
-    mark = DirectoryStore(folder, private=False).get(COMPLETED_ROUNDS_KEY) if folder.exists() else None
-    over = 0 if mark is None else Message.decode(mark).round
+    stored = DirectoryStore(folder, private=False).get(COMPLETED_ROUNDS_KEY) if folder.exists() else None
+    over = 0 if stored is None else Message.decode(stored).round
     if over > ledger.rounds:
         raise SilodpError(
-            f"{directory} is not of one moment: its ledger has {counted(ledger.rounds, 'round')}, and the server's "
-            f"store says that {over} are over; restore the newest ledger.",
+            f"the files in {directory} are of different rounds: its ledger has {counted(ledger.rounds, 'round')}, "
+            f"and by the store of the server {over} are complete; restore the newest ledger.",
             code="report.contradicted",
         )
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two JSON-ready values are alike, numbers up to their last digits."""
+def is_covered(stated: float, charged: float) -> bool:
+    """Return whether a stated ε is at least the charged one, up to rounding."""
+    return stated >= charged * (1 - _TOLERANCE)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two JSON-ready values are equal, numbers up to rounding."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(is_same, one, other))
     if isinstance(one, float) and isinstance(other, float | int) and not isinstance(other, bool):
-        return math.isclose(one, other, rel_tol=_LAST_DIGITS)
+        return math.isclose(one, other, rel_tol=_TOLERANCE)
     return bool(one == other)
 
 
 def _config_mismatch(config: RunConfig, named: AggregatorRecord | None, ledger: Ledger) -> str | None:
-    """How a configuration contradicts the ledger, or the aggregator that guarantee.json names."""
-    kept, aggregator = ledger.subject, config.aggregator()
+    """Return how a configuration contradicts the ledger, or the aggregator that guarantee.json names."""
+    header, aggregator = ledger.subject, config.aggregator()
     for name, claimed, known in (
-        ("method", repr(config.method()), kept and kept.settings),
+        ("method", repr(config.method()), header and header.settings),
         ("delta", config.delta * aggregator.delta_share, ledger.delta),
         ("accountant", _accountant_name(config) or ledger.accountant.name, ledger.accountant.name),
-        ("seed", "none" if config.seed is None else "set", "none" if kept and kept.secret else "set"),
+        ("seed", "none" if config.seed is None else "set", "none" if header and header.secret else "set"),
     ):
         if claimed != known:
             return f"by it {name} = {claimed}, and by the ledger {known}"
@@ -185,15 +200,15 @@ def _config_mismatch(config: RunConfig, named: AggregatorRecord | None, ledger: 
 
 
 def _accountant_name(config: RunConfig) -> str | None:
-    """None where config.toml names none, or one of a user's own, whose code a report does not run."""
+    """Return the accountant of config.toml; None where it names none, or one whose code a report does not run."""
     return config.accountant if config.accountant in ACCOUNTANTS else None
 
 
 def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
-    """Return the run's specification, its method and aggregator built from the configuration.
+    """Return the specification of the run, with method and aggregator built from the configuration.
 
     Raises:
-        SilodpError: the file is damaged, or the configuration is another run's.
+        SilodpError: the file is damaged, or the configuration is of another run.
     """
     try:
         stored = json.loads(path.read_bytes())
@@ -226,23 +241,23 @@ def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
     return spec.calibrate()
 
 
-def _other_cost(spec: RunSpec, ledger: Ledger) -> str | None:
-    """Name a round that the ledger charges otherwise than the specification does, however many silos answered it."""
+def _find_other_cost(spec: RunSpec, ledger: Ledger) -> str | None:
+    """Return a round whose charge in the ledger does not follow from the specification for any number of silos."""
     for charge in ledger.history:
         if charge.release:
-            continue  # of the same round, with the same settings
+            continue  # its round is checked
         kept = {name: event_to_dict(event) for name, event in charge.events.items()}
         for survivors in range(len(spec.names), spec.min_silos - 1, -1):
             cost = spec.round_events(survivors, charge.round)
-            if same({name: event_to_dict(event) for name, event in cost.items()}, kept):
+            if is_same({name: event_to_dict(event) for name, event in cost.items()}, kept):
                 break
         else:
-            return f"by the ledger round {charge.round + 1} cost something else than by its settings"
+            return f"by the ledger the cost of round {charge.round + 1} is not that of its settings"
     return None
 
 
 def _read_participation(directory: Path, spec: RunSpec, ledger: Ledger) -> tuple[RoundStore, tuple[str, ...]]:
-    """Return a copy of the server's memory of which silos took part (nothing is drawn there), and what it lacks."""
+    """Return a copy of what the server stored on participation, so that nothing is drawn there, and what is missing."""
     copy, folder, over, forgotten = RoundStore(MemoryStore()), directory / "checkpoint" / "server", 0, False
     kept: Store = DirectoryStore(folder, private=False) if folder.exists() else MemoryStore()
     mark = kept.get(COMPLETED_ROUNDS_KEY)
@@ -259,5 +274,5 @@ def _read_participation(directory: Path, spec: RunSpec, ledger: Ledger) -> tuple
     return copy, (JOINED,) if matters else ()
 
 
-def _list(claims: Sequence[Mapping[str, Any]]) -> str:
+def _format_claims(claims: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(f"ε = {claim['epsilon']:.6g} ({claim['why']})" for claim in claims) or "none"

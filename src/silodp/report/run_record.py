@@ -1,4 +1,4 @@
-"""What a finished run left in its directory, read back; whatever is missing or damaged is one sentence."""
+"""The files of a finished run, read back and checked; a missing or damaged file is one sentence."""
 
 from __future__ import annotations
 
@@ -6,33 +6,87 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from silodp import __version__
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import AggregatorRecord
-from silodp.config.builders import build_aggregator
-from silodp.config.plugins import refuse_plugins
+from silodp.config.build import build_aggregator, refuse_plugins
 from silodp.errors import SilodpError, name_file
-from silodp.report import plots
 from silodp.report.audit import AuditResult, audit_run
-from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import is_valid_guarantee
 from silodp.runtime.run_directory import MetricsRow, read_metrics
+
+MOST_BARS = 400
+"""Of an `Allocation`, however many persons there are."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Records per person and silo, ranked by the total of the person; private, but without ids.
+
+    Attributes:
+        silos: S names.
+        bars: (S, B), records per person of rank b in each silo, an average over `persons_per_bar[b]` persons of
+            neighboring ranks; B is at most `MOST_BARS`.
+        persons_per_bar: (B,).
+        persons: number of persons U.
+        without_records: persons without any record.
+        in_several_silos: persons with records in more than one silo.
+        most_records: of one person.
+    """
+
+    silos: tuple[str, ...]
+    bars: tuple[tuple[float, ...], ...]
+    persons_per_bar: tuple[int, ...]
+    persons: int
+    without_records: int
+    in_several_silos: int
+    most_records: int
+
+    @classmethod
+    def from_counts(cls, counts: NDArray[np.int64], names: Sequence[str] = ()) -> Allocation:
+        """Rank and average counts (S, U); persons without records are counted, but have no bar."""
+        silos = tuple(names) or tuple(f"silo {s + 1}" for s in range(len(counts)))
+        totals = counts.sum(axis=0)
+        ranked = np.argsort(-totals, kind="stable")[: int((totals > 0).sum())]
+        groups = [g for g in np.array_split(ranked, min(MOST_BARS, max(len(ranked), 1))) if len(g)]
+        bars = [[round(float(row[group].mean()), 4) for group in groups] for row in counts]
+        return cls(
+            silos=silos,
+            bars=tuple(tuple(row) for row in bars),
+            persons_per_bar=tuple(len(group) for group in groups),
+            persons=int(counts.shape[1]),
+            without_records=int((totals == 0).sum()),
+            in_several_silos=int(((counts > 0).sum(axis=0) > 1).sum()),
+            most_records=int(totals.max(initial=0)),
+        )
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a finished run left in its directory.
+    """The files of a finished run.
 
-    `audit` is None where there is no ledger to compare the guarantees with, `aggregator` where no file says which one
-    was used. `written` is the file time of guarantee.json, which a copy may have changed.
+    Attributes:
+        rows: of metrics.jsonl.
+        summary: everything in guarantee.json.
+        guarantees: by adversary.
+        config: text of config.toml; None where there is none.
+        aggregator: None where no file names it.
+        model_digest: SHA-256 (hex) of model.safetensors; None where there is none.
+        allocation: records per person, private; None where they were not kept.
+        audit: result of the comparison with the ledger; None where there is no ledger.
+        budget: privacy budget of the run, if any.
+        written: file time of guarantee.json, which a copy may have changed.
     """
 
     rows: tuple[MetricsRow, ...]
@@ -41,7 +95,7 @@ class RunRecord:
     config: str | None
     aggregator: AggregatorRecord | None
     model_digest: str | None
-    allocation: plots.Allocation | None
+    allocation: Allocation | None
     audit: AuditResult | None
     budget: Budget | None
     written: datetime
@@ -49,25 +103,24 @@ class RunRecord:
 
 @refuse_plugins()
 def read_run(directory: Path) -> RunRecord:
-    """The files of a finished run, its guarantees compared with its ledger.
+    """Read the files of a finished run, and compare its guarantees with its ledger.
+
+    Args:
+        directory: of the run.
 
     Raises:
-        SilodpError: one that is needed is missing or damaged, or they contradict each other.
+        SilodpError: a required file is missing or damaged, or files contradict each other.
     """
-    if not directory.is_dir():
-        raise SilodpError(
-            f"run directory {directory} does not exist: name the directory that `silodp run` wrote.",
-            code="report.missing",
-        )
+    _check_directory(directory)
     rows = _read_rows(directory / "metrics.jsonl")
-    promised = directory / "guarantee.json"
-    summary = _read_json(promised)
-    guarantees = _guarantees(summary, promised)
+    guarantee_file = directory / "guarantee.json"
+    summary = _read_json(guarantee_file)
+    guarantees = _read_guarantees(summary, guarantee_file)
     config, model = directory / "config.toml", directory / "model.safetensors"
     settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
-    aggregator = _aggregator(summary, settings)
+    aggregator = _read_aggregator(summary, settings)
     audit = audit_run(directory, guarantees.values(), summary, aggregator, rows)
-    kept = directory / "plots" / "allocation.json"
+    allocation = directory / "plots" / "allocation.json"
     delta = guarantees["released"].delta  # the ledger's may be less: it accounts for the noise alone
     return RunRecord(
         rows=rows,
@@ -76,31 +129,36 @@ def read_run(directory: Path) -> RunRecord:
         config=settings,
         aggregator=aggregator,
         model_digest=hashlib.sha256(model.read_bytes()).hexdigest() if model.exists() else None,
-        allocation=_read_allocation(kept) if kept.exists() else None,
+        allocation=_read_allocation(allocation) if allocation.exists() else None,
         audit=audit,
-        budget=audit.budget and replace(audit.budget, delta=delta) if audit else _budget(settings, delta),
-        written=datetime.fromtimestamp(promised.stat().st_mtime, UTC),
+        budget=audit.budget and replace(audit.budget, delta=delta)
+        if audit
+        else _read_budget(settings, delta),
+        written=datetime.fromtimestamp(guarantee_file.stat().st_mtime, UTC),
     )
 
 
-def versions() -> str:
-    """Of what computes here."""
+def format_versions() -> str:
+    """Return the versions of silodp and torch that run here."""
     return f"silodp {__version__}, torch {version('torch')}"
 
 
-def _guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarantee]:
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise SilodpError(
+            f"run directory {directory} does not exist: name a directory that 'silodp run' has written.",
+            code="report.missing",
+        )
+
+
+def _read_guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarantee]:
     try:
         _check_summary(summary)
         found = [Guarantee.from_dict(fields) for fields in summary["guarantees"]]
         guarantees = {guarantee.adversary: guarantee for guarantee in found}
         ordered = {adversary: guarantees[adversary] for adversary in ADVERSARIES}
-        for said in ordered.values():
-            if said.private != (said.epsilon is not None) or not 0 < said.delta < 1:
-                raise ValueError
-            if said.epsilon is not None and (as_number(said.epsilon) is None or said.epsilon < 0):
-                raise ValueError
-            if not is_valid_guarantee(said):
-                raise ValueError
+        if not all(map(is_valid_guarantee, ordered.values())):
+            raise ValueError
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise SilodpError(
             f"{path} does not hold a guarantee for each adversary: restore it, or run again.",
@@ -110,17 +168,17 @@ def _guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Guarante
 
 
 def _check_summary(summary: Mapping[str, Any]) -> None:
-    """Raise ValueError if what guarantee.json says of the whole run cannot be shown.
+    """Raise ValueError if the entries of guarantee.json about the whole run cannot be shown.
 
-    "simulation" can only be true, or missing in files of format 1: nothing in this version runs parties apart.
+    "simulation" can only be true, or missing in files of format 1: this version runs all parties in one process.
     """
     texts = [summary.get(name, "") for name in ("method", "settings", "stopped")]
     if not all(isinstance(text, str) for text in texts) or summary.get("simulation", True) is not True:
         raise ValueError
 
 
-def _aggregator(summary: dict[str, Any], config: str | None) -> AggregatorRecord | None:
-    """As guarantee.json names it, {"name": ..., its settings}; else by config.toml."""
+def _read_aggregator(summary: dict[str, Any], config: str | None) -> AggregatorRecord | None:
+    """Return the aggregator that guarantee.json names, {"name": ..., its settings}; else that of config.toml."""
     try:
         if "aggregator" in summary:
             named = dict(summary["aggregator"])
@@ -132,34 +190,29 @@ def _aggregator(summary: dict[str, Any], config: str | None) -> AggregatorRecord
             aggregator = build_aggregator(values.get("aggregator", "plain"), values.get("aggregation", {}))
             return AggregatorRecord.from_aggregator(aggregator)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return None  # of another version: nothing is said of it, and its ledger is compared as it is
+        return None  # of another version; its ledger is compared all the same
     return None
 
 
-def _budget(config: str | None, delta: float) -> Budget | None:
-    """The budget by config.toml, for a run whose ledger is elsewhere."""
+def _read_budget(config: str | None, delta: float) -> Budget | None:
+    """Return the budget of config.toml, for a run without its ledger."""
     try:
         section = tomllib.loads(config or "").get("budget")
         return None if section is None else Budget(**{"delta": delta, **section})
     except (ValueError, TypeError, RecursionError):
-        return None  # the configuration is shown as it is, right or wrong
+        return None  # the page shows the configuration as it is, right or wrong
 
 
-def keep_allocation(directory: Path, records: plots.Allocation) -> None:
-    """Write the picture's private numbers to DIR/plots/allocation.json."""
-    if not directory.is_dir():
-        raise SilodpError(
-            f"run directory {directory} does not exist: name the directory that `silodp run` wrote.",
-            code="report.missing",
-        )
+def keep_allocation(directory: Path, allocation: Allocation) -> None:
+    """Write DIR/plots/allocation.json, which is private."""
+    _check_directory(directory)
     (directory / "plots").mkdir(exist_ok=True)
-    text = json.dumps(asdict(records), ensure_ascii=False)
     path = directory / "plots" / "allocation.json"
     with name_file(path):
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(json.dumps(asdict(allocation), ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _read_allocation(path: Path) -> plots.Allocation:
+def _read_allocation(path: Path) -> Allocation:
     fields = _read_json(path)
     try:
         lists = {
@@ -169,7 +222,7 @@ def _read_allocation(path: Path) -> plots.Allocation:
         }
         totals = ("persons", "without_records", "in_several_silos", "most_records")
         numbers = {name: int(fields[name]) for name in totals}
-        records = plots.Allocation(**{**fields, **lists, **numbers})
+        records = Allocation(**{**fields, **lists, **numbers})
         if (
             not all(math.isfinite(value) for row in records.bars for value in row)
             or len(records.bars) != len(records.silos)
@@ -178,7 +231,7 @@ def _read_allocation(path: Path) -> plots.Allocation:
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
         raise SilodpError(
-            f"{path} is damaged: delete it and the report is written without that picture.",
+            f"{path} is damaged: delete it, and the report is written without that picture.",
             code="report.damaged",
         ) from None
     return records
@@ -198,7 +251,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     content = _read_bytes(path)
     try:
         fields = json.loads(content)
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested a thousand deep
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
         fields = None
     if not isinstance(fields, dict):
         raise SilodpError(
@@ -212,7 +265,7 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise SilodpError(
-            f"{path} is missing: the run has not ended, or this is no run directory; resume the run or name "
+            f"{path} is missing: the run has not ended, or this is no run directory; resume the run, or name "
             "another directory.",
             code="report.missing",
         ) from None

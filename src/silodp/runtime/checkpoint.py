@@ -1,4 +1,4 @@
-"""What the server must know to go on after its process died: one sealed file, replaced after every round."""
+"""The checkpoint of the server: one sealed file, replaced after every round, from which a run is resumed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from silodp.errors import SilodpError
 from silodp.methods.base import Method, MethodState, Population
 from silodp.wire.store import PRIVATE_FILE, seal, unseal, write_durably
 
-_METHOD = "method/"  # before the names of a method's arrays; the server optimizer's have none
+_METHOD = "method/"  # prefix of the arrays of the method; those of the server optimizer have none
 FORMAT = 4
 """The format that is written, and the only one that is read.
 
@@ -33,11 +33,11 @@ class Checkpoint:
 
     Attributes:
         run: its id.
-        fingerprint: of the settings that a resumed run must share.
+        fingerprint: digest of the settings that a resumed run must share.
         round: the number of rounds done.
         params: (d,), the model.
-        optimizer: the server optimizer's state.
-        method: the method's state.
+        optimizer: state of the server optimizer.
+        method: state of the method.
     """
 
     run: str
@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, state: Checkpoint) -> None:
-    """Write durably; after a crash the file holds this state or the one before it."""
+    """Write a checkpoint durably; after a crash the file has this state or the one before it."""
     header = {"format": FORMAT, "run": state.run, "fingerprint": state.fingerprint, "round": state.round}
     optimizer = {name: value.cpu() for name, value in state.optimizer.items()}
     method = {_METHOD + name: torch.from_numpy(value) for name, value in state.method.items()}
@@ -66,7 +66,7 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
 
 
 def read_fingerprint(path: Path) -> str:
-    """Return the digest of the run's specification that a checkpoint was written for.
+    """Return the digest of the specification in a checkpoint.
 
     Raises:
         SilodpError: the checkpoint is damaged.
@@ -81,17 +81,21 @@ def _read_header(data: bytes, path: Path) -> dict[str, Any]:
         header: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["checkpoint"])
     except (SafetensorError, ValueError, KeyError) as error:
         raise SilodpError(
-            f"checkpoint {path} cannot be read ({error}): it is not one of silodp's.",
+            f"checkpoint {path} cannot be read ({error}): silodp has not written it.",
             code="checkpoint.damaged",
         ) from None
     return header
 
 
 def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
-    """Read and check.
+    """Read a checkpoint.
+
+    Args:
+        path: of the file.
+        fingerprint: digest of the specification of the run.
 
     Raises:
-        SilodpError: when it is missing, damaged, of another format, or belongs to another set-up.
+        SilodpError: it is missing, damaged, of another format, or of a run with other settings.
     """
     try:
         sealed = path.read_bytes()
@@ -106,15 +110,15 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
     tensors = load(data)
     if header["format"] != FORMAT:
         raise SilodpError(
-            f"checkpoint {path} has format {header['format']}, this silodp reads {FORMAT}: go on with the version of "
-            "silodp that began the run, or begin a new one, which adds its own ε.",
+            f"checkpoint {path} has format {header['format']}, this silodp reads {FORMAT}: continue with the version "
+            "of silodp that began the run, or begin a new run, which adds its ε to that of this run.",
             code="checkpoint.format",
         )
     if header["fingerprint"] != fingerprint:
         raise SilodpError(
-            f"checkpoint {path} belongs to another set-up (data, task, method, seed, δ or aggregator differ; "
-            "where budgets are laid out over a number of rounds, this number is a part of the method): resume with "
-            "the configuration it was made with, or choose another output directory.",
+            f"checkpoint {path} is of a run with other settings (data, task, method, seed, δ or aggregator differ; "
+            "where privacy budgets are planned for a number of rounds, it is a part of the method): resume with "
+            "the configuration of that run, or choose another output directory.",
             code="checkpoint.setup",
         )
     method = {

@@ -1,4 +1,4 @@
-"""What a run promises against whom: a function of its specification and its ledger."""
+"""The guarantees of a run, a function of its specification and its ledger."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from silodp.accounting.ledger import Ledger
 from silodp.aggregators.run_spec import RunSpec
 
 CountParticipation = Callable[[int], np.ndarray]
-"""Number of rounds -> in how many of the first of them each silo took part, (S,)."""
+"""Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
 
 
 def build_guarantees(
     spec: RunSpec, ledger: Ledger, count_participation: CountParticipation
 ) -> dict[Adversary, Guarantee]:
-    """Return the guarantee against every adversary, for the rounds that the ledger has.
+    """Return the guarantee against every adversary, for the rounds in the ledger.
 
     Args:
         spec: of the run.
-        ledger: of the run.
-        count_participation: asked only where units have budgets.
+        ledger: of the run, open.
+        count_participation: called only where units have privacy budgets.
+
+    Returns:
+        Guarantees by adversary.
     """
     views = spec.aggregator.views(spec.method, len(spec.names))
     integers = spec.aggregator.adds_integers and spec.bounds is not None
@@ -65,7 +68,7 @@ def build_guarantees(
             + spec.method.assumptions
             + spec.data.assumptions
             + delta_warning(spec.delta, spec.population.users),
-            not_covered=tuple(what for what in NOT_COVERED if spec.tested or what != HELD_OUT),
+            not_covered=tuple(text for text in NOT_COVERED if spec.tested or text != HELD_OUT),
             persons=() if spent is None or spec.method.unit != "record" else _persons(ledger, adversary),
             groups=() if spent is None else _groups(spec, ledger, views[adversary], count_participation),
             claims=_claims(spec, adversary, ledger),
@@ -75,7 +78,7 @@ def build_guarantees(
 
 
 def delta_warning(delta: float, users: int) -> tuple[str, ...]:
-    """Return the remark on a δ that is not below 1/U; nothing on others."""
+    """Return the remark on a δ that is not below 1/U; () for others."""
     if delta * users < 1:
         return ()
     return (
@@ -85,7 +88,7 @@ def delta_warning(delta: float, users: int) -> tuple[str, ...]:
 
 
 def _costliest_releases(spec: RunSpec, ledger: Ledger) -> list[Mapping[Adversary, Event]]:
-    """Return, for every release charged, what it costs if the costliest number of silos answers; [] if all must."""
+    """Return for every charged release its largest cost over all numbers of answers; [] if all silos must answer."""
     if spec.min_silos == len(spec.names):
         return []
     return [spec.costliest_events(charge.round, charge.release) for charge in ledger.history]
@@ -94,7 +97,7 @@ def _costliest_releases(spec: RunSpec, ledger: Ledger) -> list[Mapping[Adversary
 def _any_dropouts(
     at_most: list[Mapping[Adversary, Event]], adversary: Adversary, ledger: Ledger
 ) -> float | None:
-    """Return ε of all releases together; None where all silos must answer, or nothing was released."""
+    """Return ε of these releases together; None where there are none, or ε is infinite."""
     if not at_most:
         return None
     spent = compute_epsilon(
@@ -104,7 +107,7 @@ def _any_dropouts(
 
 
 def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | None], ...]:
-    """Return what a person with k records gets from a guarantee about single records (group privacy)."""
+    """Return (k, ε of a person with k records) from a guarantee about single records (group privacy)."""
     events = [charge.events[adversary] for charge in ledger.history]
     return tuple(
         (records, compute_person_epsilon(events, records, ledger.delta, ledger.accountant))
@@ -115,11 +118,11 @@ def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | N
 def _groups(
     spec: RunSpec, ledger: Ledger, view: View, count_participation: CountParticipation
 ) -> tuple[dict[str, Any], ...]:
-    """Return what units with budgets asked for and were charged; budgets are public."""
-    own = spec.population.budgets
+    """Return requested and charged ε of units with privacy budgets, which are public."""
+    user_budgets = spec.population.budgets
     budgets: Sequence[np.ndarray] = spec.data.silo_budgets or ()
     if spec.method.unit == "user":
-        budgets = () if own is None else (np.array(own),)
+        budgets = () if user_budgets is None else (np.array(user_budgets),)
     if not budgets:
         return ()
     joined = count_participation(ledger.rounds)[: len(budgets)]
@@ -127,7 +130,7 @@ def _groups(
 
 
 def _claims(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
-    """Return what a paper promises for this run without a proof that holds."""
+    """Return ε that a paper claims for this run without a valid proof."""
     claimed = spec.method.paper_claim
     if claimed is None:
         return ()

@@ -1,4 +1,4 @@
-"""Which silos take part in which rounds: drawn once, kept in the server's store, counted for guarantees."""
+"""Participation of silos in rounds: drawn once, kept in the store of the server, counted for guarantees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store
 
 COMPLETED_ROUNDS_KEY = "rounds over"
-"""Where the server keeps how many rounds are over, and how many of them each silo took part in (S,)."""
+"""Key in the store of the server: the number of completed rounds, and in how many each silo took part, (S,)."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,16 @@ class Participation:
 
     Attributes:
         spec: of the run.
-        store: the server's.
-        randomness: the server's.
+        store: of the server.
+        randomness: of the server.
     """
 
     spec: RunSpec
     store: RoundStore
     randomness: Randomness
 
-    def completed(self) -> tuple[int, np.ndarray]:
-        """Return how many rounds are over, and how many of them each silo took part in, (S,)."""
+    def load_completed(self) -> tuple[int, np.ndarray]:
+        """Return the number of completed rounds, and in how many of them each silo took part, (S,)."""
         stored = self.store.run.get(COMPLETED_ROUNDS_KEY)
         if stored is None:
             return 0, np.zeros(len(self.spec.names), np.int64)
@@ -39,7 +39,7 @@ class Participation:
         return kept.round, kept.arrays["joined"]
 
     def complete(self, rounds: int) -> None:
-        """Keep durably that so many rounds are over."""
+        """Store durably that so many rounds are completed."""
         arrays = {"joined": self.count(rounds)}
         self.store.run.put(
             COMPLETED_ROUNDS_KEY, Message("over", self.spec.run, rounds, arrays=arrays).encode()
@@ -57,7 +57,7 @@ class Participation:
 
     def count(self, rounds: int) -> np.ndarray:
         """Return in how many of the first rounds each silo took part, (S,)."""
-        over, joined = self.completed()
+        over, joined = self.load_completed()
         for round_ in range(over, rounds):
             silos = self.draw(round_)
             joined = joined + (silos if silos.size else 1)
@@ -65,7 +65,14 @@ class Participation:
 
 
 def get_or_draw(store: Store, key: str, run: str, draw: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return what was drawn under a key before, or draw it, and store it durably before it is used."""
+    """Return the value that was drawn under a key before, or draw one and store it durably.
+
+    Args:
+        store: of the round.
+        key: in the store.
+        run: id of the run.
+        draw: makes the value, an array.
+    """
     stored = store.get(key)
     if stored is None:
         stored = Message("kept", run, arrays={"value": draw()}).encode()

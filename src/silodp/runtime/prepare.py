@@ -1,8 +1,7 @@
-"""Preparing a run: what its caller asks for is refused with a reason, or becomes its specification."""
+"""The preparation of a run: its settings are checked, and become its specification."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,15 @@ from silodp.aggregators.base import Aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_real, check_whole, counted, shorten
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_delta,
+    check_epsilon,
+    check_type,
+    check_whole,
+    counted,
+)
 from silodp.methods.base import Method
 
 if TYPE_CHECKING:
@@ -43,43 +50,40 @@ def prepare_run(
     silo_limits: Mapping[Adversary, float] | None = None,
     tested: bool = False,
 ) -> RunSpec:
-    """Check a run on its public facts alone, and return its specification.
+    """Check a run by its public facts alone, and return its specification.
 
     Args:
-        data: a federation, or its public facts alone.
+        data: a federation, or its public facts.
         task: model, loss and metrics; they are tried on made-up records.
-        method: who is protected and how.
-        rounds, aggregator, budget, seed, delta, accountant, silo_limits: see `train`.
-        tested: whether held-out records measure the model; a federation tells it itself.
+        method: unit of privacy, clipping and noise.
+        rounds: see `train`.
+        aggregator: see `train`.
+        budget: see `train`.
+        seed: see `train`.
+        delta: see `train`.
+        accountant: see `train`.
+        silo_limits: see `train`.
+        tested: whether held-out records measure the model; of a federation it is known.
 
     Returns:
-        the specification; the method in it is calibrated where units have their own budgets.
+        The specification; its method is calibrated where units have privacy budgets.
 
     Raises:
-        SilodpError: what cannot be run.
+        SilodpError: a setting that cannot be run.
     """
     _check_method(method)
     if isinstance(data, Federation):
         tested = data.test is not None and len(data.test) > 0
         # The number of records is public where records are the unit, and private elsewhere.
         data = data.public(with_records=method.unit == "record")
-    elif not isinstance(data, PublicData):
-        raise SilodpError(
-            "federation is no Federation: use Federation.from_tables or silodp.data.benchmarks.",
-            code="argument.type",
-            field="federation",
-        )
+    check_type("federation", data, (Federation, PublicData), "Federation.from_tables(...)")
     check_whole("rounds", rounds, 0)
     if seed is not None:
         check_whole("seed", seed, 0)
-        seed = int(seed)  # a numpy integer is no JSON, which digests are made of
-    check_real("delta", delta)
+        seed = int(seed)  # digests are made of JSON, which has no numpy integers
+    check_delta("delta", delta)
     delta = float(delta)
-    if not 0 < delta < 1:
-        raise SilodpError(
-            f"delta = {delta}: set a number above 0 and below 1.", code="argument.value", field="delta"
-        )
-    aggregator, budget = _aggregator(aggregator), _budget(budget, delta)
+    aggregator, budget = _find_aggregator(aggregator), _make_budget(budget, delta)
     _check_task(data, task, method)
     method.check(data, rounds, delta)
     spec = RunSpec(
@@ -91,7 +95,7 @@ def prepare_run(
         rounds=int(rounds),
         delta=delta,
         seed=seed,
-        silo_limits=_limits(silo_limits),
+        silo_limits=_check_limits(silo_limits),
         tested=tested,
     )
     aggregator.check(spec)
@@ -105,15 +109,16 @@ def prepare_run(
             code="argument.conflict",
             field="rounds",
         )
-    by = choose_accountant(cost.values()) if accountant is None else find_accountant(accountant)
-    if not supports_all(by, cost.values()):
+    default = choose_accountant(cost.values())
+    chosen = default if accountant is None else find_accountant(accountant)
+    if not supports_all(chosen, cost.values()):
         raise SilodpError(
-            f"accountant = '{by.name}' has no rule for a release of '{method.name}' under '{aggregator.name}' (integer "
-            f"noise, for 'pld'): choose '{choose_accountant(cost.values()).name}', or leave it out.",
+            f"accountant = '{chosen.name}' has no rule for a release of '{method.name}' under '{aggregator.name}' "
+            f"('pld' has none for integer noise): choose '{default.name}', or leave it out.",
             code="accounting.unsupported",
             field="accountant",
         )
-    spec = replace(spec, accountant=by)
+    spec = replace(spec, accountant=chosen)
     if budget is None:
         return spec
     spec = replace(spec, budget=replace(budget, delta=spec.noise_delta))
@@ -130,43 +135,39 @@ def describe_model(task: Task) -> ModelSpec:
 def _check_method(method: object) -> None:
     if isinstance(method, type) or not hasattr(method, "dp_event"):
         raise SilodpError(
-            f"method is {method!r}: give an object such as UldpAvg(noise_multiplier=5.0, clip=0.1).",
+            f"method is {method!r}: set an object such as UldpAvg(noise_multiplier=5.0, clip=0.1).",
             code="argument.type",
             field="method",
         )
 
 
-def _aggregator(given: str | Aggregator) -> Aggregator:
-    """By name, or as it is."""
+def _find_aggregator(given: str | Aggregator) -> Aggregator:
     if isinstance(given, str):
         return find_aggregator(given)()
     if isinstance(given, type) or not hasattr(given, "views"):
         raise SilodpError(
-            f"aggregator is {given!r}: give a name, or an object such as Masked(min_silos=3).",
+            f"aggregator is {given!r}: set a name, or an object such as Masked(min_silos=3).",
             code="argument.type",
             field="aggregator",
         )
     return given
 
 
-def _budget(given: Budget | Mapping[str, Any] | None, delta: float) -> Budget | None:
-    """By its fields, or as it is; at the δ that ε is reported at."""
+def _make_budget(given: Budget | Mapping[str, Any] | None, delta: float) -> Budget | None:
+    """Return the budget, made from its fields if need be; its δ must be that of the run."""
     if isinstance(given, Mapping):
         unknown = set(given) - {"epsilon", "delta", "adversary"}
         if unknown or not {"epsilon", "delta"} <= set(given):
             raise SilodpError(
-                f"budget has the fields {sorted(given)}: give epsilon, delta and, if need be, adversary.",
+                f"budget has the fields {sorted(given)}: set epsilon, delta and, if need be, adversary.",
                 code="argument.value",
                 field="budget",
             )
         given = Budget(**given)
-    if given is not None and not isinstance(given, Budget):
-        raise SilodpError(
-            f"budget is {given!r}: give a Budget, or its fields epsilon and delta.",
-            code="argument.type",
-            field="budget",
-        )
-    if given is not None and given.delta != delta:
+    if given is None:
+        return None
+    check_type("budget", given, Budget, "Budget(epsilon=4.0, delta=1e-5)")
+    if given.delta != delta:
         raise SilodpError(
             f"budget.delta = {given.delta} differs from delta = {delta}: set both to the same value.",
             code="argument.conflict",
@@ -175,39 +176,21 @@ def _budget(given: Budget | Mapping[str, Any] | None, delta: float) -> Budget | 
     return given
 
 
-def _limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, float]:
-    """The silos' own limits, checked."""
-    if given is not None and not isinstance(given, Mapping):
-        raise SilodpError(
-            f"silo_limits is {shorten(given)}: give ε by adversary, for example {{'server': 3.0}}.",
-            code="argument.type",
-            field="silo_limits",
-        )
-    for adversary, limit in (given or {}).items():
-        if adversary not in ADVERSARIES:
-            raise SilodpError(
-                f"silo_limits names {shorten(adversary)}: use {', '.join(ADVERSARIES)}.",
-                code="argument.value",
-                field="silo_limits",
-            )
-        check_real(f"silo_limits.{adversary}", limit)
-        if not 0 < limit < math.inf:
-            raise SilodpError(
-                f"silo_limits.{adversary} = {limit}: set a finite ε above 0.",
-                code="argument.value",
-                field=f"silo_limits.{adversary}",
-            )
-    return dict(given or {})
+def _check_limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, float]:
+    if given is None:
+        return {}
+    check_type("silo_limits", given, Mapping, "{'server': 3.0}")
+    for adversary, limit in given.items():
+        check_choice("silo_limits", adversary, ADVERSARIES)
+        check_epsilon(f"silo_limits.{adversary}", limit)
+    return dict(given)
 
 
 def _check_task(data: PublicData, task: Task, method: Method) -> None:
     """Refuse a model or loss that the method cannot train."""
     from silodp.training.task import Task
 
-    if not isinstance(task, Task):
-        raise SilodpError(
-            "task is no Task: make one with Task(model, loss, metrics).", code="argument.type", field="task"
-        )
+    check_type("task", task, Task, "Task(model, loss, metrics)")
     if task.loss.most_classes is not None and (data.classes or 0) > task.loss.most_classes:
         raise SilodpError(
             f"the loss '{task.loss.name}' is for {task.loss.most_classes} classes, and the labels have "
@@ -222,12 +205,12 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
             code="loss.not_separable",
             field="task.loss",
         )
-    # What breaks a model or a loss must not depend on anyone's record, and it must show before anything is spent.
+    # A failure of a model or loss must not depend on private records, and must appear before any ε is spent.
     task.check(*data.synthetic_batch())
 
 
 def _check_affordable(spec: RunSpec, cost: dict[Adversary, Event]) -> None:
-    """Refuse a budget that not even one round can keep."""
+    """Refuse a budget that is smaller than the ε of one round."""
     budget, accountant = spec.budget, spec.accountant
     if budget is None or Ledger(None, budget.delta, accountant, budget, run="").affords(cost):
         return

@@ -1,4 +1,4 @@
-"""What a run keeps on disk: checkpoint, ledger, the parties' stores; metrics, guarantees, the model."""
+"""The directory of a run: checkpoint, ledgers and stores of the parties; metrics, guarantees and the model."""
 
 from __future__ import annotations
 
@@ -33,32 +33,42 @@ from silodp.wire.store import (
 )
 
 RUN_SPEC = "run_spec.json"
-"""The run's specification, in its directory; public."""
+"""The specification of the run; public."""
+LEDGER = Path("checkpoint") / "ledger.jsonl"
 LOCK = "lock"
+"""In checkpoint/: locked by the process that runs."""
 STARTS = "starts.json"
-"""In checkpoint/: held by the process that runs, and a random id for every time that one began to."""
+"""In checkpoint/: a random id for every start of the run."""
 
 MetricsRow = dict[str, Any]
-"""What is said of one round; of the untrained model as round 0."""
+"""One row of metrics.jsonl, for one round; round 0 is the untrained model."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where one run keeps what must outlive its process; without a path nothing does."""
+    """The directory of one run.
+
+    Attributes:
+        path: None keeps everything in memory.
+    """
 
     path: Path | None
 
-    def state(self, spec: RunSpec, task: Task, resume: bool) -> Checkpoint:
-        """The state to go on from, or that of a new run, which is not written yet.
+    def load_state(self, spec: RunSpec, task: Task, resume: bool) -> Checkpoint:
+        """Read the state of the run, or make that of a new one; nothing is written.
+
+        Args:
+            spec: of the run.
+            task: gives the untrained model.
+            resume: whether the state is read.
 
         Raises:
-            SilodpError: there is nothing to resume, or more than T rounds were done; or something that a new run would
-                overwrite.
+            SilodpError: there is nothing to resume, or more than T rounds are done; or a new run would overwrite files.
         """
         if resume:
             if self.path is None:
                 raise SilodpError(
-                    "resume needs the output directory of the run to go on with: give out.",
+                    "resume needs the output directory of the run to continue: set out.",
                     code="argument.missing",
                     field="out",
                 )
@@ -66,7 +76,7 @@ class RunDirectory:
             if spec.rounds < state.round:
                 raise SilodpError(
                     f"rounds = {spec.rounds}, and the run in {self.path} has done {counted(state.round, 'round')}, "
-                    f"which cannot be taken back: resume with rounds ≥ {state.round}, or begin another run.",
+                    f"which cannot be undone: resume with rounds ≥ {state.round}, or begin another run.",
                     code="run.rounds_done",
                     field="rounds",
                 )
@@ -78,7 +88,7 @@ class RunDirectory:
     def _check_empty(self) -> None:
         if self.path is None:
             return
-        lock = self.path / "checkpoint" / LOCK  # which a run that was killed at once leaves behind
+        lock = self.path / "checkpoint" / LOCK  # a run that was killed at its start leaves it
         files = (path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".partial")
         if any(path != lock for path in files):
             raise SilodpError(
@@ -88,45 +98,49 @@ class RunDirectory:
             )
 
     @contextmanager
-    def opened(
+    def open(
         self, spec: RunSpec, task: Task, state: Checkpoint, resume: bool
     ) -> Iterator[tuple[Checkpoint, Ledger]]:
-        """The run's state and ledger, while no other process can use the directory.
+        """Lock the directory, and yield the state and the open ledger of the run.
 
-        `state` was read, or the directory found empty, before the lock was held: it is read, or looked at, again.
+        Args:
+            spec: of the run.
+            task: of the run.
+            state: from `load_state`, before the lock was held; it is read again, or the directory found empty again.
+            resume: whether the run is resumed.
 
         Raises:
-            SilodpError: as `state` and `ledger`, or another process is in the directory.
+            SilodpError: as `load_state` and `open_ledger`, or another process uses the directory.
         """
         with ExitStack() as held:
             if self.path is not None:
                 make_private_folder(self.path / "checkpoint")
                 held.enter_context(hold_lock(self.path / "checkpoint" / LOCK))
             if resume:
-                state = self.state(spec, task, resume)
+                state = self.load_state(spec, task, resume)
             else:
                 self._check_empty()
-                self.keep(state)
-            ledger = held.enter_context(self.ledger(spec, state))
+                self.save_state(state)
+            ledger = held.enter_context(self.open_ledger(spec, state))
             self._write_spec(spec)
             self._record_start(state)
             yield state, ledger
 
     def _write_spec(self, spec: RunSpec) -> None:
-        """Write the run's specification; a resumed run writes the same one, but for T, budget and limits."""
+        """Write the specification; that of a resumed run differs at most in T, budget and limits."""
         if self.path is not None:
             write_durably(self.path / RUN_SPEC, spec.to_json().encode())
 
     def _record_start(self, state: Checkpoint) -> None:
-        """Note a fresh random id, so that copies of this directory that are continued apart can be told apart."""
+        """Append a random id, which distinguishes copies of this directory that are continued separately."""
         if self.path is not None:
             started = {"id": secrets.token_hex(16), "round": state.round}
-            text = json.dumps([*self._starts(self.path), started], indent=1) + "\n"
+            text = json.dumps([*self._read_starts(self.path), started], indent=1) + "\n"
             write_durably(self.path / "checkpoint" / STARTS, text.encode(), PRIVATE_FILE)
 
     @staticmethod
-    def _starts(path: Path) -> list[dict[str, Any]]:
-        """Every start of the run that was noted; earlier versions noted none."""
+    def _read_starts(path: Path) -> list[dict[str, Any]]:
+        """Return every recorded start of the run; earlier versions recorded none."""
         file = path / "checkpoint" / STARTS
         try:
             return [
@@ -140,24 +154,24 @@ class RunDirectory:
                 f"{file} is damaged: restore it from a copy.", code="checkpoint.damaged"
             ) from None
 
-    def keep(self, state: Checkpoint) -> None:
-        """The state after a round, on disk when this returns."""
+    def save_state(self, state: Checkpoint) -> None:
+        """Write the state after a round durably."""
         if self.path is not None:
             save_checkpoint(self._checkpoint(self.path), state)
 
     @contextmanager
-    def ledger(self, spec: RunSpec, state: Checkpoint) -> Iterator[Ledger]:
-        """The book of the run, open.
+    def open_ledger(self, spec: RunSpec, state: Checkpoint) -> Iterator[Ledger]:
+        """Open the ledger of the run.
 
         Raises:
-            SilodpError: it is not of the moment that the state is of.
+            SilodpError: it is missing, or ledger and state are from different rounds.
         """
         path = None
         if self.path is not None:
-            path = self.path / "checkpoint" / "ledger.jsonl"
+            path = self.path / LEDGER
             if state.round and not path.exists():
                 raise SilodpError(
-                    f"ledger {path} is missing: without it nothing is known of the ε spent; restore it.",
+                    f"ledger {path} is missing: without it the spent ε is not known; restore it.",
                     code="ledger.missing",
                 )
         header = spec.ledger_header
@@ -167,13 +181,14 @@ class RunDirectory:
             if not state.round <= ledger.rounds <= state.round + 1:
                 raise SilodpError(
                     f"ledger {path} has {counted(ledger.rounds, 'round')} and the checkpoint {state.round}: they are "
-                    "not of one moment, and what was released is not known: begin a new run, which adds its own ε.",
+                    "copies from different rounds, and it is not known what was released: begin a new run, which adds "
+                    "its ε to that of this run.",
                     code="checkpoint.mismatch",
                 )
             yield ledger
 
-    def silo_ledger(self, spec: RunSpec, place: int) -> Ledger:
-        """The silo's own ledger, open; `place`: of the silo in the public order."""
+    def make_silo_ledger(self, spec: RunSpec, place: int) -> Ledger:
+        """Return the ledger of a silo; `place` is its position in the public order."""
         path = None
         if self.path is not None:
             folder = self.path / "checkpoint" / "silo_ledgers"
@@ -181,16 +196,16 @@ class RunDirectory:
             path = folder / f"{place:03}.jsonl"
         return make_ledger(spec, path)
 
-    def store(self, *place: str) -> Store:
-        """Of one party."""
+    def make_store(self, *place: str) -> Store:
+        """Return the store of one party."""
         return (
             MemoryStore() if self.path is None else DirectoryStore(self.path.joinpath("checkpoint", *place))
         )
 
-    def metrics(
+    def load_metrics(
         self, resumed_round: int | None, spent: Callable[[], Sequence[Mapping[Adversary, float | None]]]
     ) -> Metrics:
-        """The rows of the rounds before the one to go on with (see `Metrics`)."""
+        """Return metrics.jsonl with the rows of the rounds done (see `Metrics`)."""
         return Metrics(None if self.path is None else self.path / "metrics.jsonl", resumed_round, spent)
 
     def write(
@@ -200,13 +215,20 @@ class RunDirectory:
         guarantees: Mapping[Adversary, Guarantee],
         stopped: str,
     ) -> None:
-        """Write what a finished run leaves: its guarantees and its model."""
+        """Write guarantee.json and model.safetensors.
+
+        Args:
+            spec: of the run.
+            model: the final global model.
+            guarantees: by adversary.
+            stopped: "rounds" or "budget".
+        """
         if self.path is None:
             return
         method, aggregator, released = spec.method, spec.aggregator, guarantees["released"]
         guarantee = {
             "format": FORMAT,
-            "simulation": True,  # `train` plays every party in this process
+            "simulation": True,  # all parties are in this process
             "method": method.name,
             "aggregator": AggregatorRecord.from_aggregator(aggregator).to_dict(),
             "settings": repr(method),
@@ -214,7 +236,7 @@ class RunDirectory:
             "stopped": stopped,
             "private": released.private,
             "run": spec.run,
-            "starts": self._starts(self.path),
+            "starts": self._read_starts(self.path),
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
         text = json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n"
@@ -227,15 +249,15 @@ class RunDirectory:
 
 
 class Metrics:
-    """metrics.jsonl: one line per round, each on disk before the checkpoint of its round is.
+    """The rows of metrics.jsonl, one line per round, each written durably before the checkpoint of its round.
 
     So when a process dies, the file can only be ahead of the checkpoint: by a line that was cut off, or by one of a
-    round that is repeated. Both are dropped; anything else that is wrong is damage, and refused.
+    round that is repeated. Both are dropped; every other difference is damage, and refused.
 
     Args:
         path: the file; None keeps the rows in memory.
-        resumed_round: the round of the checkpoint to go on from; None for a new run.
-        spent: ε against each adversary after 0, 1, … rounds, by the ledger: all that is known where the file is lost.
+        resumed_round: the round of the checkpoint; None for a new run.
+        spent: returns ε against each adversary after 0, 1, … rounds by the ledger, for rows of a lost file.
 
     Raises:
         SilodpError: the file is damaged, or ends before the checkpoint.
@@ -264,11 +286,11 @@ class Metrics:
         write_durably(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 
     def add(self, row: MetricsRow, on_round: Callable[[MetricsRow], None] | None) -> None:
-        """Append a row, on disk when this returns, and show it to whoever wants to see it."""
+        """Append a row durably, and call `on_round` with it."""
         self.rows.append(row)
         if self._path is not None:
             if not self._path.exists():
-                write_durably(self._path, b"")  # with its entry in the directory
+                write_durably(self._path, b"")  # syncs the entry in the directory too
             with name_file(self._path), self._path.open("ab") as file:
                 file.write((json.dumps(row) + "\n").encode())
                 file.flush()
@@ -278,12 +300,15 @@ class Metrics:
 
 
 def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow]:
-    """Read metrics.jsonl: the rows of rounds 0, 1, 2, …, each once and in this order.
+    """Read metrics.jsonl.
 
     Args:
         path: the file.
         may_be_cut_off: drop a last line that a crash cut off: without its end, or, after a power cut, with blocks of
             zeros.
+
+    Returns:
+        The rows of rounds 0, 1, 2, …, each once and in this order.
 
     Raises:
         SilodpError: a line is not the row of its round.
@@ -291,7 +316,7 @@ def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow
     *lines, last = path.read_bytes().split(b"\n")
     rows: list[MetricsRow] = []
     for number, line in enumerate([*lines, last] if last else lines, start=1):
-        row = _row_of(line, len(rows))
+        row = _parse_row(line, len(rows))
         if row is None:
             is_last = number >= len(lines) + bool(last)
             if may_be_cut_off and is_last and (last or b"\0" in line):
@@ -301,11 +326,11 @@ def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow
     return rows
 
 
-def _row_of(line: bytes, round_: int) -> MetricsRow | None:
-    """The row of a round, or None if the line is anything else."""
+def _parse_row(line: bytes, round_: int) -> MetricsRow | None:
+    """Return the row of a round; None if the line is anything else."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # of UTF-8, of JSON; nested a thousand deep
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
         return None
     if not isinstance(row, dict) or type(row.get("round")) is not int or row["round"] != round_:
         return None
@@ -323,13 +348,13 @@ def _are_numbers(values: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether JSON holds a number, NaN included, or null."""
+    """Return whether a value from JSON is a number, NaN included, or null."""
     return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1 << 63)
 
 
 def _damaged(path: Path, how: str) -> SilodpError:
     return SilodpError(
-        f"{path} is damaged: {how}; restore it from a copy, or delete it and resume the run, which then knows of the "
-        "earlier rounds only what they cost.",
+        f"{path} is damaged: {how}; restore it from a copy, or delete it and resume the run: of the earlier rounds "
+        "then only ε is known.",
         code="run.metrics_damaged",
     )

@@ -191,7 +191,7 @@ class Server:
         Raises:
             SilodpError: the store has seen later rounds, or not the one before.
         """
-        over, _ = self.participation.completed()
+        over, _ = self.participation.load_completed()
         if round_ < over:
             raise SilodpError(
                 f"round {round_ + 1} is over, and what was drawn for it is forgotten: the checkpoint is older than the "
@@ -214,7 +214,7 @@ class Server:
             SilodpError: this round is over itself, or the store is older than the rounds before it.
         """
         self.check_store_version(round_)
-        over, _ = self.participation.completed()
+        over, _ = self.participation.load_completed()
         if round_ > over:
             self.participation.complete(round_)
         self.store.drop_rounds_before(round_)

@@ -1,4 +1,4 @@
-"""A simulation: all parties of a run in one process, which reads all tables; they exchange signed messages only."""
+"""A simulation: all parties of a run in one process that reads all tables; they exchange only signed messages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from silodp.wire.transport import Channel, InProcess, SignedChannel, SignedParty
 
 @dataclass(frozen=True)
 class Connection:
-    """What the server of a run works with.
+    """The connection of the server of a run.
 
     Attributes:
-        channel: carries messages to the silos and back, signed.
-        store: the server's durable memory.
-        randomness: the server's streams.
-        nonfinite_counts: of a round (from 0), the updates that each silo left out as not finite; {} where silos keep
-            that to themselves, as they do between organizations.
+        channel: carries signed messages to the silos and back.
+        store: durable memory of the server.
+        randomness: random streams of the server.
+        nonfinite_counts: returns the number of updates that each silo left out of a round (from 0) as not finite; {}
+            where silos do not report it, as between organizations.
     """
 
     channel: Channel
@@ -39,7 +39,7 @@ class Connection:
 
 
 class Parties(Protocol):
-    """The silos of a run as its server reaches them, and what measures the model."""
+    """The silos of a run as the server reaches them, and the evaluation of the model."""
 
     @property
     def task(self) -> Task:
@@ -52,7 +52,7 @@ class Parties(Protocol):
         """Return {"loss", "metrics"} of the model (d,) on held-out records; None and {} where there are none."""
 
     def describe(self) -> MetricsRow:
-        """Return what the row of round 0 says of the data; private."""
+        """Return entries of round 0 about the data; private."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Simulation:
     """All silos in this process; the parties of `silodp.train`.
 
     Attributes:
-        federation: every silo's table, and the held-out records.
+        federation: the tables of the silos, and the held-out records.
         task: the model, its loss and its metrics.
     """
 
@@ -69,11 +69,11 @@ class Simulation:
 
     @contextmanager
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:
-        """Make silos, keys and stores as they are when the run begins, or goes on from what its stores hold."""
+        """Make silos, keys and stores; those of a resumed run continue from their stores."""
         randomness = Randomness.secret() if spec.seed is None else Randomness.from_seed(spec.seed)
-        stores = {name: directory.store("silos", f"{s:03}") for s, name in enumerate(spec.names)}
-        # In one process the keys are made here; between organizations each makes its own and pins the others'.
-        identities = {name: _identity(name, store) for name, store in stores.items()}
+        stores = {name: directory.make_store("silos", f"{s:03}") for s, name in enumerate(spec.names)}
+        # Between organizations, each party makes its key, and pins the public keys of the others.
+        identities = {name: _load_identity(name, store) for name, store in stores.items()}
         pins = {name: identity.public for name, identity in identities.items()}
         silos = [
             Silo(
@@ -84,13 +84,13 @@ class Simulation:
                 stores[data.name],
                 identities[data.name],
                 pins,
-                directory.silo_ledger(spec, place),
+                directory.make_silo_ledger(spec, place),
                 spec.silo_limits,
             )
             for place, data in enumerate(self.federation.silos)
         ]
-        store = directory.store("server")
-        coordinator = _identity("server", store)
+        store = directory.make_store("server")
+        coordinator = _load_identity("server", store)
         parties = {silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos}
         most_bytes = max(silo.most_bytes for silo in silos)
         channel = SignedChannel(InProcess(parties), coordinator, pins, most_bytes)
@@ -112,13 +112,13 @@ class Simulation:
         return {"loss": values.pop("loss", None), "metrics": values}
 
     def describe(self) -> MetricsRow:
-        """Return how many persons were found in 0, 1, 2… silos."""
+        """Return the number of persons in 0, 1, 2… silos."""
         counts = count_persons_by_silos(self.federation)
         return {"persons_by_silos": {str(silos): count for silos, count in counts.items()}}
 
 
-def _identity(name: str, store: Store) -> Identity:
-    """A party's long-term key, made when it is first needed."""
+def _load_identity(name: str, store: Store) -> Identity:
+    """Return the long-term key of a party; it is made at the first call."""
     seed = store.get("identity")
     if seed is None:
         identity = Identity.fresh(name)

@@ -1,4 +1,4 @@
-"""A whole run: prepared, played round by round, its guarantees written from its ledger."""
+"""Training: `train` in one call, and `run`, the server side of a prepared run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from silodp.accounting.ledger import Budget
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.federation import Federation, find_linkage_doubts
-from silodp.errors import SilodpError, check_whole
+from silodp.errors import SilodpError, check_type, check_whole
 from silodp.methods.base import Method
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.guarantees import build_guarantees
@@ -29,16 +30,19 @@ from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)
 REFUSED_SUM = "(sum)"
-"""Under "refused" in a row, beside the silos' names: the sum itself was not finite, and the model stayed as it was."""
+"""Key under "refused" in a row, beside the names of silos: the sum was not finite, and the model did not change."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gives.
+    """The result of a run.
 
-    params (d,): the final global model as one vector; `model` carries it. metrics: one row per round, the untrained
-    model first, with the number of persons by how many silos they were found in (private). `stopped` says what ended
-    the run.
+    Attributes:
+        params: (d,), the final global model.
+        model: the same as a module.
+        metrics: one row per round, the untrained model first, with the number of persons in 0, 1, 2… silos (private).
+        guarantees: by adversary.
+        stopped: what ended the run, T or the privacy budget.
     """
 
     params: Tensor
@@ -49,7 +53,7 @@ class Result:
 
     @property
     def epsilon(self) -> float | None:
-        """ε towards whoever sees every global model; None where nothing is promised."""
+        """ε against whoever sees the models; None where there is no guarantee."""
         return self.guarantees["released"].epsilon
 
 
@@ -70,37 +74,38 @@ def train(
     silo_limits: Mapping[Adversary, float] | None = None,
     on_round: Callable[[MetricsRow], None] | None = None,
 ) -> Result:
-    """Train one model over all silos.
+    """Train one model over all silos, in one process.
 
     Args:
-        federation: the silos' tables; `federation.test`, if any, is evaluated on (not covered by ε).
+        federation: tables of the silos; held-out records in `federation.test` measure the model (not covered by ε).
         task: model, loss and metrics.
-        method: who is protected and how, e.g. `silodp.methods.UldpAvg(...)`.
-        rounds: T, at most; a budget may stop the run earlier.
-        aggregator: "plain": the server sees each silo's noisy share; "masked": only their sum (secure aggregation, with
-            integer noise); "lattice" or "paillier": the same, weighted by record counts that nobody sees. An
-            aggregator with other settings can be given as an object.
+        method: unit of privacy, clipping and noise, for example `silodp.methods.UldpAvg(...)`.
+        rounds: T; a budget may stop the run earlier.
+        aggregator: "plain": the server sees the noisy share of each silo; "masked": only their sum (secure aggregation,
+            with integer noise); "lattice" or "paillier": the same, weighted by private record counts. An object has
+            other settings.
         budget: `Budget` or {"epsilon", "delta", "adversary"}; the run stops before it would be exceeded.
         seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its
-            guarantees say "not for release".
+            guarantees are not releasable.
         delta: δ at which ε is reported.
-        accountant: "pld" (tight, pessimistic grid) or "rdp", the only one that knows integer noise, or an object of a
-            class derived from `silodp.Accountant`; None: the tightest of the first two that can be used.
+        accountant: "pld" (tight, pessimistic grid) or "rdp", which also knows integer noise, or an object of a
+            class derived from `silodp.Accountant`; None takes the tightest of the first two that can be used.
         out: directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.
-        resume: go on from the checkpoint in `out`.
-        evaluate_every: evaluate after every so many rounds, and after the last.
-        silo_limits: the ε at `delta` that every silo lets the run spend, by adversary ("released", "server", "silo"),
-            whatever the server asks; silos charge the costliest number of silos that may answer. A silo that would
-            exceed it refuses the round, and the run ends with an error; it can be resumed with other limits.
-        on_round: called with each row of metrics as it is made.
+        resume: continue from the checkpoint in `out`.
+        evaluate_every: number of rounds from one evaluation to the next; the last round is always evaluated.
+        silo_limits: ε at `delta` that every silo lets the run spend, by adversary ("released", "server", "silo"),
+            whatever the server requests; silos charge the largest cost over all numbers of silos that may answer. A
+            silo that would exceed it refuses the round, and the run ends with an error; it can be resumed with other
+            limits.
+        on_round: called with each row of metrics.
+
+    Returns:
+        The model, its metrics and its guarantees.
 
     Raises:
-        SilodpError: for any mistake its maker can mend.
+        SilodpError: a setting, table or model that cannot be used, or a file that cannot be continued.
     """
-    if not (out is None or isinstance(out, str | Path)):
-        raise SilodpError(
-            f"out = {out!r}: give the path of a directory, or None.", code="argument.type", field="out"
-        )
+    check_type("out", out, (str, Path, NoneType), "'runs/first'")
     spec = prepare_run(
         federation,
         task,
@@ -135,24 +140,27 @@ def run(
     evaluate_every: int = 1,
     on_round: Callable[[MetricsRow], None] | None = None,
 ) -> Result:
-    """Play a run: the server's part, from the first round or from a checkpoint to the end.
+    """Run the server of a prepared run, from the first round or from a checkpoint to the end.
 
     Args:
         spec: from `prepare_run`.
-        parties: the silos, and what measures the model, for example `Simulation(federation, task)`.
-        out, resume, evaluate_every, on_round: see `train`.
+        parties: the silos and the evaluation, for example `Simulation(federation, task)`.
+        out: see `train`.
+        resume: see `train`.
+        evaluate_every: see `train`.
+        on_round: see `train`.
 
     Returns:
-        the model, its metrics and its guarantees.
+        The model, its metrics and its guarantees.
 
     Raises:
-        SilodpError: the directory holds another run, a silo refuses or does not answer, or the ledger is not of the
-            moment of the checkpoint.
+        SilodpError: the directory has another run, a silo refuses or does not answer, or ledger and checkpoint are
+            from different rounds.
     """
     check_whole("evaluate_every", evaluate_every)
     if not (on_round is None or callable(on_round)):
         raise SilodpError(
-            f"on_round is {on_round!r}: give a function of one row of metrics.",
+            f"on_round is {on_round!r}: set a function of one row of metrics.",
             code="argument.type",
             field="on_round",
         )
@@ -162,18 +170,18 @@ def run(
         return optimizer.released(state.params, state.optimizer)
 
     directory = RunDirectory(None if out is None else Path(out))
-    state = directory.state(spec, task, resume)  # refuses before anything is written
+    state = directory.load_state(spec, task, resume)  # refuses before anything is written
     untrained = parties.evaluate(state.params) if state.round == 0 else None
-    with directory.opened(spec, task, state, resume) as (state, ledger):
+    with directory.open(spec, task, state, resume) as (state, ledger):
         spec = replace(spec, run=state.run)
         with parties.open(spec, directory) as connection:
             server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
             server.check_store_version(state.round)
-            metrics = directory.metrics(state.round if resume else None, server.spent_by_round)
+            metrics = directory.load_metrics(state.round if resume else None, server.spent_by_round)
             if not metrics.rows and untrained is not None:
                 row = {"round": 0, **untrained, "epsilon": server.spent(), **parties.describe()}
                 metrics.add(row, on_round)
-            if ledger.rounds == 0:  # afterwards a silo that has forgotten its set-up must not be set up anew
+            if ledger.rounds == 0:  # later a silo that lost its set-up must not be set up again
                 server.set_up()
             stopped: Literal["rounds", "budget"] = "rounds"
             while state.round < spec.rounds:
@@ -191,7 +199,7 @@ def run(
                 row["bytes"] = asdict(server.transport.traffic.since(sent))
                 row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refusal}
                 metrics.add(row, on_round)
-                directory.keep(state)
+                directory.save_state(state)
             guarantees = build_guarantees(spec, ledger, server.participation.count)
             params = released(state)
             model = task.load(params)
@@ -200,7 +208,7 @@ def run(
 
 
 def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoint, dict[str, int]]:
-    """The state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
+    """Return the state after a round; a sum that is not finite is refused, and the round counts (it was charged)."""
     after = server.step(state, total)
     if not (is_finite(total) and is_finite(after.params)):
         return replace(state, round=state.round + 1), {REFUSED_SUM: 1}

@@ -16,7 +16,7 @@ from silodp.accounting.events import Composed, Gaussian, PoissonSampled
 from silodp.accounting.guarantee import View
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import Plain
-from silodp.config.builders import build_method
+from silodp.config.build import build_method
 from silodp.config.toml_values import resolve_paths
 from silodp.mechanisms.clipping import release
 from silodp.mechanisms.noise import Randomness

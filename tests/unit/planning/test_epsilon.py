@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.config.builders import build_aggregator
-from silodp.config.construct import fields_of
+from silodp.config.build import build_aggregator, get_fields
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Population, UldpAvg, UserBudgets
 from silodp.methods.rpdp.method import TwoStageSampling
@@ -54,7 +53,7 @@ def planned(method: Any, aggregator: str = "plain", **settings: Any) -> dict[str
 
 
 def of(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {field: value for field, value in values.items() if field in fields_of(METHODS[name])}
+    return {field: value for field, value in values.items() if field in get_fields(METHODS[name])}
 
 
 @pytest.mark.parametrize("aggregator", ["plain", "masked"])

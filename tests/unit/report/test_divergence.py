@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from silodp.report.divergence import divergence_warnings, left_out
+from silodp.report.divergence import describe_refused, find_divergence
 from silodp.runtime.train import REFUSED_SUM
 
 
@@ -23,7 +23,7 @@ def rows(*losses: float | None, metric: float = 0.5) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("losses", [(0.7, 0.4), (0.7, 7.0), (0.7, 80.0, 0.5), (None, None), (0.7,), ()])
 def test_what_is_well_or_was_never_measured_raises_no_doubt(losses: tuple[float | None, ...]) -> None:
-    assert divergence_warnings(rows(*losses) if losses else []) == []
+    assert find_divergence(rows(*losses) if losses else []) == []
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_is_well_or_was_never_measured_raises_no_doubt(losses: tuple[float 
     ],
 )
 def test_what_diverged_is_said(losses: tuple[float, ...], metric: float, says: str) -> None:
-    (doubt,) = divergence_warnings(rows(*losses, metric=metric))
+    (doubt,) = find_divergence(rows(*losses, metric=metric))
     assert doubt.startswith(says)
     assert "lower server_learning_rate" in doubt
 
@@ -46,7 +46,7 @@ def test_what_diverged_is_said(losses: tuple[float, ...], metric: float, says: s
 def test_a_metric_that_can_no_longer_be_computed_is_missed() -> None:
     made = rows(0.7, 0.6)
     made[2]["metrics"] = {}
-    assert divergence_warnings(made)[0].startswith("accuracy after round 2: not a finite number")
+    assert find_divergence(made)[0].startswith("accuracy after round 2: not a finite number")
 
 
 def charged(*refused: dict[str, int]) -> list[dict[str, Any]]:
@@ -57,26 +57,23 @@ def charged(*refused: dict[str, int]) -> list[dict[str, Any]]:
 
 def test_a_run_whose_every_round_was_refused_is_no_result() -> None:
     every, some, none = ({REFUSED_SUM: 1},) * 3, ({REFUSED_SUM: 1}, {}, {}), ({}, {}, {})
-    (doubt,) = divergence_warnings(charged(*every))
+    (doubt,) = find_divergence(charged(*every))
     assert doubt.startswith("no round changed the model")
     assert "lower server_learning_rate" in doubt
-    assert left_out(charged(*every)) == []  # once is enough
+    assert describe_refused(charged(*every)) == []  # once is enough
     assert (
-        divergence_warnings(charged(*some))
-        == divergence_warnings(charged(*none))
-        == divergence_warnings(charged())
-        == []
+        find_divergence(charged(*some)) == find_divergence(charged(*none)) == find_divergence(charged()) == []
     )
-    (left,) = left_out(charged(*some))
+    (left,) = describe_refused(charged(*some))
     assert left.startswith("1 of 3 rounds did not change the model")
-    assert left_out(charged(*none)) == []
+    assert describe_refused(charged(*none)) == []
 
 
 def test_a_refused_round_counts_although_nothing_was_measured() -> None:
     rows = [{"round": 0}, {"round": 1, "refused": {REFUSED_SUM: 1}}]
-    assert len(divergence_warnings(rows)) == 1
+    assert len(find_divergence(rows)) == 1
 
 
 def test_updates_left_out_are_counted_by_silo() -> None:
-    (left,) = left_out(charged({"north": 2}, {"north": 1, "south": 4}))
+    (left,) = describe_refused(charged({"north": 2}, {"north": 1, "south": 4}))
     assert "3 from north, 4 from south" in left

@@ -17,11 +17,11 @@ from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Guarantee
 from silodp.accounting.ledger import Ledger, LedgerHeader
 from silodp.errors import SilodpError
 from silodp.report.audit import LEDGER
-from silodp.report.budget_plots import SamplingCurve, against_sampling, save, spending
+from silodp.report.figures import render_svg, save_figure
 from silodp.report.formatting import format_epsilon
-from silodp.report.guarantee_text import CLAIMED, charge, exceeds, format_text
+from silodp.report.guarantee_text import CLAIMED, format_guarantees, get_charge, is_exceeded
 from silodp.report.page import write_report
-from silodp.report.plots import svg
+from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling, plot_spending
 
 ROUNDS, DELTA = 3, 1e-5
 WEAK, STRONG = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(6.0))
@@ -107,11 +107,13 @@ def test_less_for_a_person_than_was_charged_is_refused(directory: Path) -> None:
     changed(directory, persons=[*({**PERSONS, 2: PERSONS[2] * 1.01}).items()])
     write_report(directory)
     changed(directory, persons=[*({**PERSONS, 4: PERSONS[4] * 0.999}).items()])
-    with pytest.raises(SilodpError, match=r"for a person with 4 records, and for her .* cost") as error:
+    with pytest.raises(SilodpError, match=r"for a person with 4 records, and for them .* cost") as error:
         write_report(directory)
     assert "\n" not in str(error.value)
     changed(directory, persons=[*PERSONS.items(), (1000, 50.0)])
-    with pytest.raises(SilodpError, match=r"for a person with 1000 records, and for her .* promise nothing"):
+    with pytest.raises(
+        SilodpError, match=r"for a person with 1000 records, and for them .* give no guarantee"
+    ):
         write_report(directory)
 
 
@@ -145,8 +147,8 @@ def test_what_was_asked_for_and_charged_is_drawn_and_listed(directory: Path) -> 
     assert "Against whoever sees the models, the server, another silo" in budgets
     for group in GROUPS:
         assert f'<td class="value">{format_epsilon(group["planned"])}</td>' in budgets
-    assert "nobody was charged more than asked for" in budgets
-    assert "More than was asked for" not in budgets
+    assert "none was charged more than requested" in budgets
+    assert "More than requested" not in budgets
     assert (directory / "plots" / "budgets-0.svg").exists()
     write(directory, [said(a, 100.0) for a in ADVERSARIES], groups=[])
     assert 'id="budgets"' not in write_report(directory).read_text()
@@ -157,8 +159,8 @@ def test_more_than_was_asked_for_is_an_alarm(directory: Path) -> None:
     over = [*GROUPS[:2], GROUPS[2] | {"planned": 5.2}]
     write(directory, [said(a, 100.0) for a in ADVERSARIES], groups=over)
     budgets = section(write_report(directory).read_text(), "budgets")
-    assert "10 records were charged more than they asked for" in budgets
-    assert budgets.count("more than asked<") == 1
+    assert "10 records were charged more than they requested" in budgets
+    assert budgets.count("more than requested<") == 1
 
 
 @pytest.mark.parametrize(
@@ -183,11 +185,11 @@ def test_damage_is_one_sentence(directory: Path, changes: dict[str, Any]) -> Non
 
 
 def test_in_a_terminal_claims_come_last_and_labelled() -> None:
-    lines = format_text([said(adversary, 4.0) for adversary in ADVERSARIES])
+    lines = format_guarantees([said(adversary, 4.0) for adversary in ADVERSARIES])
     everyone = "(released, server, silo)"
-    assert lines[0].startswith("A person with 2/4/8/16/1000 records gets ε = ")
+    assert lines[0].startswith("A person with 2/4/8/16/1000 records has ε = ")
     assert lines[0].endswith(f"/none {everyone}.")
-    assert lines[1] == f"Asked for → charged {everyone}: 0.1 → 0.1 (70); 1 → 0.991 (20); 5 → 4.99 (10)."
+    assert lines[1] == f"Requested → charged {everyone}: 0.1 → 0.1 (70); 1 → 0.991 (20); 5 → 4.99 (10)."
     assert lines[2].startswith(f"[{CLAIMED}: no guarantee] ε = ")
     assert len(lines) == 3
 
@@ -195,29 +197,29 @@ def test_in_a_terminal_claims_come_last_and_labelled() -> None:
 def test_a_picture_of_many_budgets() -> None:
     budgets = np.geomspace(0.1, 10, 20)
     groups = [{"budget": float(b), "units": 5, "planned": float(b), "realized": None} for b in budgets]
-    drawn = spending(groups, "person")
+    drawn = plot_spending(groups, "person")
     assert drawn is not None
-    text = svg(drawn, "many")
+    text = render_svg(drawn, "many")
     assert "persons" in text
     assert "realized" not in text
-    assert spending([], "person") is None
+    assert plot_spending([], "person") is None
 
 
 def test_epsilon_against_sampling_is_saved_as_its_name_says(tmp_path: Path) -> None:
     curves = [SamplingCurve("σ = 1", [0.01, 0.1, 1.0], [0.5, 3.0, math.inf])]
-    figure = against_sampling(curves, [0.1, 1.0])
-    save(figure, tmp_path / "a.svg")
+    figure = plot_epsilon_by_sampling(curves, [0.1, 1.0])
+    save_figure(figure, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     assert "σ = 1" in text
     assert ">0.100<" in text
-    save(figure, tmp_path / "a.PNG")
+    save_figure(figure, tmp_path / "a.PNG")
     assert (tmp_path / "a.PNG").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SilodpError, match="end in"):
-        save(figure, tmp_path / "a.txt")
+        save_figure(figure, tmp_path / "a.txt")
 
 
 def test_what_was_charged_is_told_by_the_runs_own_book():
     both = {"budget": 1.0, "units": 3, "planned": 0.9, "realized": 1.1}
-    assert not exceeds({**both, "book": "planned"})
-    assert exceeds({**both, "book": "realized"})
-    assert charge({**both, "realized": None, "book": "realized"}) == 0.9
+    assert not is_exceeded({**both, "book": "planned"})
+    assert is_exceeded({**both, "book": "realized"})
+    assert get_charge({**both, "realized": None, "book": "realized"}) == 0.9

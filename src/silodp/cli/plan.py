@@ -1,4 +1,4 @@
-"""`silodp plan` and `silodp epsilon`: what a run costs, before anything is run."""
+"""`silodp plan` and `silodp epsilon`: ε of a run before it begins."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli._options import Config, Json, Set, show
+from silodp.cli._console import Config, Json, Set, show
 from silodp.errors import counted
 
 Users = Annotated[
     int | None,
-    typer.Option(help="U, how many persons there are; needed to plan room for sums, not for ε."),
+    typer.Option(help="Number of persons U. Needed for the size of masked sums, not for ε."),
 ]
 
 
@@ -22,7 +22,7 @@ def plan(
     target_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Find the noise multiplier σ, the rounds T and the sampling probability q that each meet this ε."
+            help="Compute the noise multiplier σ, the rounds T and the sampling probability q that each meet this ε."
         ),
     ] = None,
     users: Users = None,
@@ -33,36 +33,36 @@ def plan(
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Compute what a run will cost. ε against every adversary, and the bytes; no data are read."""
-    from silodp.config.budgets import budget_unit
+    """Compute ε and traffic of a run in advance. No data are read."""
     from silodp.config.public_spec import build_public_spec
     from silodp.config.schema import load_config
-    from silodp.planning.epsilon import remarks_on_delta
-    from silodp.planning.plan import format_text
-    from silodp.planning.plan import plan_run as plan_
+    from silodp.planning.epsilon import list_delta_remarks
+    from silodp.planning.plan import format_plan, plan_run
 
     settings = load_config(config, set_ or ())
     spec, assumed = build_public_spec(settings, users)
-    result = plan_(
+    result = plan_run(
         spec,
         accountant=settings.build_accountant(),
         target=target_epsilon,
-        own=settings.preferences(),
+        distribution=settings.budget_distribution(),
         picture=plot,
     )
-    lines = format_text(result)
+    lines = format_plan(result)
     if plot is not None:
         lines.append(f"picture: {plot}")
     if assumed and settings.method().unit != "record":
         lines.append(
-            f"  (U is counted in the data, which were not read: {spec.population.users:,} stands in; see --users)"
+            f"  (U is in the data, which were not read: {spec.population.users:,} is assumed; see --users)"
         )
-    if settings.preferences() is None and budget_unit(settings.method()) is not None:
+    if settings.budget_distribution() is None and settings.method().budget_unit is not None:
         lines.append(
-            "  (budgets are in the tables, which were not read: ε is that of the largest that is allowed)"
+            "  (privacy budgets are in the tables, which were not read: ε is for the largest budget that is allowed)"
         )
     private = any(found["private"] for found in result["adversaries"].values())
-    remarks = remarks_on_delta(settings.delta, None if assumed else spec.population.users) if private else ()
+    remarks = (
+        list_delta_remarks(settings.delta, None if assumed else spec.population.users) if private else ()
+    )
     lines += [f"  ({remark})" for remark in remarks]
     picture = None if plot is None else str(plot)
     about = {"users_assumed": assumed, "remarks": list(remarks), "plot": picture}
@@ -78,39 +78,44 @@ def epsilon(
             show_envvar=False,
         ),
     ],
-    rounds: Annotated[int, typer.Option(help="T, rounds of training.", show_envvar=False)],
+    rounds: Annotated[int, typer.Option(help="Rounds of training, T.", show_envvar=False)],
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="σ: standard deviation of the noise over the sensitivity.")
+        float | None, typer.Option(help="σ: standard deviation of the noise divided by the sensitivity.")
     ] = None,
     delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
-    user_sampling: Annotated[float | None, typer.Option(help="q, per person and round.")] = None,
-    group_size: Annotated[int | None, typer.Option(help="k, for uldp-group.")] = None,
+    user_sampling: Annotated[
+        float | None, typer.Option(help="Sampling probability q of a person in a round.")
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="k: most records of a person that are used, for uldp-group.")
+    ] = None,
     record_sampling: Annotated[
-        float | None, typer.Option(help="q (γ), per record and step, for uldp-group, rpdp and ddp.")
+        float | None,
+        typer.Option(help="Sampling probability q (γ) of a record in a step, for uldp-group, rpdp, ddp."),
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
-            "--local-steps", "--steps", help="DP-SGD steps per round, for uldp-group, rpdp and its like, ddp."
+            "--local-steps", "--steps", help="DP-SGD steps per round, for uldp-group, rpdp methods and ddp."
         ),
     ] = None,
     client_sampling: Annotated[
-        float | None, typer.Option(help="λ, per silo and round, for rpdp (else 1).")
+        float | None, typer.Option(help="Sampling probability λ of a silo in a round, for rpdp. Default: 1.")
     ] = None,
     largest_budget: Annotated[
         float | None,
-        typer.Option(help="The largest ε that any record may ask for, for rpdp-filter: it ends there."),
+        typer.Option(help="Largest privacy budget ε of a record, for rpdp-filter; its ε does not exceed it."),
     ] = None,
     trajectory: Annotated[
         str | None,
-        typer.Option(help="decoupled, local or paper, for ddp: which noise the local models move with."),
+        typer.Option(help="decoupled, local or paper, for ddp: the noise of the local models."),
     ] = None,
     trajectory_ratio: Annotated[
         float | None,
-        typer.Option(help="R, for decoupled: noise of the local models over that of the sum."),
+        typer.Option(help="R, for decoupled: noise of the local models divided by that of the sum."),
     ] = None,
     accountant: Annotated[
-        str | None, typer.Option(help="pld or rdp; else the tightest that knows the noise.")
+        str | None, typer.Option(help="pld or rdp. Default: the tightest that knows the noise.")
     ] = None,
     adversary: Annotated[str, typer.Option(help="released, server or silo.")] = "released",
     silos: Annotated[
@@ -118,29 +123,30 @@ def epsilon(
         typer.Option(
             "--silos",
             "--clients",
-            help="S, how many silos there are; needed for --adversary silo, and for ddp.",
+            help="Number of silos S; needed for --adversary silo, and for ddp.",
         ),
     ] = None,
-    aggregator: Annotated[
-        str, typer.Option(help="Who sees what: plain, masked, lattice or paillier.")
-    ] = "plain",
+    aggregator: Annotated[str, typer.Option(help="plain, masked, lattice or paillier.")] = "plain",
     aggregation: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A setting of the aggregator, e.g. min_silos=3."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Set a value of the aggregator, for example min_silos=3; repeatable.",
+        ),
     ] = None,
-    users: Annotated[int | None, typer.Option(help="U, how many persons there are (else 1,000).")] = None,
+    users: Annotated[int | None, typer.Option(help="Number of persons U. Default: 1,000.")] = None,
     dimension: Annotated[
         int | None,
         typer.Option(
-            help="d, parameters of the model (else a million: with integer noise ε grows a little with d)."
+            help="Number of parameters d. Default: a million; with integer noise ε grows slightly with d."
         ),
     ] = None,
     weighting: Annotated[str | None, typer.Option(help="uniform or records.")] = None,
     colluding: Annotated[
         int,
         typer.Option(
-            help="For --adversary silo: how many silos, the adversary included, put together the models they saw and "
-            "the noise they drew; 1: each on its own."
+            help="For --adversary silo: number of silos, the adversary included, that share the models they saw and "
+            "the noise they drew."
         ),
     ] = 1,
     knows_sample: Annotated[
@@ -148,13 +154,11 @@ def epsilon(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compute ε of a method, without a configuration. Against one adversary at a time."""
-    from silodp.accounting.guarantee import describe_any_dropouts, format_rounded_up
-    from silodp.cli.progress import WHO
+    """Compute ε of a method against one adversary. Without a configuration file."""
+    from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_rounded_up
     from silodp.config.toml_values import apply_override
-    from silodp.planning.epsilon import LARGE_MODEL, format_records
-    from silodp.planning.epsilon import compute_epsilon as epsilon_
-    from silodp.report.guarantee_text import CLAIMED
+    from silodp.planning.epsilon import LARGE_MODEL, compute_epsilon, format_records
+    from silodp.report.guarantee_text import WHO, format_claim
 
     given = {
         "noise_multiplier": noise_multiplier,
@@ -168,9 +172,9 @@ def epsilon(
         "trajectory_ratio": trajectory_ratio,
         "weighting": weighting,
     }
-    if method == "default":  # it has no noise to set; whatever is asked, there is no privacy
+    if method == "default":  # without noise: there is no guarantee, whatever the option says
         given["noise_multiplier"] = None
-    result = epsilon_(
+    result = compute_epsilon(
         method,
         {name: value for name, value in given.items() if value is not None},
         rounds=rounds,
@@ -189,9 +193,7 @@ def epsilon(
     line = f"ε = {format_rounded_up(result['epsilon'])} at δ = {delta:g}, {after}"
     if result["any_dropouts"] is not None:
         line += f", if every silo answers; {describe_any_dropouts(result['any_dropouts'])}"
-    promised = [line, *format_records(result), *(f"  assuming that {text}" for text in result["assumptions"])]
-    promised += [
-        f"  [{CLAIMED}: no guarantee] ε = {format_rounded_up(c['epsilon'])}: {c['why']}"
-        for c in result["claims"]
-    ]
-    show(result, as_json, promised if result["private"] else [f"no guarantee: {result['reason']}"])
+    assumptions = [f"  assuming that {text.removeprefix(TECHNICAL)}" for text in result["assumptions"]]
+    lines = [line, *format_records(result), *assumptions]
+    lines += [f"  {format_claim(claim['epsilon'], claim['why'])}" for claim in result["claims"]]
+    show(result, as_json, lines if result["private"] else [f"no guarantee: {result['reason']}"])

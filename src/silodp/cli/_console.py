@@ -1,0 +1,173 @@
+"""What all commands share: their options, the printing of results, and the report of failures.
+
+A failure is an exit status, one sentence with a stable code on standard error, and with --json an object on standard
+output. This module imports nothing heavy, so that `silodp --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from silodp.errors import SilodpError, name_file
+
+Config = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG.toml", help="Configuration file, for example one of examples/*.toml."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a value of the configuration, for example rounds=20 or method.clip=0.5. Can be repeated.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Output directory.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, for an error too.")
+]
+Root = Annotated[
+    Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data sets. Default: $SILODP_DATA.")
+]
+
+MISTAKE = 2
+UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130  # as shells report it
+
+_MOST_CHARACTERS = 2000  # of a sentence: it may quote a long value or message
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+STANDARD_OUTPUT = "standard output"
+"""File name in the error of a result that cannot be written."""
+
+
+def show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
+    """Print a result, as one JSON object or as lines for reading."""
+    with name_file(STANDARD_OUTPUT):  # without the flush, a full disk would be noticed only when Python exits
+        print(
+            json.dumps(result, allow_nan=False, ensure_ascii=False) if as_json else "\n".join(lines),
+            flush=True,
+        )
+
+
+def log(text: str) -> None:
+    """Print a line of progress on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Interrupted(Exception):
+    """Ctrl-C stopped the command; the text says how to continue."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a command failed.
+
+    Attributes:
+        status: of the process.
+        code: as in `SilodpError`.
+        message: one sentence.
+        field: as in `SilodpError`.
+    """
+
+    status: int
+    code: str
+    message: str
+    field: str | None = None
+
+    def show(self, as_json: bool) -> int:
+        """Print the sentence on standard error, and with `as_json` an object on standard output; return the status."""
+        sentence = " ".join(self.message.split())
+        if len(sentence) > _MOST_CHARACTERS:
+            sentence = f"{sentence[: _MOST_CHARACTERS // 2]} … {sentence[-_MOST_CHARACTERS // 2 :]}"
+        begin, end = ("", "") if self.status == INTERRUPTED else ("error: ", f" [{self.code}]")
+        print(f"{begin}{sentence}{end}", file=sys.stderr)
+        if as_json:
+            error = {"code": self.code, "field": self.field, "message": sentence}
+            print(json.dumps({"error": error}, ensure_ascii=False), flush=True)
+        return self.status
+
+
+def describe_failure(error: BaseException) -> Failure:
+    """Return status, code and sentence for an exception that ended a command."""
+    match error:
+        case Interrupted() | KeyboardInterrupt() | click.Abort():
+            message = str(error) if isinstance(error, Interrupted) else "interrupted"
+            return Failure(INTERRUPTED, "cli.interrupted", message)
+        case SilodpError():
+            return Failure(MISTAKE, error.code, str(error), error.field)
+        case click.ClickException():
+            return Failure(MISTAKE, "cli.usage", f"{error.format_message()}{_see_help(error)}", _field(error))
+        case OSError():
+            return _describe_file_error(error)
+        case MemoryError() | RuntimeError() if _is_memory(error):
+            return Failure(
+                MISTAKE,
+                "cli.memory",
+                "there is not enough memory: reduce users, rounds, steps or parameters.",
+            )
+    return _describe_unexpected(error)
+
+
+def _is_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)  # torch raises RuntimeError
+
+
+def _see_help(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return "" if context is None else f" See '{context.command_path} --help'."
+
+
+def _field(error: click.ClickException) -> str | None:
+    """Return the option at fault as on the command line, or the name of the argument in the help."""
+    parameter = getattr(error, "param", None)
+    if isinstance(parameter, click.Option):
+        return max(parameter.opts, key=len)
+    return None if parameter is None else parameter.human_readable_name
+
+
+def _describe_file_error(error: OSError) -> Failure:
+    name = "a file" if error.filename is None else str(error.filename)
+    if error.errno in _DISK_FULL:
+        return Failure(
+            MISTAKE,
+            "run.disk_full",
+            f"{name} cannot be written: the disk or your quota is full; make room and repeat the command "
+            "(continue a run with --resume).",
+        )
+    return Failure(
+        MISTAKE,
+        "cli.file",
+        f"{name} cannot be used ({error.strerror or error}): check the path and its permissions, or name another.",
+    )
+
+
+def _describe_unexpected(error: BaseException) -> Failure:
+    """Describe an error of silodp or of a user's code: the sentence names its place, a file has the traceback."""
+    frame = (traceback.extract_tb(error.__traceback__) or [None])[-1]
+    place = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
+    text = "".join(traceback.format_exception(error))
+    saved = ""
+    with suppress(OSError):
+        descriptor, name = tempfile.mkstemp(prefix="silodp-traceback-", suffix=".txt")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        saved = f" The traceback is in {name}."
+    return Failure(
+        UNEXPECTED,
+        "cli.unexpected",
+        f"unexpected {type(error).__name__}{place} ({' '.join(str(error).split())[:200]}): correct it if it comes from "
+        f"your code, else please report it.{saved}",
+    )

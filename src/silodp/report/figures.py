@@ -1,0 +1,173 @@
+"""The style of all pictures, and their files: SVG that a browser shows without network, PDF and PNG.
+
+Figures are `matplotlib.figure.Figure` objects, not those of pyplot, which keeps global state. Colors are those of Okabe
+and Ito, which color-blind readers can distinguish; line styles repeat the information.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from silodp.errors import SilodpError, name_file
+
+INK = "#1b1d22"  # text and axes; in a page replaced by the text color of the page
+MUTED = "#8a8d93"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5f3f")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))
+FORMATS = ("svg", "pdf", "png")
+_LONG_LABEL = 26
+
+STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: small, searchable, read aloud
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "text.parse_math": False,  # in the names of users "$" is a dollar
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.formatter.use_mathtext": False,
+    "grid.color": INK,
+    "grid.alpha": 0.13,
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+def render_svg(figure: Figure, name: str) -> str:
+    """Return a complete SVG document on white, the same bytes for the same figure.
+
+    Args:
+        figure: what to draw.
+        name: seed of the ids in the document.
+    """
+    buffer = io.StringIO()
+    with warnings.catch_warnings(), mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        # The browser of the reader has letters that the font for measuring lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", buffer.getvalue(), flags=re.DOTALL)
+    return re.sub(r"(<svg[^>]*>)", r'\1<rect width="100%" height="100%" fill="#ffffff"/>', text, count=1)
+
+
+def inline_svg(document: str, alt: str) -> str:
+    """Return the <svg> element of a document for an HTML page, with unique ids and the text color of the page.
+
+    Args:
+        document: from `render_svg`.
+        alt: text for readers who do not see the picture.
+    """
+    prefix = "p" + hashlib.sha256(document.encode()).hexdigest()[:8]
+    element = document[document.index("<svg") :].replace(
+        '<rect width="100%" height="100%" fill="#ffffff"/>', "", 1
+    )
+    element = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", element)
+    element = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', element)
+    element = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", element)
+    element = element.replace(INK, "currentColor").replace("xlink:href", "href")
+    label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return re.sub(
+        r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{label}">', element, count=1
+    )
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a picture in the format of the file name.
+
+    Args:
+        figure: what to draw.
+        path: of the file; it ends in one of `FORMATS`.
+
+    Raises:
+        SilodpError: another ending.
+    """
+    check_picture_path(path)
+    with name_file(path):
+        if path.suffix.lower() == ".svg":
+            path.write_text(render_svg(figure, path.stem), encoding="utf-8")
+        else:
+            with mpl.rc_context(STYLE):
+                figure.savefig(path, dpi=160, facecolor="white")
+
+
+def check_picture_path(path: Path) -> None:
+    """Check that a file name ends in one of `FORMATS`."""
+    if path.suffix.lower().removeprefix(".") not in FORMATS:
+        raise SilodpError(
+            f"plot = '{path}': let the file name end in .{', .'.join(FORMATS)}.",
+            code="argument.value",
+            field="plot",
+        )
+
+
+_PLAIN = FuncFormatter(lambda value, _: f"{value:,.10g}" if 1e-4 <= value < 1e6 else f"{value:.0e}")
+
+
+def make_panel(x: str, y: str, size: tuple[float, float] = (4.7, 3.1)) -> tuple[Figure, Axes]:
+    """Return an empty figure and its axes, small so that text is readable on a phone; `size` in inches."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_xlabel(x)
+        axes.set_ylabel(shorten_label(y, 32))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.margins(x=0.02)
+    return figure, axes
+
+
+def set_log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 times powers of ten, or at powers alone."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(_PLAIN)
+    axis.set_minor_formatter(NullFormatter())
+
+
+def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float = 2.4) -> None:
+    """Put a legend above the axes; the figure grows by its lines."""
+    with mpl.rc_context(STYLE):
+        handles, labels = axes.get_legend_handles_labels()
+        if max(map(len, labels), default=0) > _LONG_LABEL:
+            columns = 1  # two would not fit side by side
+        lines = sum(1 + label.count("\n") for label in labels)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + 0.19 * (lines / columns))  # else the axes would shrink
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper left",
+            ncols=columns,
+            columnspacing=1.4,
+            handlelength=handlelength,
+        )
+
+
+def shorten_label(label: str, length: int = 30) -> str:
+    """Return a label shortened for a legend; matplotlib would hide one that begins with an underscore."""
+    label = " ".join(label.split())
+    label = label if len(label) <= length else label[: length - 1] + "…"
+    return " " + label if label.startswith("_") else label
