@@ -59,7 +59,8 @@ def build_aggregator(name: str, fields: Mapping[str, Any]) -> Aggregator:
     Raises:
         SilodpError: an unknown name or setting, or a value that the aggregator refuses.
     """
-    from silodp.aggregators import AGGREGATORS, Aggregator
+    from silodp.aggregators import Aggregator
+    from silodp.aggregators.registry import AGGREGATORS
 
     maker = find_plugin(name, AGGREGATORS, Aggregator, "aggregator")
     own = {field: value for field, value in fields.items() if field in fields_of(maker)}

@@ -16,7 +16,7 @@ from typing import Any
 from silodp import __version__
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Guarantee
 from silodp.accounting.ledger import Budget
-from silodp.aggregators import AggregatorRecord
+from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.builders import build_aggregator
 from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file

@@ -15,7 +15,8 @@ import torch
 
 from plugins.trimmed import Trimmed, TrimmedServer
 from silodp.accounting.events import Gaussian
-from silodp.aggregators import AGGREGATORS, Aggregator, AggregatorRecord, Plain, find_aggregator
+from silodp.aggregators import Aggregator, Plain
+from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord, find_aggregator
 from silodp.methods import Population, UldpAvg
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run
@@ -77,7 +78,8 @@ def test_its_settings_tell_runs_apart(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_is_resumed_to_the_same_model_and_charged_once(tmp_path: Path) -> None:
-    code = "import sys, pathlib; from unit.aggregators.test_aggregator_plugin import die; die(pathlib.Path(sys.argv[1]))"
+    module = "unit.aggregators.test_aggregator_plugin"
+    code = f"import sys, pathlib; from {module} import die; die(pathlib.Path(sys.argv[1]))"
     here = Path(__file__).parents[2]
     died = subprocess.run([sys.executable, "-c", code, tmp_path / "run"], cwd=here, check=False)
     assert died.returncode == -signal.SIGKILL
