@@ -8,6 +8,7 @@ INSTALLED = $(VENV)/.installed
 DEVELOPED = $(VENV)/.developed
 DOCUMENTED = $(VENV)/.documented
 PIP = -m pip install --disable-pip-version-check
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
 .PHONY: demo test test-slow test-fuzz test-newest lint types imports docs benchmarks errors clean
@@ -16,14 +17,14 @@ demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
 
 test: $(DEVELOPED)
-	$(BIN)/python -m pytest -rs
+	$(PYTEST)
 
 test-slow: $(DEVELOPED)
-	$(BIN)/python -m pytest -rs -m slow
+	$(PYTEST) -m slow
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
 test-fuzz: $(DEVELOPED)
-	SILODP_MUTANTS=100000 $(BIN)/python -m pytest -rs -m slow tests/attacks/test_fuzz.py
+	SILODP_MUTANTS=100000 $(PYTEST) -m slow tests/attacks/test_fuzz.py
 
 # With the newest versions that pyproject.toml allows, for example: make test-newest PYTHON=python3.13
 test-newest:
@@ -31,7 +32,7 @@ test-newest:
 	@echo "Installing silodp and the newest versions of what it needs into $(NEWEST) ..."
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python $(PIP) --upgrade --upgrade-strategy eager --editable '.[test]'
-	$(NEWEST)/bin/python -m pytest -rs
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -rs -n 2 --dist worksteal
 
 lint: $(DEVELOPED)
 	$(BIN)/ruff check .

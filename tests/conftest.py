@@ -12,6 +12,12 @@ from silodp.errors import SilodpError
 from support.commands import CONFIG, Outcome, Silodp
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-wording", action="store_true", help="write tests/snapshots/wording.txt anew from the source"
+    )
+
+
 @pytest.fixture
 def silodp(capfd: pytest.CaptureFixture[str]) -> Silodp:
     def run(*arguments: object) -> Outcome:

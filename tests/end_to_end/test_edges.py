@@ -69,7 +69,7 @@ def test_an_interrupted_run_names_the_command_that_goes_on(silodp: Silodp, confi
     Path("own.py").write_text(STOPS_ONCE)
     more = ("--set", "rounds=3", "--set", "task.metrics=['own.py:stops_once']")
     stopped = silodp("run", config, *more, "--out", "a dir", "--json")
-    assert (stopped.status, stopped.json["error"]["code"]) == (130, "main.interrupted")
+    assert (stopped.status, stopped.json["error"]["code"]) == (130, "cli.interrupted")
     last = stopped.err.splitlines()[-1]
     assert last == "interrupted after round 1; continue with: silodp run 'a dir' --resume"
     assert stopped.json["error"]["message"] == last
@@ -88,7 +88,7 @@ def test_a_run_stopped_before_its_first_round_has_nothing_to_continue(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("silodp.cli.run.train", stop)
+    monkeypatch.setattr("silodp.cli.run.run", stop)
     stopped = silodp("run", config, "--out", "a")
     assert (stopped.status, stopped.err.count("\n")) == (130, 1)
     assert stopped.err.startswith("interrupted before the first round")
@@ -287,7 +287,7 @@ def test_help_is_plain_text(silodp: Silodp) -> None:
         ("compare x.toml", "--methods"),
     ):
         told = silodp(*command.split(), "--json")
-        assert_sentence(told, f"Missing option '{missing}'. See", code="main.usage")
+        assert_sentence(told, f"Missing option '{missing}'. See", code="cli.usage")
         assert told.json["error"]["field"] == missing
         assert "env var" not in told.err
 

@@ -101,7 +101,7 @@ def test_an_error_that_nobody_expected_is_told_in_a_sentence_with_its_traceback_
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a" * 10_000 + "\n")
 
-    monkeypatch.setattr("silodp.cli.run.train", broken)
+    monkeypatch.setattr("silodp.cli.run.run", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     told = silodp("run", config, "--json")
     assert (told.status, told.json["error"]["code"]) == (UNEXPECTED, "cli.unexpected")

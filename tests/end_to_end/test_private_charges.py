@@ -30,7 +30,7 @@ STILL = replace(RECORDS, local=LocalTraining(learning_rate=0.1, epochs=2, batch_
 @pytest.fixture
 def unmoved(monkeypatch) -> None:
     step = Server.step
-    monkeypatch.setattr(Server, "step", lambda self, p, v, total: step(self, p, v, total * 0))
+    monkeypatch.setattr(Server, "step", lambda self, before, total: step(self, before, total * 0))
 
 
 def wide(silos: int = 3) -> Federation:

@@ -132,4 +132,4 @@ def test_everyone_weighs_at_most_one_over_all_silos_and_no_count_lifts_it(aggreg
 
 def replace_population(method, users: int):
     known = setting(method, size=users)
-    return replace(known, population=replace(known.population, users=users))
+    return replace(known, data=replace(known.data, users=users))

@@ -193,13 +193,44 @@ RUNS = _runs()
 """Name → configuration. The metrics are left out of most, as pictures of them take the time of a run."""
 
 SLOW = frozenset(
-    [
+    (
         *(name for name in RUNS if "paillier" in name),
         "rpdp fitted curve",
+        "rpdp pareto",
+        "rpdp masked",
+        "rpdp-minimum masked",
+        "rpdp-dropout masked",
+        "rpdp clients realized adam plain",
+        "ddp decoupled plain",
         "ddp decoupled plain, for epsilon 3",
-    ]
+        "ddp clients differ plain",
+        "ddp clients differ masked",
+        "ddp paper masked",
+        "default masked",
+        "uldp-avg uniform masked",
+        "uldp-avg personal sampling plain",
+        "uldp-avg personal clip plain",
+        "uldp-avg personal clip masked",
+        "uldp-avg embedded zipf mlp",
+        "uldp-avg budget of the server rdp",
+        "uldp-sgd masked",
+        "uldp-naive masked",
+        "uldp-group masked",
+        "resumed ddp local plain",
+        "resumed uldp-avg sampled plain",
+        "averaged models",
+    )
 )
-"""Runs and plans that take seconds; only `pytest -m slow` computes them."""
+"""What takes seconds, and runs that have a faster twin; only `pytest -m slow` computes it. A name that begins with a
+part is slow in that part only."""
+
+
+def is_slow(part: str, name: str) -> bool:
+    """Whether only `pytest -m slow` computes a case."""
+    many_steps = "--method ddp" in name and "--local-steps" in name and "--rounds 2 " not in name
+    return many_steps or bool({name, f"{part} {name}"} & SLOW)
+
+
 LISTED_RUNS = frozenset(
     (
         "uldp-avg uniform plain",

@@ -1,9 +1,10 @@
 """Compute what the golden files hold, from public entry points only: commands, configurations, stored files, the wire.
 
 Usage: python tests/golden/freeze.py --write [PART ...]     PART: runs, resumed, epsilon, plans, … (see PARTS)
+       python tests/golden/freeze.py --show PART CASE       everything that the digests of a case are computed from
 
-Everything is computed twice; what differs between both, because it comes from secret keys, is written as "~" and is
-not compared.
+Stored are digests and a few numbers. Everything is computed twice; what differs between both, because it comes from
+secret keys, is not compared: the places of those are stored once for all cases that have the same ones.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -425,7 +425,7 @@ def stored(name: str) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
-        with tarfile.open(HERE / "stored" / f"{name}.tar.gz") as packed:
+        with tarfile.open(HERE / "stored" / f"{name}.tar.xz") as packed:
             packed.extractall(place, filter="data")
         found = {"report": reported(directory), "kept": kept_of(directory)}
         if (directory / "checkpoint" / "state.safetensors").exists():
@@ -570,52 +570,82 @@ def platform_here() -> dict[str, str]:
     }
 
 
-LOOSE = frozenset(("loss", "norm", "norms", "projection", "first", "utility"))
+LOOSE = frozenset(("loss", "projection", "model"))
 """Numbers that training makes: they differ a little between versions of torch and kinds of CPUs."""
-COARSE = frozenset(("metrics", "accuracy", "roc_auc"))
-"""Numbers that a record near the decision boundary moves."""
+NUMBERS = ("epsilon", "loss", "projection", "model")
+"""The keys of numbers that are stored; of all others only digests are."""
+MOST = 3
+"""How many numbers are stored of a case."""
+SECTIONED = frozenset(("runs", "resumed", "stored", "python"))
+"""Parts with two digests for each section of a case; the other parts have two for each case."""
 
 
-def differences(golden: Any, now: Any, same_platform: bool, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Where two values differ, by paths."""
-    where = " / ".join(path)
-    if golden == RANDOM or (path and path[-1] == "bits" and not same_platform):
+def condensed(part: str, case: Any) -> Any:
+    """What is stored of a case: digests and a few numbers; what is no object is stored as it is.
+
+    The first digest of a section is of everything in it, the second of everything but the values of floats.
+    """
+    if not isinstance(case, dict):
+        return case
+    sections = case if part in SECTIONED else {"all": case}
+    numbers = dict(numbers_of(case))
+    spread = max(1, math.ceil(len(numbers) / MOST))
+    digests = {name: f"{digest(value)} {digest(without_floats(value))}" for name, value in sections.items()}
+    return {"digests": digests, **dict(list(numbers.items())[::spread])}
+
+
+def digest(value: Any) -> str:
+    return sha(json.dumps(value, sort_keys=True).encode(), 6)
+
+
+def without_floats(value: Any, key: str = "") -> Any:
+    """A value with floats, and the digests and pages that are made from them, replaced by their kind."""
+    if isinstance(value, dict):
+        return {key: without_floats(inner, key) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_floats(inner, key) for inner in value]
+    if key == "bits" or isinstance(value, float):
+        return "float"
+    return len(value.split()) if key == "numbers" and isinstance(value, str) else value
+
+
+def numbers_of(value: Any, path: str = "", key: str = "") -> Iterator[tuple[str, float]]:
+    """The floats under the keys that are stored, by their paths; those of a list have its place in the path."""
+    if isinstance(value, dict | list):
+        entries = sorted(value.items()) if isinstance(value, dict) else enumerate(value)
+        for name, inner in entries:
+            inside = key if isinstance(name, int) or key in NUMBERS else name
+            yield from numbers_of(inner, f"{path}/{name}" if path else str(name), inside)
+    elif isinstance(value, float) and key in NUMBERS:
+        yield path, float(f"{value:.12g}")
+
+
+def differences(golden: Any, now: Any, same_platform: bool) -> Iterator[str]:
+    """Where two condensed cases differ."""
+    if not isinstance(golden, dict) or not isinstance(now, dict):
+        if golden != now:
+            yield f"{now!r}, golden {golden!r}"
         return
-    if isinstance(golden, dict) and isinstance(now, dict):
-        for key in sorted(golden.keys() ^ now.keys()):
-            yield f"{where}: {key} {'is missing' if key in golden else 'is new'}"
-        for key in golden.keys() & now.keys():
-            yield from differences(golden[key], now[key], same_platform, (*path, key))
-    elif isinstance(golden, list) and isinstance(now, list):
-        if len(golden) != len(now):
-            yield f"{where}: {len(now)} entries, golden {len(golden)}"
-        for number, (one, other) in enumerate(zip(golden, now, strict=False)):
-            yield from differences(one, other, same_platform, (*path, str(number)))
-    elif not _are_close(golden, now, same_platform, path):
-        yield f"{where}: {now!r}, golden {golden!r}"
+    digests = golden["digests"]
+    numbers = {name: value for name, value in golden.items() if isinstance(value, float)}
+    for name in sorted(digests.keys() ^ now["digests"].keys()):
+        yield f"{name} {'is missing' if name in digests else 'is new'}"
+    for name in sorted(digests.keys() & now["digests"].keys()):
+        pairs = list(zip(digests[name].split(), now["digests"][name].split(), strict=True))
+        if pairs[1][0] != pairs[1][1]:
+            yield f"{name}: not only the values of floats differ"
+        elif same_platform and pairs[0][0] != pairs[0][1]:
+            yield f"{name}: values of floats differ"
+    for name, number in numbers.items():
+        other = now.get(name)
+        if other is None or not _are_close(number, other, name):
+            yield f"{name}: {other!r}, golden {number!r}"
 
 
-def _are_close(golden: Any, now: Any, same_platform: bool, path: tuple[str, ...]) -> bool:
-    if path[-1:] == ("numbers",) and not same_platform:
-        tokens = list(zip(golden.split(), now.split(), strict=False))
-        return len(golden.split()) == len(now.split()) and all(_are_alike(*pair) for pair in tokens)
-    numbers = (int, float)
-    are_numbers = type(golden) in numbers and type(now) in numbers
-    if not are_numbers or same_platform or float not in (type(golden), type(now)):
-        return type(golden) is type(now) and golden == now
-    if COARSE & set(path) and path[-1] != "loss":
-        return math.isclose(golden, now, rel_tol=0, abs_tol=0.05)
-    if LOOSE & set(path):
+def _are_close(golden: float, now: float, path: str) -> bool:
+    if LOOSE & set(path.split("/")):
         return math.isclose(golden, now, rel_tol=1e-4, abs_tol=1e-4)
     return math.isclose(golden, now, rel_tol=1e-9, abs_tol=1e-15)
-
-
-def _are_alike(golden: str, now: str) -> bool:
-    """Whether two numbers as a page shows them differ by no more than training does between platforms."""
-    try:
-        return math.isclose(float(golden), float(now), rel_tol=0.01, abs_tol=0.05)
-    except ValueError:
-        return golden == now
 
 
 def without_random(one: Any, other: Any) -> Any:
@@ -629,14 +659,33 @@ def without_random(one: Any, other: Any) -> Any:
     return one if type(one) is type(other) and one == other else RANDOM
 
 
-def random_in(value: Any, path: str = "") -> Iterator[str]:
-    """Where a value is not compared; entries of lists are told by their list."""
-    if isinstance(value, dict | list):
-        entries = value.items() if isinstance(value, dict) else (("", inner) for inner in value)
-        for key, inner in entries:
-            yield from random_in(inner, f"{path}/{key}" if key else path)
-    elif value == RANDOM:
-        yield path
+def random_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Where a value is not compared. Entries of a list have the path of the list; messages, that of their kind."""
+    if value == RANDOM:
+        yield "/".join(path)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from random_in(inner, (*path, key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from random_in(inner, (*path, *_kind(inner)))
+
+
+def masked(value: Any, random: frozenset[str], path: tuple[str, ...] = ()) -> Any:
+    """A value, with "~" at the places that are not compared."""
+    if "/".join(path) in random:
+        return RANDOM
+    if isinstance(value, dict):
+        return {key: masked(inner, random, (*path, key)) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [masked(inner, random, (*path, *_kind(inner))) for inner in value]
+    return value
+
+
+def _kind(value: Any) -> tuple[str, ...]:
+    """Direction and kind of a message on the wire."""
+    what = value.get("what") if isinstance(value, dict) else None
+    return (" ".join(what.split()[2:4]),) if what else ()
 
 
 # --- the parts ---
@@ -652,7 +701,7 @@ PARTS: dict[str, tuple[tuple[str, ...], Callable[[str], Any]]] = {
     "table": (("averaged models",), averaged),
     "python": (tuple(PYTHON), lambda name: PYTHON[name]()),
     "errors": (tuple(cases.MISTAKES), mistaken),
-    "stored": (tuple(sorted(path.name.split(".")[0] for path in (HERE / "stored").glob("*.tar.gz"))), stored),
+    "stored": (tuple(sorted(path.name.split(".")[0] for path in (HERE / "stored").glob("*.tar.xz"))), stored),
 }
 
 
@@ -663,40 +712,60 @@ def check(part: str, name: str, bits: bool = True) -> None:
         AssertionError: something has changed; it says so where only the last bits of numbers have.
     """
     golden = goldens(part)
-    now = json.loads(json.dumps(PARTS[part][1](name)))
+    case = golden["cases"][name]
+    random = frozenset(golden["random"][case["random"]]) if "random" in case else frozenset()
+    now = condensed(part, masked(json.loads(json.dumps(PARTS[part][1](name))), random))
     same = bits and golden["platform"] == platform_here()
-    found = sorted(differences(golden["cases"][name], now, same))
+    found = list(differences(case, now, same))
     if not found:
         return
-    close = same and not list(differences(golden["cases"][name], now, same_platform=False))
+    close = same and not list(differences(case, now, same_platform=False))
     noise = [
-        "all numbers agree within the tolerance, only bits differ (SILODP_GOLDEN=close passes over that)"
+        "the stored numbers agree within the tolerance, only bits differ (SILODP_GOLDEN=close passes over that)"
     ]
-    raise AssertionError("\n".join([*(noise if close else ()), *found[:40]]))
+    hint = f"For every value: python tests/golden/freeze.py --show {part} {name!r}; compare with an earlier commit's."
+    raise AssertionError("\n".join([*(noise if close else ()), *found[:40], hint]))
 
 
 def goldens(part: str) -> dict[str, Any]:
     return json.loads((HERE / f"{part}.json").read_text(encoding="utf-8"))
 
 
+def frozen(part: str, name: str, sets: list[list[str]]) -> Any:
+    """What is stored of a case, computed twice; the places that differ are put into `sets`, once for equal sets."""
+    compute = PARTS[part][1]
+    both = without_random(*(json.loads(json.dumps(compute(name))) for _ in range(2)))
+    random = sorted(set(random_in(both)))
+    found = condensed(part, masked(both, frozenset(random)))
+    if random:
+        if random not in sets:
+            sets.append(random)
+        found = {"random": sets.index(random), **found}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--write", action="store_true", help="the golden files of these parts, or of all")
+    what.add_argument(
+        "--show", nargs=2, metavar=("PART", "CASE"), help="everything that a case is computed from"
+    )
     parser.add_argument(
         "--only", metavar="TEXT", default="", help="cases whose names hold it; the others are kept"
     )
     parser.add_argument("parts", nargs="*")
     options = parser.parse_args()
-    for part in options.parts or PARTS:
-        names, compute = PARTS[part]
-        found: dict[str, Any] = goldens(part)["cases"] if options.only else {}
+    if options.show:
+        part, name = options.show
+        print(written(json.loads(json.dumps(PARTS[part][1](name)))))
+    for part in (options.parts or PARTS) if options.write else ():
+        names, before = PARTS[part][0], goldens(part) if options.only else {"random": [], "cases": {}}
+        found, sets = before["cases"], before["random"]
         for name in (name for name in names if options.only in name):
-            found[name] = without_random(
-                json.loads(json.dumps(compute(name))), json.loads(json.dumps(compute(name)))
-            )
-            left_out = dict(Counter(random_in(found[name])))
-            print(part, name, left_out or "", found[name] if "error" in found[name] else "", flush=True)
-        text = written({"platform": platform_here(), "cases": found})
+            found[name] = frozen(part, name, sets)
+            print(part, name, found[name], flush=True)
+        text = written({"platform": platform_here(), "random": sets, "cases": found})
         (HERE / f"{part}.json").write_text(text + "\n", encoding="utf-8")
 
 

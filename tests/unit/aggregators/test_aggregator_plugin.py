@@ -78,8 +78,8 @@ def test_its_settings_tell_runs_apart(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_is_resumed_to_the_same_model_and_charged_once(tmp_path: Path) -> None:
-    module = "unit.aggregators.test_aggregator_plugin"
-    code = f"import sys, pathlib; from {module} import die; die(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib; from unit.aggregators.test_aggregator_plugin import die"
+    code += "; die(pathlib.Path(sys.argv[1]))"
     here = Path(__file__).parents[2]
     died = subprocess.run([sys.executable, "-c", code, tmp_path / "run"], cwd=here, check=False)
     assert died.returncode == -signal.SIGKILL

@@ -187,10 +187,10 @@ def test_creditcard_from_the_full_table(tmp_path):
     "content",
     [
         b"not gzip",
-        gzip.compress(b""),
-        gzip.compress(b"\0\0\x0d\1\0\0\0\1\0"),
-        gzip.compress(b"\0\0\x08\1\0\0\0\5ab"),
-        gzip.compress(b"\0\0\x08\1\0\0\0\5abcde")[:-9],
+        gzip.compress(b"", mtime=0),
+        gzip.compress(b"\0\0\x0d\1\0\0\0\1\0", mtime=0),
+        gzip.compress(b"\0\0\x08\1\0\0\0\5ab", mtime=0),
+        gzip.compress(b"\0\0\x08\1\0\0\0\5abcde", mtime=0)[:-9],
     ],
 )
 def test_broken_idx_files(tmp_path, content):
@@ -202,7 +202,7 @@ def test_broken_idx_files(tmp_path, content):
 
 def test_idx(tmp_path):
     path = tmp_path / "whole.gz"
-    path.write_bytes(gzip.compress(b"\0\0\x08\2\0\0\0\2\0\0\0\3abcdef"))
+    path.write_bytes(gzip.compress(b"\0\0\x08\2\0\0\0\2\0\0\0\3abcdef", mtime=0))
     np.testing.assert_array_equal(read_idx(path), [[97, 98, 99], [100, 101, 102]])
 
 
