@@ -11,7 +11,8 @@ import json
 import time
 from typing import Any
 
-from silodp.accounting import ACCOUNTANTS, compute_epsilon, pld, rdp
+from silodp.accounting import compute_epsilon, pld, rdp
+from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import Event, Gaussian, Group, PoissonSampled, RevealedSample
 
 DELTA = 1e-5

@@ -74,13 +74,15 @@ def data(source: str, tuning: bool) -> tuple[Any, Any]:
     """Federation and task."""
     from silodp.config.build import build_task
     from silodp.data import benchmarks
+    from silodp.data.benchmarks.finance import ACS_INCOME
+    from silodp.data.benchmarks.images import FASHION_MNIST
 
     if source == "fashion_mnist":
         split = "tuning" if tuning else "pooled"
         federation = benchmarks.fashion_mnist(silos=10, allocation="own", split=split, normalize="public")
-        return federation, build_task(federation.public(), benchmarks.FASHION_MNIST)
+        return federation, build_task(federation.public(), FASHION_MNIST)
     federation = benchmarks.acs_income(max_per_state=2500, seed=1 if tuning else 0)
-    return federation, build_task(federation.public(), benchmarks.ACS_INCOME)
+    return federation, build_task(federation.public(), ACS_INCOME)
 
 
 def method(trial: Trial, clients: int, records: int) -> Any:

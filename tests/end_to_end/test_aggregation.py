@@ -11,7 +11,8 @@ import pytest
 
 from silodp.accounting import accountant as accounting
 from silodp.accounting.accountant import choose_accountant
-from silodp.aggregators import AGGREGATORS, Masked, Plain
+from silodp.aggregators import Masked, Plain
+from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.compare import compare_methods
 from silodp.config.public_spec import ASSUMED_USERS, build_public_spec
 from silodp.config.schema import RunConfig, load_config, parse_config

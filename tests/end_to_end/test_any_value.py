@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from silodp.accounting.ledger import Budget
-from silodp.aggregators import AGGREGATORS
+from silodp.aggregators.registry import AGGREGATORS
 from silodp.cli.run import run_config
 from silodp.config.build import get_fields, get_table_class
 from silodp.config.public_spec import build_public_spec

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError
-from silodp.mechanisms.clipping import Bounds, ClippedRows, ClippedRowStream, clip_rows
+from silodp.mechanisms import Bounds, ClippedRows, ClippedRowStream, clip_rows
 from silodp.methods import LocalContext, Population, UldpAvg
 from silodp.methods.base import MethodState
 

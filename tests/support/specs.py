@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from silodp.aggregators import Aggregator, ModelSpec, Plain, RunSpec
+from silodp.aggregators import Aggregator, Plain, RunSpec
+from silodp.aggregators.run_spec import ModelSpec
 from silodp.data.public import PublicData
 from silodp.methods.base import Method, Population
 

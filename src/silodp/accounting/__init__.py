@@ -10,30 +10,26 @@ An accountant of a user's own derives from `Accountant`:
 It can be given to `silodp.train(accountant=FewOrders())`, or named in a config as accountant = "my_file.py:FewOrders".
 """
 
+from silodp.accounting import events
 from silodp.accounting.accountant import (
-    ACCOUNTANTS,
     Accountant,
     Composition,
     EventCount,
     WorstOfUnits,
-    choose_accountant,
     compute_delta,
     compute_epsilon,
-    find_accountant,
 )
-from silodp.accounting.steps import Steps, flatten_event, flatten_per_unit
+from silodp.accounting.guarantee import View
+from silodp.accounting.steps import flatten_per_unit
 
 __all__ = [
-    "ACCOUNTANTS",
     "Accountant",
     "Composition",
     "EventCount",
-    "Steps",
+    "View",
     "WorstOfUnits",
-    "choose_accountant",
     "compute_delta",
     "compute_epsilon",
-    "find_accountant",
-    "flatten_event",
+    "events",
     "flatten_per_unit",
 ]

@@ -1,4 +1,7 @@
-"""How silos' shares become their sum; `Aggregator` is the base class of another way of it."""
+"""Aggregators: how the silos' noisy shares of a round become their sum, and therefore who sees what.
+
+A new one derives from `Aggregator`, or from `Plain` where the server may see every share; see docs/extending.md.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,20 @@ from silodp.aggregators.base import (
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
-from silodp.aggregators.plain import Plain
-from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord, find_aggregator
-from silodp.aggregators.run_spec import ModelSpec, RunSpec
+from silodp.aggregators.plain import Plain, PlainServer
+from silodp.aggregators.run_spec import RunSpec
 
 __all__ = [
-    "AGGREGATORS",
     "Aggregator",
-    "AggregatorRecord",
     "Lattice",
     "Masked",
-    "ModelSpec",
     "Paillier",
     "Plain",
+    "PlainServer",
     "RunSpec",
     "ServerAggregator",
     "ServerContext",
     "SiloAggregator",
     "SiloContext",
     "Visibility",
-    "find_aggregator",
 ]

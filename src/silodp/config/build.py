@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 import numpy as np
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from silodp.aggregators import AGGREGATORS, Aggregator
+from silodp.aggregators import Aggregator
+from silodp.aggregators.registry import AGGREGATORS
 from silodp.data.dataset import Dataset
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, describe_exception, first_line, lookup, shorten, suggest_name

@@ -1,4 +1,7 @@
-"""The data of the silos: tables, benchmarks and data sets as plug-ins; how they are read, allocated and fetched."""
+"""The data of the silos: tables, benchmarks and data sets as plug-ins; how they are read, allocated and fetched.
+
+A new data set is a `Dataset` in a file; see docs/extending.md.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,9 @@ from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 
 if TYPE_CHECKING:
-    from silodp.data import allocation, benchmarks, catalog, fetch, tables
+    from silodp.data import benchmarks
 
-__all__ = [
-    "Dataset",
-    "Federation",
-    "Origin",
-    "PublicData",
-    "SiloData",
-    "allocation",
-    "benchmarks",
-    "catalog",
-    "fetch",
-    "tables",
-]
+__all__ = ["Dataset", "Federation", "Origin", "PublicData", "SiloData", "benchmarks"]
 
-
-_SUBMODULES = ("allocation", "benchmarks", "catalog", "fetch", "tables")
-__getattr__ = export_lazily(__name__, {name: f"{__name__}.{name}" for name in _SUBMODULES})
+# scikit-learn and pandas, which the benchmarks import, take a second.
+__getattr__ = export_lazily(__name__, {"benchmarks": f"{__name__}.benchmarks"})

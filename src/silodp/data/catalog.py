@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from silodp.data import benchmarks
+from silodp.data.benchmarks.finance import ACS_INCOME, CREDITCARD
+from silodp.data.benchmarks.health import EMBEDDED, HEART_DISEASE, TCGA_BRCA
+from silodp.data.benchmarks.images import FASHION_MNIST, MNIST
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
@@ -55,13 +57,13 @@ class TableDataset(Dataset):
 DATASETS: dict[str, Dataset] = {
     dataset.name: dataset
     for dataset in (
-        benchmarks.HEART_DISEASE,
-        benchmarks.TCGA_BRCA,
-        benchmarks.CREDITCARD,
-        benchmarks.MNIST,
-        benchmarks.FASHION_MNIST,
-        benchmarks.ACS_INCOME,
-        benchmarks.EMBEDDED,
+        HEART_DISEASE,
+        TCGA_BRCA,
+        CREDITCARD,
+        MNIST,
+        FASHION_MNIST,
+        ACS_INCOME,
+        EMBEDDED,
         TableDataset(name="tables", loader=Federation.from_tables),
     )
 }

@@ -1,6 +1,8 @@
-"""The methods, and the one registry of their names; the base class to write another."""
+"""Methods: who is protected, what a silo computes in a round, and what the round costs against each adversary.
 
-from silodp.errors import lookup
+A new one derives from `Method`, a new server optimizer from `ServerOptimizer`; see docs/extending.md.
+"""
+
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.ddp.method import Ddp
 from silodp.methods.fedavg import Default
@@ -27,18 +29,7 @@ METHODS: dict[str, type[Method]] = {
 }
 """The methods by their names in a configuration."""
 
-
-def find_method(name: str) -> type[Method]:
-    """Return the class of a method, by its name in a configuration; "-" and "_" are one character.
-
-    Raises:
-        SilodpError: there is no method of this name.
-    """
-    return lookup(name, METHODS, "method")
-
-
 __all__ = [
-    "METHODS",
     "Ddp",
     "Default",
     "LocalContext",
@@ -57,5 +48,4 @@ __all__ = [
     "UldpNaive",
     "UldpSgd",
     "UserBudgets",
-    "find_method",
 ]

@@ -32,7 +32,7 @@ from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsi
 from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
 from silodp.accounting.steps import flatten_per_unit
-from silodp.aggregators import AggregatorRecord
+from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError, counted
 from silodp.report.rederive import is_covered, rederive_guarantees
 from silodp.runtime.run_directory import LEDGER, MetricsRow

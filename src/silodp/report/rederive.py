@@ -17,7 +17,9 @@ from silodp.accounting.accountant import ACCOUNTANTS
 from silodp.accounting.events import event_to_dict
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import ACCOUNTING, Ledger
-from silodp.aggregators import AggregatorRecord, ModelSpec, RunSpec
+from silodp.aggregators import RunSpec
+from silodp.aggregators.registry import AggregatorRecord
+from silodp.aggregators.run_spec import ModelSpec
 from silodp.config.build import refuse_plugins
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import read_toml

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from silodp import __version__
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Guarantee
 from silodp.accounting.ledger import Budget
-from silodp.aggregators import AggregatorRecord
+from silodp.aggregators.registry import AggregatorRecord
 from silodp.config.build import build_aggregator, refuse_plugins
 from silodp.errors import SilodpError, name_file
 from silodp.report.audit import AuditResult, audit_run

@@ -16,8 +16,8 @@ from silodp.accounting.accountant import (
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget, Ledger
-from silodp.aggregators import find_aggregator
 from silodp.aggregators.base import Aggregator
+from silodp.aggregators.registry import find_aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData

@@ -16,7 +16,7 @@ from torch import nn
 
 from silodp.accounting.guarantee import FORMAT, Adversary, Guarantee
 from silodp.accounting.ledger import Ledger
-from silodp.aggregators import AggregatorRecord
+from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError, counted, name_file
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint

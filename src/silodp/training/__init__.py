@@ -1,4 +1,8 @@
-"""Tasks (model, loss, metrics), and the local training of a silo: per user, per record or over all records."""
+"""Tasks (model, loss, metrics), and the local training of a silo: per user, per record or over all records.
+
+A new method calls `user_updates`, `record_gradients` or `silo_update`. Models, losses and metrics are
+functions that a user may write (the guide "Your model").
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,12 @@ from typing import TYPE_CHECKING
 from silodp._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from silodp.training.losses import LOSSES, Loss, binary_cross_entropy, cox, cross_entropy, squared_error
-    from silodp.training.metrics import METRICS, accuracy, average_precision, concordance, roc_auc
-    from silodp.training.models import MODELS
+    from silodp.training.losses import Loss, binary_cross_entropy, cox, cross_entropy, squared_error
+    from silodp.training.metrics import accuracy, average_precision, concordance, roc_auc
     from silodp.training.sgd import LocalTraining, record_gradients, silo_update, user_updates
     from silodp.training.task import Task
 
 __all__ = [
-    "LOSSES",
-    "METRICS",
-    "MODELS",
     "LocalTraining",
     "Loss",
     "Task",
@@ -34,9 +34,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "losses": ("LOSSES", "Loss", "binary_cross_entropy", "cox", "cross_entropy", "squared_error"),
-    "metrics": ("METRICS", "accuracy", "average_precision", "concordance", "roc_auc"),
-    "models": ("MODELS",),
+    "losses": ("Loss", "binary_cross_entropy", "cox", "cross_entropy", "squared_error"),
+    "metrics": ("accuracy", "average_precision", "concordance", "roc_auc"),
     "sgd": ("LocalTraining", "record_gradients", "silo_update", "user_updates"),
     "task": ("Task",),
 }

@@ -7,7 +7,8 @@ import pytest
 from torch import nn
 
 import silodp
-from silodp.accounting import Accountant, Composition, compute_delta, compute_epsilon, find_accountant
+from silodp.accounting import Accountant, Composition, compute_delta, compute_epsilon
+from silodp.accounting.accountant import find_accountant
 from silodp.accounting.events import Composed, Gaussian, PoissonSampled, SelfComposed, Skellam, list_nested
 from silodp.accounting.ledger import Ledger
 from silodp.accounting.rdp import RdpAccountant

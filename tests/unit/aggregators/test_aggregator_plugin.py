@@ -15,7 +15,8 @@ import torch
 
 from plugins.trimmed import Trimmed, TrimmedServer
 from silodp.accounting.events import Gaussian
-from silodp.aggregators import AGGREGATORS, Aggregator, AggregatorRecord, Plain, find_aggregator
+from silodp.aggregators import Aggregator, Plain
+from silodp.aggregators.registry import AGGREGATORS, AggregatorRecord, find_aggregator
 from silodp.methods import Population, UldpAvg
 from silodp.report.page import write_report
 from silodp.report.run_record import read_run

@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 
 from silodp.data import benchmarks
-from silodp.data.benchmarks import data_root, read_idx
+from silodp.data.benchmarks import data_root
+from silodp.data.benchmarks.health import TCGA_REGIONS
+from silodp.data.benchmarks.images import read_idx
 from silodp.data.catalog import DATASETS
 from silodp.errors import SilodpError
 from support.refusals import refused
@@ -64,7 +66,7 @@ def test_heart_disease_public_ranges_show_the_same_rows(data):
 
 def test_tcga_brca(data):
     built = benchmarks.tcga_brca(data)
-    assert [silo.name for silo in built.silos] == list(benchmarks.TCGA_REGIONS)
+    assert [silo.name for silo in built.silos] == list(TCGA_REGIONS)
     assert sizes(built) == [248, 156, 164, 129, 129, 40]
     assert len(built.test) == 222
     assert [int(silo.y[:, 0].sum()) for silo in built.silos] == [45, 35, 14, 16, 7, 2]

@@ -25,7 +25,11 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+PAGES = [
+    ROOT / "docs" / "quickstart.md",
+    ROOT / "docs" / "extending.md",
+    *sorted((ROOT / "docs" / "guides").glob("*.md")),
+]
 ALL_PAGES = sorted((ROOT / "docs").rglob("*.md"))
 _BLOCK = re.compile(r"^( *)```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -127,6 +131,23 @@ def test_a_page_is_complete_and_its_options_exist(page: Path) -> None:
                     _, help_text = silodp([arguments[0], "--help"])
                     missing = {option for option in options if not re.search(rf"{option}\b", help_text)}
                     assert not missing, arguments
+
+
+def test_every_plugin_of_the_page_can_be_named_in_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quick check of docs/extending.md: each command that runs there is planned here."""
+    monkeypatch.chdir(tmp_path)
+    blocks = blocks_of(ROOT / "docs" / "extending.md")
+    for block in blocks:
+        if block.title is not None:
+            Path(block.title).write_text(block.text)
+    lines = [command for block in blocks if block.language == "sh" for command in commands_of(block)]
+    runs = [arguments for program, *arguments in lines if program == "silodp"]
+    assert len(runs) == 5
+    for arguments in runs:
+        status, printed = silodp(["plan", *arguments[1 : arguments.index("--out")]])
+        assert status == 0, printed
 
 
 def test_output_that_is_not_printed_is_noticed() -> None:

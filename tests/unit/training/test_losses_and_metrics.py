@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from silodp.errors import SilodpError
 from silodp.training import (
-    METRICS,
     Loss,
     Task,
     accuracy,
@@ -25,6 +24,7 @@ from silodp.training import (
     squared_error,
 )
 from silodp.training.losses import _log_risk_pairwise, _log_risk_sorted
+from silodp.training.metrics import METRICS
 
 
 def survival(n, seed, ties=False):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from silodp.errors import SilodpError
-from silodp.training import MODELS, Task, accuracy, concordance, cox, cross_entropy, roc_auc
-from silodp.training.models import cnn_mnist, mlp
+from silodp.training import Task, accuracy, concordance, cox, cross_entropy, roc_auc
+from silodp.training.models import MODELS, cnn_mnist, mlp
 
 
 @pytest.mark.parametrize(

@@ -6,30 +6,11 @@ declared constants instead. The public facts of every set stand in its `Dataset`
 """
 
 from silodp.data.benchmarks._common import data_root
-from silodp.data.benchmarks.finance import ACS_INCOME, CREDITCARD, acs_income, creditcard
-from silodp.data.benchmarks.health import (
-    EMBEDDED,
-    HEART_CENTERS,
-    HEART_DISEASE,
-    TCGA_BRCA,
-    TCGA_REGIONS,
-    embedded,
-    heart_disease,
-    tcga_brca,
-)
-from silodp.data.benchmarks.images import FASHION_MNIST, MNIST, PIXELS, fashion_mnist, mnist, read_idx
+from silodp.data.benchmarks.finance import acs_income, creditcard
+from silodp.data.benchmarks.health import embedded, heart_disease, tcga_brca
+from silodp.data.benchmarks.images import fashion_mnist, mnist
 
 __all__ = [
-    "ACS_INCOME",
-    "CREDITCARD",
-    "EMBEDDED",
-    "FASHION_MNIST",
-    "HEART_CENTERS",
-    "HEART_DISEASE",
-    "MNIST",
-    "PIXELS",
-    "TCGA_BRCA",
-    "TCGA_REGIONS",
     "acs_income",
     "creditcard",
     "data_root",
@@ -37,6 +18,5 @@ __all__ = [
     "fashion_mnist",
     "heart_disease",
     "mnist",
-    "read_idx",
     "tcga_brca",
 ]

@@ -1,5 +1,1 @@
 """Tables of the silos: CSV and Parquet files read by a declared schema (see `Federation.from_tables`)."""
-
-from silodp.data.tables.schema import Schema
-
-__all__ = ["Schema"]
