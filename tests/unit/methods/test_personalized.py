@@ -86,7 +86,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
         batches.append(batch.numpy().copy())
         return plain(self, params, batch)
 
-    monkeypatch.setattr(steps.RecordGradients, "of", spied)
+    monkeypatch.setattr(RecordGradients, "of", spied)
     return batches
 
 
