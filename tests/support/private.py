@@ -180,7 +180,7 @@ class Parties:
         def watched(self: Silo, request: Message) -> Message:
             if self.name == name:
                 sent.append(request)
-                stores.append(dict(self._store._values))
+                stores.append(dict(self._store.run._store._values))
             return answer(self, request)
 
         with pytest.MonkeyPatch.context() as patch:
