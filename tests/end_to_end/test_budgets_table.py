@@ -122,14 +122,14 @@ def test_levels_are_distinct_budgets_or_twentieths() -> None:
         ("budgets.sed=1", "budgets.sed is not a field of the budgets: did you mean 'seed'?"),
         ("budgets.count=1", "budgets.count is not a field of the budgets"),
         ("budgets.seed=-1", "budgets.seed = -1"),
-        ("budgets.levels=[0.1, 0, 5]", "set finite budgets above 0"),
-        ("budgets.levels=[0.1, -1, 5]", "set finite budgets above 0"),
-        ("budgets.levels=[0.1, nan, 5]", "set finite budgets above 0"),
-        ("budgets.levels=[0.1, inf, 5]", "set finite budgets above 0"),
+        ("budgets.levels=[0.1, 0, 5]", "set a finite ε > 0"),
+        ("budgets.levels=[0.1, -1, 5]", "set a finite ε > 0"),
+        ("budgets.levels=[0.1, nan, 5]", "set a finite ε > 0"),
+        ("budgets.levels=[0.1, inf, 5]", "set a finite ε > 0"),
         ("budgets.levels=[0.1, 5]", "one share ≥ 0 for each of 2 levels"),
         ("budgets.levels=high", "budgets.levels = 'high'"),
         ("budgets={distribution='pareto', shape=0}", "shape = 0"),
-        ("budgets.of=users", "needs a budget of its own for every record"),
+        ("budgets.of=users", "needs a privacy budget for every record"),
     ],
 )
 def test_a_mistake_is_one_sentence(silodp: Silodp, personal: Path, override: str, says: str) -> None:
@@ -142,7 +142,7 @@ def test_budgets_that_are_asked_for_must_be_there(silodp: Silodp, personal: Path
     personal.write_text(
         PERSONAL.replace('[budgets]\ndistribution = "three-levels"\nlevels = [0.5, 1, 5]\nseed = 3\n', "")
     )
-    says = "rpdp needs a budget of its own for every record, and there is none: add a table [budgets]"
+    says = "rpdp needs a privacy budget for every record, and there is none: add a table [budgets]"
     assert_sentence(silodp("plan", personal), says)
     nowhere = "data={source='heart_disease', root='/nowhere'}"  # the data would be missing, too
     assert_sentence(silodp("run", personal, "--set", nowhere, "--out", "out"), says)
@@ -206,14 +206,16 @@ def test_budgets_that_nobody_reads_are_refused(
     keep = "(rpdp, rpdp-minimum, rpdp-dropout or rpdp-filter), or take [budgets] out"
     for command in ("plan", "run"):
         refused = silodp(command, personal, "--set", STEPS)
-        assert_sentence(refused, "[budgets] gives every record a budget", "method ddp reads none", keep)
+        assert_sentence(
+            refused, "[budgets] gives every record a privacy budget", "method ddp ignores them", keep
+        )
     column = silodp("plan", tables(tmp_path, ("1",)), "--set", STEPS)
     assert_sentence(
-        column, "data.schema.budget gives every record a budget", "or take data.schema.budget out"
+        column, "data.schema.budget gives every record a privacy budget", "or take data.schema.budget out"
     )
     config.write_text(CONFIG + '[budgets]\ndistribution = "mixture"\nof = "users"\n')
     assert_sentence(
-        silodp("plan", config), "uldp-avg reads none", "(uldp-sgd or uldp-avg with [method.personal])"
+        silodp("plan", config), "uldp-avg ignores them", "(uldp-sgd or uldp-avg with [method.personal])"
     )
     labels = [spec.label for spec in loaded(personal).specs("rpdp,default,uldp-avg:sigma=5")]
     assert labels == ["rpdp", "default", "uldp-avg:sigma=5"]  # beside one that reads them

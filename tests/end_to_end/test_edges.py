@@ -116,7 +116,7 @@ def test_resuming_says_what_is_different(silodp: Silodp, config: Path) -> None:
     resumed = silodp("run", config, *more)
     assert resumed.status == 0
     assert resumed.err.splitlines()[0] == (
-        "note: resumed unlike a/config.toml: evaluate_every was 1, now 2; rounds was 2, now 3"
+        "note: resumed with changes to a/config.toml: evaluate_every was 1, now 2; rounds was 2, now 3"
     )
     assert "unlike" not in silodp("run", "a/config.toml", "--out", "a", "--resume").err
     kept = Path("a/config.toml").read_text()
@@ -167,11 +167,11 @@ def test_a_run_is_resumed_by_its_directory(silodp: Silodp, config: Path) -> None
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("method.clip=1", "another set-up .* Unlike a/config.toml: method.clip was 0.1, now 1."),
-        ("seed=2", "another set-up .* Unlike a/config.toml: seed was 1, now 2."),
+        ("method.clip=1", "other settings .* Different from a/config.toml: method.clip was 0.1, now 1."),
+        ("seed=2", "other settings .* Different from a/config.toml: seed was 1, now 2."),
         (
             "budget.epsilon=9",
-            "begun with budget = .* Unlike a/config.toml: budget.epsilon was not set, now 9.",
+            "begun with budget = .* Different from a/config.toml: budget.epsilon was not set, now 9.",
         ),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_run_without_held_out_records_says_that_nothing_is_measured(silodp: Si
     Path("own.toml").write_text(TABLES)
     blind = silodp("run", "own.toml", "--out", "a")
     assert blind.status == 0, blind.err
-    assert "note: no records are held out, so nothing will be measured" in blind.err
+    assert "note: there are no held-out records, so nothing is measured" in blind.err
     page = Path("a/report.html").read_text()
     assert "Nothing was measured" in page
     assert "records held out for testing" not in page
@@ -294,7 +294,7 @@ def test_help_is_plain_text(silodp: Silodp) -> None:
 
 def test_colluding_is_explained_and_asked_of_silos_only(silodp: Silodp) -> None:
     text = " ".join(silodp("epsilon", "--help").out.split())
-    assert "how many silos, the adversary included, put together" in text
+    assert "number of silos, the adversary included, that share" in text
     asked = ("epsilon", "--method", "uldp-avg", "--noise-multiplier", 5, "--rounds", 3, "--silos", 5)
     for adversary in ("released", "server"):
         assert_sentence(

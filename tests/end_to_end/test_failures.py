@@ -233,7 +233,7 @@ def test_a_result_that_nobody_can_take_is_no_traceback(config: Path) -> None:
             check=False,
         )
     assert told.returncode == 2
-    assert told.stderr.startswith("error: standard output cannot be written: the disk is full")
+    assert told.stderr.startswith("error: standard output cannot be written: the disk or your quota is full")
     assert told.stderr.count("\n") == 1
     reader, writer = os.pipe()
     os.close(reader)

@@ -179,7 +179,7 @@ def test_a_silo_that_dies_before_its_answer_is_kept_has_forgotten_nothing(name, 
 def test_nothing_is_forgotten_before_the_checkpoint_can_do_without(name, monkeypatch, tmp_path):
     """The process dies before it writes the state after a round: the round is repeated, its sample and noise too."""
     aggregator, method = RUNS[name]
-    keep = RunDirectory.keep
+    keep = RunDirectory.save_state
 
     def dying(self, state):
         if state.round == 2:
@@ -188,7 +188,7 @@ def test_nothing_is_forgotten_before_the_checkpoint_can_do_without(name, monkeyp
 
     with released() as totals:
         with monkeypatch.context() as patch:
-            patch.setattr(RunDirectory, "keep", dying)
+            patch.setattr(RunDirectory, "save_state", dying)
             with pytest.raises(KeyboardInterrupt):
                 run(aggregator, method, 3, federation=FEW, out=tmp_path, seed=None)
         run(aggregator, method, 3, federation=FEW, out=tmp_path, resume=True, seed=None)

@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,14 +37,14 @@ def run(out, rounds=2, **more):
 def outcome(pipe, out, wait_at_empty=None, wait=0.0, **more):
     """In a process of its own: what came of a run, and with it the run's id."""
     if wait_at_empty is not None:  # the moment between finding the directory empty and writing to it
-        real = directories.Checkpoint
+        real = directories.Checkpoint.initial
 
         def slow(*arguments):
             wait_at_empty.wait()  # here it is
             wait_at_empty.wait()  # and now it goes on
             return real(*arguments)
 
-        directories.Checkpoint = slow
+        directories.Checkpoint = SimpleNamespace(initial=slow)
     if wait:
         more["on_round"] = lambda row: time.sleep(wait)
     try:

@@ -42,7 +42,7 @@ class Case:
 
     change: dict[str, Any] = field(default_factory=dict)
     method: dict[str, Any] = field(default_factory=dict)
-    unchecked: tuple[str, ...] = ("runs no code of others",)
+    unchecked: tuple[str, ...] = ("runs no code outside silodp",)
 
 
 CASES = {
@@ -65,7 +65,7 @@ CASES = {
 CASES["all"] = Case(
     {key: value for case in CASES.values() for key, value in case.change.items()},
     {key: value for case in CASES.values() for key, value in case.method.items()},
-    unchecked=("the accountant 'few-orders' is not part of silodp", "runs no code of others"),
+    unchecked=("the accountant 'few-orders' is not part of silodp", "runs no code outside silodp"),
 )
 
 

@@ -279,7 +279,7 @@ def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, 
     assert (directory / "report.html").read_text().count(f"ot checked: {left}") == 2
     (directory / "checkpoint" / "ledger.jsonl").unlink()
     gone = silodp("report", directory).out.splitlines()[1:]
-    assert gone == ["Not checked: the guarantee: the ledger is not here."]
+    assert gone == ["Not checked: the guarantee: the ledger is missing."]
 
 
 def test_a_run_from_python_says_what_is_not_checked(tmp_path: Path) -> None:
