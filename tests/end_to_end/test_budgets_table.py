@@ -149,7 +149,7 @@ def test_budgets_that_are_asked_for_must_be_there(silodp: Silodp, personal: Path
     config.write_text(
         CONFIG + USERS.partition("[method.personal]")[1] + USERS.partition("[method.personal]")[2]
     )
-    assert_sentence(silodp("plan", config), "needs a budget of its own for every user", "of = 'users'")
+    assert_sentence(silodp("plan", config), "needs a privacy budget for every user", "of = 'users'")
     config.write_text(CONFIG)
     assert_sentence(
         silodp(
@@ -158,7 +158,7 @@ def test_budgets_that_are_asked_for_must_be_there(silodp: Silodp, personal: Path
             "--methods",
             "rpdp-dropout:threshold=1:local_steps=2:expected_batch_size=4:local_learning_rate=1",
         ),
-        "rpdp-dropout needs a budget",
+        "rpdp-dropout needs a privacy budget",
     )
 
 

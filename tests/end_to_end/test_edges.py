@@ -457,4 +457,4 @@ def test_integer_noise_is_said_to_be_bounded(silodp: Silodp, config: Path) -> No
     exact = NormalDist().cdf(math.sqrt(2) / 5 / 2)
     assert exact < attack["accuracy"] < exact + 0.05
     assert attack["loss_above_epsilon"] > 1e-5
-    assert "a bound by Rényi orders" in Path("a/report.html").read_text()
+    assert "a bound by Rényi divergences" in Path("a/report.html").read_text()
