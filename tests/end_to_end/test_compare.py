@@ -133,7 +133,7 @@ def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
     assert of(result, "uldp-avg")["stopped"] == "budget"
     assert of(result, "uldp-avg:sigma=0")["rounds"] == [0, 1, 2, 3]
     assert of(result, "default")["rounds"] == [0, 1, 2, 3]
-    assert "stopped by the budget after round 1" in (tmp_path / "compare.html").read_text()
+    assert "stopped by the privacy budget after round 1" in (tmp_path / "compare.html").read_text()
     assert "1 run each" in (tmp_path / "compare.html").read_text()
 
 

@@ -42,10 +42,6 @@ TWO_STAGES = (
     "epsilon --method rpdp --noise-multiplier 6 --rounds 15 --local-steps 50 --record-sampling 0.05 "
     "--delta 1e-4"
 )
-REWRITTEN = pytest.mark.xfail(
-    reason="asserts sentences that were rewritten since; their numbers are to be asserted"
-)
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -182,7 +178,6 @@ def test_a_question_that_cannot_be_answered(silodp: Silodp, arguments: str, says
     )
 
 
-@REWRITTEN
 def test_the_table_of_averaged_models_tells_claimed_from_proven(silodp: Silodp) -> None:
     rows = silodp("table", "averaged-models", "--json").json["rows"]
     assert len(rows) == 3 * 4 * 3 * 3
@@ -195,14 +190,9 @@ def test_the_table_of_averaged_models_tells_claimed_from_proven(silodp: Silodp) 
         if (row["steps"], row["parties"], row["trajectory"], row["conversion"]) == (50, 10, "paper", "rdp")
     ]
     assert cell == pytest.approx(0.824, abs=0.02)
-    text = silodp("table", "averaged-models").out
-    assert "first word is the trajectory" in text
-    assert "its second the conversion" in text
-    assert len(re.findall(r"\d claimed", text)) == 2 * 3 * 3
-    assert "no guarantee" in text
+    assert len(re.findall(r"\d claimed", silodp("table", "averaged-models").out)) == 2 * 3 * 3
 
 
-@REWRITTEN
 def test_a_plan_says_which_budget_gets_which_sampling(silodp: Silodp, personal: Path) -> None:
     changes = ["--set", "budgets.levels=[0.2, 1, 5]"]
     found = silodp("plan", personal, *changes, "--json").json
@@ -220,15 +210,14 @@ def test_a_plan_says_which_budget_gets_which_sampling(silodp: Silodp, personal: 
         assert spent > 0.97 * level["budget"] or level["q"] == 1
     assert budgets["levels"][0]["q"] < 1
     text = silodp("plan", personal, *changes).out
-    assert re.search(r"asked 1 by +20 %: q = 0\.\d+, costs ε = ", text)
-    assert "none is out of reach" in text
+    assert re.search(r" 1 by +20 %: q = 0\.\d+, .*ε = ", text)
+    assert "0 of 1,000" not in text
 
 
-@REWRITTEN
 def test_budgets_out_of_reach_are_counted(silodp: Silodp, personal: Path) -> None:
     tiny = ["--set", "budgets.levels=[0.01, 1, 5]", "--set", "method.noise_multiplier=1.0"]
     assert silodp("plan", personal, *tiny, "--json").json["budgets"]["unreachable"] == 700
-    assert "700 of 1,000 (70 %) are out of reach" in silodp("plan", personal, *tiny).out
+    assert "700 of 1,000 (70 %)" in silodp("plan", personal, *tiny).out
     done = silodp("run", personal, *tiny, "--out", "out", "--json")
     assert done.status == 0, done.err
     assert any("take no part" in warning for warning in done.json["warnings"])
@@ -237,12 +226,11 @@ def test_budgets_out_of_reach_are_counted(silodp: Silodp, personal: Path) -> Non
     assert f"{groups[0]['units']} of 455 records" in done.err
 
 
-@REWRITTEN
 def test_records_that_warn_retired_are_remarked_on(silodp: Silodp, personal: Path) -> None:
     done = silodp("run", personal, "--set", "method.rounds=1", "--out", "out", "--json")
     assert done.status == 0, done.err
     (warning,) = (text for text in done.json["warnings"] if "retired" in text)
-    assert warning.startswith("budgets were laid out over 1 round and 2 were played")
+    assert re.search(r"\b1 round\b.*\b2\b", warning)
     whole = silodp("run", personal, "--out", "whole", "--json").json["warnings"]
     assert not any("retired" in text for text in whole)
     method = load_config(personal).method()
@@ -251,7 +239,6 @@ def test_records_that_warn_retired_are_remarked_on(silodp: Silodp, personal: Pat
     assert not _warn_retired(replace(method, calibration="scf"), 3)  # the published curve lets nobody retire
 
 
-@REWRITTEN
 def test_whoever_resumes_with_other_rounds_hears_what_budgets_were_laid_out_over(
     silodp: Silodp, personal: Path
 ) -> None:
@@ -259,8 +246,9 @@ def test_whoever_resumes_with_other_rounds_hears_what_budgets_were_laid_out_over
     more = ("run", personal, "--set", "rounds=3", "--out", "out", "--resume")
     assert_sentence(
         silodp(*more),
-        "budgets were laid out over 2 rounds",
-        "resume with rounds = 2, or with method.rounds = 2",
+        "2 rounds",
+        "method.rounds = 2",
+        code="checkpoint.setup",
     )
     assert silodp(*more, "--set", "method.rounds=2").status == 0
 
@@ -391,7 +379,6 @@ def test_a_plan_for_persons_budgets(silodp: Silodp, config: Path, by: str) -> No
     assert 'id="persons"' not in page  # the guarantee is about persons
 
 
-@REWRITTEN
 def test_a_personal_run_says_who_was_charged_what(silodp: Silodp, personal: Path) -> None:
     done = silodp("run", personal, "--out", "out", "--json")
     assert done.status == 0, done.err
@@ -403,7 +390,7 @@ def test_a_personal_run_says_who_was_charged_what(silodp: Silodp, personal: Path
     assert all(f'id="{part}"' in page for part in ("budgets", "persons"))
     assert 'id="claims"' not in page
     assert "checked against the ledger (2 rounds)" in page
-    assert any(line.startswith("Asked for → charged") for line in done.json["beyond"])
+    assert any(re.search(r"\b0\.5 → 0\.4\d+", line) for line in done.json["beyond"])
 
 
 def test_a_paper_trajectory_promises_the_sound_epsilon(silodp: Silodp, steps: Path) -> None:
@@ -429,7 +416,6 @@ def test_a_paper_trajectory_promises_the_sound_epsilon(silodp: Silodp, steps: Pa
     assert_sentence(silodp("report", "out"), "contradicted by the run's ledger")
 
 
-@REWRITTEN
 def test_a_comparison_shows_asked_and_spent(silodp: Silodp, personal: Path) -> None:
     methods = "rpdp,rpdp:ledger=realized,rpdp-minimum:budget=0.5,rpdp-dropout:threshold=1,uldp-avg"
     done = silodp("compare", personal, "--methods", methods, "--seeds", 1, "--out", "cmp", "--json")
@@ -439,10 +425,10 @@ def test_a_comparison_shows_asked_and_spent(silodp: Silodp, personal: Path) -> N
     assert found["uldp-avg"]["groups"] == found["default"]["groups"] == []
     table = Path("cmp/compare.md").read_text()
     head, _, *rows = table.splitlines()
-    assert "ε asked → spent" in head
+    assert "ε requested → charged" in head
     assert all(row.count("|") == head.count("|") for row in rows[:7])
     assert re.search(r"\| rpdp \|.* 0\.500 → 0\.\d+, 1\.00 → ", table)
-    assert "rpdp-dropout:threshold=1 is about single records" in table
+    assert re.search(r"rpdp-dropout:threshold=1 .*single records", table)
     page = Path("cmp/compare.html").read_text()
     assert page.count("protects single records") == 4
 
@@ -463,7 +449,7 @@ def test_a_comparison_shows_asked_and_spent(silodp: Silodp, personal: Path) -> N
         (
             "rpdp",
             "method.record_sampling=0.1",
-            "method.record_sampling is not a field of rpdp: how often a record is drawn follows from its own budget",
+            "method.record_sampling is not a field of rpdp",
         ),
         ("rpdp", "method.expected_batch_size=1000", "fewer than expected_batch_size = 1000"),
         ("ddp", "method.record_sampling=0", "record_sampling = 0"),
@@ -477,7 +463,6 @@ def test_a_comparison_shows_asked_and_spent(silodp: Silodp, personal: Path) -> N
         ("ddp", "method.most_batch=0", "most_batch = 0"),
     ],
 )
-@REWRITTEN
 def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(
     silodp: Silodp, personal: Path, steps: Path, method: str, override: str, says: str
 ) -> None:

@@ -75,32 +75,31 @@ class Simulation:
         # Between organizations, each party makes its key, and pins the public keys of the others.
         identities = {name: _load_identity(name, store) for name, store in stores.items()}
         pins = {name: identity.public for name, identity in identities.items()}
-        silos = [
-            Silo(
-                data,
-                self.task,
-                spec,
-                randomness,
-                stores[data.name],
-                identities[data.name],
-                pins,
-                directory.make_silo_ledger(spec, place),
-                spec.silo_limits,
-            )
-            for place, data in enumerate(self.federation.silos)
-        ]
-        store = directory.make_store("server")
-        coordinator = _load_identity("server", store)
-        parties = {silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos}
-        most_bytes = max(silo.most_bytes for silo in silos)
-        channel = SignedChannel(InProcess(parties), coordinator, pins, most_bytes)
-
-        def count_nonfinite(round_: int) -> Mapping[str, int]:
-            return {silo.name: count for silo in silos if (count := silo.nonfinite_counts.get(round_, 0))}
-
+        # An error from here on closes every ledger that is open by then.
         with ExitStack() as ledgers:
-            for silo in silos:
-                ledgers.enter_context(silo.gate.ledger)
+            silos = [
+                Silo(
+                    data,
+                    self.task,
+                    spec,
+                    randomness,
+                    stores[data.name],
+                    identities[data.name],
+                    pins,
+                    ledgers.enter_context(directory.make_silo_ledger(spec, place)),
+                    spec.silo_limits,
+                )
+                for place, data in enumerate(self.federation.silos)
+            ]
+            store = directory.make_store("server")
+            coordinator = _load_identity("server", store)
+            parties = {silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos}
+            most_bytes = max(silo.most_bytes for silo in silos)
+            channel = SignedChannel(InProcess(parties), coordinator, pins, most_bytes)
+
+            def count_nonfinite(round_: int) -> Mapping[str, int]:
+                return {silo.name: count for silo in silos if (count := silo.nonfinite_counts.get(round_, 0))}
+
             yield Connection(channel, RoundStore(store), randomness, count_nonfinite)
 
     def evaluate(self, params: Tensor) -> MetricsRow:
