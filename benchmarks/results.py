@@ -1,4 +1,4 @@
-"""Every run behind docs/results.md: `python benchmarks/results.py` (about two hours, two jobs at a time).
+"""Every run behind docs/results.md: `python benchmarks/results.py` (about five hours on two cores).
 
 Each job is one `silodp compare` command, printed before it runs; finished runs are kept, so a stopped call goes on.
 `python benchmarks/results.py --print` prints the commands, `--tables` the tables of what is finished, as Markdown.

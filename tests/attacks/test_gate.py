@@ -219,20 +219,20 @@ def test_a_silo_charges_the_number_of_survivors_that_costs_most(name):
     """It cannot know who else answers. For every method, no number from m to S costs more than the ends."""
     parties = Parties(Masked(min_silos=3), METHODS[name.removeprefix("masked ")], silos=5)
     parties.run_round(0)
-    aggregator, setting = Masked(min_silos=3), parties.setting
+    aggregator, spec = Masked(min_silos=3), parties.spec
     charged = parties.silos["silo0"].gate.ledger.history[0].events
     for n in range(3, 6):
-        for adversary, event in aggregator.views(setting.method, 5, n).items():
-            cost = aggregator.event(setting, event)
+        for adversary, event in aggregator.views(spec.method, 5, n).items():
+            cost = aggregator.event(spec, event)
             if not hasattr(cost, "reason"):
                 spent = compute_epsilon([(cost, 10)], 1e-5, "rdp")
                 assert spent <= compute_epsilon([(charged[adversary], 10)], 1e-5, "rdp") * (1 + 1e-12)
-    assert charged == replace(setting, aggregator=aggregator).costliest_events(0, 0)
+    assert charged == replace(spec, aggregator=aggregator).costliest_events(0, 0)
 
 
 def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():
     parties = Parties(Masked(), AVG)
-    one = parties.setting.costliest_events(0, 0)
+    one = parties.spec.costliest_events(0, 0)
     three = compute_epsilon([(one["server"], 3)], 1e-5, "rdp")
     parties = Parties(Masked(), AVG, limits={"server": three})
     for round_ in range(3):
@@ -320,7 +320,7 @@ def test_a_restored_silo_masks_another_request_under_other_masks():
     before, asked = backup(parties, "silo0"), replace(parties.last("update"), round=1)
     one = restored(parties, "silo0", before).answer(asked).arrays["masked"]
     other = restored(parties, "silo0", before).answer(nudge(asked)).arrays["masked"]
-    bits = Masked().ring(parties.setting)[0].bits
+    bits = Masked().ring(parties.spec)[0].bits
     difference = np.abs((one - other).astype(np.int64 if bits == 64 else np.int32).astype(np.float64))
     noise = 5.0 * 2**20  # no value is longer: σ clips on the finest grid
     assert np.median(difference) > 20 * noise, "uniform in the ring"
@@ -378,7 +378,7 @@ def test_silos_that_were_sent_different_models_add_up_to_nothing(aggregator):
     }
     assert len(masked) == 3
     if aggregator is not LATTICE:
-        ring, step = Masked().ring(parties.setting)
+        ring, step = Masked().ring(parties.spec)
         total = sum(message.arrays["masked"] for message in masked.values())
         for name in masked:
             opened = parties.silos[name]._side._seals

@@ -206,8 +206,8 @@ def test_bytes_are_counted_per_round(name):
     """What travels, not much more, and no set-up."""
     result = few(name, rounds=3)
     assert "bytes" not in result.metrics[0]
-    setting = Parties(AGGREGATORS[name], federation=small_federation(users=5)).setting
-    needed = AGGREGATORS[name].describe(setting).get("bytes up, per silo and round", 5 * 4)
+    spec = Parties(AGGREGATORS[name], federation=small_federation(users=5)).spec
+    needed = AGGREGATORS[name].describe(spec).get("bytes up, per silo and round", 5 * 4)
     for row in result.metrics[1:]:
         assert 3 * needed < row["bytes"]["up"] < 3 * (needed + 8_000), name
         assert row["bytes"]["down"] > 3 * 5 * 4

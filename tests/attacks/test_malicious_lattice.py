@@ -28,7 +28,7 @@ def keys(parties: Parties) -> dict[str, bytes]:
 def test_every_attempt_has_a_secret_key_of_its_own_that_goes_with_its_round():
     """A malicious silo can make the next model carry the key of the attempt before: it must open nothing else."""
     parties = Parties(LATTICE, RECORDS)
-    p, secrets, seen = LATTICE.parameters(parties.setting), [], []
+    p, secrets, seen = LATTICE.parameters(parties.spec), [], []
     for round_ in range(3):
         parties.run_round(round_)
         assert list(keys(parties)) == [f"round/{round_}/request/0"], (
@@ -49,7 +49,7 @@ def test_the_key_of_one_attempt_does_not_decrypt_another():
     old = keys(parties)["round/0/request/0"]
     with refused("run.too_few_silos"):
         parties.run_round(1)
-    p = LATTICE.parameters(parties.setting)
+    p = LATTICE.parameters(parties.spec)
     answers = [m for _, m in parties.transport.answered if (m.kind, m.round) == ("update", 1)]
     total = p.digits.zero()
     for name, answer in zip(parties.names, answers, strict=True):

@@ -53,7 +53,7 @@ def test_the_transfer_of_a_round_is_made_once_whatever_attempt_it_calls_itself()
 def test_reciprocals_are_looked_up_once_in_a_session_and_base_transfers_are_not_made_anew():
     """A second entry of one person's table would give N[u] away."""
     parties = Parties(LATTICE)
-    plan = LATTICE.constants(parties.setting).reciprocals(parties.setting, parties.session)
+    plan = LATTICE.constants(parties.spec).reciprocals(parties.spec, parties.session)
     empty = transfers(parties, 0, np.zeros(12, np.int64), plan.modulus)
     assert_answered_once(
         parties.silos["silo0"], replace(parties.last("reciprocals"), blobs={"request": empty})
@@ -87,7 +87,7 @@ def encrypted(parties: Parties, asked: Message, key: bytes | None, shares: int) 
 
 
 def lattice_server(parties: Parties, key: bytes | None) -> LatticeServer:
-    return LatticeServer(LATTICE.parameters(parties.setting), key)
+    return LatticeServer(LATTICE.parameters(parties.spec), key)
 
 
 def test_a_seed_seen_before_is_refused_and_the_same_request_is_not(monkeypatch):
@@ -116,7 +116,7 @@ def test_two_attempts_of_one_roster_are_masked_apart():
     with pytest.raises(SilodpError, match="0 silos left"):
         parties.run_round(0)
     silo, asked = parties.silos["silo1"], parties.last("update", "silo1")
-    digits = LATTICE.parameters(parties.setting).digits
+    digits = LATTICE.parameters(parties.spec).digits
     before, key = dict(parties.stores["silo1"]._values), parties.server.store.round(0).get("request/0")
     sent = [digits.from_bytes(silo.answer(asked).blobs["masked"])]
     # The gate asks for a smaller roster in a further attempt; a store that was set back knows of no first one.

@@ -20,7 +20,7 @@ from silodp.crypto.paillier.weighting import PaillierServer
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, SAMPLED, Parties, counts_of, run, setting
+from support.private import LATTICE, PAILLIER, SAMPLED, Parties, counts_of, run, spec
 from support.wires import Wire, wire  # noqa: F401
 
 QUIET = replace(SAMPLED, noise_multiplier=0.0)
@@ -52,7 +52,7 @@ def test_what_the_server_receives_under_lattice_says_nothing_of_one_silo(wire, m
     run(private, QUIET, federation=FOUR)
     sent = vectors(wire, "update")
     assert all(set(m.blobs) == {"masked"} and not m.arrays for m in sent.values())
-    digits = private.parameters(setting(QUIET, 4, 3)).digits
+    digits = private.parameters(spec(QUIET, 4, 3)).digits
     assert len(sent) == 2 * (4 + 3)
     for message in sent.values():
         assert uniform(np.frombuffer(message.blobs["masked"], np.uint8))
@@ -79,7 +79,7 @@ def test_what_the_server_receives_under_paillier_says_nothing_of_one_silo(wire, 
     wide = small_federation(silos=4, features=199)
     private = replace(PAILLIER, min_silos=3)
     run(private, QUIET, 1, federation=wide)
-    p = private.parameters(setting(QUIET, 4, 3, 200))
+    p = private.parameters(spec(QUIET, 4, 3, 200))
     key = PaillierServer.unpack(p, stored[-1])._key
     n = int(key.public.n)
     plain = {
@@ -106,7 +106,7 @@ MANY = small_federation(users=600, records=1500)
 
 def test_masked_counts_and_their_sum_are_uniform():
     parties = Parties(LATTICE, federation=MANY)
-    modulus = LATTICE.constants(parties.setting).reciprocals(parties.setting, parties.session).modulus
+    modulus = LATTICE.constants(parties.spec).reciprocals(parties.spec, parties.session).modulus
     told = [parties.silos[name].answer(parties.last("masked counts", name)) for name in parties.names]
     vectors = [answer.arrays["masked"] for answer in told]
     for vector in (*vectors, sum(vectors) % modulus):
@@ -131,10 +131,10 @@ def test_blinded_counts_and_their_sum_are_uniform():
 def test_the_servers_shares_are_uniform_and_of_two_rounds_independent():
     """One mask for two rounds would show, in the difference, who is sampled in only one of them."""
     parties = Parties(LATTICE, replace(SAMPLED, user_sampling=0.9), federation=MANY)
-    bits = LATTICE.constants(parties.setting).word_bits
+    bits = LATTICE.constants(parties.spec).word_bits
     assert bits >= 40
     sample = np.ones(600, dtype=bool)
-    shares = ServerShares(parties.setting, LATTICE.constants(parties.setting), parties.server)
+    shares = ServerShares(parties.spec, LATTICE.constants(parties.spec), parties.server)
     rounds = [shares.round_shares(round_, sample) for round_ in (0, 1)]
     np.testing.assert_array_equal(rounds[0], shares.round_shares(0, sample), "once drawn, they stay")
     first = parties.kept("weights/shares").arrays["shares"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from end_to_end.test_masked import AVG, setting
+from end_to_end.test_masked import AVG, spec
 from silodp.accounting.accountant import compute_epsilon
 from silodp.aggregators._key_agreement import SessionInfo, run_key_agreement
 from silodp.aggregators._weight_shares import ServerShares
@@ -35,21 +35,21 @@ class Parties:
     def __init__(self) -> None:
         federation = small_federation(silos=3)
         self.aggregator = Lattice(count_cap=50)
-        self.setting = replace(setting(METHOD), run="run", aggregator=self.aggregator)
+        self.spec = replace(spec(METHOD), run="run", aggregator=self.aggregator)
         self.sent: list[Message] = []
-        identities = {name: Identity.fresh(name) for name in self.setting.names}
+        identities = {name: Identity.fresh(name) for name in self.spec.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.silos = {
             data.name: Silo(
-                data, logistic_task(), self.setting, Randomness.secret(), MemoryStore(),
+                data, logistic_task(), self.spec, Randomness.secret(), MemoryStore(),
                 identities[data.name], pins,
             )
             for data in federation.silos
         }  # fmt: skip
-        self.ask_all({name: Message("setup", "run") for name in self.setting.names})
+        self.ask_all({name: Message("setup", "run") for name in self.spec.names})
         self.store = RoundStore(MemoryStore())
-        self.shares = ServerShares(self.setting, self.aggregator.constants(self.setting), self)  # type: ignore
-        self.met = SessionInfo(run_key_agreement("run", self.setting.names, self.ask_all), 0)
+        self.shares = ServerShares(self.spec, self.aggregator.constants(self.spec), self)  # type: ignore
+        self.met = SessionInfo(run_key_agreement("run", self.spec.names, self.ask_all), 0)
         fields = {"session": self.met.session, "number": 0}
         self.store.run.put("session ready", Message("session", "run", fields=fields).encode())
         self.shares.set_up(self.met)
@@ -111,8 +111,8 @@ def test_a_confirmation_that_comes_late_does_not_bring_an_old_session_back():
         return parties.ask_all(requests)
 
     with pytest.raises(KeyboardInterrupt):
-        run_key_agreement("run", parties.setting.names, interrupted, 1)
-    run_key_agreement("run", parties.setting.names, parties.ask_all, 2)
+        run_key_agreement("run", parties.spec.names, interrupted, 1)
+    run_key_agreement("run", parties.spec.names, parties.ask_all, 2)
     with refused("gate.order"):
         parties.silos["silo0"].answer(stopped["silo0"])
 
@@ -120,13 +120,13 @@ def test_a_confirmation_that_comes_late_does_not_bring_an_old_session_back():
 def test_what_a_silo_cannot_draw_is_refused_before_anything_runs():
     loud = replace(METHOD, noise_multiplier=20.0)
     with pytest.raises(SilodpError, match=r"share of the noise is 11\.5 clips"):
-        Lattice(count_cap=50).check(setting(loud))
-    Lattice(count_cap=50).check(setting(replace(METHOD, noise_multiplier=13.0)))
+        Lattice(count_cap=50).check(spec(loud))
+    Lattice(count_cap=50).check(spec(replace(METHOD, noise_multiplier=13.0)))
 
 
 def test_flooding_is_weighed_against_the_servers_epsilon():
     """The server decrypts and knows the sample: by the released ε, amplified, it would be promised too much."""
-    rare = setting(replace(METHOD, user_sampling=0.1))
+    rare = spec(replace(METHOD, user_sampling=0.1))
     lattice = Lattice(count_cap=50)
     delta = rare.delta * lattice.delta_share
     spent = {

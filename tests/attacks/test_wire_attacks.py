@@ -160,7 +160,7 @@ class Parties:
         federation = small_federation(silos=silos)
         self.names = tuple(silo.name for silo in federation.silos)
         aggregator = Masked(min_silos=fewest)
-        setting = make_spec(
+        spec = make_spec(
             "run",
             self.names,
             AVG,
@@ -172,7 +172,7 @@ class Parties:
         pins = {name: identity.public for name, identity in identities.items()}
         self.silos = {
             data.name: Silo(
-                data, logistic_task(), setting, Randomness.secret(), MemoryStore(),
+                data, logistic_task(), spec, Randomness.secret(), MemoryStore(),
                 identities[data.name], pins,
             )
             for data in federation.silos

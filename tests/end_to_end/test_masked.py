@@ -78,13 +78,13 @@ def test_the_noise_in_a_sum_is_the_noise_that_is_charged(method, monkeypatch):
     still = replace(method, local=replace(TRAIN, batch_size=None))
     totals = released(monkeypatch, "masked", still, 240)
     noise = (totals - totals.mean(axis=0)).ravel() / np.sqrt(1 - 1 / 240)
-    event = Masked().event(setting(still), Masked().views(still, 3)["released"])
+    event = Masked().event(spec(still), Masked().views(still, 3)["released"])
     assert isinstance(event, Skellam)
     sensitivity = 0.5 if method is AVG else 0.5 * 2 * 3
     assert judges_std(noise, event.noise_multiplier * sensitivity)
 
 
-def setting(method, silos=3, shares_for=None) -> RunSpec:
+def spec(method, silos=3, shares_for=None) -> RunSpec:
     names = tuple(f"silo{s}" for s in range(silos))
     return make_spec("", names, method, Population(silos, 12, shares_for), 5)
 
@@ -120,7 +120,7 @@ def test_a_silo_lost_before_seals_open_costs_one_charge_with_the_survivors_noise
     # Three of four silos move by 3/4 of the clip: fewer grid steps, and more noise for each of them.
     four, three = 5.0 * np.sqrt(4 / 3), 5.0 / (3 / 4)
     assert multipliers(tmp_path) == pytest.approx([four, three, four])
-    units = Masked(min_silos=3).event(setting(AVG, 4, 3), View("released", 4, shares_for=3)).units
+    units = Masked(min_silos=3).event(spec(AVG, 4, 3), View("released", 4, shares_for=3)).units
     assert charges(tmp_path)[1]["events"]["released"]["units"] == units * 3 // 4
     expected = compute_epsilon(
         [(Skellam(four, units, 5), 2), (Skellam(three, units * 3 // 4, 5), 1)], 1e-5, "rdp"
@@ -135,7 +135,7 @@ def test_a_silo_lost_before_seals_open_costs_one_charge_with_the_survivors_noise
 @pytest.mark.parametrize("n", [3, 5, 7, 10])
 def test_integers_of_n_silos_move_by_no_more_than_is_charged(n):
     """Uniform weights over 10 silos; every silo has the person's whole clip in one coordinate."""
-    known = setting(AVG, 10, 3)
+    known = spec(AVG, 10, 3)
     event = Masked(min_silos=3).event(known, View("released", 10, shares_for=3, survivors=n))
     grid = Quantizer.for_(known.bounds)
     clipped = clip_rows(
@@ -199,7 +199,7 @@ def test_a_second_release_of_one_sample_is_charged_without_amplification(wire, t
 def test_a_curious_silo_is_charged_in_the_steps_of_one_silos_share():
     """What it does not know may move by one S-th of the clip, and so few steps cost more."""
     views = Masked().views(AVG, 3)
-    silo, released = (Masked().event(setting(AVG), views[name]) for name in ("silo", "released"))
+    silo, released = (Masked().event(spec(AVG), views[name]) for name in ("silo", "released"))
     assert silo.units == released.units // 3
 
 
@@ -305,7 +305,7 @@ def test_integer_noise_is_accounted_by_renyi_orders_only():
 def test_views_under_secure_aggregation():
     views = Masked(min_silos=4).views(replace(AVG, user_sampling=0.5), 5, survivors=4)
     sampled = replace(AVG, user_sampling=0.5)
-    events = {name: Masked(min_silos=4).event(setting(sampled, 5, 4), view) for name, view in views.items()}
+    events = {name: Masked(min_silos=4).event(spec(sampled, 5, 4), view) for name, view in views.items()}
     assert events["server"] == RevealedSample(
         0.5, Skellam(pytest.approx(5.0 / (4 / 5)), (1 << 18) * 4 // 5, 5)
     )
@@ -314,7 +314,7 @@ def test_views_under_secure_aggregation():
     assert events["silo"].event.noise_multiplier == pytest.approx(5.0 / (4 / 5))
     records = replace(AVG, weighting="records")
     told = Masked().views(records, 5)
-    assert isinstance(Masked().event(setting(records, 5), told["server"]), NonPrivate)
+    assert isinstance(Masked().event(spec(records, 5), told["server"]), NonPrivate)
 
 
 def test_bytes_are_counted_per_round():

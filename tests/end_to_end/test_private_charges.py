@@ -16,7 +16,7 @@ from silodp.runtime.server import Server
 from silodp.training.sgd.local import LocalTraining
 from support.clear import released
 from support.oracles import judges_std, small_federation
-from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, in_clear, run, setting
+from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, in_clear, run, spec
 from support.wires import Wire, wire  # noqa: F401
 
 BOTH = pytest.mark.parametrize("aggregator", [LATTICE, PAILLIER], ids=lambda a: a.name)
@@ -38,7 +38,7 @@ def wide(silos: int = 3) -> Federation:
 
 
 def units_of(aggregator) -> float:
-    return in_clear(aggregator).grid(setting(STILL, size=WIDE)).units
+    return in_clear(aggregator).grid(spec(STILL, size=WIDE)).units
 
 
 @BOTH
@@ -51,7 +51,7 @@ def test_the_noise_in_a_sum_is_the_noise_that_is_charged(aggregator, lost, unmov
         wire.fails = staticmethod(lambda name, m: "after" if (name, m.kind) == ("silo3", "update") else None)
     with released() as totals:
         run(aggregator, STILL, seed=None, federation=wide(silos))
-    known = setting(STILL, silos, 3, WIDE)
+    known = spec(STILL, silos, 3, WIDE)
     event = aggregator.event(known, aggregator.views(STILL, silos, 3)["released"])
     moved = STILL.clip * (
         1 + np.sqrt(WIDE) / units_of(aggregator)

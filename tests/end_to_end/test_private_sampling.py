@@ -30,7 +30,7 @@ from silodp.errors import SilodpError
 from silodp.training.sgd.local import LocalTraining
 from support.clear import described, released
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, RECORDS, Parties, hidden_samples, in_clear, run, setting
+from support.private import LATTICE, PAILLIER, RECORDS, Parties, hidden_samples, in_clear, run, spec
 from support.wires import wire  # noqa: F401
 
 HALF = replace(RECORDS, user_sampling=0.5)
@@ -130,7 +130,7 @@ def test_a_silo_that_is_lost_takes_nothing_with_it(aggregator, wire, tmp_path): 
 def test_everyone_is_charged_for_a_sample_they_do_not_know(aggregator, tmp_path):
     known = replace(aggregator, hidden_sample=None)
     events = {
-        name: {view: of.event(setting(HALF), v) for view, v in of.views(HALF, 3).items()}
+        name: {view: of.event(spec(HALF), v) for view, v in of.views(HALF, 3).items()}
         for name, of in (("hidden", aggregator), ("known", known))
     }
     assert isinstance(events["known"]["server"], RevealedSample)
@@ -178,7 +178,7 @@ def test_flooding_is_weighed_against_releases_that_lost_a_silo_too():
     """The ε it is chosen for is at least that of any run of so many attempts, charged as the ledger would."""
     method = replace(RECORDS, user_sampling=0.1)
     private = replace(HIDDEN["lattice"], min_silos=3, attempts=20)
-    known = setting(method, silos=4, shares_for=3)
+    known = spec(method, silos=4, shares_for=3)
     event = private.event(known, private.views(method, 4, survivors=3)["server"])
     delta = known.delta * private.delta_share
     worst = compute_epsilon([(event, 10), (remove_amplification(event), 10)], delta, "rdp")
@@ -256,7 +256,7 @@ def test_no_silo_gets_a_share_that_depends_on_the_sample():
             )
             assert all((share == shares[0]).all() for share in shares), "all silos hold the same"
             seen.append(shares[0])
-    bits = LATTICE.constants(parties.setting).word_bits
+    bits = LATTICE.constants(parties.spec).word_bits
     assert bits >= 40
     plain = weights[0]._shares("run").shares()
     for words in (*seen, seen[0] - seen[1], seen[0] - plain):
@@ -271,7 +271,7 @@ def test_silo_0_is_sent_fresh_ciphertexts_and_the_server_does_not_see_which():
     parties = Parties(HIDDEN["paillier"], HALF)
     with hidden_samples(LAW) as both:
         parties.run_round(0)
-    p = PAILLIER.parameters(parties.setting)
+    p = PAILLIER.parameters(parties.spec)
     server = PaillierServer.unpack(p, parties.server.store.run.get("paillier"))
     chosen = [
         parties.silos[name]._side._choices.round_entries(parties.last("update", name))
@@ -302,18 +302,18 @@ def test_a_rate_that_is_no_number_of_cells_is_refused(aggregator):
         (0.5, 1 << 17, "set a number of cells from 2"),
     ):
         with pytest.raises(SilodpError, match=said) as caught:
-            replace(aggregator, hidden_sample=cells).check(setting(replace(RECORDS, user_sampling=rate)))
+            replace(aggregator, hidden_sample=cells).check(spec(replace(RECORDS, user_sampling=rate)))
         assert "\n" not in str(caught.value)
     for rate, cells in ((0.3, 10), (0.3, 20), (0.1, 10), (0.7, 10), (1 / 3, 3), (0.25, 4)):
         private = replace(aggregator, hidden_sample=cells)
-        private.check(setting(replace(RECORDS, user_sampling=rate)))
+        private.check(spec(replace(RECORDS, user_sampling=rate)))
         assert private.sampling_ratio(replace(RECORDS, user_sampling=rate)).rate == rate
 
 
 @BOTH
 def test_what_it_costs_is_described_and_what_travels_is_that(aggregator):
     parties = Parties(aggregator, HALF, federation=small_federation(users=200))
-    told = aggregator.describe(parties.setting)
+    told = aggregator.describe(parties.spec)
     assert "5 of 10 cells" in told["sampling"]
     parties.run_round(0)
     traveled = [
@@ -324,15 +324,15 @@ def test_what_it_costs_is_described_and_what_travels_is_that(aggregator):
     ]
     stated = told["bytes between server and silo 0 for it, per round"]
     assert stated <= sum(traveled) <= 1.05 * stated + 12_000, "beside proofs and tags of fixed length"
-    assert "sampling" not in replace(aggregator, hidden_sample=None).describe(parties.setting)
+    assert "sampling" not in replace(aggregator, hidden_sample=None).describe(parties.spec)
     assert any("ristretto255 hides choices, and no silo tells" in a for a in aggregator.assumptions)
 
 
 def test_a_grid_that_is_no_power_of_two_is_refused():
     for units in (0, -4, 3, 100_000):
         with pytest.raises(SilodpError, match=rf"units = {units}: set a power of two"):
-            Lattice(units=units).check(setting())
-    Lattice(units=1 << 14).check(setting())
+            Lattice(units=units).check(spec())
+    Lattice(units=1 << 14).check(spec())
 
 
 @BOTH

@@ -17,7 +17,7 @@ from silodp.methods import uldp
 from silodp.training.sgd.local import LocalTraining
 from support.clear import described, released
 from support.oracles import small_federation
-from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, counts_of, in_clear, run, setting
+from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, counts_of, in_clear, run, spec
 
 BOTH = pytest.mark.parametrize("aggregator", [LATTICE, PAILLIER], ids=lambda a: a.name)
 
@@ -105,7 +105,7 @@ def test_the_model_is_that_of_the_floating_run_up_to_what_is_stated(aggregator, 
         run("plain", still, rounds=1)
     persons, silos, most = 12, 3, counts_of(small_federation()).sum(axis=0).max()
     floored = persons * still.clip * most / 2**20 if aggregator.name == "lattice" else 0.0
-    steps = (persons + silos) * in_clear(private).grid(setting(still)).step
+    steps = (persons + silos) * in_clear(private).grid(spec(still)).step
     assert np.abs(hidden[0] - floats[0]).max() <= floored + steps
     assert np.abs(floats[0]).max() > 100 * (floored + steps), "a difference that would show"
 
@@ -131,5 +131,5 @@ def test_everyone_weighs_at_most_one_over_all_silos_and_no_count_lifts_it(aggreg
 
 
 def replace_population(method, users: int):
-    known = setting(method, size=users)
+    known = spec(method, size=users)
     return replace(known, data=replace(known.data, users=users))

@@ -26,21 +26,21 @@ AGGREGATORS = [(Plain(), AVG), (Masked(), AVG), (LATTICE, SAMPLED), (PAILLIER, R
 def test_parties_in_processes_of_their_own_train_the_same_model(aggregator, method):
     federation, task = small_federation(), logistic_task()
     names = tuple(silo.name for silo in federation.silos)
-    setting = make_spec(
+    spec = make_spec(
         "run", names, method, Population(3, 12, aggregator.min_silos_for(3)), task.size, aggregator=aggregator
     )
     identity = Identity.fresh("server")
-    processes = Processes(setting, identity.public, seed=1)
+    processes = Processes(spec, identity.public, seed=1)
     accountant = "rdp" if aggregator.adds_integers else "pld"
     server = Server(
-        setting,
+        spec,
         SignedChannel(processes, identity, processes.pins),
         Ledger(None, 1e-5, accountant, run="run"),
         RoundStore(MemoryStore()),
         Randomness.from_seed(1),
     )
     server.set_up()
-    state = Checkpoint.initial("run", "", task.initial(1), method, setting.population)
+    state = Checkpoint.initial("run", "", task.initial(1), method, spec.population)
     for round_ in range(3):
         state = server.step(state, server.run_round(round_, state.params))
     processes.close()

@@ -57,8 +57,8 @@ def known(method, path="plain", whole=None) -> RunSpec:
     ).calibrate()
 
 
-def parameters(setting: RunSpec) -> np.ndarray:
-    return setting.method.allowances.parameters(np.array(setting.population.budgets))
+def parameters(spec: RunSpec) -> np.ndarray:
+    return spec.method.allowances.parameters(np.array(spec.population.budgets))
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,9 @@ def test_missing_budgets_are_refused_before_anything_runs(personal, tmp_path):
 
 
 def test_no_release_is_charged_that_the_budgets_were_not_met_for():
-    setting = known(method(CLIP))
+    spec = known(method(CLIP))
     ledger = Ledger(None, 1e-5, "pld", run="run")
-    server = Server(setting, None, ledger, RoundStore(MemoryStore()), Randomness.secret())  # type: ignore[arg-type]
+    server = Server(spec, None, ledger, RoundStore(MemoryStore()), Randomness.secret())  # type: ignore[arg-type]
     assert server.charge(0, 0, 3)
     assert not server.charge(0, 1, 3), "a second release of the round"
     assert not server.charge(20, 0, 3), "one round more"

@@ -27,47 +27,47 @@ from silodp.wire.schemas import Array, Kind, Schema, Script, is_roster, is_whole
 
 @dataclass(frozen=True)
 class MaskedInClear(Masked):
-    def script(self, setting: RunSpec, name: str):
-        integers = Schema(arrays={"integers": Array("int64", (setting.size,))})
-        return Script(setup_kinds(setting), Kind("update", Schema(arrays=round_arrays(setting)), integers))
+    def script(self, spec: RunSpec, name: str):
+        integers = Schema(arrays={"integers": Array("int64", (spec.size,))})
+        return Script(setup_kinds(spec), Kind("update", Schema(arrays=round_arrays(spec)), integers))
 
-    def server(self, setting: RunSpec):
-        return _Server(self, setting)
+    def server(self, spec: RunSpec):
+        return _Server(self, spec)
 
-    def silo(self, setting: RunSpec, own: SiloContext):
-        return _Silo(self, setting)
+    def silo(self, spec: RunSpec, own: SiloContext):
+        return _Silo(self, spec)
 
 
 @dataclass(frozen=True)
 class _Server:
     aggregator: Masked
-    setting: RunSpec
+    spec: RunSpec
 
     def set_up(self, desk):
         pass
 
     def total(self, desk, round_, arrays):
-        if not desk.charge(round_, 0, self.setting.population.silos):
+        if not desk.charge(round_, 0, self.spec.population.silos):
             return None
-        request = Message("update", self.setting.run, round_, arrays=dict(arrays))
-        answers = desk.ask_all({name: request for name in self.setting.names})
-        _, step = self.aggregator.ring(self.setting)
+        request = Message("update", self.spec.run, round_, arrays=dict(arrays))
+        answers = desk.ask_all({name: request for name in self.spec.names})
+        _, step = self.aggregator.ring(self.spec)
         return torch.from_numpy(np.sum([a.arrays["integers"] for a in answers.values()], axis=0) * step)
 
 
 @dataclass(frozen=True)
 class _Silo:
     aggregator: Masked
-    setting: RunSpec
+    spec: RunSpec
     handlers = {}  # noqa: RUF012
 
     def update(self, request: Message, work: LocalUpdateFn):
         update, weights, noise = work(0)
         if isinstance(update, LocallyNoisedUpdate):
             return request.answer(
-                integers=to_fixed_point(update.value, self.setting.population.silos)
+                integers=to_fixed_point(update.value, self.spec.population.silos)
             ), update.refused
-        share = Quantizer.for_(self.setting.bounds, self.aggregator.units).release(update, weights, noise)
+        share = Quantizer.for_(self.spec.bounds, self.aggregator.units).release(update, weights, noise)
         return request.answer(integers=share.value), share.refused
 
 
@@ -78,88 +78,88 @@ class _Weighted:
     drawn: Mapping[int, np.ndarray] = MappingProxyType({})
     """By round, the sample β (U,) that nobody knew; see `federation.private.hidden_samples`."""
 
-    def script(self, setting: RunSpec, name: str):
+    def script(self, spec: RunSpec, name: str):
         """As of attempts that are opened, with the weights and the answers in clear."""
-        users = setting.population.users
+        users = spec.population.users
         counts = Kind("counts", answer=Schema(arrays={"counts": Array("int64", (users,))}))
-        fields = {"release": is_whole, "roster": is_roster(setting.names)}
-        arrays = round_arrays(setting, shows_sample=False)
+        fields = {"release": is_whole, "roster": is_roster(spec.names)}
+        arrays = round_arrays(spec, shows_sample=False)
         return Script(
-            (*setup_kinds(setting, weights_privately=True), counts),
+            (*setup_kinds(spec, weights_privately=True), counts),
             Kind("update", Schema(fields | {"v": bool}, arrays), Schema({"integers": bool})),
             open=Kind("open", Schema(fields | {"request": bool})),
         )
 
-    def server(self, setting: RunSpec):
-        return _WeightedServer(self, setting)
+    def server(self, spec: RunSpec):
+        return _WeightedServer(self, spec)
 
-    def silo(self, setting: RunSpec, own: SiloContext):
-        return _WeightedSilo(self, setting, own.counts)
+    def silo(self, spec: RunSpec, own: SiloContext):
+        return _WeightedSilo(self, spec, own.counts)
 
 
 @dataclass(frozen=True)
 class LatticeInClear(_Weighted, Lattice):
     """v_u = ⌊2^k/N[u]⌋; noise 2^r·Skellam + centered uniform of width 2^r."""
 
-    def reciprocal(self, setting, total: int) -> int:
+    def reciprocal(self, spec, total: int) -> int:
         return 2**self.weight_bits // total if total else 0
 
-    def grid(self, setting) -> Quantizer:
-        return Quantizer(setting.bounds.clip, self.parameters(setting).clip_units)
+    def grid(self, spec) -> Quantizer:
+        return Quantizer(spec.bounds.clip, self.parameters(spec).clip_units)
 
-    def noise(self, setting, stream) -> list[int]:
-        shift = self.weight_bits + int(np.log2(self.grid(setting).units)) - 17
-        std = setting.bounds.noise_multiplier * self.grid(setting).units * 2.0 ** (self.weight_bits - shift)
-        coarse = draw_skellam(setting.size, std**2, stream)
-        fine = stream.integers(-(2 ** (shift - 1)), 2 ** (shift - 1), setting.size)
+    def noise(self, spec, stream) -> list[int]:
+        shift = self.weight_bits + int(np.log2(self.grid(spec).units)) - 17
+        std = spec.bounds.noise_multiplier * self.grid(spec).units * 2.0 ** (self.weight_bits - shift)
+        coarse = draw_skellam(spec.size, std**2, stream)
+        fine = stream.integers(-(2 ** (shift - 1)), 2 ** (shift - 1), spec.size)
         return [int(z) * 2**shift + int(e) for z, e in zip(coarse, fine, strict=True)]
 
-    def value(self, setting, total: list[int]) -> np.ndarray:
-        return np.array(total, np.float64) / 2**self.weight_bits * self.grid(setting).step
+    def value(self, spec, total: list[int]) -> np.ndarray:
+        return np.array(total, np.float64) / 2**self.weight_bits * self.grid(spec).step
 
 
 @dataclass(frozen=True)
 class PaillierInClear(_Weighted, Paillier):
     """v_u = C/(N[u]+1) with C = lcm(1..S·n_max+1); noise C·Skellam + centered uniform of width C."""
 
-    def scale(self, setting) -> int:
-        return int(np.lcm.reduce(np.arange(1, setting.population.silos * self.count_cap + 2, dtype=object)))
+    def scale(self, spec) -> int:
+        return int(np.lcm.reduce(np.arange(1, spec.population.silos * self.count_cap + 2, dtype=object)))
 
-    def reciprocal(self, setting, total: int) -> int:
-        assert self.scale(setting) % (total + 1) == 0
-        return self.scale(setting) // (total + 1)
+    def reciprocal(self, spec, total: int) -> int:
+        assert self.scale(spec) % (total + 1) == 0
+        return self.scale(spec) // (total + 1)
 
-    def noise(self, setting, stream) -> list[int]:
-        scale, std = self.scale(setting), setting.bounds.noise_multiplier * self.grid(setting).units
-        coarse = draw_skellam(setting.size, std**2, stream)
+    def noise(self, spec, stream) -> list[int]:
+        scale, std = self.scale(spec), spec.bounds.noise_multiplier * self.grid(spec).units
+        coarse = draw_skellam(spec.size, std**2, stream)
         width = (scale.bit_length() + 128 + 7) // 8
-        drawn = stream.bytes(width * setting.size)
+        drawn = stream.bytes(width * spec.size)
         fine = [int.from_bytes(drawn[i : i + width], "little") for i in range(0, len(drawn), width)]
         return [int(z) * scale + e % scale - scale // 2 for z, e in zip(coarse, fine, strict=True)]
 
-    def value(self, setting, total: list[int]) -> np.ndarray:
-        scale = self.scale(setting)
-        return np.array([(2 * x + scale) // (2 * scale) for x in total]) * self.grid(setting).step
+    def value(self, spec, total: list[int]) -> np.ndarray:
+        scale = self.scale(spec)
+        return np.array([(2 * x + scale) // (2 * scale) for x in total]) * self.grid(spec).step
 
 
 @dataclass(frozen=True)
 class _WeightedServer:
     aggregator: LatticeInClear | PaillierInClear
-    setting: RunSpec
+    spec: RunSpec
 
     def set_up(self, desk):
         pass
 
     def total(self, desk, round_, arrays):
         """Asks again without who fails; once anyone was asked to open, the next try has fresh noise and is charged."""
-        run, roster, attempt, release = self.setting.run, self.setting.names, 0, 0
+        run, roster, attempt, release = self.spec.run, self.spec.names, 0, 0
         counts = desk.ask_all({name: Message("counts", run) for name in roster})
         capped = sum(np.minimum(c.arrays["counts"], self.aggregator.count_cap) for c in counts.values())
         sample = arrays.get("sample", np.ones(len(capped)))
         if self.aggregator.samples_users_privately:
             sample = self.aggregator.drawn[round_]
         v = [
-            self.aggregator.reciprocal(self.setting, int(n)) * int(b)
+            self.aggregator.reciprocal(self.spec, int(n)) * int(b)
             for n, b in zip(capped, sample, strict=True)
         ]
         fields = {"v": [str(x) for x in v]}
@@ -177,20 +177,20 @@ class _WeightedServer:
             if not failures:
                 parts = [[int(x) for x in answers[name].fields["integers"]] for name in roster]
                 total = [sum(of_coordinate) for of_coordinate in zip(*parts, strict=True)]
-                return torch.from_numpy(self.aggregator.value(self.setting, total))
+                return torch.from_numpy(self.aggregator.value(self.spec, total))
             roster, attempt = tuple(name for name in roster if name not in failures), attempt + 1
 
 
 class _WeightedSilo:
-    def __init__(self, aggregator, setting: RunSpec, counts: np.ndarray) -> None:
-        self.aggregator, self.setting = aggregator, setting
+    def __init__(self, aggregator, spec: RunSpec, counts: np.ndarray) -> None:
+        self.aggregator, self.spec = aggregator, spec
         self.counts = np.minimum(counts, aggregator.count_cap)
         self.handlers = {"open": lambda request: request.answer()}
 
     def update(self, request: Message, work: LocalUpdateFn):
         update, _, stream = work(request.fields["release"])
-        v, grid = [int(x) for x in request.fields["v"]], self.aggregator.grid(self.setting)
-        total = np.array(self.aggregator.noise(self.setting, stream), dtype=object)
+        v, grid = [int(x) for x in request.fields["v"]], self.aggregator.grid(self.spec)
+        total = np.array(self.aggregator.noise(self.spec, stream), dtype=object)
         refused = 0
         for chunk in update.chunks:
             refused += chunk.refused

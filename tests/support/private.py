@@ -104,7 +104,7 @@ def hidden_samples(law: SamplingRatio) -> Iterator[Hidden]:
         yield seen
 
 
-def setting(method=RECORDS, silos=3, shares_for=None, size=5) -> RunSpec:
+def spec(method=RECORDS, silos=3, shares_for=None, size=5) -> RunSpec:
     """As every party of a small run knows it."""
     names = tuple(f"silo{s}" for s in range(silos))
     return make_spec("", names, method, Population(silos, 12, shares_for), size)
@@ -151,14 +151,14 @@ class Parties:
         task = logistic_task(federation.silos[0].x.shape[1])
         self.names = tuple(silo.name for silo in federation.silos)
         population = Population(len(self.names), federation.users, aggregator.min_silos_for(len(self.names)))
-        self.setting = make_spec(
+        self.spec = make_spec(
             "run", self.names, method, population, task.size, rounds=rounds, aggregator=aggregator
         )
         identities = {name: Identity.fresh(name) for name in self.names}
         pins = {name: identity.public for name, identity in identities.items()}
         self.stores = {name: MemoryStore() for name in self.names}
         self._started = lambda data, ledger: Silo(
-            data, task, self.setting, Randomness.secret(), self.stores[data.name],
+            data, task, self.spec, Randomness.secret(), self.stores[data.name],
             identities[data.name], pins, ledger, limits,
         )  # fmt: skip
         self._data = {data.name: data for data in federation.silos}
@@ -166,7 +166,7 @@ class Parties:
         self.transport = Recording(self.silos)
         ledger = Ledger(None, 1e-5, "rdp", run="run")
         self.server = Server(
-            self.setting, self.transport, ledger, RoundStore(MemoryStore()), Randomness.secret()
+            self.spec, self.transport, ledger, RoundStore(MemoryStore()), Randomness.secret()
         )
         self.server.set_up()
         self.params = task.initial(1)

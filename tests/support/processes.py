@@ -17,14 +17,14 @@ from support.oracles import logistic_task, small_federation
 _REFUSED = b"refused: "
 
 
-def serve(pipe: Connection, number: int, setting: RunSpec, seed: int) -> None:
+def serve(pipe: Connection, number: int, spec: RunSpec, seed: int) -> None:
     """A silo: makes its own key, is told the others' by hand (the first message), then answers."""
-    data = small_federation(silos=len(setting.names)).silos[number]
+    data = small_federation(silos=len(spec.names)).silos[number]
     identity = Identity.fresh(data.name)
     pipe.send_bytes(identity.public)
     server = pipe.recv_bytes()
-    pins = {name: pipe.recv_bytes() for name in setting.names}
-    silo = Silo(data, logistic_task(), setting, Randomness.from_seed(seed), MemoryStore(), identity, pins)
+    pins = {name: pipe.recv_bytes() for name in spec.names}
+    silo = Silo(data, logistic_task(), spec, Randomness.from_seed(seed), MemoryStore(), identity, pins)
     party = SignedParty(silo, identity, server)
     while request := pipe.recv_bytes():
         try:
@@ -36,7 +36,7 @@ def serve(pipe: Connection, number: int, setting: RunSpec, seed: int) -> None:
 class Processes:
     """A transport to silos started here; `pins` are their public keys."""
 
-    def __init__(self, setting: RunSpec, server: bytes, seed: int) -> None:
+    def __init__(self, spec: RunSpec, server: bytes, seed: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
             ["silodp.runtime.train", "scipy.stats"]
@@ -45,15 +45,15 @@ class Processes:
         self.pins: dict[str, bytes] = {}
         self.traffic = Traffic()
         self._processes = []
-        for number, name in enumerate(setting.names):
+        for number, name in enumerate(spec.names):
             self._pipes[name], theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, number, setting, seed), daemon=True)
+            process = context.Process(target=serve, args=(theirs, number, spec, seed), daemon=True)
             process.start()
             self._processes.append(process)
             self.pins[name] = self._pipes[name].recv_bytes()
         for pipe in self._pipes.values():
             pipe.send_bytes(server)
-            for name in setting.names:
+            for name in spec.names:
                 pipe.send_bytes(self.pins[name])
 
     def ask(self, requests, timeout=None):

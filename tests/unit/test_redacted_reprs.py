@@ -441,20 +441,18 @@ def server():
 
 @case
 def server_shares():
-    side = parties().setting.aggregator
-    return ServerShares(
-        parties().setting, side.constants(parties().setting), parties().server
-    ), server_secrets()
+    side = parties().spec.aggregator
+    return ServerShares(parties().spec, side.constants(parties().spec), parties().server), server_secrets()
 
 
 @case
 def offers():
-    return OtServer(parties().setting, parties().server), server_secrets()
+    return OtServer(parties().spec, parties().server), server_secrets()
 
 
 @case
 def attempts():
-    return ServerAttempts(parties().setting, parties().server, 3), server_secrets()
+    return ServerAttempts(parties().spec, parties().server, 3), server_secrets()
 
 
 @case

@@ -25,13 +25,14 @@ PERSONS_RECORDS = (2, 4, 8, 16)
 
 
 def scale_to_person(event: Event, records: int) -> Event:
-    """Return the event charged for one record as the event of a person with at most `records` records, in any silos.
+    """Return the event of a person with at most `records` records, in any silos, from that of one record.
 
-    Every release becomes that of a group, whose records are drawn independently. A coin for a whole silo
-    (`RevealedSample`) is left out for more than one record: whether all of a person's records share it depends on where
-    they are, and one of several coins falls more often than a single one. Where silos have their own settings
-    (`WorstOf`), every release is charged with the least noise that it has in any of them, in units of what one record
-    can move there: then k records move it no further than k records of one silo, wherever they lie.
+    Every release becomes the release of a group, whose records are drawn independently. With more than one
+    record the random choice whether a silo takes part (`RevealedSample`) is ignored: the records may lie in
+    several silos, and that at least one of several silos takes part is more probable than that one given silo
+    does. Where silos have their own settings (`WorstOf`), every release is charged with the least noise that it
+    has in any silo, in units of what one record can move there. Then k records, in whichever silos they are,
+    move it no further than k records of one silo.
     """
     if records == 1:
         return event
@@ -63,6 +64,9 @@ def scale_to_person(event: Event, records: int) -> Event:
 def compute_person_epsilon(
     events: Iterable[Event], records: int, delta: float, accountant: Accountant | str
 ) -> float | None:
-    """Return ε at δ for a person with at most `records` records, of events charged for one; None without guarantee."""
+    """Return ε at δ for a person with at most `records` records; None where there is no guarantee.
+
+    `events` are those that were charged for one record.
+    """
     spent = compute_epsilon([(scale_to_person(event, records), 1) for event in events], delta, accountant)
     return spent if math.isfinite(spent) else None

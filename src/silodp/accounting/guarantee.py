@@ -11,7 +11,8 @@ ADVERSARIES: tuple[Adversary, ...] = ("released", "server", "silo")
 Unit = Literal["user", "record"]
 
 FORMAT = 2
-"""Of guarantee.json. 2: assumptions as they are worded below; "simulation". 1, or no "format": of commit 9d96a47."""
+"""Version of guarantee.json. 2: assumptions worded as below, and the field "simulation". 1, or no "format":
+assumptions worded as at commit 9d96a47."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,9 @@ class View:
     """What one adversary sees of a round (docs/privacy.md, section 3); built by the aggregator, read by the method.
 
     Attributes:
-        adversary: who looks.
-        silos: S.
-        sees_shares: whether single silos' noisy shares are seen, and not only their sum.
+        adversary: the adversary's name.
+        silos: S, the number of silos.
+        sees_shares: whether the adversary sees the noisy share of each silo, and not only their sum.
         knows_sample: whether the adversary knows who was sampled.
         counts_disclosed: whether the numbers of records per user and silo are disclosed.
         shares_for: m, the number of survivors that noise shares were sized for; None for S.
@@ -56,22 +57,25 @@ class Guarantee:
     """What is proven against one adversary, for which unit, under which assumptions, by which accountant.
 
     Attributes:
-        adversary: against whom.
+        adversary: the adversary against whom it holds.
         unit: "user" or "record"; None without privacy.
         epsilon: an upper bound of ε at `delta`; None where nothing is promised.
         delta: δ.
-        rounds: how many were charged.
-        accountant: its stored name.
-        method: its name.
+        rounds: number of rounds that were charged.
+        accountant: name of the accountant, as it is stored.
+        method: name of the method.
         private: whether anything is promised.
         releasable: False where the noise came from a fixed seed.
         reason: why nothing is promised.
-        assumptions: on which the guarantee rests.
-        not_covered: what it does not speak about.
+        assumptions: the assumptions on which the guarantee rests.
+        not_covered: what the guarantee does not cover.
         persons: where the unit is a record, (k, ε or None) for a person with k records.
-        groups: where units have their own budgets, one entry for each budget: what was requested, what was spent.
-        claims: what a paper claims for this run and nobody has proven, {"epsilon", "why"}; never the guarantee.
-        any_dropouts: where some silos may fail to answer, ε if which of them do may also depend on the models.
+        groups: where units have their own budgets, one entry for each budget: what was requested, what was
+            spent.
+        claims: ε that a paper claims for this run and nobody has proven, {"epsilon", "why"}; never the
+            guarantee.
+        any_dropouts: where some silos may fail to answer, the ε that holds even if dropouts depend on the
+            models.
     """
 
     adversary: Adversary
@@ -116,12 +120,12 @@ class Guarantee:
 
 
 def format_rounded_up(epsilon: float | None) -> str:
-    """Return ε with three decimals, never below the value; "none" for None."""
+    """Return ε rounded up to at most three decimals; "none" for None."""
     return "none" if epsilon is None else f"{math.ceil(epsilon * 1000 - 1e-9) / 1000:g}"
 
 
 def describe_any_dropouts(epsilon: float) -> str:
-    """Return the end of a sentence: ε where silos may drop out depending on the models."""
+    """Return a phrase with the ε that holds if silos drop out depending on the models."""
     return f"at most {format_rounded_up(epsilon)} if silos drop out depending on the models"
 
 
@@ -144,7 +148,8 @@ DROPOUTS = (
     "models, nor on who was sampled and what noise was drawn"
 )
 TECHNICAL = "technical: "
-"""First word of an assumption about arithmetic or cryptography; for any other one, somebody must sign."""
+"""Prefix of an assumption about arithmetic or cryptography. The report lists all assumptions without it under
+"Assumptions that somebody must sign"."""
 
 
 def list_assumptions(view: View, integers: bool = False) -> tuple[str, ...]:

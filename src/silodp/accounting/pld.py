@@ -1,8 +1,8 @@
-"""Privacy loss distributions on a grid: single steps from dp_accounting, composed here in one transform.
+"""Privacy loss distributions on a grid: dp_accounting gives those of single steps, this module composes them.
 
-dp_accounting composes two distributions at a time and searches ε in a Python loop, which underflows above ε = 745. A
-run asks for ε after every round, so composition and search are done here on its arrays: all steps in one Fourier
-transform, ε in one pass. All rounding makes ε larger.
+dp_accounting composes two distributions at a time and searches ε in a Python loop, which underflows above
+ε = 745. A run computes ε after every round. So this module takes dp_accounting's arrays and composes all steps
+in one Fourier transform; ε is then found in one pass. All rounding makes ε larger.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from silodp.accounting.steps import Steps, flatten_event, flatten_per_unit, list
 from silodp.errors import SilodpError
 
 USUAL_GRID = 1e-4
-"""dp_accounting's default interval; a finer one is taken only where a step's spread is small beside it."""
+"""dp_accounting's default interval; a finer one is used only where the spread of a step is not much larger."""
 
 FINEST_GRID = USUAL_GRID / 2**7
 """No grid is finer: a bucket's probability is a difference of δ(ε) at neighbors, and loses digits as they draw near.
@@ -55,10 +55,11 @@ _TILTS = 2.0 ** np.arange(-20, 11)  # orders of Chernoff's bound; a factor 2 apa
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """One direction (a person added, or removed): `probabilities[i]` of the loss `(lowest + i) · grid`.
+    """A privacy loss distribution in one direction (a person added, or removed).
 
-    `infinite` is the probability that nothing is promised. The numbers dominate the true distribution: every
-    hockey-stick divergence taken from them is an upper bound.
+    `probabilities[i]` is the probability of the loss `(lowest + i) · grid`, and `infinite` that of an infinite
+    loss. They dominate the true distribution: every hockey-stick divergence computed from them is an upper
+    bound.
     """
 
     grid: float
@@ -105,9 +106,9 @@ class Losses:
 def compute_losses(event: Mechanism, grid: float) -> tuple[Losses, ...]:
     """Return both directions of one step, or a single one where they are equal.
 
-    A group's step is the mixture Σ_i Binom(k, γ)(i)·N(i, σ²) against N(0, σ²) (docs/privacy.md, section 4, G). A
-    known sample is all that is inside, composed, with all its mass, infinity included, times q, and an atom 1 − q at
-    loss 0 (docs/privacy.md, sections 3 and 9).
+    The step of a `Group` is the mixture Σ_i Binom(k, γ)(i)·N(i, σ²) against N(0, σ²) (docs/privacy.md, section
+    4, G). For a `RevealedSample` the steps inside it are composed, all their mass (the infinite loss included)
+    is multiplied by q, and an atom of 1 − q is added at loss 0 (docs/privacy.md, sections 3 and 9).
     """
     match event:
         case RevealedSample(q, inner):
@@ -194,8 +195,9 @@ def compose_steps(steps: Steps, grid: float) -> tuple[Losses, ...]:
 def _convolve(parts: list[tuple[Losses, int]]) -> Losses:
     """Return the distribution of the sum of all losses.
 
-    Chernoff's bound gives a window outside of which less than _TAIL lies. The transform is cyclic, so that
-    mass lands inside, possibly at too small a loss: it is charged as infinite besides.
+    Chernoff's bound gives a window; outside it lies less than _TAIL of the probability. The transform is
+    cyclic, so this mass lands inside the window, possibly at a loss that is too small. Therefore _TAIL is also
+    added to the probability of an infinite loss.
     """
     total = sum(count for _, count in parts)
     if total == 1:
@@ -218,11 +220,11 @@ def _convolve(parts: list[tuple[Losses, int]]) -> Losses:
 
 
 def estimate_spread(event: Mechanism) -> float:
-    """Estimate the standard deviation of one step's loss; it decides only the grid, never the guarantee.
+    """Estimate the standard deviation of one step's loss; only the choice of the grid depends on it.
 
-    With μ = k/σ the loss of a Gaussian has variance μ², and sampling adds the variance of its mean, at
-    most μ⁴/4. When a step loses little, its variance is the χ² divergence, E[e^(IJ/σ²)] − 1 for two
-    independent samples of I and J records.
+    With μ = k/σ the loss of a Gaussian release has variance μ², and sampling adds the variance of its mean, at
+    most μ⁴/4. For a step with small losses the variance is the χ² divergence, E[e^(IJ/σ²)] − 1, where I and J
+    are the sizes of two independent samples of the k records.
     """
     match event:
         case Gaussian(sigma):
@@ -251,9 +253,10 @@ def _spread_of(steps: Steps) -> float:
 def choose_grid(steps: Steps) -> float:
     """Return the interval between losses: USUAL_GRID times a power of two.
 
-    As coarse as a 128th of the smallest step's spread and as keeps every array below some 2·10⁶ buckets, but no finer
-    than USUAL_GRID; unless that is more than a 32nd of the spread, and arrays stay below some 3·10⁵ buckets. Grids are
-    nested, so the coarser one always gives the larger ε.
+    The interval is about a 128th of the smallest spread of a step, or larger where an array would otherwise
+    have more than about 2·10⁶ buckets. It is smaller than USUAL_GRID only if USUAL_GRID is more than a 32nd of
+    the smallest spread and the arrays stay below about 3·10⁵ buckets. Grids are nested, so a coarser one never
+    gives a smaller ε.
     """
     window = 17 * _spread_of(steps)
     widest = max(window, *(_range(event) for event, _ in steps))
@@ -311,13 +314,14 @@ def compute_probability_above(losses: Losses, epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class PldComposition(Composition):
-    """Bounds of one kind of unit, the smaller of both accountants.
+    """Bounds for one kind of unit: the smaller one of the distributions and of the Rényi orders.
 
-    Rényi orders are sharper for a δ near the arithmetic's precision, and for very many very small steps.
+    Rényi orders give the smaller bound if δ is near the precision of the arithmetic, and for very many steps of
+    very small loss.
 
     Attributes:
-        steps: all steps, as this accountant has rules for them; None where nothing is promised.
-        by_orders: the same charges by Rényi orders.
+        steps: all steps, rewritten so that this accountant has a rule for each; None where nothing is promised.
+        by_orders: the bounds of the same charges by Rényi orders.
     """
 
     steps: Steps | None

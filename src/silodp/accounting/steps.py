@@ -1,7 +1,7 @@
-"""From events to distinct steps with counts: parameters checked, needless structure removed.
+"""Conversion of events into distinct steps with counts, with checked parameters and without redundant nesting.
 
-A step is a release (`Additive`, two Gaussian looks merged), a `PoissonSampled` release, a `Group` of one of those or of
-a `RevealedSample`, or a `RevealedSample` over steps; see `leaves`.
+A step is one of: a release (`Additive`; two Gaussian releases of the same sum become one); a `PoissonSampled`
+release; a `Group` of one of these or of a `RevealedSample`; a `RevealedSample` over steps (`list_inner_steps`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from silodp.errors import SilodpError
 Steps = tuple[tuple[Mechanism, int], ...]
 
 _MOST_REACH = 100.0
-"""In units of the noise. One step beyond it costs ε in the thousands, and its grid overflows: nothing is promised."""
+"""The largest shift of a release, in units of its noise, for which a bound is computed.
+
+Beyond it, one step costs an ε in the thousands and the grid of the accountant overflows: nothing is promised.
+"""
 
 
 def flatten_per_unit(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -> list[Steps | None]:
@@ -62,9 +65,9 @@ def flatten_event(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -
 
     Args:
         charges: (event, count), composed adaptively.
-        for_pld: for privacy loss distributions, which have no rule for some events: Gaussian releases become a single
-            one, a replacement a release at twice the shift, a group loses the coins of its silos, and Skellam noise is
-            refused ("accounting.unsupported").
+        for_pld: convert for privacy loss distributions, which have no rule for some events. Gaussian releases
+            are merged into one; a replacement becomes a release of twice the shift; in a group, the sampling of
+            silos is left out; Skellam noise is refused ("accounting.unsupported").
 
     Returns:
         ((step, count), ...) in a fixed order; () where no charge costs anything.
@@ -83,7 +86,7 @@ def flatten_event(charges: Iterable[tuple[Event, int]], for_pld: bool = False) -
 
 
 def list_inner_steps(event: Event) -> Steps:
-    """Return the steps inside a `RevealedSample` or `Group` that is a step itself."""
+    """Return the steps, with counts, of the inner event of a `RevealedSample` or a `Group`."""
     match event:
         case Composed(inner):
             return tuple(step for part in inner for step in list_inner_steps(part))
@@ -102,7 +105,10 @@ def combine_noise(event: Additive) -> float:
 
 
 def _add(counts: Counter[Mechanism], event: Event, times: int, for_pld: bool) -> bool:
-    """Count the event's steps; return False if nothing is promised. What costs nothing is checked all the same."""
+    """Add the event's steps to the counts; return False if there is no guarantee.
+
+    Parameters are also checked in events that cost nothing.
+    """
     match event:
         case NonPrivate():
             return times == 0
@@ -140,7 +146,7 @@ def _add_known(counts: Counter[Mechanism], q: float, event: Event, times: int, f
         return True
     steps = _sorted(_merge_gaussians(inside))
     match steps:
-        case ((RevealedSample(again, inner), 1),):  # a coin, and after it another
+        case ((RevealedSample(again, inner), 1),):  # nested samples are one, with the product
             counts[RevealedSample(q * again, inner)] += tossed
         case ((Gaussian() | Skellam() | CorrelatedReleases() | PoissonSampled() | Group() as step, 1),):
             counts[RevealedSample(q, step)] += tossed
@@ -152,10 +158,11 @@ def _add_known(counts: Counter[Mechanism], q: float, event: Event, times: int, f
 
 
 def _add_group(counts: Counter[Mechanism], size: int, event: Event, times: int, for_pld: bool) -> bool:
-    """A person with `size` records.
+    """Add the event for a person with `size` records; return False if there is no guarantee.
 
-    Several releases are several groups. The records may lie in silos with separate coins, which no single coin covers:
-    by Rényi orders group privacy holds for any event; for privacy loss distributions the coins are left out.
+    A group over several releases becomes several groups. The records may lie in silos that are sampled
+    separately, so no single sampling probability covers them. With Rényi orders, group privacy holds for any
+    event; with privacy loss distributions, the sampling of silos is left out.
     """
     match event:
         case SelfComposed(inner, count):
@@ -167,7 +174,8 @@ def _add_group(counts: Counter[Mechanism], size: int, event: Event, times: int, 
             return _add(counts, Group(size, inner), times if q > 0 else 0, for_pld)  # type: ignore[arg-type]
         case NonPrivate() | WorstOf() | Group() | SampledReplacement():
             raise SilodpError(
-                f"{event!r} has no group of {size}: name the group inside of it.",
+                f"there is no rule for a Group of {size} records around {event!r}: put the Group inside this "
+                "event.",
                 code="accounting.unsupported",
             )
     single: Counter[Mechanism] = Counter()
@@ -233,7 +241,8 @@ def _known(step: Mechanism, reach: int, for_pld: bool) -> bool:
         return True  # its parts were looked at
     if for_pld and not isinstance(release, Gaussian):
         raise SilodpError(
-            "the accountant 'pld' knows no integer (Skellam) noise, which secure aggregation adds: choose 'rdp'.",
+            "the accountant 'pld' has no rule for integer (Skellam) noise, which secure aggregation adds: "
+            "choose 'rdp'.",
             code="accounting.unsupported",
             field="accountant",
         )

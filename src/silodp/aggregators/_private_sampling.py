@@ -1,15 +1,19 @@
-"""User sampling whose result nobody knows: what `lattice` and `paillier` share of it (docs/protocols.md, section 5).
+"""User sampling whose result nobody knows: the part that `lattice` and `paillier` have in common.
 
-    set-up   base transfers in which silo 0, the first on the roster, will choose among what the server offers
+See docs/protocols.md, section 5.
+
+    set-up   base transfers, with which silo 0, the first on the roster, later chooses entries of the server
     round    server ─ sample ─► silo 0, which answers with its request for the entries κ_u that all silos derive;
              server ─ chosen: tables made from its own secret i_u ─► silo 0, which opens its entries and answers with
              one sealed box for each other silo; every later attempt at the round carries these boxes
 
-User u takes part if (i_u − κ_u) mod P < k; the server never knows κ, the silos never know i. Each message is sent once
-in a round, and what determines it is stored first, so that no restart draws, or asks, a second time.
+User u takes part if (i_u − κ_u) mod P < k; the server never knows κ, the silos never know i. Each message is
+sent once in a round. Its random inputs are stored before it is sent, so that a restarted process does not draw
+or ask a second time.
 
-Source: the sub-sampling of ULDP-FL (Kato et al.), whose rule for who is selected is inverted; transfers by Chou and
-Orlandi (LATINCRYPT 2015), extended as by Ishai et al. (CRYPTO 2003).
+Source: the sub-sampling of ULDP-FL (Kato et al.); the paper states its selection rule the wrong way round,
+which is corrected here. Transfers by Chou and Orlandi (LATINCRYPT 2015), extended as by Ishai et al. (CRYPTO
+2003).
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ ASSUMPTION = (
 
 
 def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
-    """Return k of P, so that k/P is the method's sampling rate; None where the server draws the sample.
+    """Return k and P with k/P equal to the method's sampling rate; None where the server draws the sample.
 
     Raises:
         SilodpError: the rate is 1, or no multiple of 1/P; P is out of range.
@@ -59,8 +63,8 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
     rate = float(getattr(method, "user_sampling", 1.0))
     if rate == 1:
         raise SilodpError(
-            f"hidden_sample = {places} hides whom one rate for all draws, and {method.name} has user_sampling = 1: set "
-            "it below 1, or take hidden_sample out.",
+            f"hidden_sample = {places} hides who is sampled, but {method.name} has user_sampling = 1: set "
+            "user_sampling below 1, or take hidden_sample out.",
             code="argument.conflict",
             field="hidden_sample",
         )
@@ -78,8 +82,8 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
             f"hidden_sample = {nearest.denominator}" if does else f"user_sampling = {max(drawn, 1)}/{places}"
         )
         raise SilodpError(
-            f"hidden_sample = {places} draws persons at a rate of k/{places}, and user_sampling = {rate} is none: set "
-            f"{remedy}.",
+            f"hidden_sample = {places} needs a rate of k/{places}, and user_sampling = {rate} is no such rate: "
+            f"set {remedy}.",
             code="argument.conflict",
             field="hidden_sample",
         )
@@ -95,7 +99,7 @@ def blame_silo(silo: str, finish: Callable[[], V]) -> V:
 
 
 def choice_kinds() -> tuple[Kind, Kind]:
-    """Return the messages of the base transfers in which silo 0 is to choose; it alone is asked them, in the set-up."""
+    """Return the kinds of the two set-up messages for base transfers; they are sent to silo 0 only."""
     session: dict[str, Check] = {"session": is_digest}
     return (
         Kind("choice base", Schema(session), Schema(blobs={"offer": Blob.of(OFFER_BYTES)})),
@@ -104,13 +108,13 @@ def choice_kinds() -> tuple[Kind, Kind]:
 
 
 def chosen_kind(spec: RunSpec, ratio: SamplingRatio, width: int, entry: int) -> Kind:
-    """Return the message with the tables that silo 0 chooses from.
+    """Return the kind of the message that sends silo 0 the tables from which it chooses.
 
     Args:
         spec: public constants.
-        ratio: P entries a table.
-        width: words of an entry.
-        entry: bytes of it that silo 0 passes on, for each user.
+        ratio: k/P; a table has P entries.
+        width: size of an entry, in words.
+        entry: number of bytes that silo 0 passes on to each other silo for each user.
     """
     users = spec.population.users
     box = Blob.of(users * entry + OVERHEAD_BYTES)
@@ -152,7 +156,10 @@ class OtServer:
         self._ask("choice keys", info, 0, info.number, reply=reply)
 
     def request_sample(self, round_: int, **request: bytes) -> Message:
-        """Ask silo 0 for its request for entries of this round's tables; `request`: what the server looks up there."""
+        """Ask silo 0 to send its request for entries of this round's tables.
+
+        `request` holds the server's own lookup request to silo 0, where the aggregator has one.
+        """
         return self._ask("sample", current_session(self.context.store.run), round_, 0, **request)
 
     def relay_entries(
@@ -166,16 +173,16 @@ class OtServer:
             offer: makes the tables' encryption for a request.
 
         Raises:
-            SilodpError: silo 0 asks a second time, otherwise than the first time; or its request fails the consistency
-                check, after which nothing is offered in this run.
+            SilodpError: silo 0 sends a second request for the round that differs from the first, or its request
+                fails the consistency check; after a failed check nothing more is offered in this run.
         """
         zero, store = self.spec.names[0], self.context.store.run
         choice = asked.blobs["choice"]
         sender = TransferSender.unpack(store.get("hidden/transfers") or b"", 0)
         if not claim(self.context.store.round(round_), "hidden choice", hashlib.sha256(choice).digest()):
             raise SilodpError(
-                f"silo '{zero}' asked for entries of round {round_ + 1} a second time, otherwise than the first time: "
-                "two entries of one person would show the server's share; nothing was sent.",
+                f"silo '{zero}' sent a second, different request for entries of round {round_ + 1}: with two "
+                "entries of one person it could compute the server's share; nothing was sent.",
                 code="crypto.reused",
             )
         if store.get("hidden/ended") is not None:
@@ -223,7 +230,7 @@ class OtClient:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """By kind of request."""
+        """The functions that answer silo 0's requests, by kind of request."""
         return {"choice base": self._base, "choice keys": self._keys, "chosen": self._chosen}
 
     def sample(self, request: Message) -> Message:

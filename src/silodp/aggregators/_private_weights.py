@@ -1,7 +1,8 @@
-"""What `lattice` and `paillier` share: weights by record counts, applied where nobody sees them.
+"""The common part of `lattice` and `paillier`: weights by record counts that no other party sees.
 
-In their rounds every silo multiplies what the server encrypted, a share of 1/N[u] for every person, by n[s,u] times the
-person's clipped row on a grid, and adds noise, masks and a seal (docs/protocols.md, sections 3 to 5).
+In a round the server sends encryptions (with `lattice` of its share of 1/N[u], with `paillier` of the blinded
+1/N[u], for every person). Every silo multiplies them by n[s,u] times the person's clipped row on a grid, and
+adds noise, masks and a seal (docs/protocols.md, sections 3 to 5).
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ _SAMPLE_UNKNOWN = (
 
 
 class PrivateWeighting(MaskedAggregator):
-    """Aggregators under which nobody learns a count; `count_cap` and `hidden_sample` P are fields of theirs.
+    """Base class of the aggregators under which no party learns another party's record counts.
 
-    With P cells, nobody learns who is sampled either: the server draws one cell for each person, the silos another
-    one, and a person takes part where the one is within k cells of the other; the sampling rate must be k/P.
+    Subclasses have the fields `count_cap` and `hidden_sample`. With `hidden_sample` = P nobody learns who is
+    sampled: for each person the server draws one of P cells, and the silos derive another one. A person takes
+    part if (server's cell − silos' cell) mod P < k. The sampling rate must be k/P.
     """
 
     count_cap: int
@@ -70,9 +72,9 @@ class PrivateWeighting(MaskedAggregator):
 
     weights_privately = True
     protocol_assumptions: tuple[str, ...]
-    """What hiding counts rests on."""
+    """The assumptions under which the counts stay hidden."""
     first_silo: tuple[Visibility, ...] = ()
-    """What else silo 0 sees where the server draws the sample."""
+    """What silo 0 sees in addition to the other silos, where the server draws the sample."""
 
     @property
     def samples_users_privately(self) -> bool:
@@ -81,7 +83,7 @@ class PrivateWeighting(MaskedAggregator):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Those of the protocol, and of the private sample where there is one."""
+        """The assumptions of the protocol, and of the private sample where there is one."""
         more = (SAMPLING_ASSUMPTION,) if self.samples_users_privately else ()
         return (*self.protocol_assumptions, *more)
 
@@ -93,11 +95,14 @@ class PrivateWeighting(MaskedAggregator):
         return (*_SAMPLE_DRAWN_BY_SERVER, *self.first_silo, RECIPIENT)
 
     def sampling_ratio(self, method: Method) -> SamplingRatio | None:
-        """Return k of P, by which persons are drawn where nobody is to know whom; None: the server draws them."""
+        """Return k and P of the hidden sample (rate k/P); None where the server draws the sample."""
         return sampling_ratio(method, self.hidden_sample)
 
     def views(self, method: Method, silos: int, survivors: int | None = None) -> dict[Adversary, View]:
-        """Return what each sees: everyone the sum; the server the sample, if it draws it; nobody counts."""
+        """Return the view of each adversary: all see the sum, the server sees the sample if it draws it.
+
+        No adversary sees counts.
+        """
         m, known = self.min_silos_for(silos), self.sampling_ratio(method) is None
         return {
             "released": View("released", silos, shares_for=m, survivors=survivors),
@@ -130,12 +135,12 @@ class PrivateWeighting(MaskedAggregator):
         }
 
     def describe_sampling(self, spec: RunSpec, entry: int, lookups: int) -> dict[str, Any]:
-        """Return what it costs that nobody knows the sample; nothing where the server draws it.
+        """Return the entries of `describe` about the hidden sample and its cost; {} where the server draws it.
 
         Args:
             spec: public constants.
-            entry: bytes that silo 0 chooses for one person.
-            lookups: tables that it chooses from for one person and round.
+            entry: number of bytes of an entry that silo 0 chooses for one person.
+            lookups: number of tables per person and round from which silo 0 and the server choose.
         """
         ratio, silos, users = (
             self.sampling_ratio(spec.method),

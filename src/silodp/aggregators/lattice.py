@@ -1,10 +1,11 @@
-"""`lattice`: weighting by record counts that nobody else sees, by ring-LWE and oblivious transfer.
+"""`lattice`: weights by record counts that no other party sees, by ring-LWE and oblivious transfer.
 
-The server learns Σ_s Σ_u ⌊2^k/N[u]⌋·n[s,u]·Δ[s,u] plus noise, as integers, and nothing else; a silo learns nothing of
-other silos' counts, nor who was sampled. Rounds are attempts with seals, as in `masked`.
+From the answers the server learns Σ_s Σ_u ⌊2^k/N[u]⌋·n[s,u]·Δ[s,u] plus noise, as integers, and nothing else. A
+silo learns neither other silos' counts nor who was sampled. A round consists of attempts with seals, as in
+`masked`.
 
-Source: docs/protocols.md, section 3; a replacement of Protocol 1 of ULDP-FL (Kato et al., "ULDP-FL: Federated Learning
-with Across-Silo User-Level Differential Privacy", PVLDB 2024), which needs no Paillier encryption.
+Source: docs/protocols.md, section 3. It replaces Protocol 1 of ULDP-FL (Kato et al., "ULDP-FL: Federated
+Learning with Across-Silo User-Level Differential Privacy", PVLDB 2024), and needs no Paillier encryption.
 """
 
 from __future__ import annotations
@@ -79,11 +80,12 @@ class Lattice(PrivateWeighting):
     """Private weighting for models of any size.
 
     Args:
-        count_cap: n_max, the most records of one user in one silo that count; a public constant.
-        attempts: most rounds of the run, repeated ones included; the encryption is chosen for so many.
-        min_silos: m, the fewest silos whose answers are added up (None: all must answer).
+        count_cap: n_max, the largest number of records of one user in one silo that is used; a public constant.
+        attempts: the largest number of attempts in the run, repetitions of rounds included; the encryption's
+            parameters are chosen for this number.
+        min_silos: m, the smallest number of silos whose answers are added up (None: all must answer).
         weight_bits: k; weights are multiples of 2^-k.
-        units: grid steps to the clip, a power of two (None: the finest for which there is an encryption).
+        units: grid steps to the clip, a power of two (None: the finest grid for which parameters are found).
         hidden_sample: P; nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows
             it). Silo 0 must answer in every round, and no seed fixes the sample.
     """
@@ -108,7 +110,7 @@ class Lattice(PrivateWeighting):
 
     @property
     def max_rounds(self) -> int:
-        """`attempts`: every round is one at least."""
+        """Return `attempts`: every round needs at least one attempt."""
         return self.attempts
 
     def check(self, spec: RunSpec) -> None:
@@ -142,10 +144,10 @@ class Lattice(PrivateWeighting):
         return _parameters(self, spec)
 
     def event(self, spec: RunSpec, view: View) -> Event:
-        """Return the method's event, with Skellam noise at the scale of 2^r.
+        """Return the method's event, with Skellam noise in units of 2^r.
 
-        The uniform part of width 2^r is not noise that counts: it lets a row move the rounded sum by up to √d more,
-        which the sensitivity includes.
+        The uniform part of the noise, of width 2^r, is not counted as protection. It lets a row move the
+        rounded sum by up to √d more, which the sensitivity includes.
         """
         p = self.parameters(spec)
         reach = p.sensitivity / math.ldexp(p.clip_units, p.weight_bits - p.noise_shift)
@@ -277,10 +279,10 @@ class _Server(MaskedServer):
         return ServerShares(self.spec, self.aggregator.constants(self.spec), context)
 
     def _key(self, context: ServerContext, attempt: RoundAttempt) -> bytes:
-        """Return the key of one attempt, from which its secret key and encryptions follow.
+        """Return the seed of one attempt, from which its secret key and its encryptions are derived.
 
-        It is stored before it is used, so that a repeated request is the same, and dropped with its round: whoever
-        learns one of them can read no other attempt.
+        The seed is stored before it is used, so that a repeated request has the same bytes. It is deleted with
+        its round. Whoever learns the seed of one attempt cannot read any other attempt.
         """
         store, name = context.store.round(attempt.round), f"request/{attempt.attempt}"
         key = store.get(name)
@@ -291,10 +293,10 @@ class _Server(MaskedServer):
         return key
 
     def _count(self, context: ServerContext, attempt: RoundAttempt) -> None:
-        """Count an attempt durably, before its key is made: keys are dropped with their rounds, their number is not.
+        """Count an attempt on disk before its key is made; the count is kept when keys are deleted.
 
         Raises:
-            SilodpError: the encryption was chosen for no more (code run.attempts).
+            SilodpError: the run has made all attempts that its encryption was chosen for (code run.attempts).
         """
         stored = context.store.run.get("attempts made")
         counted: dict[str, Any] = {"made": 0, "last": ""} if stored is None else Message.decode(stored).fields

@@ -1,7 +1,9 @@
-"""`paillier`: weighting by record counts that nobody else sees, by Paillier encryption; for small models.
- The server learns Σ_s Σ_u n[s,u]/N[u]·Δ[s,u] plus noise, scaled to integers, and nothing else; a silo
-learns nothing of other silos' counts, nor who was sampled. Silo 0 counts one record more for everyone, so that weights
-are n/(N+1) and nobody's absence shows. Rounds are attempts with seals, as in `masked`.
+"""`paillier`: weights by record counts that no other party sees, by Paillier encryption; for small models.
+
+The server learns Σ_s Σ_u n[s,u]/(N[u]+1)·Δ[s,u] plus noise, scaled to integers, and nothing else. A silo learns
+neither other silos' counts nor who was sampled. Silo 0 adds one record to the count of every person (the
+weights are therefore n/(N+1)), so that nobody can see that a person has no records. A round consists of
+attempts with seals, as in `masked`.
 
 Source: Protocol 1 of Kato et al., "ULDP-FL: Federated Learning with Across-Silo User-Level Differential Privacy" (PVLDB
 2024), with the repairs of docs/protocols.md, section 4.
@@ -61,10 +63,11 @@ class Paillier(PrivateWeighting):
     """Private weighting for small models.
 
     Args:
-        count_cap: n_max, the most records of one user in one silo that count; a public constant.
-        min_silos: m, the fewest silos whose answers are added up (None: all must answer).
-        units: grid steps to the clip (None: 2^16).
-        key_bits: of the modulus.
+        count_cap: n_max, the largest number of records of one user in one silo that is used; a public constant.
+        min_silos: m, the smallest number of silos whose answers are added up (None: all must answer).
+        units: grid steps to the clip, a power of two (None: 2^16, or the finest grid with exact noise if
+            coarser).
+        key_bits: length of the Paillier modulus.
         insecure_for_tests: allow `key_bits` below 3072.
         hidden_sample: P; nobody learns who is sampled, at a rate of k/P (None: the server draws the sample, and knows
             it). Silo 0 must answer in every round, and no seed fixes the sample.
@@ -125,10 +128,10 @@ class Paillier(PrivateWeighting):
         )
 
     def event(self, spec: RunSpec, view: View) -> Event:
-        """Return the method's event, with Skellam noise at the scale C_LCM.
+        """Return the method's event, with Skellam noise in units of C_LCM.
 
-        The uniform part of width C_LCM is not noise that counts: it lets a row move the rounded sum by up to √d more,
-        which the sensitivity includes.
+        The uniform part of the noise, of width C_LCM, is not counted as protection. It lets a row move the
+        rounded sum by up to √d more, which the sensitivity includes.
         """
         p = self.parameters(spec)
         return to_discrete(
@@ -267,7 +270,10 @@ class _Server(MaskedServer):
     def _drawn(
         self, context: ServerContext, round_: int, server: PaillierServer, ratio: SamplingRatio
     ) -> Message:
-        """Return i_u and the ciphertexts of a round, stored before use: two tables would show two entries of a user."""
+        """Return i_u and the ciphertexts of a round; both are stored before they are used.
+
+        If a restart drew them again, silo 0 could open entries of two different tables of a user.
+        """
         stored = context.store.round(round_).get("hidden drawn")
         if stored is None:
             places = private_sampling.draw_server_cells(self.spec.population.users, ratio)
@@ -347,10 +353,11 @@ def _width(p: PaillierParameters) -> int:
 
 
 def uniform_parts(drawn: bytes, p: PaillierParameters) -> list[int]:
-    """Return d integers, centered uniform of width C_LCM.
+    """Return d integers from the centered uniform distribution of width C_LCM.
 
     Args:
-        drawn: random bytes, 128 bits more for each integer than it needs, so that reducing them leaves no bias.
+        drawn: random bytes; each integer uses 128 bits more than it needs, so the bias of reducing is
+            negligible.
         p: parameters.
     """
     width = _width(p)

@@ -40,14 +40,15 @@ def find_aggregator(name: str) -> type[Aggregator]:
 
 @dataclass(frozen=True)
 class AggregatorRecord:
-    """What a report needs of the aggregator of a finished run, also where its code is not at hand.
+    """What a report needs to know of the aggregator of a finished run, even if its code is not available.
 
     Attributes:
         name: as in the run's ledger.
         settings: its public settings.
         delta_share: see `Aggregator.delta_share`.
         visibility: see `Aggregator.visibility`.
-        registered: whether it is one of `AGGREGATORS`; the rest are what the author of a plug-in states.
+        registered: whether the aggregator is in `AGGREGATORS`; if not, `delta_share` and `visibility` are
+            statements of the plug-in's author.
     """
 
     name: str
@@ -68,9 +69,10 @@ class AggregatorRecord:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry of guarantee.json: the name and the settings, by which a registered one is made again.
+        """Return the entry of guarantee.json.
 
-        What follows from a plug-in's code is stored under "class", which is no name that a setting can have.
+        It has the name and the settings, from which a registered aggregator can be built again. For a plug-in,
+        what follows from its code is added under "class", a Python keyword, which no setting can have as name.
         """
         entry = {"name": self.name, **self.settings}
         if self.registered:
@@ -80,10 +82,10 @@ class AggregatorRecord:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> AggregatorRecord:
-        """Return the record of a plug-in, the inverse of `to_dict`.
+        """Return the record of a plug-in from an entry that `to_dict` made.
 
         Raises:
-            ValueError, TypeError, KeyError: it is damaged.
+            ValueError, TypeError, KeyError: the entry is damaged.
         """
         settings = dict(entry)
         name, stated = settings.pop("name"), settings.pop("class")

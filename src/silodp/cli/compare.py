@@ -34,7 +34,7 @@ from silodp.wire.store import write_durably
 
 Fields = dict[str, Any]
 Progress = Callable[[str], None]
-"""Function of a line of text, called after every run."""
+"""A function that is called after every run, with a line of text."""
 
 
 def compare_methods(
@@ -46,9 +46,10 @@ def compare_methods(
 ) -> Fields:
     """Run every method with every seed, and write the comparison to a directory.
 
-    Training without privacy is added if no method is without it; the untrained model is round 0 of every run. The
-    budget of the configuration holds for every method with a guarantee against its adversary. Runs share one
-    federation: their seeds change starting points, batches and noise, not the records.
+    Training without privacy (`default`) is added if no given method is without privacy. Row 0 of every run is
+    the untrained model. The budget of the configuration is applied to every method that has a guarantee against
+    the adversary of the budget. All runs use one federation: a seed determines the initial model, the batches
+    and the noise, not the records.
 
     Args:
         config: data, task, rounds, δ, accountant, aggregator.
@@ -108,7 +109,7 @@ def _prepare(config: RunConfig, federation: Federation, task: Task, spec: Method
     try:
         prepared = prepare_run(federation, task, spec.method, **settings)
         if budget is None or isinstance(prepared.round_events()[budget.adversary], NonPrivate):
-            return prepared  # without a guarantee against the adversary of the budget: a reference
+            return prepared  # no guarantee against the budget's adversary: the budget is not applied
         return prepare_run(federation, task, spec.method, **settings, budget=budget)
     except SilodpError as error:
         raise SilodpError(f"method '{spec.label}': {error}", code=error.code, field=error.field) from None
@@ -117,8 +118,8 @@ def _prepare(config: RunConfig, federation: Federation, task: Task, spec: Method
 def _run(
     config: RunConfig, federation: Federation, task: Task, spec: RunSpec, folder: Path
 ) -> tuple[Fields, bool]:
-    """Return one run, and whether it is new or was kept before."""
-    # Everything that the rows depend on.
+    """Train one run, unless its result is stored; return the result, and whether it is new."""
+    # Everything that the stored rows of metrics depend on.
     parts = [spec.to_json(), list(task.metrics), repr(config.task_section), config.evaluate_every]
     fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
@@ -209,7 +210,10 @@ def _summarize(
 
 
 def explain_no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:
-    """Return why a method without privacy does not show the level without noise; None if it does, and for others."""
+    """Return a warning if a method without privacy ends with no loss or a larger loss than a private one.
+
+    Such a method cannot show which loss can be reached without noise. In all other cases, return None.
+    """
     if method["unit"] is not None:
         return None
     loss = _end_loss(method)
@@ -226,7 +230,7 @@ def explain_no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | N
         return f"{method['label']}, without noise, has no finite loss at the end; {tune}."
     return (
         f"{method['label']}, without noise, ends at a larger loss ({format_measure(loss)}) than {label} "
-        f"({format_measure(best)}), which is private, so it does not show the level without noise; {tune}."
+        f"({format_measure(best)}), which is private, so it is no reference for training without noise; {tune}."
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from silodp.accounting.budget_curve import group_budgets
 from silodp.accounting.guarantee import Unit
-from silodp.config.build import build, describe_unknown, get_fields, validate_arguments
+from silodp.config.arguments import build, describe_unknown, get_fields, validate_arguments
 from silodp.data.budget_distributions import PREFERENCES, Budgets
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, lookup

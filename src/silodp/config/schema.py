@@ -16,22 +16,16 @@ from silodp.accounting.accountant import ACCOUNTANTS, Accountant
 from silodp.accounting.guarantee import Adversary, Unit
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Aggregator
-from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
-from silodp.config.build import (
-    add_defaults,
+from silodp.config.arguments import (
     build,
-    build_aggregator,
-    build_method,
-    build_task,
     convert_validation_error,
     describe_unknown,
-    find_method_class,
-    find_plugin,
     get_fields,
-    import_reference,
-    is_reference,
     validate_arguments,
 )
+from silodp.config.budgets import BudgetDistribution, build_budget_distribution, format_methods_for
+from silodp.config.build import add_defaults, build_aggregator, build_method, build_task, find_method_class
+from silodp.config.plugins import find_plugin, import_reference, is_reference
 from silodp.config.toml_values import (
     MOST_SILOS,
     TomlTable,
@@ -356,8 +350,8 @@ class RunConfig(_Section):
         configured, values = _split_name(self.method_section)
         inherited: TomlTable = {field: value for field, value in values.items() if field in fields}
         given: TomlTable = dict(self.methods.get(name, {}))
-        for setting in settings:
-            key, equals, value = setting.partition("=")
+        for one in settings:
+            key, equals, value = one.partition("=")
             given = apply_override(given, f"{ALIASES.get(key, key)}{equals}{value}")
         method = self._build_method(name, merge(inherited, given), f"methods.{name}")
         people = Population(self.silos, users=3)

@@ -22,7 +22,7 @@ USER_EXPONENT = 0.5
 """Records per user ∝ rank^-0.5."""
 
 SILO_EXPONENT = 2.0
-"""A user's records in silos ∝ rank^-2."""
+"""Share of a user's records in a silo ∝ rank^-2; the silos are ranked in a random order for each user."""
 
 MAIN_SHARE = 0.8
 """Share of a user's records in one silo, where silos are fixed."""
@@ -63,10 +63,13 @@ def zipf(
     user_exponent: float = USER_EXPONENT,
     silo_exponent: float = SILO_EXPONENT,
 ) -> tuple[Indices, Indices]:
-    """Draw every record's user ∝ rank^-0.5, then its silo ∝ rank^-2 in an order of silos drawn for each user.
+    """Draw every record's user with probability ∝ rank^-0.5, then its silo with probability ∝ rank^-2.
 
-    With `labels` (n,) and `labels_per_user` = k the labels are dealt to the users first, k each and all labels about
-    equally often; a record is then drawn among the users who hold its label, with the same weights.
+    For each user, the silos are ranked in a separate random order.
+
+    With `labels` (n,) and `labels_per_user` = k, every user is first given k labels, so that all labels are
+    given about equally often. The user of a record is then drawn only among the users who have its label, with
+    the same weights.
 
     Returns:
         user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
@@ -102,7 +105,7 @@ def _draw_users(
             code="argument.value",
             field="labels_per_user",
         )
-    # Whole shuffled decks, dealt in turn: every label has a holder, and no label has many more than another.
+    # All labels in a random order, repeated: every label has a user, all about the same number of users.
     decks = -(-labels_per_user * users // len(values))
     deck = generator.permuted(np.tile(np.arange(len(values)), (decks, 1)), axis=1).ravel()
     hands = deck[: labels_per_user * users].reshape(users, labels_per_user)
@@ -121,8 +124,9 @@ def uniform_fixed(
 ) -> list[Indices]:
     """Draw a user for every record, uniformly; the silos' sizes (S,) stay as they are.
 
-    With `pairs` two records of a silo are drawn together, and an odd record joins a pair, so that a user has no record
-    or at least two in a silo, as a Cox loss needs.
+    With `pairs`, records of a silo are assigned in pairs, both to the same user. If the number of records is
+    odd, the remaining record goes to a user who already has a pair there. So a user has either no record or at
+    least two in a silo, which a Cox loss needs.
 
     Returns:
         one array (sizes[s],) of users per silo.
@@ -140,11 +144,12 @@ def zipf_fixed(
     user_exponent: float = USER_EXPONENT,
     main_share: float = MAIN_SHARE,
 ) -> list[Indices]:
-    """Draw records per user ∝ rank^-0.5, 80 % of them in one silo and the rest elsewhere; sizes (S,) stay.
+    """Draw records per user ∝ rank^-0.5, 80 % in one silo and the rest elsewhere; silo sizes (S,) are given.
 
-    A user's main silo is drawn in proportion to the room left, users with most records first; every other record goes
-    to another silo, all that have room being equally likely. Where the main silo has too little room (a small silo,
-    the last users) the rest goes elsewhere, too, since silos' sizes are given. `pairs` as in `uniform_fixed`.
+    The main silo of a user is drawn with probabilities proportional to the free places in each silo, beginning
+    with the users who have most records. Each of the user's other records goes to another silo, drawn uniformly
+    from those with free places. If the main silo has too few free places (a small silo, or one of the last
+    users), the rest goes to other silos too. `pairs` as in `uniform_fixed`.
 
     Returns:
         one array (sizes[s],) of users per silo.
@@ -206,10 +211,10 @@ def one_user_per_record(
     labels: ArrayLike | None,
     labels_per_silo: int | None,
 ) -> tuple[Indices, Indices]:
-    """Make every record a user; silos get equal shares at random.
+    """Give every record its own user, and distribute the records over the silos at random in equal shares.
 
-    With `labels_per_silo` L: records are sorted by label, cut into S·L shards, and every silo is dealt L of them, so
-    that it holds about L labels.
+    With `labels_per_silo` = L, the records are sorted by label and cut into S·L shards. Every silo gets L
+    shards at random, so that it has about L different labels.
 
     Returns:
         user (n,), which is 0..n-1, and silo (n,) in 0..silos-1.
@@ -249,8 +254,9 @@ def allocate(
 ) -> tuple[Indices, Indices]:
     """Allocate every record to a user and a silo.
 
-    Give `records` and `silos` where silos are free, or `sizes` (S,) where they are fixed: then the records are taken to
-    be in silo order, and the returned silo repeats 0..S-1 by `sizes`.
+    Give `records` and `silos` if records may go to any silo. Give `sizes` (S,) if the silo of every record is
+    fixed: the records must then be ordered by silo, and the returned silo is 0 `sizes[0]` times, then 1
+    `sizes[1]` times, and so on.
 
     Args:
         scheme: "uniform", "zipf", or "own", which makes every record a user.
@@ -277,12 +283,19 @@ def allocate(
             code="argument.conflict",
             field="labels_per_silo",
         )
-    check_real("users", users)
-    check_whole("users", users, most=int(MOST_REAL))
+    if labels_per_user is not None and scheme == "own":
+        raise SilodpError(
+            "labels_per_user is set with allocation 'own', where every user has one record: leave it out.",
+            code="argument.conflict",
+            field="labels_per_user",
+        )
+    if scheme != "own":
+        check_real("users", users)
+        check_whole("users", users, most=int(MOST_REAL))
     if sizes is not None:
-        if records is not None or silos is not None or labels_per_user is not None:
+        if any(option is not None for option in (records, silos, labels_per_user, labels_per_silo)):
             raise SilodpError(
-                "sizes is given with records, silos or labels_per_user; fixed silos take sizes only",
+                "sizes is given with records, silos, labels_per_user or labels_per_silo: fixed silos take sizes only.",
                 code="argument.conflict",
                 field="sizes",
             )

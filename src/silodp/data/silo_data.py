@@ -23,10 +23,11 @@ class SiloData:
         name: unique within a federation.
         x: (n, ...) float32 features, finite. Public constants have scaled them already.
         y: (n,) int64 class numbers, (n,) float32 real targets, or (n, 2) float32 [event 0/1, time ≥ 0].
-        user: (n,) int64, the public index of the user each record belongs to, 0..U-1; -1, in test data only, for
-            a record of nobody in the federation.
-        budget: (n,) float64, the ε that each record may be charged, finite and above 0; None where records have none.
-            Budgets are public, as the number of records is where records are the unit.
+        user: (n,) int64, the number 0..U-1 of the user to whom each record belongs; the numbering is public. In
+            test data, -1 marks a record that is assigned to no user.
+        budget: (n,) float64, the ε that each record may be charged, finite and above 0; None if records have no
+            budgets. Budgets are public. If the unit of privacy is the record, the number of records is public
+            too.
 
     n may be 0. The arrays are kept, not copied: do not write to them.
 
@@ -108,8 +109,8 @@ class SiloData:
         return len(self.x)
 
     def __repr__(self) -> str:
-        # Shapes only: what is printed ends up in logs and error reports, where private rows must not be. A refused
-        # table is printed too, by error reports, so that a field may hold something else than an array.
+        # Only shapes: printed text ends up in logs and error reports, which must not contain private rows. A
+        # refused table is also printed in an error report, so a field may be something other than an array.
         named = {name: getattr(self, name) for name in ("x", "y", "user", "budget")}
         arrays = {name: array for name, array in named.items() if isinstance(array, np.ndarray)}
         shapes = [f"{name}={array.dtype}{array.shape}" for name, array in arrays.items()]
@@ -117,9 +118,9 @@ class SiloData:
         return f"SiloData({', '.join([repr(self.name), *records, *shapes])})"
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) of name, shapes, dtypes and bytes.
+        """Return the SHA-256 (hex) of the name and of the shapes, dtypes and bytes of all arrays.
 
-        It fingerprints private rows: keep it local.
+        It is computed from private rows: keep it local.
         """
         hasher = hashlib.sha256(repr(self.name).encode())
         for array in (self.x, self.y, self.user, *(() if self.budget is None else (self.budget,))):
@@ -138,7 +139,7 @@ def check_budgets(budgets: Any, count: int, where: str, unit: str) -> None:
         unit: "record" or "user", for the message.
 
     Raises:
-        SilodpError: they are not; the message counts the wrong ones and names none of them.
+        SilodpError: a budget is wrong; the message says how many are wrong, but no value and no record.
     """
     if not isinstance(budgets, np.ndarray) or budgets.dtype != np.float64 or budgets.shape != (count,):
         raise SilodpError(

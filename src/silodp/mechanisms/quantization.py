@@ -1,8 +1,9 @@
 """Clipped rows as integers: truncated toward zero on a grid, summed exactly, with integer noise added once.
 
-The grid has `units` steps to the clip C, so its step is g = C/units. Truncation toward zero only shortens a row, and
-it is done per row before anything is added, so the integer sum moves by at most `units` where the real one moves by C
-(docs/privacy.md, section 3). Rounding the sum instead would move it by up to √d/2 steps more.
+The clip C is `units` grid steps long, so a step has the length g = C/units. Truncation toward zero only
+shortens a row, and it is done for each row before anything is added. So where the sum of real rows moves by at
+most C, the sum of integer rows moves by at most `units` (docs/privacy.md, section 3). Rounding the sum instead
+would let it move by up to √d/2 steps more.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _TAIL = 12.0  # standard deviations of noise the ring has room for: beyond with 
 
 @dataclass(frozen=True)
 class Quantizer:
-    """`units` grid steps to the clip; both public."""
+    """A grid that divides the clip into `units` steps, and the truncation of rows to it. Both are public."""
 
     clip: float
     units: int
@@ -47,7 +48,8 @@ class Quantizer:
         """Return the finest grid, a power of two, whose noise can be drawn exactly, or the grid of the given `units`.
 
         Raises:
-            SilodpError: no grid of at least 2^12 steps has noise of a variance up to 1e12, or the given one has not.
+            SilodpError: with 2^12 steps or more the variance of the noise would exceed 1e12, or it does so on
+                the given grid, or the given grid has fewer than 2^12 steps.
         """
         spread = bounds.noise_multiplier * bounds.sensitivity / bounds.clip  # std of a share, in clips
         finest = math.sqrt(MOST_SKELLAM_VARIANCE) / spread if spread > 0 else math.inf
@@ -87,9 +89,10 @@ class Quantizer:
         return result
 
     def _whole(self, chunk: ClippedRows, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return whole numbers (r, d) in double precision, exact up to 2^53, and (r,) which rows are short enough.
+        """Return truncated rows (r, d) as whole numbers in double precision, and (r,) which are short enough.
 
-        Sums of squares beyond 2^53 are rounded, and far from the limit, which is at most 2^40.
+        Whole numbers are exact up to 2^53. A sum of squares beyond 2^53 is rounded, but it is then far above
+        the limit, which is at most 2^40.
         """
         import torch
 
@@ -200,9 +203,10 @@ _FRACTION = 32  # bits after the point of what is sent in fixed point
 
 
 def to_fixed_point(value: Tensor, silos: int) -> Integers:
-    """A finished update (d,) in steps of 2^-32; not finite becomes 0, too large for the 64-bit sum is clamped.
+    """Return a finished update (d,) as integers in steps of 2^-32.
 
-    The noise of a finished update is in it already (or there is none), so this is post-processing.
+    Values that are not finite become 0; values too large for the 64-bit sum are clamped. A finished update has
+    its noise already (or has none), so this is post-processing and costs no privacy.
     """
     import torch
 

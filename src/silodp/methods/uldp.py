@@ -173,8 +173,8 @@ class UldpAvg(Method):
     def _own(self, population: Population) -> np.ndarray:
         if self.allowances is None or population.budgets is None:
             raise SilodpError(
-                "persons' budgets were not turned into rates or clips: give the method to silodp.train, or its setting "
-                "to calibrate_setting first.",
+                "the per-user privacy budgets were not turned into sampling probabilities or clips: give the method to "
+                "silodp.train, or to prepare_run first.",
                 code="method.not_set_up",
             )
         return self.allowances.parameters(np.array(population.budgets))

@@ -14,8 +14,8 @@ from silodp.accounting.accountant import Accountant
 from silodp.accounting.budget_curve import EpsilonCurve
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import View, format_rounded_up
+from silodp.config.arguments import get_fields
 from silodp.config.budgets import REPRESENTATIVE_RECORDS, BudgetDistribution
-from silodp.config.build import get_fields
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.report.guarantee_text import format_requested

@@ -13,7 +13,8 @@ from silodp.accounting.events import Event, explain_not_private, find_costliest_
 from silodp.accounting.group_privacy import PERSONS_RECORDS, scale_to_person
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, format_rounded_up, list_assumptions
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.config.build import build_aggregator, find_method_class, get_fields, validate_arguments
+from silodp.config.arguments import get_fields, validate_arguments
+from silodp.config.build import build_aggregator, find_method_class
 from silodp.config.public_spec import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
 from silodp.data.public import PublicData

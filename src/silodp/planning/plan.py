@@ -14,8 +14,8 @@ from silodp.accounting.accountant import Accountant, EventCount, choose_accounta
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, describe_any_dropouts, format_rounded_up
 from silodp.aggregators.run_spec import RunSpec
+from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
-from silodp.config.build import get_fields
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.planning.budget_plan import (

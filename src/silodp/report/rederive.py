@@ -20,7 +20,7 @@ from silodp.accounting.ledger import ACCOUNTING, Ledger
 from silodp.aggregators import RunSpec
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import ModelSpec
-from silodp.config.build import refuse_plugins
+from silodp.config.plugins import refuse_plugins
 from silodp.config.schema import RunConfig, parse_config
 from silodp.config.toml_values import read_toml
 from silodp.data.public import PublicData

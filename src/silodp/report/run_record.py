@@ -20,7 +20,8 @@ from silodp import __version__
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.registry import AggregatorRecord
-from silodp.config.build import build_aggregator, refuse_plugins
+from silodp.config.build import build_aggregator
+from silodp.config.plugins import refuse_plugins
 from silodp.errors import SilodpError, name_file
 from silodp.report.audit import AuditResult, audit_run
 from silodp.report.guarantee_text import is_valid_guarantee

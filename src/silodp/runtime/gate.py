@@ -10,12 +10,12 @@ from its durable state what may be asked next:
     round r                     the next of `Script.prepare`, before an update   round r
                                 an update: attempt and roster as below           round r, attempt a
                                 "open" of the attempt masked last                round r, release opened
-                                the same of a later round < T                    that round
+                                the first message of a later round < T           that round
 
 Within a round every further attempt has a strictly smaller roster: at least m silos of the session, in their order,
-with this silo among them. An attempt repeats the release before it, with the same model and sample; once a release was
-opened, the next attempt is a further release. Where every silo must answer, no round may be skipped: a silo that missed
-one has an old copy of its store.
+with this silo among them, and the same model and sample. A further attempt asks for the same release as the
+attempt before it or for the next one; once a release was opened, only for the next one. Where every silo must
+answer, no round may be skipped: a silo that missed a round has an old copy of its store.
 
 The same table, with the messages of each aggregator, is in docs/protocols.md, section 2.
 """
@@ -47,19 +47,20 @@ class State:
     Attributes:
         step: number of messages of the set-up that were answered.
         session: number of the session begun last; -1 before the first.
-        round: of the last request answered, counted from 0; -1 during set-up.
+        round: the round of the last request answered, counted from 0; -1 during set-up.
         prepared: number of messages of `Script.prepare` answered in this round.
-        attempt: the last one answered in this round; -1 before the first.
-        release: of that attempt, counted from 0.
-        roster: of that attempt; a further attempt has a smaller one.
+        attempt: number of the last attempt answered in this round; -1 before the first.
+        release: the release that this attempt belongs to, counted from 0.
+        roster: the roster of this attempt; a further attempt has a smaller one.
         asked: digest of the round's model and sample.
         request: digest of the part of that attempt's update that is the same for all silos; pair masks are bound to it.
         update: digest of the whole update; this silo's seal is bound to it.
         opened: whether the release was opened.
         attempts: number of updates of the run that were answered.
         charges: number of charges in the silo's ledger at that time.
-        answered: (round, digest) of the requests answered in the set-up and in this round. A stored answer to any
-            other request, whose process died before the state was written, is not sent without another check.
+        answered: (round, digest) of the requests answered in the set-up and in this round. An answer may be
+            stored for a request that is not listed here, if the process died before the state was written; such
+            a request is checked again before the stored answer is sent.
     """
 
     step: int = 0
@@ -96,26 +97,27 @@ class Gate:
 
     Args:
         name: the silo's.
-        setting: the run's specification.
-        store: the silo's memory of the run.
+        spec: the run's specification.
+        store: the silo's durable store of this run.
         counts: the silo's record counts n[s,u] (U,) int64.
-        ledger: the silo's; charged before an update is answered.
-        limits: most ε that the run may spend against an adversary in this silo, at the ledger's δ; none where absent.
+        ledger: ledger of the silo; charged before an update is computed.
+        limits: by adversary, the largest ε at the ledger's δ that the run may spend in this silo's ledger; no
+            limit for an adversary that is absent.
     """
 
     def __init__(
         self,
         name: str,
-        setting: RunSpec,
+        spec: RunSpec,
         store: RoundStore,
         counts: np.ndarray,
         ledger: Ledger,
         limits: Mapping[Adversary, float] | None = None,
     ) -> None:
-        self._name, self._setting = name, setting
+        self._name, self._spec = name, spec
         self._store, self._counts, self.ledger = store, counts, ledger
         self._limits = dict(limits or {})
-        self.script: Script = setting.aggregator.script(setting, name)
+        self.script: Script = spec.aggregator.script(spec, name)
         self._setup = tuple(kind.name for kind in self.script.setup)
         self._prepare = tuple(kind.name for kind in self.script.prepare)
         self._key = "gate"
@@ -152,10 +154,10 @@ class Gate:
         return request.digest() in {digest for _, digest in self.state.answered}
 
     def next_state(self, request: Message) -> State:
-        """Check whether a request may be asked in the present state.
+        """Return the state after a request, or refuse the request if it may not be asked in the present state.
 
         Args:
-            request: one that `check_message` passed.
+            request: a request that passed `check_message`.
 
         Returns:
             the state after the request, to be committed once the answer is stored.
@@ -172,10 +174,10 @@ class Gate:
                 "gate.order",
                 f"was asked '{request.kind}' before its set-up was complete: it expects '{self._setup[state.step]}'",
             )
-        if request.round >= self._setting.rounds:
+        if request.round >= self._spec.rounds:
             self._refuse(
                 "gate.rounds",
-                f"was asked for round {request.round + 1} of a run of {counted(self._setting.rounds, 'round')}",
+                f"was asked for round {request.round + 1} of a run of {counted(self._spec.rounds, 'round')}",
             )
         state = self._enter_round(request, state)
         if request.kind in self._prepare:
@@ -185,23 +187,23 @@ class Gate:
         return self._admit_open(request, state)
 
     def check_message(self, request: Message) -> None:
-        """Refuse what no state admits.
+        """Refuse a request that may not be asked in any state.
 
         Raises:
-            SilodpError: it is of another run, of a kind that this run does not have, or malformed.
+            SilodpError: the request is of another run, of a kind that this run does not have, or malformed.
         """
-        if request.run != self._setting.run:
-            self._refuse("gate.run", f"was asked in run {request.run}, and takes part in {self._setting.run}")
+        if request.run != self._spec.run:
+            self._refuse("gate.run", f"was asked in run {request.run}, and takes part in {self._spec.run}")
         kind = self.script.kinds.get(request.kind)
         if kind is None:
             self._refuse(
                 "gate.kind",
-                f"was asked '{request.kind}', which {self._setting.method.name} under "
-                f"'{self._setting.aggregator.name}' does not ask of it",
+                f"was asked '{request.kind}', which {self._spec.method.name} under "
+                f"'{self._spec.aggregator.name}' does not ask of it",
             )
         kind.request.check(request, f"the server of silo '{self._name}'")
         if kind is self.script.update:
-            problem = self._setting.method.state_problem(state_of(request), self._setting.population)
+            problem = self._spec.method.state_problem(state_of(request), self._spec.population)
             if problem is not None:
                 self._refuse("gate.state", f"was sent a state of the method that {problem}")
 
@@ -244,10 +246,10 @@ class Gate:
         return replace(state, step=state.step + 1)
 
     def _check_allotment(self, request: Message) -> None:
-        place, population = self._setting.names.index(self._name), self._setting.population
+        place, population = self._spec.names.index(self._name), self._spec.population
         problem = None
         if "allotment" in request.arrays:
-            problem = self._setting.method.allotment_problem(
+            problem = self._spec.method.allotment_problem(
                 request.arrays["allotment"], self._counts, population, place
             )
         if problem is not None:
@@ -267,7 +269,7 @@ class Gate:
             return state
         if request.kind == "open":
             self._refuse("gate.order", f"was asked to open round {request.round + 1}, which it never masked")
-        population = self._setting.population
+        population = self._spec.population
         if request.round > state.round + 1 and population.m == population.silos:
             self._refuse(
                 "gate.round_left_out",
@@ -300,8 +302,8 @@ class Gate:
         if request.attempt <= state.attempt:
             self._refuse(
                 "gate.attempt",
-                f"has answered attempt {state.attempt + 1} of round {request.round + 1} and was asked for attempt "
-                f"{request.attempt + 1} otherwise than the first time",
+                f"has answered attempt {state.attempt + 1} of round {request.round + 1}, and was sent a "
+                f"different request for attempt {request.attempt + 1}",
             )
         asked = model_and_sample(request)
         if state.asked not in ("", asked):
@@ -309,7 +311,7 @@ class Gate:
                 "gate.model",
                 f"was asked for round {request.round + 1} again with another model or sample: within a round both stay",
             )
-        most = self._setting.aggregator.max_rounds
+        most = self._spec.aggregator.max_rounds
         if most is not None and state.attempts >= most:
             self._refuse(
                 "gate.attempts",
@@ -333,7 +335,7 @@ class Gate:
         )  # fmt: skip
 
     def _check_roster(self, roster: tuple[str, ...], state: State) -> None:
-        fewest = self._setting.population.m
+        fewest = self._spec.population.m
         if self._name not in roster or len(roster) < fewest:
             self._refuse(
                 "gate.roster",
@@ -388,10 +390,10 @@ class Gate:
         if request.kind != self.script.update.name:
             return
         release = 0 if self.script.open is None else request.fields["release"]
-        most = self._setting.method.max_rounds
+        most = self._spec.method.max_rounds
         if most is not None and (release > 0 or request.round >= most):
             self._refuse(
-                "gate.rounds", "was asked for a release that budgets laid out beforehand do not cover"
+                "gate.rounds", "was asked for a release that the personal budgets were not planned for"
             )
         store, place = self._store.round(request.round), f"charging/{release}"
         asked = model_and_sample(request).encode()
@@ -399,14 +401,15 @@ class Gate:
             if store.get(place) != asked:
                 self._refuse(
                     "gate.set_back",
-                    f"has charged round {request.round + 1} and knows nothing of it, or was asked for another model: "
-                    "its store is an old copy; restore the newest one, or begin a new run",
+                    f"has charged round {request.round + 1}, but its store does not have the round, or has "
+                    "another model: the store is an old copy; restore the newest one, or begin a new run",
                 )
             return
         store.put(place, asked)
-        # Units retire by what they have spent in this silo: one that missed rounds is as far as its own ledger says.
+        # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how
+        # many it has answered.
         position = len({charge.round for charge in self.ledger.history} - {request.round})
-        events = self._setting.costliest_events(min(request.round, position), release)
+        events = self._spec.costliest_events(min(request.round, position), release)
         for adversary, limit in self._limits.items():
             spent = self.ledger.epsilon_after(events, adversary)
             if spent is None or spent > limit:

@@ -35,7 +35,7 @@ class Server:
     is the run's: allotments, session, shares, keys; how many attempts were made in all; that transfers have ended.
     """
 
-    setting: RunSpec
+    spec: RunSpec
     transport: Channel
     ledger: Ledger
     store: RoundStore
@@ -49,10 +49,10 @@ class Server:
     @property
     def side(self) -> ServerAggregator:
         """The aggregator's part in the server."""
-        return self.setting.aggregator.server(self.setting)
+        return self.spec.aggregator.server(self.spec)
 
     def _events(self, survivors: int | None, round_: int = 0) -> dict[Adversary, Event]:
-        return self.setting.round_events(survivors, round_)
+        return self.spec.round_events(survivors, round_)
 
     def reason(self, adversary: Adversary) -> str | None:
         """Why nothing is promised against an adversary; None where something is."""
@@ -79,8 +79,8 @@ class Server:
 
     def set_up(self) -> None:
         """Give every silo its allotments; counts are asked for only when the method needs them."""
-        allotments = get_or_draw(self.store.run, "allotments", self.setting.run, self._allot)
-        run, names = self.setting.run, self.setting.names
+        allotments = get_or_draw(self.store.run, "allotments", self.spec.run, self._allot)
+        run, names = self.spec.run, self.spec.names
         self.ask_all(
             {
                 name: Message("setup", run, arrays={"allotment": allotments[s]} if allotments.size else {})
@@ -101,9 +101,7 @@ class Server:
         self._forget_before(round_)
         if not self.ledger.charged(round_, 0) and not self.ledger.affords(self._events(None, round_)):
             return None
-        sample = get_or_draw(
-            self.store.round(round_), "sample", self.setting.run, partial(self._sample, round_)
-        )
+        sample = get_or_draw(self.store.round(round_), "sample", self.spec.run, partial(self._sample, round_))
         drawn = {"sample": sample, "clients": self.participation.draw(round_)}
         drawn = {name: draw for name, draw in drawn.items() if draw.size}
         arrays = {"params": params.cpu().numpy(), **drawn, **request_state(state)}
@@ -112,7 +110,7 @@ class Server:
     @property
     def participation(self) -> Participation:
         """Which silos take part in which rounds."""
-        return Participation(self.setting, self.store, self.randomness)
+        return Participation(self.spec, self.store, self.randomness)
 
     def charged(self, round_: int, release: int) -> bool:
         """Whether this release was charged, so that some of it may have been seen."""
@@ -123,17 +121,17 @@ class Server:
 
         Budgets that units have of their own were met for so many rounds, each released once.
         """
-        most = self.setting.method.max_rounds
+        most = self.spec.method.max_rounds
         if most is not None and (release > 0 or round_ >= most):
             return False
-        cost = self.setting.release_events(survivors, round_, release)
+        cost = self.spec.release_events(survivors, round_, release)
         return self.ledger.charged(round_, release) or self.ledger.affords(cost)
 
     def charge(self, round_: int, release: int, survivors: int) -> bool:
         """Charge one release with the noise of those who answered; False, and nothing charged, beyond the budget."""
         if not self.affords(round_, release, survivors):
             return False
-        cost = self.setting.release_events(survivors, round_, release)
+        cost = self.spec.release_events(survivors, round_, release)
         self.ledger.charge(round_, release, cost)
         return True
 
@@ -144,7 +142,7 @@ class Server:
             before: the state in which the round was asked for.
             total: (d + extra coordinates,) float64, the noisy sum.
         """
-        method, population = self.setting.method, self.setting.population
+        method, population = self.spec.method, self.spec.population
         update, state = method.read_sum(total, before.method, population)
         rate, scale = method.server_learning_rate, method.server_scale(population)
         optimizer = method.make_server_optimizer()
@@ -171,7 +169,7 @@ class Server:
     @cached_property
     def _scripts(self) -> dict[str, Script]:
         """What each silo is asked, and how it must answer."""
-        return {name: self.setting.aggregator.script(self.setting, name) for name in self.setting.names}
+        return {name: self.spec.aggregator.script(self.spec, name) for name in self.spec.names}
 
     def ask_all(self, requests: dict[str, Message]) -> dict[str, Message]:
         """The same where everyone must answer."""
@@ -221,23 +219,21 @@ class Server:
 
     def _allot(self) -> np.ndarray:
         counts = None
-        setting = self.setting
-        if self.setting.aggregator.weights_privately:
+        spec = self.spec
+        if self.spec.aggregator.weights_privately:
             return np.empty(0)
-        if setting.method.needs_counts:
-            answers = self.ask_all({name: Message("counts", setting.run) for name in setting.names})
-            counts = np.stack([answers[name].arrays["counts"] for name in setting.names])
+        if spec.method.needs_counts:
+            answers = self.ask_all({name: Message("counts", spec.run) for name in spec.names})
+            counts = np.stack([answers[name].arrays["counts"] for name in spec.names])
         stream = self.randomness.stream("allotments")
-        allotments = setting.method.allotments(counts, setting.population, stream)
+        allotments = spec.method.allotments(counts, spec.population, stream)
         return np.empty(0) if allotments is None else allotments
 
     def _sample(self, round_: int) -> np.ndarray:
-        if self.setting.aggregator.samples_users_privately:
+        if self.spec.aggregator.samples_users_privately:
             # The parties draw it between them; the server is not to know it.
             return np.empty(0, dtype=bool)
-        sample = self.setting.method.sample_users(
-            self.setting.population, self.randomness.stream("sample", round_)
-        )
+        sample = self.spec.method.sample_users(self.spec.population, self.randomness.stream("sample", round_))
         return np.empty(0, dtype=bool) if sample is None else sample
 
 

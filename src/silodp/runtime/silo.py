@@ -36,26 +36,27 @@ class Silo:
     Args:
         data: the silo's name and records.
         task: model, loss and metrics.
-        setting: the run's specification, as all parties know it.
-        randomness: secret, or from a seed; see `_round_randomness`.
-        store: the silo's durable memory.
-        identity: its long-term key; None: a fresh one.
+        spec: the run's specification, as all parties know it.
+        randomness: source of the noise, secret or from a seed; see `_round_randomness`.
+        store: the silo's durable store.
+        identity: the silo's long-term key; None: a fresh one.
         pins: the long-term public keys of all silos.
-        ledger: the silo's; None: one in memory, for runs that keep nothing on disk.
-        limits: most ε that the run may spend against an adversary in this silo; none where absent.
+        ledger: ledger of the silo; None: one in memory, for runs that keep nothing on disk.
+        limits: by adversary, the largest ε that the run may spend in this silo's ledger; no limit for an
+            adversary that is absent.
 
     Attributes:
-        name: the silo's.
-        nonfinite_counts: by round, how many updates were not finite. It depends on private records, no ε covers it, and
-            it is never part of an answer.
-        gate: admits and charges requests.
+        name: name of the silo.
+        nonfinite_counts: by round, how many rows were not finite. This depends on private records, no ε covers
+            it, and it is never part of an answer.
+        gate: checks and charges requests.
     """
 
     def __init__(
         self,
         data: SiloData,
         task: Task,
-        setting: RunSpec,
+        spec: RunSpec,
         randomness: Randomness,
         store: Store,
         identity: Identity | None = None,
@@ -65,18 +66,18 @@ class Silo:
     ) -> None:
         self.name = data.name
         self.nonfinite_counts: dict[int, int] = {}
-        self._task, self._method, self._population = task, setting.method, setting.population
+        self._task, self._method, self._population = task, spec.method, spec.population
         self._randomness = randomness.child("silo", data.name)
-        self._store = RoundStore(store, f"{setting.run}/")
-        self._run, self._names, self._sum_size = setting.run, setting.names, setting.sum_size
+        self._store = RoundStore(store, f"{spec.run}/")
+        self._run, self._names, self._sum_size = spec.run, spec.names, spec.sum_size
         self._user_index, self._budget = data.user, data.budget
         self._records = data.digest()  # depends on private rows: never leaves this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
         self._counts_here = counts
-        ledger = make_ledger(setting) if ledger is None else ledger
-        self.gate = Gate(data.name, setting, self._store, counts, ledger, limits)
+        ledger = make_ledger(spec) if ledger is None else ledger
+        self.gate = Gate(data.name, spec, self._store, counts, ledger, limits)
         context = SiloContext(
             identity or Identity.fresh(data.name),
             pins or {},
@@ -84,7 +85,7 @@ class Silo:
             counts,
             lambda: self.gate.state.update,
         )
-        self._side = setting.aggregator.silo(setting, context)
+        self._side = spec.aggregator.silo(spec, context)
         self._handlers: dict[str, Callable[[Message], Message]] = {
             "counts": self._counts,
             "setup": self._setup,
@@ -101,10 +102,11 @@ class Silo:
         return self.gate.most_bytes
 
     def answer(self, request: Message) -> Message:
-        """Answer a request; store the answer durably before it is returned. A repeated request gets the stored bytes.
+        """Answer a request; the answer is stored on disk before it is returned, and sent again if asked again.
 
         Raises:
-            SilodpError: the gate refuses the request, or it differs from the one that was answered under its key.
+            SilodpError: the gate refuses the request, or another request with the same kind, round and attempt
+                was answered before.
         """
         self.gate.check_message(request)
         digest = request.digest().encode()
@@ -133,13 +135,13 @@ class Silo:
         return answer
 
     def record_accounts(self) -> dict[str, np.ndarray]:
-        """Return what each record asked for and has spent in the run; for this silo's people alone.
+        """Return the budget of each record and what it has spent in the run; only for the people of this silo.
 
-        What is spent may depend on records, and no ε covers that: it must not leave the silo.
+        What a record has spent may depend on private data, and no ε covers that: it must not leave the silo.
 
         Returns:
-            arrays (n,) by the method's names ("asked", "spent", and others), 0 for records that take no part; empty
-            where records have no accounts.
+            arrays (n,) by the names that the method gives them ("asked", "spent", and others), 0 for records
+            that take no part; an empty dict if the method has no accounts of records.
         """
         admitted, _ = self._admitted()
         uses = self._remembered()
@@ -198,7 +200,10 @@ class Silo:
         return update, weights, randomness.stream("share noise")
 
     def _trained(self, request: Message, release: int) -> tuple[Tensor, Update, Randomness]:
-        """Return weights (U,), update, and streams of one release; zeros if this silo was not sampled."""
+        """Return weights (U,), the update and the random streams of one release.
+
+        If the silo was not sampled (`rpdp`), the update is zero.
+        """
         admitted, allotment = self._admitted()
         records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
         weights = self._sampled(allotment, request.arrays.get("sample"))
@@ -227,10 +232,11 @@ class Silo:
         return weights, update, randomness
 
     def _round_randomness(self, request: Message, release: int) -> Randomness:
-        """Return the streams of one release.
+        """Return the random streams of one release.
 
-        Without a seed they follow from a key in the silo's store and from the whole request, so that a store that was
-        restored from an old copy repeats the noise for a repeated request, and draws other noise for another one.
+        Without a seed they are derived from a key in the silo's store and from the whole request. So a silo
+        whose store was restored from an old copy draws the same noise for the same request, and other noise for
+        another.
         """
         if self._randomness.reproducible:
             return self._randomness.child("round", request.round, release)

@@ -93,7 +93,9 @@ class Simulation:
             ]
             store = directory.make_store("server")
             coordinator = _load_identity("server", store)
-            parties = {silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos}
+            parties = {
+                silo.name: SignedParty(silo, identities[silo.name], coordinator.public) for silo in silos
+            }
             most_bytes = max(silo.most_bytes for silo in silos)
             channel = SignedChannel(InProcess(parties), coordinator, pins, most_bytes)
 

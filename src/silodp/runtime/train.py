@@ -30,7 +30,8 @@ from silodp.training.task import Task
 
 _log = logging.getLogger(__name__)
 REFUSED_SUM = "(sum)"
-"""Key under "refused" in a row, beside the names of silos: the sum was not finite, and the model did not change."""
+"""Key in a row's "refused", which otherwise has names of silos. It means that the sum was not finite, so the
+model did not change."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Result:
 
     Attributes:
         params: (d,), the final global model.
-        model: the same as a module.
-        metrics: one row per round, the untrained model first, with the number of persons in 0, 1, 2… silos (private).
-        guarantees: by adversary.
-        stopped: what ended the run, T or the privacy budget.
+        model: the final global model as a `torch.nn.Module`.
+        metrics: one row per round. The first row is the untrained model; it also has the number of persons who
+            have records in 0, 1, 2… silos (private).
+        guarantees: one guarantee for each adversary.
+        stopped: what ended the run: "rounds" (T was reached) or "budget".
     """
 
     params: Tensor
@@ -81,22 +83,24 @@ def train(
         task: model, loss and metrics.
         method: unit of privacy, clipping and noise, for example `silodp.methods.UldpAvg(...)`.
         rounds: T; a budget may stop the run earlier.
-        aggregator: "plain": the server sees the noisy share of each silo; "masked": only their sum (secure aggregation,
-            with integer noise); "lattice" or "paillier": the same, weighted by private record counts. An object has
-            other settings.
-        budget: `Budget` or {"epsilon", "delta", "adversary"}; the run stops before it would be exceeded.
+        aggregator: "plain": the server sees the noisy share of each silo; "masked": only their sum (secure
+            aggregation, with integer noise); "lattice" or "paillier": only the sum, weighted by record counts
+            that stay private. For settings other than the defaults pass an object, for example
+            `silodp.aggregators.Lattice(...)`.
+        budget: a `Budget`, or a dict with the keys "epsilon", "delta", "adversary"; the run stops before it
+            would be exceeded.
         seed: None draws all randomness from the operating system; an integer makes the run reproducible, and its
             guarantees are not releasable.
         delta: δ at which ε is reported.
-        accountant: "pld" (tight, pessimistic grid) or "rdp", which also knows integer noise, or an object of a
-            class derived from `silodp.Accountant`; None takes the tightest of the first two that can be used.
+        accountant: "pld" (tight; no integer noise), "rdp" (also for integer noise), or an object of a class
+            derived from `silodp.Accountant`. None takes "pld" where it can be used, else "rdp".
         out: directory for checkpoint, ledger, metrics, guarantee and model; None keeps everything in memory.
         resume: continue from the checkpoint in `out`.
         evaluate_every: number of rounds from one evaluation to the next; the last round is always evaluated.
-        silo_limits: ε at `delta` that every silo lets the run spend, by adversary ("released", "server", "silo"),
-            whatever the server requests; silos charge the largest cost over all numbers of silos that may answer. A
-            silo that would exceed it refuses the round, and the run ends with an error; it can be resumed with other
-            limits.
+        silo_limits: by adversary ("released", "server", "silo"), the largest ε at `delta` that every silo lets
+            the run spend, whatever the server requests. A silo's own ledger charges the largest cost over all
+            numbers of silos that may answer. If a round would exceed a limit, the silo refuses it, and the run
+            ends with an error; it can be resumed with other limits.
         on_round: called with each row of metrics.
 
     Returns:

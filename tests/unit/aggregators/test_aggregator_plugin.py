@@ -97,19 +97,19 @@ def test_trimming_is_charged_as_if_every_share_were_seen() -> None:
         (METHOD, "released", 5.0),  # four shares move by C/4 each: together as the sum does
         (METHOD, "server", 5.0),
     ):
-        setting = make_spec("", names, method, Population(4, 12), 5)
-        assert replace(setting, aggregator=Trimmed()).round_events()[adversary] == Gaussian(multiplier)
+        spec = make_spec("", names, method, Population(4, 12), 5)
+        assert replace(spec, aggregator=Trimmed()).round_events()[adversary] == Gaussian(multiplier)
     # By records a person may lie in one silo, whose share carries half of the noise of the sum.
     view = Trimmed().views(BY_RECORDS, 4)["released"]
-    setting = make_spec("", names, BY_RECORDS, Population(4, 12), 5)
-    assert Trimmed().event(setting, view) == Gaussian(2.5)
-    assert Plain().event(setting, Plain().views(BY_RECORDS, 4)["released"]) == Gaussian(5.0)
+    spec = make_spec("", names, BY_RECORDS, Population(4, 12), 5)
+    assert Trimmed().event(spec, view) == Gaussian(2.5)
+    assert Plain().event(spec, Plain().views(BY_RECORDS, 4)["released"]) == Gaussian(5.0)
 
 
 def test_nothing_is_promised_against_a_silo_where_plain_promises_nothing() -> None:
-    setting = make_spec("", ("a", "b", "c"), BY_RECORDS, Population(3, 12), 5)
-    for name, event in setting.round_events().items():
-        assert type(replace(setting, aggregator=Trimmed()).round_events()[name]) is type(event)
+    spec = make_spec("", ("a", "b", "c"), BY_RECORDS, Population(3, 12), 5)
+    for name, event in spec.round_events().items():
+        assert type(replace(spec, aggregator=Trimmed()).round_events()[name]) is type(event)
 
 
 def test_trimming_needs_shares_that_are_left() -> None:

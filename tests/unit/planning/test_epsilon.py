@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from silodp.accounting.guarantee import ADVERSARIES
-from silodp.config.build import build_aggregator, get_fields
+from silodp.config.arguments import get_fields
+from silodp.config.build import build_aggregator
 from silodp.errors import SilodpError
 from silodp.methods import METHODS, Population, UldpAvg, UserBudgets
 from silodp.methods.rpdp.method import TwoStageSampling
@@ -46,10 +47,10 @@ def planned(method: Any, aggregator: str = "plain", **settings: Any) -> dict[str
     adder = build_aggregator(aggregator, settings)
     population = Population(SILOS, USERS, adder.min_silos_for(SILOS))
     names = tuple(f"silo-{s}" for s in range(SILOS))
-    setting = make_spec(
+    spec = make_spec(
         "", names, method, population, SIZE, delta=DELTA, rounds=ROUNDS, aggregator=adder
     ).calibrate()
-    return plan_run(setting)
+    return plan_run(spec)
 
 
 def of(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def test_runs_in_one_store_are_apart():
 class Diary(Plain):
     """An aggregator that nobody else knows keeps something for every round, on both sides."""
 
-    def server(self, setting):
-        plain = super().server(setting)
+    def server(self, spec):
+        plain = super().server(spec)
 
         class Server:
             set_up = plain.set_up
@@ -59,8 +59,8 @@ class Diary(Plain):
 
         return Server()
 
-    def silo(self, setting, own):
-        plain = super().silo(setting, own)
+    def silo(self, spec, own):
+        plain = super().silo(spec, own)
 
         class Silo:
             handlers = plain.handlers

@@ -1,7 +1,7 @@
-"""CSV and Parquet tables, one per silo, read by a public schema that says what every column is.
+"""Reading CSV and Parquet tables, one per silo, with a public schema that says what every column means.
 
-Everything that scales or encodes a column comes from the schema, never from the rows, so nothing about the rows leaks
-through the features. Users are linked across silos by equal keys (see `normalize_key`).
+Features are scaled and encoded with constants of the schema, never with values computed from rows, so the
+encoding reveals nothing about the rows. Users are linked across silos by equal keys (see `normalize_key`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,15 @@ class LoadedTables:
 
 
 def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: Schema) -> LoadedTables:
-    """Read one table per silo; arguments and refusals are those of `Federation.from_tables`."""
+    """Read one table per silo.
+
+    Args:
+        files: silo name → path, or a list of paths whose stems are the names.
+        schema: what the columns mean.
+
+    Raises:
+        SilodpError: as `Federation.from_tables`.
+    """
     if not isinstance(schema, Schema):
         raise SilodpError(
             f"schema is of type {type(schema).__name__}; give a silodp.Schema",
@@ -103,11 +111,15 @@ def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
 
 
 def _refuse_files(message: str) -> SilodpError:
+    """Return, for the caller to raise, the error about the setting `data.files`."""
     return SilodpError(message, code="data.files", field="data.files")
 
 
 def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, int], list[str]]:
-    """Key → number, and what that assumes: the public list's order, or sorted order of the training keys."""
+    """Return user key → number, and the assumptions behind it.
+
+    The numbers follow the order of the public list if there is one, else that of the sorted training keys.
+    """
     listed = schema.read_users()
     if listed is not None:
         return _index_listed(

@@ -1,0 +1,140 @@
+"""Code outside the package, which a configuration names "file.py:Name" or "package.module:Name"."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from silodp.errors import SilodpError, describe_exception, first_line, lookup
+
+T = TypeVar("T")
+
+_RUNS_NO_CODE: ContextVar[bool] = ContextVar("runs_no_code", default=False)
+
+
+@contextmanager
+def refuse_plugins() -> Iterator[None]:
+    """Refuse every reference to code outside the package, also as a decorator: `@refuse_plugins()`.
+
+    A report is made of files that may come from elsewhere, so it must not run what they refer to.
+    """
+    token = _RUNS_NO_CODE.set(True)
+    try:
+        yield
+    finally:
+        _RUNS_NO_CODE.reset(token)
+
+
+def is_reference(name: str) -> bool:
+    """Return whether a name refers to code outside the package."""
+    return ":" in name
+
+
+def find_plugin(name: str, registry: Mapping[str, type[T]], base: Any, where: str) -> type[T]:
+    """Return the class of a method, an aggregator or an accountant.
+
+    Args:
+        name: a name in `registry`, or a reference to a subclass of `base`.
+        registry: classes of the package by name.
+        base: class that an outside class must be derived from.
+        where: field of the configuration, for messages.
+
+    Raises:
+        SilodpError: an unknown name, a module that cannot be imported, or an object that is no such class.
+    """
+    if not is_reference(name):
+        return lookup(name, registry, where)
+    found = import_reference(name, where)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise SilodpError(
+            f"{where} = '{name}' is no class derived from {base.__module__}.{base.__name__}: refer to one.",
+            code="config.value",
+            field=where,
+        )
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if inspect.isabstract(found):
+        raise SilodpError(
+            f"{where} = '{name}' lacks {', '.join(missing)}, which {base.__name__} leaves to it: define them there.",
+            code="config.value",
+            field=where,
+        )
+    return found
+
+
+def check_own_name(plugin: Any, registry: Mapping[str, type[Any]], where: str) -> None:
+    """Check that a plug-in does not bear the name of one of the package's: ledgers and reports name it.
+
+    Raises:
+        SilodpError: it does.
+    """
+    if registry.get(plugin.name, type(plugin)) is not type(plugin):
+        raise SilodpError(
+            f"{where}: {type(plugin).__name__}.name = '{plugin.name}' is taken by silodp's: give it another name.",
+            code="config.value",
+            field=where,
+        )
+
+
+def import_reference(reference: str, where: str) -> Any:
+    """Import what a reference names.
+
+    Args:
+        reference: "package.module:name" or "path/file.py:name"; a leading "python:" is allowed.
+        where: field of the configuration, for messages.
+
+    Raises:
+        SilodpError: the module cannot be imported, or has no such name, or no such code may be run here.
+    """
+    if _RUNS_NO_CODE.get():
+        raise SilodpError(
+            f"it refers to '{reference}', and a report runs no code outside silodp",
+            code="report.foreign_code",
+            field=where,
+        )
+    place, _, name = reference.removeprefix("python:").rpartition(":")
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        reason = describe_exception(error) if isinstance(error, SystemExit) else first_line(error)
+        raise SilodpError(
+            f"{where} = '{reference}': {place} cannot be imported ({reason or type(error).__name__}): correct it.",
+            code="config.not_importable",
+            field=where,
+        ) from error
+    if not hasattr(module, name):
+        raise SilodpError(
+            f"{where} = '{reference}': {place} has no '{name}': refer to a function defined there.",
+            code="config.not_importable",
+            field=where,
+        )
+    return getattr(module, name)
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    status = path.stat()
+    return _execute(path.resolve(), status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _execute(path: Path, modified: int, size: int) -> Any:
+    # Once for each version of a file: a class that is loaded twice would not be equal to itself.
+    # The module's name is the file's alone, so that a file may be called as a module is that exists already.
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module
