@@ -1,4 +1,4 @@
-"""From events to distinct steps with counts: parameters checked, needless structure removed.
+"""Convert events to the distinct steps that accountants compose, with counts and checked parameters.
 
 A step is a release (`Additive`, two Gaussian looks merged), a `PoissonSampled` release, a `Group` of one of those or of
 a `RevealedSample`, or a `RevealedSample` over steps; see `leaves`.

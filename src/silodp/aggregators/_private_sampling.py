@@ -1,4 +1,4 @@
-"""User sampling whose result nobody knows: what `lattice` and `paillier` share of it (docs/protocols.md, section 5).
+"""User sampling with a sample that no party knows, for `lattice` and `paillier` (docs/protocols.md, section 5).
 
     set-up   base transfers in which silo 0, the first on the roster, will choose among what the server offers
     round    server ─ sample ─► silo 0, which answers with its request for the entries κ_u that all silos derive;

@@ -1,4 +1,4 @@
-"""What `lattice` and `paillier` share: weights by record counts, applied where nobody sees them.
+"""Private weighting by record counts: the common parts of `lattice` and `paillier`.
 
 In their rounds every silo multiplies what the server encrypted, a share of 1/N[u] for every person, by n[s,u] times the
 person's clipped row on a grid, and adds noise, masks and a seal (docs/protocols.md, sections 3 to 5).

@@ -1,4 +1,4 @@
-"""`lattice`: weighting by record counts that nobody else sees, by ring-LWE and oblivious transfer.
+"""`lattice`: secure aggregation weighted by private record counts, with ring-LWE and oblivious transfer.
 
 The server learns Σ_s Σ_u ⌊2^k/N[u]⌋·n[s,u]·Δ[s,u] plus noise, as integers, and nothing else; a silo learns nothing of
 other silos' counts, nor who was sampled. Rounds are attempts with seals, as in `masked`.

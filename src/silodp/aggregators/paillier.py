@@ -1,4 +1,4 @@
-"""`paillier`: weighting by record counts that nobody else sees, by Paillier encryption; for small models.
+"""`paillier`: secure aggregation weighted by private record counts, with Paillier encryption; for small models.
  The server learns Σ_s Σ_u n[s,u]/N[u]·Δ[s,u] plus noise, scaled to integers, and nothing else; a silo
 learns nothing of other silos' counts, nor who was sampled. Silo 0 counts one record more for everyone, so that weights
 are n/(N+1) and nobody's absence shows. Rounds are attempts with seals, as in `masked`.
