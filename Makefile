@@ -11,7 +11,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-fuzz test-newest lint types imports docs benchmarks errors clean
+.PHONY: demo test test-slow test-fuzz test-newest lint types imports docs benchmarks pages errors listings clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -51,8 +51,14 @@ docs: $(DOCUMENTED)
 benchmarks: $(DEVELOPED)
 	$(BIN)/python benchmarks/run.py
 
+# What is generated from the source and kept in docs/; tests fail where it is older than the source.
+pages: errors listings
+
 errors: $(INSTALLED)
 	$(BIN)/python -c 'from silodp.errors import list_codes; print(list_codes(), end="")' > docs/errors.md
+
+listings: $(INSTALLED)
+	$(BIN)/python docs/listings.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(CHECK)

@@ -1,4 +1,4 @@
-"""Packages that import their modules when a name is first asked for: torch and pandas take seconds to import."""
+"""Lazy imports: a package imports a module when one of its names is first used, since torch and pandas take seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of JSON lines that only grows, each on disk before `append` returns.
+"""An append-only file of JSON lines; each line is on disk before `append` returns.
 
 A line carries a hash of itself and of the line before it, so that a line that was changed, moved or removed from the
 middle is noticed. A line cut short by a crash was not on disk when `append` should have returned; opening the file

@@ -1,4 +1,4 @@
-"""Views and guarantees: what each adversary sees, and what is promised against it."""
+"""Views (what each adversary sees of a round) and guarantees (what is proven against each adversary)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger of a run: what it has spent, durably, and whether the budget affords more.
+"""The ledger of a run: the event of every release, on disk before the release, and ε against each adversary.
 
 One line for every release of a round, with the event of every adversary, is on disk before `charge` returns, so before
 anything of the release can be seen (see `_append_log`). Attempts at one release are charged once. A kill at any moment

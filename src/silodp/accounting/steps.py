@@ -1,4 +1,4 @@
-"""Conversion of events into distinct steps with counts, with checked parameters and without redundant nesting.
+"""Convert events to the distinct steps that accountants compose, with counts and checked parameters.
 
 A step is one of: a release (`Additive`; two Gaussian releases of the same sum become one); a `PoissonSampled`
 release; a `Group` of one of these or of a `RevealedSample`; a `RevealedSample` over steps (`list_inner_steps`).

@@ -1,4 +1,4 @@
-"""User sampling whose result nobody knows: the part that `lattice` and `paillier` have in common.
+"""User sampling with a sample that no party knows, for `lattice` and `paillier` (docs/protocols.md, section 5).
 
 See docs/protocols.md, section 5.
 

@@ -1,4 +1,4 @@
-"""The common part of `lattice` and `paillier`: weights by record counts that no other party sees.
+"""Private weighting by record counts: the common parts of `lattice` and `paillier`.
 
 In a round the server sends encryptions (with `lattice` of its share of 1/N[u], with `paillier` of the blinded
 1/N[u], for every person). Every silo multiplies them by n[s,u] times the person's clipped row on a grid, and

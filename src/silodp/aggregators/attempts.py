@@ -1,5 +1,4 @@
-"""Rounds that are attempts under masks and seals, and what every aggregator with such rounds has (docs/protocols.md,
-section 2).
+"""Rounds of secure aggregation as attempts, with masks and seals (docs/protocols.md, section 2).
 
 In an attempt every silo on its roster sends its noisy integers under pairwise masks and a seal. If all have answered,
 the release is charged and the seals are opened. If one is missing, the others send the same noisy integers again under

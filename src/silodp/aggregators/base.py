@@ -1,4 +1,4 @@
-"""The contract of an aggregator: how silos' shares become their sum, and therefore who sees what.
+"""The base class of aggregators: how silos' shares become their sum, and therefore who sees what.
 
 An aggregator is a frozen dataclass of public constants with two sides: one for the server, one for each silo. Both know
 the same `RunSpec`; methods do not know which aggregator is used. Everything that a run, a plan or a report needs of an

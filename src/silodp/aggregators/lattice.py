@@ -1,4 +1,4 @@
-"""`lattice`: weights by record counts that no other party sees, by ring-LWE and oblivious transfer.
+"""`lattice`: secure aggregation weighted by private record counts, with ring-LWE and oblivious transfer.
 
 From the answers the server learns Σ_s Σ_u ⌊2^k/N[u]⌋·n[s,u]·Δ[s,u] plus noise, as integers, and nothing else. A
 silo learns neither other silos' counts nor who was sampled. A round consists of attempts with seals, as in

@@ -1,4 +1,4 @@
-"""`masked`: secure aggregation of integers; the server learns the sum over the silos that answered, nothing else.
+"""`masked`: secure aggregation of integers; the server learns only the sum over the silos that answered.
 
 Source: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), with seals
 in place of their second mask (docs/protocols.md, section 2).

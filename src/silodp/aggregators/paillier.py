@@ -1,4 +1,4 @@
-"""`paillier`: weights by record counts that no other party sees, by Paillier encryption; for small models.
+"""`paillier`: secure aggregation weighted by private record counts, with Paillier encryption; for small models.
 
 The server learns Σ_s Σ_u n[s,u]/(N[u]+1)·Δ[s,u] plus noise, scaled to integers, and nothing else. A silo learns
 neither other silos' counts nor who was sampled. Silo 0 adds one record to the count of every person (the

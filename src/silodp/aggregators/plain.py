@@ -1,4 +1,4 @@
-"""`plain`: the server adds what it receives."""
+"""`plain`: no secure aggregation; the server sees the noisy share of each silo and adds them up."""
 
 from __future__ import annotations
 

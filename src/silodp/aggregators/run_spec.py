@@ -1,4 +1,4 @@
-"""All public constants of a run as one object: what plan, cost, run, resume, audit and report are functions of."""
+"""The specification of a run: all its public constants in one object, the same for every party."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line `silodp`: one module per group of commands."""

@@ -1,4 +1,4 @@
-"""What all commands share: their options, the printing of results, and the report of failures.
+"""Common parts of all commands: options, the printing of results, and the report of failures.
 
 A failure is an exit status, one sentence with a stable code on standard error, and with --json an object on standard
 output. This module imports nothing heavy, so that `silodp --help` answers at once.

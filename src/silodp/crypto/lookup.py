@@ -1,4 +1,4 @@
-"""One entry of a table for each user: the receiver learns the entry it points at, the sender not which.
+"""Private lookup in one table per user: the receiver learns one entry, and the sender does not learn which.
 
 A table of M entries takes L = ⌈log₂ M⌉ transfers. Entry x is sent under the exclusive or of L pads, the i-th drawn from
 key x_i of transfer i at the place that the other bits of x name; so every entry but one lies under a pad that the

@@ -1,4 +1,4 @@
-"""Oblivious transfer: the sender holds two keys, the receiver learns the one it chose, the sender not which.
+"""Oblivious transfer: the receiver learns one of two keys of the sender, and the sender does not learn which.
 
 128 base transfers are stretched to any number. The extension's columns are checked: a receiver with inconsistent
 columns is caught, or has guessed k bits of `delta` with probability 2⁻ᵏ. The first failed check ends these base

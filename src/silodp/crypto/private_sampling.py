@@ -1,4 +1,4 @@
-"""Sampling that nobody knows (docs/protocols.md, section 5): (i − κ) mod P decides, i the server's, κ the silos'.
+"""Sampling with a sample that no party knows, drawn by server and silos (docs/protocols.md, section 5).
 
 One draw per person and round. i_u is the server's alone, κ_u follows from the run secret R, which every silo knows and
 the server does not. Either of them alone says nothing of β_u = [(i_u − κ_u) mod P < k], whose rate is exactly k/P

@@ -1,4 +1,4 @@
-"""Shares of floored reciprocals ⌊2ᵏ/N[u]⌋, and of those of the sampled users alone (docs/protocols.md, sections 3, 5).
+"""Additive shares of ⌊2ᵏ/N[u]⌋ between server and silos, of all or of sampled users (docs/protocols.md, sections 3, 5).
 
 N[u] counts user u's records over all silos. The server comes to hold a_u, the silos c_u, uniform modulo 2ᵀ each, with
 a_u + c_u = v_u = ⌊2ᵏ/N[u]⌋, and 0 where N[u] is 0 or beyond the cap. All that the silos hold follows from the run

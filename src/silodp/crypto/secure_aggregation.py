@@ -1,4 +1,4 @@
-"""Sums of which the server learns nothing but the result (docs/protocols.md, section 2).
+"""Secure aggregation: masks and seals by which the server learns only the sum (docs/protocols.md, section 2).
 
 A silo adds to its value, for every other silo on the attempt's roster, a mask that the other one subtracts, and a
 *seal*, a mask of its own. The pair masks cancel in the sum over the whole roster; the seals are opened by their silos

@@ -1,4 +1,4 @@
-"""Keys from keys, and streams of uniform words from keys.
+"""Key derivation, and streams of pseudorandom words from a key.
 
 A key is 32 bytes. It is used for one purpose, named when it is derived, and its stream is read once, from the start.
 Sources: HKDF, RFC 5869; ChaCha20, RFC 8439.

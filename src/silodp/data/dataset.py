@@ -1,4 +1,4 @@
-"""A data set as a plug-in: how it is loaded, what is public about it, and where its files are published."""
+"""Data sets as plug-ins: how one is loaded, what is public about it, and where its files are published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of all silos together, what is public about them, and how users are linked across silos."""
+"""The federation: the tables of all silos, their public facts, and how users are linked across silos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is public about a federation: the facts that a run is planned, set up and checked with."""
+"""The public facts of a federation, from which a run is planned, set up and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipped sums that know their sensitivity, and the one place where noise is added to them.
+"""Clipping, weighted sums that carry their sensitivity, and the one place where noise is added to them.
 
 A stream of `ClippedRows` is folded with weights into a `ClippedSum`; `ClippedSum.release` adds the noise and returns a
 `Share`, which cannot be noised again. Noise on a mean, on an unclipped vector, or twice, cannot be written down.

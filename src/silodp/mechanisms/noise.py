@@ -1,4 +1,4 @@
-"""The random numbers of a run.
+"""Random streams of a run, one for each purpose; Gaussian and Skellam noise.
 
 Each purpose ("noise", "sample", "batches") has its own stream, so that no two draws share bits and a repeated round
 repeats exactly the draws it made before. Streams are ChaCha20 keyed with 256 bits: from the operating system for a run

@@ -1,4 +1,4 @@
-"""The base class of methods: who is protected, what a silo computes in a round, and what that costs against whom.
+"""The base class of methods: who is protected, what a silo computes in a round, and its event for each adversary.
 
 A method is a frozen dataclass of public constants with pure functions of them. Noise and accounting read the same
 fields of the same object, so they cannot drift apart. A new method is one file: a subclass of `Method` that defines the

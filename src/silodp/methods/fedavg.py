@@ -1,4 +1,4 @@
-"""Federated averaging without privacy: the upper line in every plot."""
+"""Federated averaging without privacy, the baseline for accuracy."""
 
 from __future__ import annotations
 

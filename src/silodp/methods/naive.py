@@ -1,4 +1,4 @@
-"""ULDP-NAIVE: clip each silo's whole update, and pay for it in noise."""
+"""ULDP-NAIVE: each silo's whole update is clipped, so that the noise is large."""
 
 from __future__ import annotations
 

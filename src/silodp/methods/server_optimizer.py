@@ -1,4 +1,4 @@
-"""The server's step from the summed updates to the next model, and the average that may be released in its place.
+"""Server optimizers: from the summed updates to the next model, and the model average that may be released.
 
 Whatever a server optimizer does is post-processing of noisy sums: it costs no ε.
 """

@@ -1,1 +1,1 @@
-"""A run: its public specification, the server, the silos behind their gates, and what is kept on disk."""
+"""Runs: their preparation, the server, the silos behind their gates, and what is kept on disk."""

@@ -1,4 +1,4 @@
-"""A silo's gate: it admits a request, and charges it in the silo's ledger, before the silo acts on it.
+"""A silo's gate: it checks every request, and charges it in the silo's ledger, before the silo acts on it.
 
 A silo treats its server as an adversary. From the run's public constants the gate knows what may be asked at all, and
 from its durable state what may be asked next:

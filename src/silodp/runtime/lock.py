@@ -1,4 +1,4 @@
-"""One process at a time in a run's directory."""
+"""The lock on the directory of a run: one process at a time."""
 
 from __future__ import annotations
 

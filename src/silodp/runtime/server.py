@@ -1,4 +1,4 @@
-"""One round: charge, ask, sum, step."""
+"""The server of a run: it charges a round, asks the silos, and takes the server's step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A silo: a name, its records, a durable store, and one handler per kind of request."""
+"""One silo's side of a run: its records, its durable store, and one handler per kind of request."""
 
 from __future__ import annotations
 

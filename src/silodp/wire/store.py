@@ -1,4 +1,4 @@
-"""Durable key-value stores: what a party must not forget when its process dies, and when it may forget it."""
+"""Durable key-value stores of the parties, with a namespace for each round that is dropped with the round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed messages, and what carries them: a courier can lose, delay or repeat them, and nothing else.
+"""Signed messages, and the transport that carries them: it can only lose, delay or repeat them.
 
 On the wire a message is a fixed number of bytes of marker and signature, then the encoded message. The signature is
 checked over those bytes before anything in them is parsed. It covers the recipient, so that a request cannot be

@@ -1,4 +1,4 @@
-"""The plaintexts that a silo multiplies with, M_u = n[s,u]·Δ_u: gathered into batches, held to their public bounds.
+"""The plaintexts M_u = n[s,u]·Δ_u that a silo multiplies with, in batches and within their public bounds.
 
 The flooding margin and the sensitivity rest on these bounds, so they are checked here, whoever else checked them.
 """

@@ -1,4 +1,4 @@
-"""Sums of ring products that are exact or are not returned (docs/protocols.md, section 3).
+"""Verified sums of ring products: an inexact sum is detected and never returned (docs/protocols.md, section 3).
 
 A float64 transform rounds. Whether it rounded right depends on data, and a wrong digit would add to the data what no
 noise was sized for. So every block is checked against random polynomials modulo 2^64, by another way of computing.

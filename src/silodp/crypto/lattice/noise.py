@@ -1,4 +1,4 @@
-"""The draws of a lattice party: secrets, errors, flooding, and integer noise at the scale of weights.
+"""The random draws of `lattice`: secrets, errors, flooding, and integer noise at the scale of weights.
 
 Every function reads the whole stream of one key, which has no other use.
 """

@@ -1,4 +1,4 @@
-"""The parameters of the lattice: every rule that they must meet, by name, and the search for the cheapest that do.
+"""The parameters of `lattice`: the rules that they must meet, and the search for the cheapest ones.
 
 Everything here is a public constant; nothing is estimated from data. Sizes are in bits: `log2_tv = -44` is 2^−44.
 

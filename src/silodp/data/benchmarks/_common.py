@@ -1,4 +1,4 @@
-"""What the loaders share: the folder of files, and records dealt to silos and simulated users."""
+"""Common parts of the loaders: the folder of files, and the allocation of records to silos and simulated users."""
 
 from __future__ import annotations
 

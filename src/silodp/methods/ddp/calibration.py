@@ -1,4 +1,4 @@
-"""From a target ε to the noise of `ddp`: that of the release, and that of the local models' steps."""
+"""Calibration of `ddp`: the noise of the release and of the local steps for a target ε."""
 
 from __future__ import annotations
 

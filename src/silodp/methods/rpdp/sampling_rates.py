@@ -1,4 +1,4 @@
-"""Per-record privacy budgets: from ε to sampling probability, to retirement, to what is reported."""
+"""Per-record privacy budgets: the sampling probability for each ε, retirement, and the report."""
 
 from __future__ import annotations
 

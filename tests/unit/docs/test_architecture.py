@@ -1,0 +1,197 @@
+"""docs/architecture.md agrees with the code: its listings, the places it names, and the order of its three walks."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType, ModuleType
+
+import pytest
+
+from support.commands import Silodp
+
+ROOT = Path(__file__).parents[3]
+SOURCE = ROOT / "src" / "silodp"
+PAGE = ROOT / "docs" / "architecture.md"
+PLACE = re.compile(r"\b((?:\w+/)+\w+\.py)(?::([\w.]*\w))?")
+TABLE = """id,age,weight,sick,part
+p1,30,70,0,train
+p2,50,80,1,train
+p3,40,60,0,train
+p1,31,71,1,test
+p2,51,81,0,test
+"""
+CONFIG = """
+rounds = 1
+[data]
+source = "tables"
+files = ["a.csv", "b.csv", "c.csv"]
+[data.schema]
+user = "id"
+label = "sick"
+kind = "classes"
+classes = [0, 1]
+split = "part"
+numeric = {age = [0, 100], weight = [0, 200]}
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+[method.local]
+learning_rate = 0.1
+"""
+
+
+@pytest.fixture(scope="module")
+def listings() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("listings", ROOT / "docs" / "listings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def own_text() -> str:
+    """Return the page without its generated listings."""
+    return re.sub(r"<!-- listing: .*?<!-- end -->", "", PAGE.read_text(), flags=re.DOTALL)
+
+
+def walks() -> list[list[str]]:
+    """Return the functions of each diagram in the section "Three walks"."""
+    section = own_text().partition("\n## Three walks\n")[2].partition("\n## ")[0]
+    return [
+        [f"{file}:{name}" for file, name in PLACE.findall(block)]
+        for block in re.findall(r"```text\n(.*?)```", section, re.DOTALL)
+    ]
+
+
+# --- listings ---
+
+
+def test_the_listings_are_those_of_the_source(listings: ModuleType) -> None:
+    text = PAGE.read_text()
+    assert text.count("<!-- listing: ") == text.count("<!-- end -->") > 15
+    wrong = [
+        request
+        for request, shown in re.findall(r"<!-- listing: ([^\n]*?) -->\n(.*?)<!-- end -->", text, re.DOTALL)
+        if shown.strip() != listings.format_listing(request)
+    ]
+    assert not wrong, f"docs/architecture.md is older than the source (listing {wrong[0]}): run make listings"
+    assert listings.fill_listings(text) == text
+
+
+def test_every_package_has_a_row_and_a_list_of_modules(listings: ModuleType) -> None:
+    order, _ = listings.read_import_rules()
+    packages = {f"silodp.{path.parent.name}" for path in SOURCE.glob("*/__init__.py")}
+    assert packages == {name for name in order if name != "silodp.errors"}
+    listed = set(re.findall(r"<!-- listing: modules (\S+) -->", PAGE.read_text()))
+    assert listed == packages
+
+
+def test_the_import_rules_are_read_with_their_exceptions(listings: ModuleType) -> None:
+    order, allowed = listings.read_import_rules()
+    assert allowed["silodp.data"] == ["silodp.errors"]
+    assert "silodp.methods" not in allowed["silodp.wire"]
+    assert "silodp.wire" not in allowed["silodp.methods"]
+    assert allowed["silodp.cli"] == order[1:]
+
+
+def test_a_listing_has_every_public_member_and_its_first_line(listings: ModuleType) -> None:
+    shown = listings.format_listing("class silodp.accounting.accountant:Accountant")
+    assert (
+        "    supports(event: Event) -> bool  # must be defined\n        # Return whether `compose`" in shown
+    )
+    assert "    exact: bool = False\n" in shown
+    assert "__repr__" not in shown
+    shown = listings.format_listing("class silodp.runtime.simulation:Connection")
+    assert "    store: RoundStore\n        # durable memory of the server\n" in shown  # from "Attributes"
+
+
+def test_stored_names_of_events_are_listed(listings: ModuleType) -> None:
+    assert '# stored as "KnownSample"' in listings.format_listing("events silodp.accounting.events")
+
+
+@pytest.mark.parametrize(
+    "request_", ["modules silodp.nothing", "class silodp.errors:Nothing", "events silodp.errors", "poems"]
+)
+def test_a_listing_of_nothing_is_refused(listings: ModuleType, request_: str) -> None:
+    with pytest.raises(ValueError, match=r"there is no|has no|not known"):
+        listings.format_listing(request_)
+
+
+# --- places ---
+
+
+def test_every_file_and_function_that_the_page_names_exists(listings: ModuleType) -> None:
+    found = [place for place in PLACE.findall(own_text()) if not place[0].startswith(("tests/", "docs/"))]
+    assert len(found) > 80
+    missing = [file for file, _ in found if not (SOURCE / file).is_file()]
+    assert not missing, f"docs/architecture.md names files that are not in src/silodp: {missing}"
+    missing = [
+        f"{file}:{name}"
+        for file, name in found
+        if name and name not in listings.list_functions(SOURCE / file)
+    ]
+    assert not missing, f"docs/architecture.md names functions that do not exist: {missing}"
+
+
+# --- walks ---
+
+
+def find_gap(steps: list[str], calls: list[str]) -> str | None:
+    """Return the first step that is not called after those before it; None if some stretch of calls has them all.
+
+    A stretch begins with the first step and ends before its next call, so that a walk is that of one message or run.
+    """
+    starts = [place for place, call in enumerate(calls) if call == steps[0]]
+    furthest = 0
+    for start, end in pairwise([*starts, len(calls)]):
+        stretch = iter(calls[start:end])
+        reached = next((i for i, step in enumerate(steps) if step not in stretch), len(steps))
+        furthest = max(furthest, reached)
+    return None if furthest == len(steps) else steps[furthest]
+
+
+def test_a_gap_is_found() -> None:
+    assert find_gap(["a", "b", "c"], list("abxaybcd")) is None
+    assert find_gap(["a", "b", "c"], list("abac")) == "c"
+    assert find_gap(["a", "c", "b"], list("abc")) == "b"
+    assert find_gap(["a"], []) == "a"
+
+
+def test_a_run_makes_the_calls_of_the_walks_in_their_order(
+    silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.toml").write_text(CONFIG)
+    for name in ("a", "b", "c"):
+        Path(f"{name}.csv").write_text(TABLE)
+    calls: list[str] = []
+    root = f"{SOURCE}/"
+
+    def note(frame: FrameType, _event: str, _argument: object) -> None:
+        code = frame.f_code
+        if code.co_filename.startswith(root):
+            calls.append(f"{code.co_filename.removeprefix(root)}:{code.co_qualname}")
+
+    before = sys.gettrace()
+    sys.settrace(
+        note
+    )  # called for every Python function; a profiler would be called for those written in C too
+    try:
+        outcome = silodp("run", "config.toml", "--out", "out")
+    finally:
+        sys.settrace(before)
+    assert outcome.status == 0, outcome.err
+    assert len(walks()) == 3
+    for steps in walks():
+        assert len(steps) > 15
+        gap = find_gap(steps, calls)
+        assert gap is None, (
+            f"the walk of docs/architecture.md that begins with {steps[0]} does not get to {gap}"
+        )
