@@ -11,7 +11,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-fuzz test-newest lint types imports docs benchmarks pages errors listings clean
+.PHONY: demo test test-slow test-deploy test-fuzz test-newest lint types imports docs benchmarks pages errors listings clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -21,6 +21,10 @@ test: $(DEVELOPED)
 
 test-slow: $(DEVELOPED)
 	$(PYTEST) -m slow
+
+# Server and silos as separate processes over TLS, and their faults; a part of make test and make test-slow.
+test-deploy: $(DEVELOPED)
+	$(PYTEST) -m "slow or not slow" tests/end_to_end/test_deployment.py tests/unit/deploy
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
 test-fuzz: $(DEVELOPED)
@@ -69,7 +73,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $(INSTALLED)
 
 $(DEVELOPED): $(INSTALLED)
-	@echo "Installing what the tests, the linters and the benchmarks need besides: 26 packages, 30 MB to download ..."
+	@echo "Installing what the tests, the linters and the benchmarks need besides: 32 packages, 31 MB to download ..."
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $(DEVELOPED)
 

@@ -204,6 +204,10 @@ class Ledger:
         epsilon = self._spent(adversary, self.delta, event)
         return epsilon if math.isfinite(epsilon) else None
 
+    def counts(self, adversary: Adversary) -> Counter[Event]:
+        """Return how often each event was charged against `adversary`."""
+        return Counter(self._counts[adversary])
+
     def epsilon_by_round(
         self, adversary: Adversary, rounds: Collection[int] | None = None
     ) -> dict[int, float | None]:
@@ -303,6 +307,26 @@ class Ledger:
         if more is None:
             self._reported[adversary, delta] = spent
         return spent
+
+
+def reopen_ledger(path: Path) -> Ledger:
+    """Open a ledger with the settings that its file states.
+
+    Raises:
+        SilodpError: the file is no ledger, is damaged, or is in use.
+    """
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+        budget = None if header["budget"] is None else Budget(**header["budget"])
+        delta, accountant, run = float(header["delta"]), str(header["accountant"]), str(header["run"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SilodpError(
+            f"ledger {path} cannot be read ({type(error).__name__}): restore the file, since what was spent there is "
+            "not known.",
+            code="ledger.damaged",
+        ) from None
+    return Ledger(path, delta, accountant, budget, run=run)
 
 
 def _subject_of(path: Path | None, subject: LedgerHeader | None) -> LedgerHeader | None:

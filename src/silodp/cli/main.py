@@ -32,6 +32,7 @@ from silodp.cli._console import (
     show,
 )
 from silodp.cli.data import data_app
+from silodp.cli.deploy import audit_log, deploy_app, server, silo
 from silodp.cli.plan import epsilon, plan
 from silodp.cli.table import table_app
 from silodp.errors import SilodpError
@@ -157,6 +158,10 @@ def report(
     show(result, as_json, [str(path), *(f"Not checked: {what}." for what in unchecked)])
 
 
+app.add_typer(deploy_app, name="deploy")
+app.command()(server)
+app.command()(silo)
+app.command("audit-log")(audit_log)
 app.add_typer(data_app, name="data")
 app.add_typer(table_app, name="table")
 

@@ -122,6 +122,7 @@ def write_report(
         run=run,
         released=released,
         private=[g for g in run.guarantees.values() if g.private],
+        simulation=run.summary.get("simulation", True),
         seeded=any(g.private and not g.releasable for g in run.guarantees.values()),
         adversaries=adversaries,
         example=next((one for one in adversaries if one.guarantee.private), None),

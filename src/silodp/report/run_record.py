@@ -171,10 +171,10 @@ def _read_guarantees(summary: dict[str, Any], path: Path) -> dict[Adversary, Gua
 def _check_summary(summary: Mapping[str, Any]) -> None:
     """Raise ValueError if the entries of guarantee.json about the whole run cannot be shown.
 
-    "simulation" can only be true, or missing in files of format 1: this version runs all parties in one process.
+    "simulation" is missing in files of format 1, whose runs all were simulations.
     """
     texts = [summary.get(name, "") for name in ("method", "settings", "stopped")]
-    if not all(isinstance(text, str) for text in texts) or summary.get("simulation", True) is not True:
+    if not all(isinstance(text, str) for text in texts) or type(summary.get("simulation", True)) is not bool:
         raise ValueError
 
 

@@ -23,12 +23,13 @@ The same table, with the messages of each aggregator, is in docs/protocols.md, s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import NoReturn
 
 import numpy as np
 
+from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.attempts import common_digest, model_and_sample
@@ -103,6 +104,8 @@ class Gate:
         ledger: ledger of the silo; charged before an update is computed.
         limits: by adversary, the largest ε at the ledger's δ that the run may spend in this silo's ledger; no
             limit for an adversary that is absent.
+        find_exceeded: returns a phrase about a limit over all runs of this silo that further events would
+            exceed, None where all limits hold; None where there are no such limits.
     """
 
     def __init__(
@@ -113,10 +116,12 @@ class Gate:
         counts: np.ndarray,
         ledger: Ledger,
         limits: Mapping[Adversary, float] | None = None,
+        find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:
         self._name, self._spec = name, spec
         self._store, self._counts, self.ledger = store, counts, ledger
         self._limits = dict(limits or {})
+        self._find_exceeded = find_exceeded or (lambda events: None)
         self.script: Script = spec.aggregator.script(spec, name)
         self._setup = tuple(kind.name for kind in self.script.setup)
         self._prepare = tuple(kind.name for kind in self.script.prepare)
@@ -419,6 +424,8 @@ class Gate:
                     f"would have spent {told} against '{adversary}' after round {request.round + 1}, beyond its own "
                     f"limit of {limit:g}",
                 )
+        if (exceeded := self._find_exceeded(events)) is not None:
+            self._refuse("gate.budget", f"would have spent {exceeded}, after round {request.round + 1}")
         self.ledger.charge(request.round, release, events)
 
     def _refuse(self, code: str, what: str) -> NoReturn:

@@ -214,6 +214,7 @@ class RunDirectory:
         model: nn.Module,
         guarantees: Mapping[Adversary, Guarantee],
         stopped: str,
+        simulation: bool,
     ) -> None:
         """Write guarantee.json and model.safetensors.
 
@@ -222,13 +223,14 @@ class RunDirectory:
             model: the final global model.
             guarantees: by adversary.
             stopped: "rounds" or "budget".
+            simulation: whether one process acted as all parties.
         """
         if self.path is None:
             return
         method, aggregator, released = spec.method, spec.aggregator, guarantees["released"]
         guarantee = {
             "format": FORMAT,
-            "simulation": True,  # all parties are in this process
+            "simulation": simulation,
             "method": method.name,
             "aggregator": AggregatorRecord.from_aggregator(aggregator).to_dict(),
             "settings": repr(method),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from silodp.accounting.accountant import choose_accountant
+from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.base import SiloContext, state_of
@@ -44,6 +45,7 @@ class Silo:
         ledger: ledger of the silo; None: one in memory, for runs that keep nothing on disk.
         limits: by adversary, the largest ε that the run may spend in this silo's ledger; no limit for an
             adversary that is absent.
+        find_exceeded: see `Gate`.
 
     Attributes:
         name: name of the silo.
@@ -63,6 +65,7 @@ class Silo:
         pins: Mapping[str, bytes] | None = None,
         ledger: Ledger | None = None,
         limits: Mapping[Adversary, float] | None = None,
+        find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:
         self.name = data.name
         self.nonfinite_counts: dict[int, int] = {}
@@ -77,7 +80,7 @@ class Silo:
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
         self._counts_here = counts
         ledger = make_ledger(spec) if ledger is None else ledger
-        self.gate = Gate(data.name, spec, self._store, counts, ledger, limits)
+        self.gate = Gate(data.name, spec, self._store, counts, ledger, limits, find_exceeded)
         context = SiloContext(
             identity or Identity.fresh(data.name),
             pins or {},

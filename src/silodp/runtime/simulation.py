@@ -45,6 +45,10 @@ class Parties(Protocol):
     def task(self) -> Task:
         """The model, its loss and its metrics."""
 
+    @property
+    def is_simulation(self) -> bool:
+        """Whether this process reads the records of all silos and acts as all parties."""
+
     def open(self, spec: RunSpec, directory: RunDirectory) -> AbstractContextManager[Connection]:
         """Connect to the silos for one execution of the run, `spec.run`."""
 
@@ -66,6 +70,11 @@ class Simulation:
 
     federation: Federation
     task: Task
+
+    @property
+    def is_simulation(self) -> bool:
+        """True."""
+        return True
 
     @contextmanager
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:

@@ -207,7 +207,7 @@ def run(
             guarantees = build_guarantees(spec, ledger, server.participation.count)
             params = released(state)
             model = task.load(params)
-            directory.write(spec, model, guarantees, stopped)
+            directory.write(spec, model, guarantees, stopped, parties.is_simulation)
     return Result(params, model, tuple(metrics.rows), guarantees, stopped)
 
 

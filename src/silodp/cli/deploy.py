@@ -1,0 +1,366 @@
+"""`silodp deploy`, `silodp server`, `silodp silo` and `silodp audit-log`: parties on machines of their own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from silodp.cli._console import Config, Json, Set, log, show
+from silodp.errors import SilodpError
+
+deploy_app = typer.Typer(
+    help="Set up a consortium whose server and silos are separate programs on separate machines.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Public = Annotated[Path, typer.Argument(metavar="PUBLIC", help="The consortium's public folder.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The party's own folder, with its keys.")]
+LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+
+
+@deploy_app.command("init")
+def init(
+    config: Config,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.")] = Path("consortium"),
+    set_: Set = None,
+    users: Annotated[
+        int | None, typer.Option("--users", help="Number of persons U, where no public list states it.")
+    ] = None,
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--local", help="For tests: make all parties, with their keys and data, on this machine."
+        ),
+    ] = False,
+    port: Annotated[int, typer.Option("--port", help="Port of the server, with --local. 0: a free one.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Write the public folder of a consortium from a configuration. No data file is opened without --local."""
+    from silodp.config.schema import load_config
+    from silodp.deploy.setup import draft_public, make_local
+
+    settings = load_config(config, set_ or ())
+    if local:
+        chosen = port or _find_free_port()
+        made = make_local(settings, settings.federation(), out, chosen)
+        result = {"folder": str(out), "digest": made.digest, "port": chosen, "for_tests": True}
+        lines = [
+            f"Wrote {out}: public/, server/ and silos/ with test keys and the records of every silo.",
+            "Everything is on this machine, so this consortium protects nobody. Start it:",
+            f"  silodp deploy up {out}",
+        ]
+    else:
+        spec = draft_public(settings, out / "public", settings.public_data(users))
+        result = {"folder": str(out / "public"), "silos": list(spec.names), "run": spec.digest}
+        lines = [
+            f"Wrote {out / 'public'}. Read its files, then send the folder to the server and to every silo.",
+            "Each of them runs this command, and sends you the request file that it writes:",
+            *(f"  silodp deploy keys {name}" for name in ("server", *spec.names)),
+            f"Put the requests into {out / 'requests'}, then run: silodp deploy seal {out} --host NAME",
+        ]
+    show(result, as_json, lines)
+
+
+@deploy_app.command("keys")
+def keys(
+    name: Annotated[
+        str, typer.Argument(help="Name of the party, as in the public folder: a silo, or server.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="The party's own folder. Default: NAME.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the keys of one party, at that party. Only the request file may leave the folder."""
+    from silodp.deploy.setup import make_keys
+
+    request = make_keys(out or Path(name), name)
+    lines = [f"Wrote {request}: send this file, and no other file of the folder, to the coordinator."]
+    show({"request": str(request)}, as_json, lines)
+
+
+@deploy_app.command("seal")
+def seal(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with public/ and requests/.")],
+    host: Annotated[str, typer.Option("--host", help="Name or address of the server, as silos reach it.")],
+    port: Annotated[int, typer.Option("--port", help="Port of the server.")] = 8443,
+    as_json: Json = False,
+) -> None:
+    """Sign the requests of all parties, at the coordinator, and write roster and certificates to public/."""
+    from silodp.deploy.setup import seal_public
+
+    made = seal_public(folder / "public", folder / "requests", folder / "coordinator", host, port)
+    lines = [
+        f"Sealed {folder / 'public'}. Send the folder to all parties again, and compare this code by telephone:",
+        f"  {made.code}",
+        "Every silo then runs: silodp deploy accept PUBLIC FOLDER --data FILE",
+    ]
+    show({"digest": made.digest, "code": made.code}, as_json, lines)
+
+
+@deploy_app.command("accept")
+def accept_command(
+    public: Public,
+    folder: Folder,
+    data: Annotated[
+        str, typer.Option("--data", metavar="FILE", help="The silo's table, relative to FOLDER or absolute.")
+    ],
+    code: Annotated[
+        str | None,
+        typer.Option(
+            "--code", help="The code that the coordinator read to you. Default: you are asked for it."
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            "--lifetime-epsilon",
+            help="Most ε that all runs of this silo may spend against each adversary. Default: that of this run.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is agreed, at one silo, and write its policy when the code is the one that was read out."""
+    from silodp.deploy.consortium import Consortium
+    from silodp.deploy.setup import accept, describe_agreement
+
+    consortium = Consortium.load(public)
+    agreed = describe_agreement(consortium)
+    if not as_json:
+        for line in _format_agreement(agreed):
+            log(line)
+    given = typer.prompt("Code as read out by the coordinator", err=True) if code is None else code
+    if "".join(given.split()).lower() != "".join(consortium.code.split()):
+        raise SilodpError(
+            "the code is not that of this public folder, so the coordinator has another one: nothing was accepted; get "
+            "the folder again.",
+            code="deploy.digest",
+            field="code",
+        )
+    limits = {name: e for name, e in agreed["epsilon"].items() if e is not None}
+    chosen = (
+        dict.fromkeys(limits, epsilon) if epsilon is not None else {n: 1.001 * e for n, e in limits.items()}
+    )
+    policy = accept(folder, consortium, data, chosen)
+    lines = [f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}"]
+    show({"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}, as_json, lines)
+
+
+def _format_agreement(agreed: dict[str, Any]) -> list[str]:
+    told = [f"{name} {'none' if e is None else f'{e:.3f}'}" for name, e in agreed["epsilon"].items()]
+    who = {"user": "all records of one person", "record": "one record", None: "nobody"}[agreed["unit"]]
+    columns = ", ".join(agreed["columns"]) or "as in data.json"
+    return [
+        f"Consortium {agreed['name']}",
+        f"  method      {agreed['method']}",
+        f"  protects    {who}; U = {agreed['users']:,} persons",
+        f"  aggregator  {agreed['aggregator']}",
+        f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
+        f"  columns     {columns}",
+        f"  model       {agreed['model']['size']:,} parameters, loss {agreed['model']['loss']}",
+        f"  server      {agreed['server']['address']}, key {agreed['server']['key']}",
+        *(f"  silo        {name}, key {key}" for name, key in agreed["silos"].items()),
+        *(f"  {row['party']} sees {row['sees']}" for row in agreed["visibility"]),
+        *([] if agreed["secret"] else ["  NOT FOR RELEASE: the run has a seed, so the noise is not secret"]),
+        *(["  FOR TESTS: all keys were made on one machine"] if agreed["for_tests"] else []),
+        f"  code        {agreed['code']}",
+    ]
+
+
+@deploy_app.command("up")
+def up(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Written by: silodp deploy init --local.")],
+    as_json: Json = False,
+) -> None:
+    """For tests: start server and silos of a local consortium as separate processes, and wait for the end."""
+    command = [sys.executable, "-m", "silodp.cli.main"]
+    public = str(folder / "public")
+    silos = [
+        subprocess.Popen([*command, "silo", public, str(home)], stderr=(home / "log.txt").open("ab"))
+        for home in sorted((folder / "silos").iterdir())
+    ]
+    try:
+        status = subprocess.run([*command, "server", public, str(folder / "server")], check=False).returncode
+    finally:
+        for process in silos:
+            process.terminate()
+        for process in silos:
+            process.wait(30)
+    if status:
+        raise SilodpError(
+            f"the server stopped with an error (above); the silos' logs are {folder / 'silos'}/*/log.txt.",
+            code="deploy.silo_failed",
+        )
+    show({"run": str(folder / "server" / "run")}, as_json, [f"The run is in {folder / 'server' / 'run'}."])
+
+
+@deploy_app.command("status")
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's folder.")],
+    as_json: Json = False,
+) -> None:
+    """Show at the server who is connected, how far the run is, ε so far, and the last error."""
+    from silodp.deploy.server import STATUS
+
+    path = folder / STATUS
+    if not path.exists():
+        raise SilodpError(
+            f"{path} is not there: give the folder of a server that was started.",
+            code="cli.file",
+            field="folder",
+        )
+    found = json.loads(path.read_bytes())
+    spent = [f"{name} {'none' if e is None else f'{e:.3f}'}" for name, e in found["epsilon"].items()]
+    since = time.time() - found["written"]
+    lines = [
+        f"round {found['round']} of {found['rounds']}, ε so far: {'; '.join(spent) or '0'}",
+        *(
+            f"  {name}: {'not connected yet' if seen is None else f'last seen {seen + since:.0f} s ago'}"
+            for name, seen in found["seconds_since_seen"].items()
+        ),
+        *([f"last error: {found['error']}"] if found["error"] else []),
+    ]
+    show(found, as_json, lines)
+
+
+def server(
+    public: Public,
+    folder: Folder,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="Default: all addresses, port of the roster."),
+    ] = None,
+    patience: Annotated[
+        float, typer.Option("--patience", help="Seconds that a silo has for an answer.", min=1.0)
+    ] = 300.0,
+    log_level: LogLevel = "info",
+    as_json: Json = False,
+) -> None:
+    """Run the server of a consortium to the end of its run. It resumes by itself where it was stopped."""
+    _start_logging(log_level)
+    from silodp.accounting.guarantee import format_rounded_up
+    from silodp.deploy.consortium import Consortium
+    from silodp.deploy.server import serve
+
+    consortium = Consortium.load(public)
+
+    def tell(row: dict[str, Any]) -> None:
+        spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in row["epsilon"].items())
+        log(f"round {row['round']}/{consortium.config.rounds}  ε {spent or 0}")
+
+    result = serve(folder, consortium, listen=_parse_address(listen), patience=patience, on_round=tell)
+    done = result.guarantees["released"].rounds
+    summary = {"run": str(folder / "run"), "rounds": done, "stopped": result.stopped}
+    show(
+        summary,
+        as_json,
+        [f"{done} rounds, stopped by the {result.stopped}.", *map(str, result.guarantees.values())],
+    )
+
+
+def silo(
+    public: Public,
+    folder: Folder,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Of the server. Default: that of the roster.")
+    ] = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Serve one silo of a consortium until it is stopped (Ctrl-C, or SIGTERM). It alone opens the silo's records."""
+    _start_logging(log_level)
+    from silodp.deploy.certificates import make_context
+    from silodp.deploy.consortium import AUTHORITY, Consortium
+    from silodp.deploy.https import HttpsClient
+    from silodp.deploy.silo import TLS_KEY, open_silo
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    consortium = Consortium.load(public)
+    with open_silo(folder, consortium) as service:
+        tls = make_context(
+            consortium.folder / AUTHORITY,
+            consortium.certificate(service.name),
+            folder / TLS_KEY,
+            is_server=False,
+        )
+        roster = consortium.sealed
+        address = url or f"https://{roster.host}:{roster.port}"
+        HttpsClient(address, tls, service.identity, consortium.digest, service).run(stop)
+
+
+def audit_log(
+    folder: Folder,
+    as_json: Json = False,
+) -> None:
+    """Show everything that left a silo: time, kind, round, bytes and hash of every answer."""
+    from silodp.deploy.silo import AUDIT
+
+    path = folder / AUDIT
+    lines = path.read_text().splitlines() if path.exists() else []
+    entries = [json.loads(line) for line in lines]
+    text = [
+        f"{one['time']}  run {one['run'][:8]}  {one['kind']}  round {one['round'] + 1}  {one['bytes']:,} bytes  "
+        f"sha256 {one['sha256'][:16]}  charges {one['charges']}"
+        for one in entries
+    ]
+    show({"entries": entries}, as_json, text or ["nothing has left this silo"])
+
+
+def _parse_address(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdigit():
+        raise SilodpError(
+            f"listen = '{text}': give HOST:PORT, for example 0.0.0.0:8443.",
+            code="argument.value",
+            field="listen",
+        )
+    return host, int(port)
+
+
+def _find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object per record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _start_logging(level: str) -> None:
+    """Write log records of this level to standard error, one JSON object per line."""
+    if level not in ("debug", "info", "warning", "error"):
+        raise SilodpError(
+            f"log_level = '{level}': give debug, info, warning or error.",
+            code="argument.value",
+            field="log_level",
+        )
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for library in ("httpx", "uvicorn"):
+        logging.getLogger(library).setLevel(logging.WARNING)

@@ -1,0 +1,161 @@
+"""TLS certificates of a consortium: one authority at the coordinator, a request and a certificate for every party.
+
+Private keys never leave the party that made them: a party sends a signing request, and gets a certificate back. The
+certificates only decide who may connect; what a message may do is decided by its own signature (docs/protocols.md,
+section 2).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from silodp.errors import SilodpError
+
+VALID_DAYS = 825
+"""Days for which certificates are valid."""
+_CLOCK_DIFFERENCE = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The certificate authority of one consortium.
+
+    Attributes:
+        certificate: PEM; public.
+        key: PEM of the private key; secret, at the coordinator alone.
+    """
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def fresh(cls, name: str) -> Authority:
+        """Return an authority with a new key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _name(f"{name} consortium")
+        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        certificate = (
+            _builder(subject, subject, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(certificate.public_bytes(serialization.Encoding.PEM), _key_bytes(key))
+
+    def sign(self, request: bytes, name: str, hosts: tuple[str, ...] = ()) -> bytes:
+        """Sign a certificate request.
+
+        Args:
+            request: PEM.
+            name: the party's, which becomes the subject whatever the request states.
+            hosts: names and addresses of a server; () for a party that only connects to one.
+
+        Returns:
+            The certificate, PEM.
+
+        Raises:
+            SilodpError: the request cannot be read, or its signature is wrong (code deploy.request).
+        """
+        try:
+            read = x509.load_pem_x509_csr(request)
+            if not read.is_signature_valid:
+                raise InvalidSignature
+        except (ValueError, InvalidSignature):
+            raise SilodpError(
+                f"the certificate request of '{name}' cannot be read, or was altered: ask '{name}' to send it again.",
+                code="deploy.request",
+            ) from None
+        issuer = x509.load_pem_x509_certificate(self.certificate)
+        purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+        key = serialization.load_pem_private_key(self.key, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+        builder = (
+            _builder(_name(name), issuer.subject, read.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(authority, critical=False)
+        )
+        if hosts:
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False
+            )
+        return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def make_request(name: str) -> tuple[bytes, bytes]:
+    """Return a new private key and a certificate request of a party, both PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(_name(name)).sign(key, hashes.SHA256())
+    return _key_bytes(key), request.public_bytes(serialization.Encoding.PEM)
+
+
+def make_context(authority: Path, certificate: Path, key: Path, *, is_server: bool) -> ssl.SSLContext:
+    """Return the TLS settings of a party: TLS 1.3, and both ends show a certificate of the consortium.
+
+    Args:
+        authority: file with the certificate of the consortium's authority.
+        certificate: file with the party's certificate.
+        key: file with the party's private key.
+        is_server: which end this is.
+
+    Raises:
+        SilodpError: a file cannot be read, or certificate and key do not belong together (code deploy.certificate).
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(authority)
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise SilodpError(
+            f"certificate {certificate}, key {key} and authority {authority} cannot be used together "
+            f"({error.strerror or error}): take the certificate that was signed for this key.",
+            code="deploy.certificate",
+        ) from error
+    return context
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: CertificatePublicKeyTypes
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_DIFFERENCE)  # the parties' clocks may differ
+        .not_valid_after(now + timedelta(days=VALID_DAYS))
+    )
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

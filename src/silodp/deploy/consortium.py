@@ -1,0 +1,236 @@
+"""The public folder of a consortium: what all parties have agreed on, the same files everywhere.
+
+    config.toml      the settings of the run; it names no file of a silo
+    data.json        public facts of the data: silos, U, shapes, classes, features
+    run_spec.json    the specification that follows from both; every party derives it again and compares the digest
+    roster.json      address of the server, and every party's name and public key
+    ca.pem           the certificate of the consortium's authority
+    certificates/    NAME.pem for every party
+    *.py, users.txt  a model file, the public list of users, where the configuration names them
+
+One digest covers all files. Operators compare it by telephone, and a silo takes part only under a digest that its
+operator has accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from silodp.aggregators.run_spec import RunSpec
+from silodp.config.schema import RunConfig, load_config
+from silodp.data.public import PublicData
+from silodp.errors import SilodpError
+from silodp.runtime.prepare import prepare_run
+from silodp.wire.store import write_durably
+
+if TYPE_CHECKING:
+    from silodp.training.task import Task
+
+CONFIG, DATA, SPEC, ROSTER, AUTHORITY = "config.toml", "data.json", "run_spec.json", "roster.json", "ca.pem"
+CERTIFICATES = "certificates"
+FORMAT = 1
+"""Of roster.json."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The parties of a consortium, in the public order of the silos.
+
+    Attributes:
+        host, port: of the server, as silos reach it.
+        server: its Ed25519 public key, 32 bytes.
+        silos: name → Ed25519 public key, 32 bytes.
+        for_tests: whether the keys were made for a test on one machine.
+    """
+
+    host: str
+    port: int
+    server: bytes
+    silos: Mapping[str, bytes]
+    for_tests: bool = False
+
+    def to_json(self) -> str:
+        """Return the content of roster.json."""
+        fields = {
+            "format": FORMAT,
+            "host": self.host,
+            "port": self.port,
+            "server": self.server.hex(),
+            "silos": {name: key.hex() for name, key in self.silos.items()},
+            "for_tests": self.for_tests,
+        }
+        return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Roster:
+        """Return the inverse of `to_json`.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no roster of this format.
+        """
+        fields = json.loads(text)
+        if fields["format"] != FORMAT:
+            raise ValueError(f"format {fields['format']}")
+        silos = {str(name): _public_key(key) for name, key in fields["silos"].items()}
+        return cls(
+            str(fields["host"]),
+            int(fields["port"]),
+            _public_key(fields["server"]),
+            silos,
+            bool(fields["for_tests"]),
+        )
+
+
+def _public_key(text: str) -> bytes:
+    key = bytes.fromhex(text)
+    if len(key) != 32:
+        raise ValueError("a public key of another length")
+    return key
+
+
+@dataclass(frozen=True)
+class Consortium:
+    """The public folder of a consortium, read.
+
+    Attributes:
+        folder: its path.
+        config: settings of the run.
+        data: public facts of the data.
+        roster: the parties; None before the coordinator has sealed the folder.
+        digest: SHA-256 (hex) over the names and contents of all files.
+    """
+
+    folder: Path
+    config: RunConfig
+    data: PublicData
+    roster: Roster | None
+    digest: str
+
+    @classmethod
+    def load(cls, folder: Path) -> Consortium:
+        """Read the folder.
+
+        Raises:
+            SilodpError: a file is missing, cannot be read, or names other silos than the others (code deploy.public).
+        """
+        try:
+            data = PublicData.from_dict(json.loads((folder / DATA).read_bytes()))
+            roster_file = folder / ROSTER
+            roster = Roster.from_json(roster_file.read_bytes()) if roster_file.exists() else None
+            digest = compute_digest(folder)
+        except FileNotFoundError as error:
+            raise SilodpError(
+                f"{folder} has no file {Path(error.filename).name}: give the consortium's public folder, as 'silodp "
+                "deploy init' writes it.",
+                code="deploy.public",
+            ) from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise SilodpError(
+                f"the public folder {folder} cannot be read ({type(error).__name__}: {error}): get it again from the "
+                "coordinator.",
+                code="deploy.public",
+            ) from None
+        if roster is not None and tuple(roster.silos) != data.silos:
+            raise SilodpError(
+                f"{folder / ROSTER} lists the silos {', '.join(roster.silos)}, and {DATA} {', '.join(data.silos)}: get "
+                "the public folder again from the coordinator.",
+                code="deploy.public",
+            )
+        return cls(folder, load_config(folder / CONFIG), data, roster, digest)
+
+    @property
+    def code(self) -> str:
+        """The digest in groups, for a comparison by telephone."""
+        return format_digest(self.digest)
+
+    @property
+    def sealed(self) -> Roster:
+        """The roster.
+
+        Raises:
+            SilodpError: the folder is not sealed yet (code deploy.not_sealed).
+        """
+        if self.roster is None:
+            raise SilodpError(
+                f"the public folder {self.folder} has no roster yet: the coordinator runs 'silodp deploy seal' when "
+                "the requests of all parties are there.",
+                code="deploy.not_sealed",
+            )
+        return self.roster
+
+    @cached_property
+    def task(self) -> Task:
+        """The model, its loss and its metrics."""
+        return self.config.task(self.data)
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        """The specification of the run.
+
+        Raises:
+            SilodpError: it is not the one that the folder states: this version, or a model file, differs
+                (code deploy.spec).
+        """
+        spec = derive_spec(self.config, self.data, self.task)
+        try:
+            stated = json.loads((self.folder / SPEC).read_bytes())["digest"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SilodpError(
+                f"{self.folder / SPEC} cannot be read: get the public folder again from the coordinator.",
+                code="deploy.public",
+            ) from error
+        if spec.digest != stated:
+            raise SilodpError(
+                f"the run that follows here from {self.folder / CONFIG} has the digest {spec.digest[:16]}, and "
+                f"{SPEC} states {stated[:16]}: install the version of silodp that the coordinator has.",
+                code="deploy.spec",
+            )
+        return spec
+
+    def certificate(self, name: str) -> Path:
+        """Return the file with the certificate of a party."""
+        return self.folder / CERTIFICATES / f"{name}.pem"
+
+
+def derive_spec(config: RunConfig, data: PublicData, task: Task) -> RunSpec:
+    """Return the specification of a configured run of these data; no data file is opened.
+
+    Raises:
+        SilodpError: it cannot be run.
+    """
+    return prepare_run(data, task, config.method(), **config.settings())
+
+
+def compute_digest(folder: Path) -> str:
+    """Return the SHA-256 (hex) over the names and contents of all files in a folder and its subfolders.
+
+    Files whose name begins with a dot, and what Python leaves, do not count.
+    """
+    state = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if any(part.startswith(".") or part == "__pycache__" for part in name.split("/")):
+            continue
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        state.update(json.dumps([name, content]).encode() + b"\n")
+    return state.hexdigest()
+
+
+def format_digest(digest: str) -> str:
+    """Return the first 128 bits of a digest in eight groups of four characters."""
+    return " ".join(digest[i : i + 4] for i in range(0, 32, 4))
+
+
+def write_public(folder: Path, config_text: str, data: PublicData, spec: RunSpec) -> None:
+    """Write the files of a new public folder that do not depend on keys."""
+    facts: dict[str, Any] = data.to_dict()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / CONFIG, config_text.encode())
+    write_durably(folder / DATA, (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
+    write_durably(folder / SPEC, spec.to_json().encode())

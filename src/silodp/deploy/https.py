@@ -1,0 +1,471 @@
+"""Courier over HTTPS: silos connect to one port of the server, ask for requests, and send answers back.
+
+Both ends carry signed bytes and know nothing of their content. All state that matters is in the stores of the
+parties: a request is offered to its silo until the silo answers or the server's patience is over, and a silo that is
+asked again gives the answer that it has stored. `HttpsServer` is the `Transport` of the server of a run, `HttpsClient`
+the loop of a silo.
+
+A silo proves at the beginning of a connection that it has its long-term key: it signs a random challenge of the
+server, and gets a token for its further calls. Nothing depends on clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import math
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+import silodp
+from silodp.crypto.keys import Identity
+from silodp.errors import CODES, SilodpError
+from silodp.wire.transport import Endpoint, Failure, Traffic
+
+try:
+    import httpx
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise SilodpError(
+        f"the HTTPS courier needs '{error.name}', which is not installed: run pip install 'silodp[deploy]'.",
+        code="deploy.not_installed",
+    ) from None
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 20.0
+"""A call for the next request is answered after this time at the latest, with or without one."""
+_REMINDER_SECONDS = 60.0
+_MOST_CHALLENGES = 1000
+_NO_REQUEST, _OVER = 204, 410
+_EXCHANGE, _REFUSED = "X-Silodp-Exchange", "X-Silodp-Refused"
+
+
+def _connect_text(digest: str, name: str, challenge: str) -> bytes:
+    """Return the bytes that a silo signs to connect."""
+    return f"silodp connect 1\n{digest}\n{name}\n{challenge}".encode()
+
+
+# --- the server's end ---
+
+
+@dataclass
+class _Exchange:
+    """A request that waits for its answer."""
+
+    id: str
+    request: bytes
+    answer: asyncio.Future[bytes | Failure]
+
+
+@dataclass
+class _Line:
+    """What the server knows of one silo's connection."""
+
+    token: str = ""
+    seen: float | None = None
+    pending: _Exchange | None = None
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class HttpsServer:
+    """The server's end, a `Transport`; a context manager that listens while it is entered.
+
+    Args:
+        listen: (host, port) to listen on; port 0 takes a free one.
+        tls: from `certificates.make_context`.
+        silos: public keys by name, 32 bytes each.
+        digest: of the public folder; silos with another one are refused.
+        patience: seconds that a silo has for an answer.
+        most_bytes: of an answer; longer ones are refused while they arrive.
+        on_change: called when a silo connects.
+    """
+
+    def __init__(
+        self,
+        listen: tuple[str, int],
+        tls: ssl.SSLContext,
+        silos: Mapping[str, bytes],
+        digest: str,
+        *,
+        patience: float,
+        most_bytes: int,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        self.traffic = Traffic()
+        self._silos, self._digest = dict(silos), digest
+        self._patience, self._most_bytes = patience, most_bytes
+        self._on_change = on_change or (lambda: None)
+        self._lines = {name: _Line() for name in silos}
+        self._challenges: dict[str, str] = {}
+        self._closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        try:
+            self._socket = socket.create_server(listen)
+        except OSError as error:
+            raise SilodpError(
+                f"the server cannot listen on {listen[0]}:{listen[1]} ({error.strerror}): choose another address with "
+                "--listen, or stop the program that uses it.",
+                code="deploy.address",
+                field="listen",
+            ) from error
+        routes = [
+            Route("/v1/challenge", self._challenge, methods=["POST"]),
+            Route("/v1/connect", self._connect, methods=["POST"]),
+            Route("/v1/next", self._next, methods=["POST"]),
+            Route("/v1/answer/{exchange}", self._answer, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes),
+            interface="asgi3",
+            proxy_headers=False,
+            server_header=False,
+            access_log=False,
+            log_config=None,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+        )
+        config.load()
+        config.ssl = tls
+        self._uvicorn = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="https", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self._socket.getsockname()[1])
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            await self._uvicorn.serve(sockets=[self._socket])
+
+        asyncio.run(serve())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        while not self._uvicorn.started:
+            if not self._thread.is_alive():
+                raise SilodpError("the HTTPS server did not start: see its log.", code="deploy.address")
+            time.sleep(0.01)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._release)
+        self._uvicorn.should_exit = True
+        self._thread.join(10)
+        self._socket.close()
+
+    def _release(self) -> None:
+        """Let all calls that wait for a request return, and refuse further ones."""
+        self._closing = True
+        for line in self._lines.values():
+            line.arrived.set()
+
+    def wait_for_silos(self, timeout: float | None = None) -> None:
+        """Wait until every silo has connected.
+
+        Args:
+            timeout: seconds to wait at most; None: no limit.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        told = -math.inf
+        while missing := [name for name, line in self._lines.items() if line.seen is None]:
+            if (now := time.monotonic()) > end:
+                break
+            if now > told + _REMINDER_SECONDS:
+                _log.info("waiting for %s to connect", ", ".join(missing))
+                told = now
+            time.sleep(0.05)
+
+    def seconds_since_seen(self) -> dict[str, float | None]:
+        """Return for each silo the seconds since its last call; None before its first."""
+        now = time.monotonic()
+        return {name: None if line.seen is None else now - line.seen for name, line in self._lines.items()}
+
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None
+    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+        """Offer each silo its request until it answers or patience is over; see `Transport.ask`."""
+        assert self._loop is not None, "the server is entered first"
+        waiting = asyncio.run_coroutine_threadsafe(
+            self._exchange(requests, self._patience if timeout is None else timeout), self._loop
+        )
+        try:
+            found = waiting.result()
+        except BaseException:  # Ctrl-C: nobody waits for the answers
+            waiting.cancel()
+            raise
+        answers = {name: data for name, data in found.items() if isinstance(data, bytes)}
+        failures = {name: failure for name, failure in found.items() if isinstance(failure, Failure)}
+        down, up = sum(map(len, requests.values())), sum(map(len, answers.values()))
+        self.traffic = Traffic(self.traffic.down + down, self.traffic.up + up)
+        return answers, failures
+
+    async def _exchange(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
+        loop = asyncio.get_running_loop()
+        exchanges = {
+            name: _Exchange(secrets.token_hex(16), data, loop.create_future())
+            for name, data in requests.items()
+        }
+        for name, exchange in exchanges.items():
+            self._lines[name].pending = exchange
+            self._lines[name].arrived.set()
+        try:
+            await asyncio.wait([exchange.answer for exchange in exchanges.values()], timeout=timeout)
+        finally:
+            for name in exchanges:
+                self._lines[name].pending = None
+                self._lines[name].arrived.clear()
+        return {
+            name: exchange.answer.result() if exchange.answer.done() else self._late(name, timeout)
+            for name, exchange in exchanges.items()
+        }
+
+    def _late(self, name: str, timeout: float) -> Failure:
+        if self._lines[name].seen is None:
+            return Failure("offline", f"it has not connected within {timeout:g} seconds")
+        return Failure("timeout", f"it has not answered within {timeout:g} seconds")
+
+    # --- handlers; they all run in the loop's thread, so the lines need no lock ---
+
+    async def _challenge(self, request: Request) -> Response:
+        name = (await _read_json(request)).get("name")
+        if name not in self._silos:
+            raise HTTPException(403, "deploy.unknown_silo")
+        if len(self._challenges) >= _MOST_CHALLENGES:
+            self._challenges.clear()
+        challenge = secrets.token_hex(32)
+        self._challenges[challenge] = name
+        return JSONResponse({"challenge": challenge})
+
+    async def _connect(self, request: Request) -> Response:
+        fields = await _read_json(request)
+        name = self._challenges.pop(str(fields.get("challenge")), None)
+        if name is None or name != fields.get("name"):
+            raise HTTPException(403, "deploy.unknown_silo")
+        if fields.get("version") != silodp.__version__:
+            raise HTTPException(409, "deploy.version")
+        if fields.get("digest") != self._digest:
+            raise HTTPException(409, "deploy.digest")
+        try:
+            signature = bytes.fromhex(str(fields.get("signature")))
+            key = Ed25519PublicKey.from_public_bytes(self._silos[name])
+            key.verify(signature, _connect_text(self._digest, name, str(fields["challenge"])))
+        except (ValueError, InvalidSignature):
+            raise HTTPException(403, "deploy.key") from None
+        line = self._lines[name]
+        line.token, line.seen = secrets.token_hex(32), time.monotonic()
+        _log.info("silo '%s' is connected", name)
+        self._on_change()
+        return JSONResponse({"token": line.token})
+
+    def _line_of(self, request: Request) -> _Line:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        for line in self._lines.values():
+            if line.token and secrets.compare_digest(line.token.encode(), token.encode()):
+                line.seen = time.monotonic()
+                return line
+        raise HTTPException(401, "deploy.not_connected")
+
+    async def _next(self, request: Request) -> Response:
+        line = self._line_of(request)
+        if self._closing:
+            raise HTTPException(503, "deploy.server_stopped")
+        if line.pending is None:
+            try:
+                await asyncio.wait_for(line.arrived.wait(), _POLL_SECONDS)
+            except TimeoutError:
+                return Response(status_code=_NO_REQUEST)
+        exchange = line.pending
+        if exchange is None or exchange.answer.done():
+            line.arrived.clear()
+            return Response(status_code=_NO_REQUEST)
+        return Response(
+            exchange.request, media_type="application/octet-stream", headers={_EXCHANGE: exchange.id}
+        )
+
+    async def _answer(self, request: Request) -> Response:
+        line = self._line_of(request)
+        body, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > self._most_bytes:
+                raise HTTPException(413, "message.too_large")
+            body.append(chunk)
+        exchange = line.pending
+        if exchange is None or exchange.id != request.path_params["exchange"] or exchange.answer.done():
+            return Response(status_code=_OVER)
+        code = request.headers.get(_REFUSED)
+        if code is None:
+            exchange.answer.set_result(b"".join(body))
+        else:
+            known = code if code in CODES else "deploy.silo_failed"
+            exchange.answer.set_result(
+                Failure("refused", f"{CODES[known]} (the silo's own log says more)", known)
+            )
+        line.arrived.clear()
+        return Response(status_code=200)
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "version": silodp.__version__})
+
+    async def _metrics(self, request: Request) -> Response:
+        lines = [
+            "# TYPE silodp_bytes_total counter",
+            f'silodp_bytes_total{{direction="down"}} {self.traffic.down}',
+            f'silodp_bytes_total{{direction="up"}} {self.traffic.up}',
+            "# TYPE silodp_seconds_since_silo_was_seen gauge",
+        ]
+        for name, seconds in self.seconds_since_seen().items():
+            value = "NaN" if seconds is None else f"{seconds:.3f}"
+            lines.append(f'silodp_seconds_since_silo_was_seen{{silo="{_escape(name)}"}} {value}')
+        return PlainTextResponse("\n".join(lines) + "\n")
+
+
+def _escape(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+async def _read_json(request: Request, most_bytes: int = 4096) -> dict[str, Any]:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most_bytes:
+            raise HTTPException(413, "message.too_large")
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "message.malformed") from None
+    if not isinstance(fields, dict):
+        raise HTTPException(400, "message.malformed")
+    return fields
+
+
+# --- a silo's end ---
+
+
+class HttpsClient:
+    """A silo's end: it connects to the server, again and again, and lets an endpoint answer.
+
+    Args:
+        url: of the server, for example "https://server.example:8443".
+        tls: from `certificates.make_context`.
+        identity: the silo's long-term key.
+        digest: of the public folder that the silo has accepted.
+        endpoint: answers signed requests.
+        most_seconds: longest pause between two tries to reach the server.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext,
+        identity: Identity,
+        digest: str,
+        endpoint: Endpoint,
+        most_seconds: float = 30.0,
+    ) -> None:
+        self._url, self._identity, self._digest, self._endpoint = url, identity, digest, endpoint
+        self._most_seconds = most_seconds
+        timeout = httpx.Timeout(_POLL_SECONDS + 40, connect=10)
+        self._client = httpx.Client(base_url=url, verify=tls, timeout=timeout, trust_env=False)
+        self._token = ""
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set; a server that cannot be reached is tried again."""
+        pause = 0.1
+        with self._client:
+            while not stop.is_set():
+                try:
+                    if not self._token:
+                        self._connect()
+                        _log.info("connected to %s", self._url)
+                    self._serve_one()
+                    pause = 0.1
+                except httpx.HTTPStatusError as error:
+                    self._token = ""
+                    code = error.response.text[:100]
+                    if error.response.status_code != 401:  # the server was restarted: connect again at once
+                        known = f"{CODES[code]} [{code}]" if code in CODES else code
+                        _log.warning(
+                            "the server refused the connection: %s; trying again in %.1f s", known, pause
+                        )
+                        pause = self._wait(stop, pause)
+                except httpx.HTTPError as error:
+                    self._token = ""
+                    _log.warning(
+                        "the server at %s cannot be reached (%s); trying again in %.1f s",
+                        self._url,
+                        error,
+                        pause,
+                    )
+                    pause = self._wait(stop, pause)
+
+    def _wait(self, stop: threading.Event, pause: float) -> float:
+        stop.wait(pause * (0.5 + secrets.randbelow(1000) / 1000))  # silos shall not come back all at once
+        return min(2 * pause, self._most_seconds)
+
+    def _connect(self) -> None:
+        name = self._identity.name
+        challenge = self._post("/v1/challenge", {"name": name})["challenge"]
+        signature = self._identity.sign(_connect_text(self._digest, name, str(challenge))).hex()
+        fields = {
+            "name": name,
+            "challenge": challenge,
+            "digest": self._digest,
+            "version": silodp.__version__,
+            "signature": signature,
+        }
+        self._token = str(self._post("/v1/connect", fields)["token"])
+
+    def _post(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self._client.post(path, json=fields).raise_for_status().json()
+        return found
+
+    def _serve_one(self) -> None:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        reply = self._client.post("/v1/next", headers=headers).raise_for_status()
+        if reply.status_code == _NO_REQUEST:
+            return
+        try:
+            answer = self._endpoint.receive(reply.content)
+        except SilodpError as error:
+            # The text stays here: it may say something about this silo's data. The code is one of a fixed list.
+            _log.warning("refused: %s [%s]", error, error.code)
+            headers[_REFUSED], answer = error.code, b""
+        except OSError as error:
+            _log.error("failed: %s", error)
+            headers[_REFUSED], answer = (
+                "run.disk_full" if error.errno == errno.ENOSPC else "deploy.silo_failed",
+                b"",
+            )
+        except Exception:
+            _log.exception("failed")
+            headers[_REFUSED], answer = "deploy.silo_failed", b""
+        exchange = reply.headers[_EXCHANGE]
+        sent = self._client.post(f"/v1/answer/{exchange}", headers=headers, content=answer)
+        if sent.status_code != _OVER:  # the server's patience was over: it will ask again, or go on without
+            sent.raise_for_status()

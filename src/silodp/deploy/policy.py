@@ -1,0 +1,133 @@
+"""The policy of a silo: what its operator lets any run do, whatever the server asks; policy.toml."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from silodp.accounting.guarantee import Adversary
+from silodp.aggregators.run_spec import RunSpec
+from silodp.config.arguments import convert_validation_error
+from silodp.config.toml_values import read_toml
+from silodp.errors import SilodpError
+
+_Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Policy(BaseModel):
+    """What a silo takes part in.
+
+    Attributes:
+        accepted: digests (hex) of the public folders that the operator has accepted.
+        data: file with this silo's records, relative to the policy; it never leaves the silo.
+        delta: δ of the lifetime limits.
+        lifetime_epsilon: most ε by adversary that all runs of this silo together may spend.
+        methods: names of methods that are allowed; () allows all.
+        aggregators: names of aggregators that are allowed; () allows all.
+        columns: features that a model may be trained on; () allows those of the accepted data description.
+        allow_counts: whether a method may ask for the number of records of each person in clear.
+        min_silos: fewest silos in a sum that this silo takes part in.
+        most_runs: number of runs, counted over the life of the silo's folder; one that is resumed is the same run.
+        allow_seed: for tests: whether the noise may follow from a seed that everyone knows.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    accepted: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
+    data: str
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    lifetime_epsilon: dict[Adversary, _Epsilon]
+    methods: list[str] = []
+    aggregators: list[str] = []
+    columns: list[str] = []
+    allow_counts: bool = False
+    min_silos: Annotated[int, Field(ge=1)] = 2
+    most_runs: Annotated[int, Field(ge=1)] = 20
+    allow_seed: bool = False
+
+    def check(self, digest: str, spec: RunSpec) -> None:
+        """Refuse a run that the operator has not allowed.
+
+        Args:
+            digest: of the public folder.
+            spec: of the run.
+
+        Raises:
+            SilodpError: the digest was not accepted, or the policy does not allow the run (codes policy.*).
+        """
+        if digest not in self.accepted:
+            raise SilodpError(
+                f"the public folder has the digest {digest[:16]}, which the policy has not accepted: compare it with "
+                "the coordinator by telephone, and run 'silodp deploy accept'.",
+                code="policy.digest",
+                field="accepted",
+            )
+        for field, name, allowed in (
+            ("methods", spec.method.name, self.methods),
+            ("aggregators", spec.aggregator.name, self.aggregators),
+        ):
+            if allowed and name not in allowed:
+                raise SilodpError(
+                    f"the run uses '{name}', which the policy does not list in {field}: add it there, or do not "
+                    "take part.",
+                    code="policy.not_allowed",
+                    field=field,
+                )
+        if extra := sorted(set(spec.data.features) - set(self.columns or spec.data.features)):
+            raise SilodpError(
+                f"the run trains on {', '.join(extra)}, which the policy does not list in columns: add them there, or "
+                "do not take part.",
+                code="policy.not_allowed",
+                field="columns",
+            )
+        if spec.method.needs_counts and not spec.aggregator.weights_privately and not self.allow_counts:
+            raise SilodpError(
+                f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of "
+                "every person in clear: set allow_counts = true to allow it, or do not take part.",
+                code="policy.not_allowed",
+                field="allow_counts",
+            )
+        if spec.min_silos < self.min_silos:
+            raise SilodpError(
+                f"sums of {spec.min_silos} silos may be seen in the run, and the policy asks for {self.min_silos}: "
+                "lower min_silos, or do not take part.",
+                code="policy.not_allowed",
+                field="min_silos",
+            )
+        if not spec.is_secret and not self.allow_seed:
+            raise SilodpError(
+                "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
+                "(allow_seed = true is for tests with made-up records).",
+                code="policy.not_allowed",
+                field="allow_seed",
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        """Read policy.toml.
+
+        Raises:
+            SilodpError: it is missing, or a field is unknown or wrong.
+        """
+        try:
+            return cls.model_validate(read_toml(path))
+        except ValidationError as error:
+            wrong = convert_validation_error(error)
+            raise SilodpError(f"{path}: {wrong}", code=wrong.code, field=wrong.field) from None
+
+    def to_toml(self) -> str:
+        """Return the content of policy.toml."""
+        lines = [
+            "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'."
+        ]
+        tables = []
+        for name, value in self.model_dump().items():
+            if isinstance(value, dict):
+                entries = [f"{key} = {entry!r}" for key, entry in value.items()]
+                tables += ["", f"[{name}]  # by adversary, over all runs of this silo", *entries]
+            else:
+                lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+        return "\n".join([*lines, *tables]) + "\n"

@@ -1,0 +1,307 @@
+"""How a consortium is set up: the public folder, keys at every party, the seal of the coordinator, acceptance."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.guarantee import ADVERSARIES, Adversary
+from silodp.aggregators.run_spec import RunSpec
+from silodp.config.schema import RunConfig
+from silodp.crypto.keys import Identity
+from silodp.data.federation import Federation
+from silodp.data.public import PublicData
+from silodp.deploy.certificates import Authority, make_request
+from silodp.deploy.consortium import (
+    AUTHORITY,
+    CERTIFICATES,
+    ROSTER,
+    Consortium,
+    Roster,
+    derive_spec,
+    write_public,
+)
+from silodp.deploy.policy import Policy
+from silodp.deploy.silo import (
+    IDENTITY,
+    POLICY,
+    TLS_KEY,
+    find_name,
+    save_identity,
+    save_records,
+)
+from silodp.errors import SilodpError
+from silodp.wire.store import PRIVATE_FILE, make_private_folder, write_durably
+
+REQUEST_ENDING = ".request.json"
+_AUTHORITY_KEY = "authority.key"
+SERVER = "server"
+
+
+def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
+    """Write a public folder without keys.
+
+    Args:
+        config: settings of the run.
+        folder: to be written; it must be empty.
+        data: public facts; U must be known.
+
+    Returns:
+        The specification of the run.
+
+    Raises:
+        SilodpError: the folder is not empty, U is not known, or the run cannot be made.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise SilodpError(
+            f"{folder} is not empty: choose another folder with --out.", code="run.exists", field="out"
+        )
+    if data.users is None:
+        raise SilodpError(
+            "the number of persons U is not known: set data.schema.users to a public list of users, or give --users.",
+            code="argument.missing",
+            field="users",
+        )
+    spec = derive_spec(config, data, config.task(data))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_public(folder, _without_private_paths(config, folder).to_toml(), data, spec)
+    return spec
+
+
+def _without_private_paths(config: RunConfig, folder: Path) -> RunConfig:
+    """Return the configuration with no path of a silo's data, and copy the public list of users beside it."""
+    data = {key: value for key, value in config.data.items() if key != "root"}
+    if "files" in data:
+        data["files"] = {name: f"{name}.csv" for name in config.public_data().silos}
+    schema = data.get("schema")
+    if isinstance(schema, dict) and isinstance(schema.get("users"), str):
+        shutil.copyfile(schema["users"], folder / "users.txt")
+        data["schema"] = {**schema, "users": "users.txt"}
+    task = config.task_section
+    for field in ("model", "loss"):
+        reference = getattr(task, field)
+        if reference is not None and ".py:" in reference:
+            path, _, name = reference.removeprefix("python:").rpartition(":")
+            shutil.copyfile(path, folder / Path(path).name)
+            task = task.model_copy(update={field: f"{Path(path).name}:{name}"})
+    return config.model_copy(update={"data": data, "task_section": task})
+
+
+def make_keys(folder: Path, name: str) -> Path:
+    """Make the keys of a party in its own folder, and a request for the coordinator.
+
+    Args:
+        folder: of the party; made if it is not there, for its owner alone.
+        name: as in the public description of the data, or "server".
+
+    Returns:
+        The request: the only file that leaves the party. It holds public keys.
+
+    Raises:
+        SilodpError: there are keys already (code deploy.key).
+    """
+    make_private_folder(folder)
+    if (folder / IDENTITY).exists():
+        raise SilodpError(
+            f"{folder / IDENTITY} exists: a new key would not be the one in the roster; choose another folder.",
+            code="deploy.key",
+        )
+    identity = Identity.fresh(name)
+    key, request = make_request(name)
+    save_identity(folder, identity)
+    write_durably(folder / TLS_KEY, key, PRIVATE_FILE)
+    content = {"name": name, "identity": identity.public.hex(), "certificate_request": request.decode()}
+    path = folder / f"{name}{REQUEST_ENDING}"
+    write_durably(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    return path
+
+
+def seal_public(
+    folder: Path, requests: Path, private: Path, host: str, port: int, *, for_tests: bool = False
+) -> Consortium:
+    """Sign the requests of all parties, and write roster and certificates into the public folder.
+
+    Args:
+        folder: the public folder.
+        requests: folder with the request of every silo and of the server.
+        private: folder of the coordinator, where the authority's key is kept.
+        host: name or address of the server, as silos reach it.
+        port: of the server.
+        for_tests: marks a consortium on one machine.
+
+    Returns:
+        The sealed folder.
+
+    Raises:
+        SilodpError: a request is missing, damaged, or of no silo (code deploy.request).
+    """
+    consortium = Consortium.load(folder)
+    names = (*consortium.data.silos, SERVER)
+    found = _read_requests(requests)
+    if set(found) != set(names):
+        missing, unknown = sorted(set(names) - set(found)), sorted(set(found) - set(names))
+        raise SilodpError(
+            f"{requests} should hold one request for each of {', '.join(names)}"
+            + (f"; missing: {', '.join(missing)}" if missing else "")
+            + (f"; not expected: {', '.join(unknown)}" if unknown else "")
+            + ".",
+            code="deploy.request",
+        )
+    make_private_folder(private)
+    authority = Authority.fresh(consortium.config.name)
+    write_durably(private / _AUTHORITY_KEY, authority.key, PRIVATE_FILE)
+    write_durably(folder / AUTHORITY, authority.certificate)
+    (folder / CERTIFICATES).mkdir(exist_ok=True)
+    for name in names:
+        hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1"))) if name == SERVER else ()
+        certificate = authority.sign(found[name]["certificate_request"].encode(), name, hosts)
+        write_durably(consortium.certificate(name), certificate)
+    keys = {name: bytes.fromhex(found[name]["identity"]) for name in names}
+    roster = Roster(host, port, keys[SERVER], {name: keys[name] for name in consortium.data.silos}, for_tests)
+    write_durably(folder / ROSTER, roster.to_json().encode())
+    return Consortium.load(folder)
+
+
+def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted(folder.glob(f"*{REQUEST_ENDING}")):
+        try:
+            fields = json.loads(path.read_bytes())
+            request = {key: str(fields[key]) for key in ("name", "identity", "certificate_request")}
+            if len(bytes.fromhex(request["identity"])) != 32 or request["name"] in found:
+                raise ValueError
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            raise SilodpError(
+                f"{path} is no request, or the second one of its party: ask the party to run 'silodp deploy keys'.",
+                code="deploy.request",
+            ) from None
+        found[request["name"]] = request
+    return found
+
+
+def describe_agreement(consortium: Consortium) -> dict[str, Any]:
+    """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties."""
+    spec = consortium.spec
+    roster = consortium.sealed
+    return {
+        "name": consortium.config.name,
+        "method": repr(spec.method),
+        "unit": spec.method.unit,
+        "aggregator": spec.aggregator.name,
+        "rounds": spec.rounds,
+        "delta": spec.delta,
+        "epsilon": compute_run_epsilon(spec),
+        "columns": list(spec.data.features),
+        "users": spec.data.users,
+        "model": {"size": spec.model.size, "architecture": spec.model.architecture, "loss": spec.model.loss},
+        "server": {"address": f"{roster.host}:{roster.port}", "key": format_key(roster.server)},
+        "silos": {name: format_key(key) for name, key in roster.silos.items()},
+        "visibility": [
+            {"party": one.party, "sees": one.sees, "not_seen": one.not_seen}
+            for one in spec.aggregator.visibility
+        ],
+        "secret": spec.is_secret,
+        "for_tests": roster.for_tests,
+        "digest": consortium.digest,
+        "code": consortium.code,
+    }
+
+
+def format_key(key: bytes) -> str:
+    """Return the first 64 bits of a public key in groups of four hexadecimal digits."""
+    text = key.hex()[:16]
+    return " ".join(text[i : i + 4] for i in range(0, 16, 4))
+
+
+def compute_run_epsilon(spec: RunSpec) -> dict[Adversary, float | None]:
+    """Return ε of all T rounds by adversary, at the number of silos that costs most; None without a guarantee."""
+    found: dict[Adversary, float | None] = dict.fromkeys(ADVERSARIES)
+    for adversary in ADVERSARIES:
+        charges = [(spec.costliest_events(round_)[adversary], 1) for round_ in range(spec.rounds)]
+        try:
+            epsilon = compute_epsilon(charges, spec.noise_delta, spec.accountant)
+        except SilodpError as error:
+            if error.code != "accounting.no_guarantee":
+                raise
+            continue
+        found[adversary] = epsilon if epsilon < float("inf") else None
+    return found
+
+
+def accept(
+    folder: Path,
+    consortium: Consortium,
+    data: str,
+    lifetime_epsilon: Mapping[Adversary, float],
+    *,
+    delta: float | None = None,
+) -> Policy:
+    """Write the policy of a silo, or add the digest to the one that is there.
+
+    Args:
+        folder: of the silo.
+        consortium: the public folder, whose digest the operator has compared.
+        data: file with the silo's records.
+        lifetime_epsilon: most ε by adversary that all runs together may spend, for a new policy.
+        delta: of these limits; None: the run's.
+
+    Returns:
+        The policy.
+
+    Raises:
+        SilodpError: the roster does not list the silo's key, or the policy does not allow the run.
+    """
+    find_name(folder, consortium)
+    path = folder / POLICY
+    if path.exists():
+        policy = Policy.load(path)
+        digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
+        policy = policy.model_copy(update={"accepted": digests, "data": data})
+    else:
+        spec = consortium.spec
+        policy = Policy(
+            accepted=[consortium.digest],
+            data=data,
+            delta=spec.delta if delta is None else delta,
+            lifetime_epsilon=dict(lifetime_epsilon),
+            methods=[spec.method.name],
+            aggregators=[spec.aggregator.name],
+            columns=list(spec.data.features),
+            min_silos=spec.min_silos,
+            allow_seed=consortium.sealed.for_tests and not spec.is_secret,
+        )
+    policy.check(consortium.digest, consortium.spec)
+    write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
+    return policy
+
+
+def make_local(config: RunConfig, federation: Federation, folder: Path, port: int) -> Consortium:
+    """Make a whole consortium on one machine, with the keys of all parties: for tests.
+
+    Args:
+        config: settings of the run.
+        federation: the records, which are written to the folders of their silos.
+        folder: to be written: public/, server/, silos/NAME/.
+        port: of the server, on 127.0.0.1.
+    """
+    unit = config.method().unit
+    data = federation.public(with_records=unit == "record")
+    draft_public(config, folder / "public", data)
+    requests = folder / "requests"
+    requests.mkdir(parents=True)
+    homes = {SERVER: folder / SERVER, **{name: folder / "silos" / name for name in data.silos}}
+    for name, home in homes.items():
+        shutil.copy(make_keys(home, name), requests)
+    consortium = seal_public(
+        folder / "public", requests, folder / "coordinator", "127.0.0.1", port, for_tests=True
+    )
+    limits = {name: e for name, e in compute_run_epsilon(consortium.spec).items() if e is not None}
+    for silo in federation.silos:
+        home = homes[silo.name]
+        save_records(home / "records.npz", silo)
+        accept(home, consortium, "records.npz", {name: 1.001 * e for name, e in limits.items()})
+    return consortium

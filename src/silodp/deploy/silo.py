@@ -1,0 +1,312 @@
+"""A silo in an organization of its own: it alone opens the records, the keys, the store and the ledgers.
+
+identity.key   seed of the long-term Ed25519 key; secret
+tls.key        private key of the TLS certificate; secret
+policy.toml    what the operator allows
+store/         durable memory of all runs; secret
+ledgers/       one ledger for each run; the policy's limits hold for all of them together
+audit.jsonl    everything that left this silo
+lock           held by the process that serves
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from silodp.accounting.accountant import choose_accountant, compute_epsilon
+from silodp.accounting.events import Event, explain_not_private
+from silodp.accounting.guarantee import Adversary
+from silodp.accounting.ledger import Ledger, reopen_ledger
+from silodp.crypto.keys import Identity
+from silodp.crypto.streams import KEY_BYTES
+from silodp.data.silo_data import SiloData
+from silodp.data.tables.reader import read_tables
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.policy import Policy
+from silodp.errors import SilodpError, counted, name_file
+from silodp.mechanisms.noise import Randomness
+from silodp.runtime.lock import hold_lock
+from silodp.runtime.silo import Silo, make_ledger
+from silodp.wire.messages import Message
+from silodp.wire.store import PRIVATE_FILE, DirectoryStore, make_private_folder, write_durably
+from silodp.wire.transport import SERVER, sign, verify
+
+IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass
+class LifetimeLedger:
+    """The ledgers of all runs of one silo, and the limits that hold for them together.
+
+    Attributes:
+        delta: δ of the limits.
+        limits: most ε by adversary; none where absent.
+        runs: the ledgers by run.
+    """
+
+    delta: float
+    limits: Mapping[Adversary, float]
+    runs: dict[str, Ledger] = field(default_factory=dict)
+
+    def epsilon(self, adversary: Adversary, more: Event | None = None) -> float | None:
+        """Return ε of all runs together, with one event more; None where nothing is promised."""
+        counts = Counter[Event](() if more is None else (more,))
+        for ledger in self.runs.values():
+            counts += ledger.counts(adversary)
+        if not counts:
+            return 0.0
+        if any(explain_not_private(event) is not None for event in counts):
+            return None
+        epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts))
+        return epsilon if np.isfinite(epsilon) else None
+
+    def find_exceeded(self, events: Mapping[Adversary, Event]) -> str | None:
+        """Return a phrase about the first limit that these events would exceed; None where all hold."""
+        for adversary, limit in self.limits.items():
+            spent = self.epsilon(adversary, events[adversary])
+            if spent is None or spent > limit:
+                told = "no ε at all" if spent is None else f"ε = {spent:.4g}"
+                return f"{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
+        return None
+
+
+class SiloService:
+    """Answers signed requests for one silo; an `Endpoint`.
+
+    Args:
+        folder: of the silo.
+        consortium: the public folder.
+        name: the silo's.
+        data: the silo's records.
+        policy: from its operator.
+
+    Raises:
+        SilodpError: the policy does not allow the run, or a key, store or ledger cannot be read.
+    """
+
+    def __init__(
+        self, folder: Path, consortium: Consortium, name: str, data: SiloData, policy: Policy
+    ) -> None:
+        self.name, self._folder = name, folder
+        self._spec, self._task, self._data = consortium.spec, consortium.task, data
+        self._pins, self._server = consortium.sealed.silos, consortium.sealed.server
+        policy.check(consortium.digest, self._spec)
+        self.identity = load_identity(folder, name)
+        if self.identity.public != self._pins[name]:
+            raise SilodpError(
+                f"the key in {folder / IDENTITY} is not the one that the roster lists for '{name}': use the folder in "
+                "which the request was made, or send a new request to the coordinator.",
+                code="deploy.key",
+            )
+        self._randomness = (
+            Randomness.secret() if self._spec.seed is None else Randomness.from_seed(self._spec.seed)
+        )
+        self._store = DirectoryStore(folder / "store")
+        self._most_bytes = self._spec.aggregator.script(self._spec, name).most_bytes
+        self._silos: dict[str, Silo] = {}
+        self._most_runs = policy.most_runs
+        self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon)
+        make_private_folder(folder / "ledgers")
+        for path in sorted((folder / "ledgers").glob("*.jsonl")):
+            self.lifetime.runs[path.stem] = reopen_ledger(path)
+
+    def receive(self, data: bytes) -> bytes:
+        """Verify a request, answer it, write what leaves to the audit log, and return the signed answer.
+
+        Raises:
+            SilodpError: the request is not the server's, or the silo refuses it.
+        """
+        request = verify(data, self._server, "the server", self.name, most_bytes=self._most_bytes)
+        answer = self._silo_of(request).answer(request)
+        signed = sign(answer, self.identity, SERVER, request.digest())
+        self._log_answer(request, signed)
+        return signed
+
+    def _silo_of(self, request: Message) -> Silo:
+        """Return this silo's side of the run that a request names."""
+        run = request.run
+        if _RUN_ID.fullmatch(run) is None:
+            raise SilodpError(
+                f"silo '{self.name}' was asked in a run whose id is not 32 hexadecimal digits; nothing was sent.",
+                code="gate.run",
+            )
+        if run not in self._silos:
+            spec = replace(self._spec, run=run)
+            if run not in self.lifetime.runs:
+                if len(self.lifetime.runs) >= self._most_runs:
+                    raise SilodpError(
+                        f"silo '{self.name}' has taken part in {counted(self._most_runs, 'run')}, as many as its "
+                        "policy allows (most_runs); nothing was sent.",
+                        code="gate.run",
+                    )
+                self.lifetime.runs[run] = make_ledger(spec, self._folder / "ledgers" / f"{run}.jsonl")
+            self._silos[run] = Silo(
+                self._data,
+                self._task,
+                spec,
+                self._randomness,
+                self._store,
+                self.identity,
+                self._pins,
+                self.lifetime.runs[run],
+                spec.silo_limits,
+                self.lifetime.find_exceeded,
+            )
+        return self._silos[run]
+
+    def _log_answer(self, request: Message, signed: bytes) -> None:
+        """Append one line about an answer; it is on disk before the answer leaves."""
+        ledger = self.lifetime.runs[request.run]
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "run": request.run,
+            "kind": request.kind,
+            "round": request.round,
+            "attempt": request.attempt,
+            "bytes": len(signed),
+            "sha256": hashlib.sha256(signed).hexdigest(),
+            "charges": len(ledger.history),
+        }
+        path = self._folder / AUDIT
+        with name_file(path), open(path, "ab", opener=_open_private) as file:
+            file.write((json.dumps(line) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_FILE)
+
+
+@contextmanager
+def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
+    """Open a silo's folder, which one process at a time may use, with its records.
+
+    Args:
+        folder: of the silo; its name in the consortium stands in its request.
+        consortium: the public folder.
+
+    Raises:
+        SilodpError: another process serves it, a file is missing, or the policy does not allow the run.
+    """
+    policy = Policy.load(folder / POLICY)
+    name = find_name(folder, consortium)
+    policy.check(consortium.digest, consortium.spec)  # before any record is read
+    with hold_lock(folder / LOCK):
+        data = load_records(folder / policy.data, name, consortium)
+        service = SiloService(folder, consortium, name, data, policy)
+        try:
+            yield service
+        finally:
+            for ledger in service.lifetime.runs.values():
+                ledger.close()
+
+
+def find_name(folder: Path, consortium: Consortium) -> str:
+    """Return the name under which the roster lists the key in a folder.
+
+    Raises:
+        SilodpError: it lists none (code deploy.key).
+    """
+    public = load_identity(folder, "").public
+    for name, key in consortium.sealed.silos.items():
+        if key == public:
+            return name
+    raise SilodpError(
+        f"the roster does not list the key in {folder / IDENTITY}: use the folder in which the request was made, or "
+        "send a new request to the coordinator.",
+        code="deploy.key",
+    )
+
+
+def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
+    """Read the records of one silo.
+
+    Args:
+        path: a table, read by the schema of the configuration, or a .npz file with the arrays x, y, user and budget of
+            a `SiloData`.
+        name: of the silo.
+        consortium: the public folder.
+
+    Raises:
+        SilodpError: the file cannot be read, or does not fit the public description of the data.
+    """
+    public = consortium.data
+    if path.suffix == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                data = SiloData(name, arrays["x"], arrays["y"], arrays["user"], arrays.get("budget"))
+        except (OSError, ValueError, KeyError) as error:
+            raise SilodpError(
+                f"{path} cannot be read ({error}): give a .npz file with the arrays x, y and user.",
+                code="data.files",
+            ) from None
+    else:
+        _, arguments = consortium.config.resolve_data()
+        schema = arguments.get("schema")
+        if schema is None or schema.users is None:
+            raise SilodpError(
+                f"{path} is a table, and the configuration has no schema with a public list of users: set "
+                "data.schema.users, since silos that number persons by themselves would not agree who is who.",
+                code="deploy.no_index",
+                field="data.schema.users",
+            )
+        (data,) = read_tables({name: path}, schema).silos
+    if data.x.shape[1:] != public.record_shape:
+        raise SilodpError(
+            f"the records in {path} have the shape {data.x.shape[1:]}, and the consortium agreed on "
+            f"{public.record_shape}: prepare them as the description of the data says.",
+            code="deploy.data",
+        )
+    if len(data) and not 0 <= data.user.min() <= data.user.max() < (public.users or 0):
+        raise SilodpError(
+            f"{path} has a user number outside 0 to {(public.users or 0) - 1}: use the index that the consortium "
+            "agreed on.",
+            code="deploy.data",
+        )
+    return data
+
+
+def save_records(path: Path, data: SiloData) -> None:
+    """Write the records of a silo as a .npz file that its owner alone may read."""
+    arrays: dict[str, Any] = {"x": data.x, "y": data.y, "user": data.user}
+    if data.budget is not None:
+        arrays["budget"] = data.budget
+    with open(path, "wb", opener=_open_private) as file:
+        np.savez(file, **arrays)
+
+
+def load_identity(folder: Path, name: str) -> Identity:
+    """Read the long-term key of a party.
+
+    Raises:
+        SilodpError: there is none (code deploy.key).
+    """
+    try:
+        seed = bytes.fromhex((folder / IDENTITY).read_text())
+    except (OSError, ValueError):
+        seed = b""
+    if len(seed) != KEY_BYTES:
+        raise SilodpError(
+            f"{folder / IDENTITY} is no key: run 'silodp deploy keys' in this folder, or restore the file.",
+            code="deploy.key",
+        )
+    return Identity(name, seed)
+
+
+def save_identity(folder: Path, identity: Identity) -> None:
+    """Write the long-term key of a party."""
+    write_durably(folder / IDENTITY, identity.seed.hex().encode(), PRIVATE_FILE)

@@ -1,0 +1,380 @@
+"""A server and silos in processes of their own over TLS: the model of the simulation, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from silodp.accounting.ledger import reopen_ledger
+from silodp.config.schema import load_config
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.policy import Policy
+from silodp.errors import SilodpError
+from silodp.report.page import write_report
+from silodp.runtime.train import train
+from support.commands import Silodp, assert_sentence
+from support.consortium import Processes, start_consortium, start_party
+from support.ports import find_free_port
+
+BASE = """
+name = "five"
+rounds = 3
+seed = 7
+[data]
+source = "embedded"
+silos = {silos}
+{data}
+"""
+AVG = """
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.5
+server_learning_rate = 20.0
+{more}
+[method.local]
+learning_rate = 0.3
+"""
+DDP = """
+[method]
+name = "ddp"
+noise_multiplier = 2.0
+clip = 1.0
+local_steps = 3
+record_sampling = 0.1
+expected_batch_size = 15.0
+local_learning_rate = 0.5
+"""
+RPDP = """
+[method]
+name = "rpdp"
+clip = 1.0
+noise_multiplier = 5.0
+local_steps = 4
+expected_batch_size = 20.0
+local_learning_rate = 0.5
+largest_budget = 5.0
+[budgets]
+distribution = "mixture"
+of = "records"
+"""
+USERS = "users = 40"
+
+
+def config(method: str, *, head: str = "", data: str = USERS, silos: int = 3, more: str = "") -> str:
+    return head + BASE.format(silos=silos, data=data) + method.replace("{more}", more)
+
+
+def aggregation(name: str, *settings: str) -> str:
+    return "\n[aggregation]\n" + "\n".join(settings) if settings else ""
+
+
+PLAIN = config(AVG)
+MASKED = config(AVG, head='aggregator = "masked"\n', silos=4)
+LATTICE = config(AVG, head='aggregator = "lattice"\n', more='weighting = "records"') + aggregation(
+    "lattice", "count_cap = 40", "attempts = 20"
+)
+RUNS = {
+    "plain": PLAIN,
+    "masked": MASKED,
+    "lattice": LATTICE,
+    "sampled": config(AVG, more="user_sampling = 0.5"),
+    "rpdp": config(RPDP, data='allocation = "own"'),
+    "ddp masked": config(DDP, head='aggregator = "masked"\n', data='allocation = "own"'),
+}
+
+
+def simulate(folder: Path, text: str) -> Path:
+    """The same run in one process; return its directory."""
+    path = folder / "simulated.toml"
+    path.write_text(text)
+    settings = load_config(path)
+    federation = settings.federation()
+    train(
+        federation,
+        settings.task(federation),
+        settings.method(),
+        out=folder / "simulated",
+        **settings.settings(),
+    )
+    return folder / "simulated"
+
+
+def assert_same_run(processes: Processes, simulated: Path) -> None:
+    """The same model, bit for bit, and the same ε against every adversary."""
+    ours, theirs = (load_file(run / "model.safetensors") for run in (processes.run, simulated))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    spent = {g["adversary"]: g["epsilon"] for g in processes.guarantees()}
+    expected = json.loads((simulated / "guarantee.json").read_text())["guarantees"]
+    assert spent == {g["adversary"]: g["epsilon"] for g in expected}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "masked" else pytest.mark.slow) for name in RUNS]
+)
+def test_parties_over_tls_train_the_model_of_the_simulation(name: str, tmp_path: Path) -> None:
+    simulated = simulate(tmp_path, RUNS[name])
+    with start_consortium(tmp_path, RUNS[name]) as processes:
+        processes.start_all()
+        assert processes.wait_for_server() == 0, processes.log("server")
+        assert_same_run(processes, simulated)
+        summary = json.loads((processes.run / "guarantee.json").read_text())
+        assert summary["simulation"] is False
+        assert "simulation in one process" not in write_report(processes.run).read_text()
+        for silo in processes.names:
+            audit = processes.audit(silo)
+            assert [one["round"] for one in audit if one["kind"] == "update"] == [0, 1, 2]
+            assert {one["run"] for one in audit} == {summary["run"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_server_needs_no_data(tmp_path: Path) -> None:
+    """It runs where no file of a silo exists, and opens none: all of them are moved away."""
+    with start_consortium(tmp_path, PLAIN) as processes:
+        elsewhere = tmp_path / "elsewhere"
+        shutil.copytree(processes.public, elsewhere / "public")
+        shutil.copytree(processes.home("server"), elsewhere / "server")
+        for silo in processes.names:
+            processes.start(silo)
+        alone = Processes(elsewhere)
+        alone.start("server", SILODP_DATA=str(tmp_path / "nothing"))
+        try:
+            assert alone.wait_for_server() == 0, alone.log("server")
+        finally:
+            alone.kill("server")
+
+
+# --- faults ---------------------------------------------------------------------------------------------------
+
+
+def wait_for(processes: Processes, round_: int, seconds: float = 90) -> None:
+    """Wait until the server has done a number of rounds."""
+    path = processes.run / "metrics.jsonl"
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if path.exists() and len(path.read_text().splitlines()) > round_:
+            return
+        time.sleep(0.02)
+    raise AssertionError(processes.log("server"))
+
+
+LONG = MASKED.replace("rounds = 3", "rounds = 12")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["silo-2", "server"])
+def test_whoever_is_killed_and_started_again_goes_on_with_the_run(victim: str, tmp_path: Path) -> None:
+    simulated = simulate(tmp_path, LONG)
+    with start_consortium(tmp_path, LONG) as processes:
+        processes.start_all()
+        for round_ in (2, 6):
+            wait_for(processes, round_)
+            processes.kill(victim)
+            processes.start(victim)
+        assert processes.wait_for_server() == 0, processes.log("server")
+        assert_same_run(processes, simulated)
+        for silo in processes.names:  # never less than the server's, and at most one release more
+            (path,) = (processes.home(silo) / "ledgers").iterdir()
+            processes.kill(silo)
+            with reopen_ledger(path) as ledger:
+                assert 12 <= len(ledger.history) <= 13
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_others_go_on_without_a_silo_that_never_returns(tmp_path: Path) -> None:
+    text = LONG + aggregation("masked", "min_silos = 3")
+    with start_consortium(tmp_path, text) as processes:
+        for silo in processes.names:
+            processes.start(silo)
+        processes.start("server", "--patience", "4")
+        wait_for(processes, 2)
+        processes.kill("silo-4")
+        assert processes.wait_for_server() == 0, processes.log("server")
+        spec = Consortium.load(processes.public).spec
+        with reopen_ledger(processes.run / "checkpoint" / "ledger.jsonl") as ledger:
+            charged = [dict(entry.events) for entry in ledger.history]
+        with_all, without = (spec.round_events(survivors) for survivors in (4, 3))
+        before = charged.index(without)
+        assert before >= 2
+        assert charged == [with_all] * before + [without] * (12 - before)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_second_server_of_the_same_run_is_refused(tmp_path: Path) -> None:
+    with start_consortium(tmp_path, LONG) as processes:
+        first = processes.start("server")  # it waits for its silos
+        wait_for(processes, 0)
+        second = processes.start("server", "--listen", "127.0.0.1:0")
+        assert second.wait(60) == 2
+        assert "[run.in_use]" in processes.log("server")
+        for silo in processes.names:
+            processes.start(silo)
+        assert first.wait(120) == 0, processes.log("server")
+
+
+def test_a_silo_refuses_what_its_policy_does_not_allow(tmp_path: Path) -> None:
+    with start_consortium(tmp_path, MASKED) as processes:
+        consortium = Consortium.load(processes.public)
+        policy = Policy.load(processes.home("silo-1") / "policy.toml")
+        policy.check(consortium.digest, consortium.spec)
+        for change, code in (
+            ({"accepted": ["0" * 64]}, "policy.digest"),
+            ({"methods": ["rpdp"]}, "policy.not_allowed"),
+            ({"aggregators": ["lattice"]}, "policy.not_allowed"),
+            ({"columns": ["age"]}, "policy.not_allowed"),
+            ({"min_silos": 5}, "policy.not_allowed"),
+            ({"allow_seed": False}, "policy.not_allowed"),
+        ):
+            with pytest.raises(SilodpError) as caught:
+                policy.model_copy(update=change).check(consortium.digest, consortium.spec)
+            assert caught.value.code == code
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_silo_stops_at_the_epsilon_of_its_policy_over_all_runs(tmp_path: Path) -> None:
+    """The server runs the same specification again: for the silo it is a second run on the same people."""
+    with start_consortium(tmp_path, PLAIN) as processes:
+        processes.start_all()
+        assert processes.wait_for_server() == 0, processes.log("server")
+        once = {g["adversary"]: g["epsilon"] for g in processes.guarantees()}
+        shutil.rmtree(processes.run)
+        assert processes.start("server").wait(60) == 2
+        assert "gate.budget" in processes.log("server")
+        home = processes.home("silo-1")
+        assert "over all its runs" in processes.log("silo-1")
+        processes.kill("silo-1")
+        ledgers = [reopen_ledger(path) for path in (home / "ledgers").iterdir()]
+        assert sum(len(ledger.history) for ledger in ledgers) == 3
+        limit = Policy.load(home / "policy.toml").lifetime_epsilon["released"]
+        assert once["released"] <= limit < 1.01 * once["released"]
+
+
+def test_a_changed_public_folder_has_another_digest(tmp_path: Path) -> None:
+    with start_consortium(tmp_path, MASKED) as processes:
+        before = Consortium.load(processes.public)
+        text = (processes.public / "config.toml").read_text()
+        (processes.public / "config.toml").write_text(
+            text.replace("noise_multiplier = 5.0", "noise_multiplier = 4.0")
+        )
+        after = Consortium.load(processes.public)
+        assert after.digest != before.digest
+        with pytest.raises(SilodpError) as caught:
+            _ = after.spec
+        assert caught.value.code == "deploy.spec"
+
+
+# --- the steps of docs/deployment.md, one after the other ---------------------------------------------------------
+
+TABLES = """
+name = "clinics"
+rounds = 2
+aggregator = "masked"
+[data]
+source = "tables"
+files = { north = "secret-north.csv", south = "secret-south.csv" }
+[data.schema]
+user = "patient"
+label = "ill"
+classes = ["no", "yes"]
+numeric = { age = [0.0, 100.0] }
+users = "persons.txt"
+[task]
+model = "net.py:Net"
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.5
+[method.local]
+learning_rate = 0.3
+"""
+NET = """
+import torch
+def Net(features):
+    return torch.nn.Sequential(torch.nn.Linear(features, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_steps_of_the_page_set_up_a_consortium_that_trains(silodp: Silodp, tmp_path: Path) -> None:
+    """Each party has a folder of its own; only what the page names is copied from one to another."""
+    places = {name: tmp_path / name for name in ("coordinator", "server", "north", "south")}
+    for place in places.values():
+        place.mkdir()
+    coordinator = places["coordinator"]
+    (coordinator / "clinics.toml").write_text(TABLES)
+    (coordinator / "net.py").write_text(NET)
+    (coordinator / "persons.txt").write_text("".join(f"p{i}\n" for i in range(12)))
+    for name, persons in (("north", range(8)), ("south", range(4, 12))):
+        rows = [f"p{i},{30 + 5 * i},{'yes' if i % 3 else 'no'}" for i in persons for _ in range(2)]
+        (places[name] / "table.csv").write_text("\n".join(["patient,age,ill", *rows]) + "\n")
+
+    made = silodp("deploy", "init", coordinator / "clinics.toml", "--out", coordinator / "c", "--json")
+    assert made.status == 0, made.err
+    public = coordinator / "c" / "public"
+    assert not any("secret" in path.read_text() for path in public.rglob("*.*"))
+    (coordinator / "c" / "requests").mkdir()
+    for name in ("server", "north", "south"):
+        done = silodp("deploy", "keys", name, "--out", places[name] / "home", "--json")
+        assert done.status == 0, done.err
+        shutil.copy(done.json["request"], coordinator / "c" / "requests")
+        again = silodp("deploy", "keys", name, "--out", places[name] / "home", "--json")
+        assert_sentence(again, code="deploy.key")
+
+    (request := coordinator / "c" / "requests" / "south.request.json").rename(tmp_path / "later")
+    seal = ("deploy", "seal", coordinator / "c", "--host", "127.0.0.1", "--port", find_free_port(), "--json")
+    assert_sentence(silodp(*seal), "south", code="deploy.request")
+    (tmp_path / "later").rename(request)
+    sealed = silodp(*seal)
+    assert sealed.status == 0, sealed.err
+    for name in ("server", "north", "south"):
+        shutil.copytree(public, places[name] / "public")
+    for name in ("north", "south"):
+        accept = (
+            "deploy",
+            "accept",
+            places[name] / "public",
+            places[name] / "home",
+            "--data",
+            "../table.csv",
+        )
+        assert_sentence(silodp(*accept, "--code", "0000 0000", "--json"), code="deploy.digest")
+        told = silodp(*accept, "--code", sealed.json["code"])
+        assert told.status == 0, told.err
+        for part in (
+            "uldp-avg",
+            "masked",
+            "all records of one person",
+            "age",
+            "released",
+            sealed.json["code"],
+        ):
+            assert part in told.err
+    processes = Processes(tmp_path)
+    try:
+        for name in ("north", "south", "server"):
+            processes.running[name] = start_party(places[name] / "public", places[name] / "home", name)
+        assert processes.wait_for_server() == 0, (places["server"] / "home" / "log.txt").read_text()
+    finally:
+        for name in list(processes.running):
+            processes.kill(name)
+    run = places["server"] / "home" / "run"
+    guarantee = json.loads((run / "guarantee.json").read_text())
+    assert guarantee["private"]
+    assert guarantee["simulation"] is False
+    assert silodp("report", run).status == 0
+    assert len(silodp("audit-log", places["north"] / "home", "--json").json["entries"]) > 2
+    assert silodp("deploy", "status", places["server"] / "home", "--json").json["round"] == 2

@@ -1,0 +1,248 @@
+"""The courier over HTTPS: it can lose, repeat and delay messages, and nothing else."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+import silodp
+from silodp.crypto.keys import Identity
+from silodp.deploy.certificates import Authority, make_context, make_request
+from silodp.deploy.https import HttpsClient, HttpsServer, _connect_text
+from silodp.errors import SilodpError
+from support.ports import find_free_port
+
+DIGEST = "d" * 64
+SILOS = {name: Identity.fresh(name) for name in ("north", "south")}
+
+
+class Echo:
+    """An endpoint that answers a request with its bytes in reverse order."""
+
+    def __init__(self, answer: Callable[[bytes], bytes] = lambda data: data[::-1]) -> None:
+        self.asked: list[bytes] = []
+        self._answer = answer
+
+    def receive(self, data: bytes) -> bytes:
+        self.asked.append(data)
+        return self._answer(data)
+
+
+class Parties:
+    """Certificates of a server and two silos, of one authority."""
+
+    def __init__(self, folder: Path, authority: Authority | None = None) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.authority = authority or Authority.fresh("test")
+        (folder / "ca.pem").write_bytes(self.authority.certificate)
+        for name in ("server", *SILOS):
+            key, request = make_request(name)
+            hosts = ("127.0.0.1",) if name == "server" else ()
+            (folder / f"{name}.key").write_bytes(key)
+            (folder / f"{name}.pem").write_bytes(self.authority.sign(request, name, hosts))
+
+    def tls(self, name: str, is_server: bool = False):
+        return make_context(
+            self.folder / "ca.pem",
+            self.folder / f"{name}.pem",
+            self.folder / f"{name}.key",
+            is_server=is_server,
+        )
+
+    def server(self, port: int = 0, patience: float = 20, digest: str = DIGEST, most_bytes: int = 10**6):
+        publics = {name: identity.public for name, identity in SILOS.items()}
+        return HttpsServer(
+            ("127.0.0.1", port),
+            self.tls("server", True),
+            publics,
+            digest,
+            patience=patience,
+            most_bytes=most_bytes,
+        )
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory) -> Parties:
+    return Parties(tmp_path_factory.mktemp("tls"))
+
+
+@contextmanager
+def serving(parties: Parties, port: int, name: str, endpoint: Echo, **changes) -> Iterator[threading.Event]:
+    """A silo that serves in a thread until the end."""
+    fields = {"identity": SILOS[name], "digest": DIGEST, "tls": parties.tls(name), **changes}
+    client = HttpsClient(
+        f"https://127.0.0.1:{port}",
+        fields["tls"],
+        fields["identity"],
+        fields["digest"],
+        endpoint,
+        most_seconds=0.2,
+    )
+    stop = threading.Event()
+    thread = threading.Thread(target=client.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+
+
+def test_requests_and_answers_arrive_unchanged(parties: Parties) -> None:
+    north, south = Echo(), Echo()
+    with (
+        parties.server() as server,
+        serving(parties, server.port, "north", north),
+        serving(parties, server.port, "south", south),
+    ):
+        for sent in (b"first", b"second " * 10_000, b""):
+            answers, failures = server.ask({"north": sent + b"n", "south": sent + b"s"})
+            assert failures == {}
+            assert answers == {"north": (sent + b"n")[::-1], "south": (sent + b"s")[::-1]}
+        assert len(north.asked) == len(south.asked) == 3
+        assert server.traffic.down == server.traffic.up
+
+
+def test_a_silo_that_does_not_come_is_a_failure_and_the_other_one_answers(parties: Parties) -> None:
+    with parties.server() as server, serving(parties, server.port, "north", Echo()):
+        answers, failures = server.ask({"north": b"1", "south": b"1"}, timeout=1.5)
+        assert set(answers) == {"north"}
+        assert failures["south"].kind == "offline"
+
+
+def test_a_silo_that_comes_late_is_offered_the_same_request(parties: Parties) -> None:
+    found = {}
+    with parties.server() as server:
+        asking = threading.Thread(target=lambda: found.update(server.ask({"north": b"late"})[0]))
+        asking.start()
+        time.sleep(0.3)
+        with serving(parties, server.port, "north", Echo()):
+            asking.join(10)
+    assert found == {"north": b"etal"}
+
+
+def test_an_answer_after_the_servers_patience_is_dropped(parties: Parties) -> None:
+    def sleep(data: bytes) -> bytes:
+        if data == b"slow":
+            time.sleep(1.2)
+        return data[::-1]
+
+    north = Echo(sleep)
+    with parties.server() as server, serving(parties, server.port, "north", north):
+        server.ask({"north": b"warm"})
+        _, failures = server.ask({"north": b"slow"}, timeout=0.5)
+        assert failures["north"].kind == "timeout"
+        answers, _ = server.ask({"north": b"next"})
+        assert answers == {"north": b"txen"}  # not the answer to the request before
+
+
+def test_a_refusal_crosses_as_its_code_alone(parties: Parties) -> None:
+    def refuse(data: bytes) -> bytes:
+        if data == b"odd":
+            raise ValueError("person 17 has the diagnosis X")
+        raise SilodpError("person 17 has the diagnosis X", code="gate.rounds")
+
+    with parties.server() as server, serving(parties, server.port, "north", Echo(refuse)):
+        for sent, code in ((b"1", "gate.rounds"), (b"odd", "deploy.silo_failed")):
+            _, failures = server.ask({"north": sent})
+            assert failures["north"].code == code
+            assert "17" not in failures["north"].reason
+
+
+def test_a_silo_comes_back_to_a_server_that_was_restarted(parties: Parties) -> None:
+    port = find_free_port()
+    north = Echo()
+    with serving(parties, port, "north", north):
+        for request in (b"1", b"2"):
+            with parties.server(port) as server:
+                assert server.ask({"north": request})[0] == {"north": request}
+
+
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(parties: Parties) -> None:
+    with (
+        parties.server(most_bytes=1000, patience=2) as server,
+        serving(parties, server.port, "north", Echo(lambda data: b"x" * 10**6)),
+    ):
+        answers, failures = server.ask({"north": b"1"})
+        assert answers == {}
+        assert failures["north"].kind == "timeout"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"identity": Identity.fresh("north")}, {"identity": Identity.fresh("unknown")}, {"digest": "e" * 64}],
+    ids=["another key", "not in the roster", "another digest"],
+)
+def test_who_does_not_belong_is_not_connected(
+    parties: Parties, changes: dict, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = Echo()
+    with parties.server(patience=1) as server, serving(parties, server.port, "north", endpoint, **changes):
+        _, failures = server.ask({"north": b"1"})
+        assert failures["north"].kind == "offline"
+    assert endpoint.asked == []
+    assert "refused the connection" in caplog.text
+
+
+def test_a_certificate_of_another_authority_does_not_connect(parties: Parties, tmp_path: Path) -> None:
+    other = Parties(tmp_path / "other")
+    endpoint = Echo()
+    with (
+        parties.server(patience=1) as server,
+        serving(parties, server.port, "north", endpoint, tls=other.tls("north")),
+    ):
+        _, failures = server.ask({"north": b"1"})
+        assert failures["north"].kind == "offline"
+    assert endpoint.asked == []
+
+
+def test_nobody_is_served_without_a_token_or_a_certificate(parties: Parties) -> None:
+    with parties.server() as server:
+        url = f"https://127.0.0.1:{server.port}"
+        with httpx.Client(verify=parties.tls("north")) as client:
+            assert client.post(f"{url}/v1/next", headers={"Authorization": "Bearer x"}).status_code == 401
+            assert client.post(f"{url}/v1/answer/1", content=b"x").status_code == 401
+            assert client.get(f"{url}/health").json()["status"] == "ok"
+            assert 'silo="north"' in client.get(f"{url}/metrics").text
+        anonymous = ssl.create_default_context(cafile=str(parties.folder / "ca.pem"))
+        with httpx.Client(verify=anonymous) as client, pytest.raises(httpx.HTTPError):
+            client.get(f"{url}/health")
+
+
+def test_a_challenge_is_signed_once(parties: Parties) -> None:
+    """Whoever has read a signature cannot connect with it again."""
+    with parties.server() as server, httpx.Client(verify=parties.tls("south")) as client:
+        url = f"https://127.0.0.1:{server.port}/v1"
+        challenge = client.post(f"{url}/challenge", json={"name": "north"}).json()["challenge"]
+        fields = {
+            "name": "north",
+            "challenge": challenge,
+            "digest": DIGEST,
+            "version": silodp.__version__,
+            "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge)).hex(),
+        }
+        assert client.post(f"{url}/connect", json=fields).status_code == 200
+        assert client.post(f"{url}/connect", json=fields).status_code == 403
+
+
+def test_a_server_waits_for_its_silos(parties: Parties) -> None:
+    with parties.server() as server, serving(parties, server.port, "north", Echo()):
+        started = time.monotonic()
+        server.wait_for_silos(timeout=0.5)  # "south" is missing
+        assert time.monotonic() - started >= 0.5
+        with serving(parties, server.port, "south", Echo()):
+            server.wait_for_silos(timeout=30)
+        assert None not in server.seconds_since_seen().values()
+
+
+def test_a_port_in_use_is_named(parties: Parties) -> None:
+    with parties.server() as server, pytest.raises(SilodpError) as caught:
+        parties.server(server.port)
+    assert caught.value.code == "deploy.address"
