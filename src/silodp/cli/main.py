@@ -32,6 +32,7 @@ from silodp.cli._console import (
     show,
 )
 from silodp.cli.data import data_app
+from silodp.cli.identity import identity_app
 from silodp.cli.plan import epsilon, plan
 from silodp.cli.table import table_app
 from silodp.errors import SilodpError
@@ -158,6 +159,7 @@ def report(
 
 
 app.add_typer(data_app, name="data")
+app.add_typer(identity_app, name="identity")
 app.add_typer(table_app, name="table")
 
 
