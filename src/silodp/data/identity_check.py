@@ -119,11 +119,12 @@ class IdentityCheck:
         """Return the result as lines of text; identifiers only where `show_identifiers` asks for them."""
         profile = self.profile
         least, middle, most = self.rows_per_person
+        each = counted(most, "row") if least == most else f"{least:,} to {most:,} rows"
         lines = [
             f"Agreement code: {profile.agreement_code}",
             f"  (study {profile.study}; every silo must see the same code: compare it by telephone)",
             f"{self.table}, column {self.column!r}: {counted(self.rows, 'row')}, {counted(self.persons, 'person')}, "
-            f"{least:,} to {most:,} rows per person (median {middle:g})",
+            f"{each} per person (median {middle:g})",
         ]
         verdict = (
             "fits" if self.fits_population else "does NOT fit: agree on a profile with a larger population"
