@@ -289,6 +289,9 @@ def load_profile(path: str | Path) -> IdentityProfile:
     Args:
         path: of a TOML file with the attributes of `IdentityProfile`.
 
+    Returns:
+        The profile, checked.
+
     Raises:
         SilodpError: `identity.file` (not readable, or not TOML), `identity.profile` (a setting that does not fit).
     """
