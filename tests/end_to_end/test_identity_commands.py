@@ -195,3 +195,13 @@ def test_a_run_needs_the_file_and_the_population(folder: Path, silodp: Silodp) -
     for command in ("plan", "run"):
         assert_sentence(silodp(command, "two.toml"), code="identity.file")
     assert_sentence(silodp("run", "two.toml", "--set", "data.schema.identity=3"), code="config.value")
+
+
+def test_the_profile_is_found_beside_the_configuration(
+    folder: Path, silodp: Silodp, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    planned = silodp("plan", folder / "two.toml", "--json")
+    assert planned.status == 0, planned.err
+    (folder / "identity.toml").unlink()
+    assert_sentence(silodp("plan", folder / "two.toml"), str(folder / "identity.toml"), code="identity.file")
