@@ -35,6 +35,7 @@ FORMATS = (
      "`subject.accounting` in the first line of the run's ledger"),
     ("`guarantee.json`", "silodp.accounting.guarantee:FORMAT", "JSON"),
     ("`run_spec.json`", "silodp.aggregators.run_spec:FORMAT", "JSON"),
+    ("`identity.toml`", "silodp.data.identity:FORMAT", "TOML; its digest covers the settings, not the bytes"),
     ("signed messages", "silodp.wire.transport:_MARKER",
      "marker, Ed25519 signature, then safetensors with a JSON header"),
 )  # fmt: skip

@@ -33,6 +33,7 @@ from silodp.cli._console import (
 )
 from silodp.cli.data import data_app
 from silodp.cli.deploy import audit_log, deploy_app, server, silo
+from silodp.cli.identity import identity_app
 from silodp.cli.plan import epsilon, plan
 from silodp.cli.table import table_app
 from silodp.errors import SilodpError
@@ -163,6 +164,7 @@ app.command()(server)
 app.command()(silo)
 app.command("audit-log")(audit_log)
 app.add_typer(data_app, name="data")
+app.add_typer(identity_app, name="identity")
 app.add_typer(table_app, name="table")
 
 

@@ -244,8 +244,9 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> TomlTable:
             data["files"] = {name: at(path) for name, path in data["files"].items()}
         elif isinstance(data.get("files"), list):
             data["files"] = [at(path) for path in data["files"]]
-        if isinstance(data.get("schema"), dict) and isinstance(data["schema"].get("users"), str):
-            data["schema"] = {**data["schema"], "users": at(data["schema"]["users"])}
+        if isinstance(data.get("schema"), dict):
+            named = {key: at(data["schema"][key]) for key in ("users", "identity") if key in data["schema"]}
+            data["schema"] = {**data["schema"], **named}
     for name in ("aggregator", "accountant"):
         if name in result:
             result[name] = reference(result[name])

@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING
 from silodp._lazy import export_lazily
 from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation
+from silodp.data.identity import IdentityProfile, load_profile
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 
 if TYPE_CHECKING:
     from silodp.data import benchmarks
 
-__all__ = ["Dataset", "Federation", "Origin", "PublicData", "SiloData", "benchmarks"]
+__all__ = [
+    "Dataset",
+    "Federation",
+    "IdentityProfile",
+    "Origin",
+    "PublicData",
+    "SiloData",
+    "benchmarks",
+    "load_profile",
+]
 
 # scikit-learn and pandas, which the benchmarks import, take a second.
 __getattr__ = export_lazily(__name__, {"benchmarks": f"{__name__}.benchmarks"})

@@ -12,7 +12,12 @@ from silodp.data.benchmarks.images import FASHION_MNIST, MNIST
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
-from silodp.data.tables.schema import ASSUMES_CLIPPING, ASSUMES_INDEX_FROM_TABLES, Schema
+from silodp.data.tables.schema import (
+    ASSUMES_CLIPPING,
+    ASSUMES_INDEX_BY_PROFILE,
+    ASSUMES_INDEX_FROM_TABLES,
+    Schema,
+)
 from silodp.errors import lookup
 
 
@@ -20,9 +25,13 @@ class TableDataset(Dataset):
     """CSV or Parquet tables, one per silo: all public facts follow from the schema and the list of files."""
 
     def public(self, arguments: Mapping[str, Any], users: int | None = None) -> PublicData:
-        """Return the facts that the schema declares; only the public list of users is read."""
+        """Return the facts that the schema declares; only the public list of users or the profile is read."""
         schema: Schema = arguments["schema"]
-        assumptions = [] if schema.users is not None else [ASSUMES_INDEX_FROM_TABLES]
+        profile = schema.read_identity()
+        if profile is not None:
+            assumptions = [ASSUMES_INDEX_BY_PROFILE]
+        else:
+            assumptions = [] if schema.users is not None else [ASSUMES_INDEX_FROM_TABLES]
         if schema.out_of_range == "clip" and schema.numeric:
             assumptions.append(ASSUMES_CLIPPING)
         return PublicData(
@@ -35,6 +44,7 @@ class TableDataset(Dataset):
             features=schema.features,
             assumptions=tuple(assumptions),
             record_budgets=self.has_record_budgets(arguments),
+            identity_digest="" if profile is None else profile.digest,
         )
 
     def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -43,8 +53,11 @@ class TableDataset(Dataset):
         return tuple(files) if isinstance(files, Mapping) else tuple(Path(file).stem for file in files)
 
     def declared_users(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return the length of the public list of users; None where the schema names none."""
+        """Return the population of the identity profile, or the length of the public list of users; else None."""
         schema: Schema = arguments["schema"]
+        profile = schema.read_identity()
+        if profile is not None:
+            return profile.population
         listed = schema.read_users()
         return None if listed is None else len(listed)
 

@@ -35,8 +35,10 @@ class Federation:
         name: what the data set is called.
         classes: public number of classes (y int64 in 0..classes-1), or None for real or survival targets.
         features: names of the features, or () where they have none (images).
-        user_keys: the key of every user, in the order of the index, or None.
+        user_keys: the key of every user, in the order of the index, or None. With an identity profile there may be
+            fewer than U: the last users then have no records.
         user_budgets: (U,) float64, the ε that each user may be charged, public; None where users have none.
+        identity_digest: digest of the identity profile by which the keys were read, which declares U; "" without one.
 
     Raises:
         SilodpError: the parts do not fit together.
@@ -51,6 +53,7 @@ class Federation:
     features: tuple[str, ...] = ()
     user_keys: tuple[str, ...] | None = None
     user_budgets: NDArray[np.float64] | None = None
+    identity_digest: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.silos, tuple) or not self.silos:
@@ -70,7 +73,8 @@ class Federation:
             twice = next(name for name in names if names.count(name) > 1)
             raise self._refusal(f"two silos are named {twice!r}; rename one")
         if self.user_keys is not None:
-            if len(self.user_keys) != self.users or len(set(self.user_keys)) < self.users:
+            keys = self.users if not self.identity_digest else min(len(self.user_keys), self.users)
+            if len(self.user_keys) != keys or len(set(self.user_keys)) < keys:
                 raise self._refusal(
                     f"{len(self.user_keys)} user keys for {self.users} users; give one each, all different"
                 )
@@ -159,7 +163,11 @@ class Federation:
             record_budgets=all(silo.budget is not None for silo in self.silos),
             record_counts=tuple(len(silo) for silo in self.silos) if with_records else None,
             silo_budgets=tuple(by_silo) if with_records and by_silo else None,
-            index_digest=digest_user_index(self.users, self.user_keys, budgets),
+            # With a profile U and the profile are public, and keys are not: not even their hash is passed on.
+            index_digest=digest_user_index(
+                self.users, None if self.identity_digest else self.user_keys, budgets
+            ),
+            identity_digest=self.identity_digest,
         )
 
     def counts(self) -> NDArray[np.int64]:
@@ -256,13 +264,14 @@ class Federation:
         tables = read_tables(files, schema)
         return cls(
             silos=tables.silos,
-            users=len(tables.user_keys),
+            users=tables.users,
             test=tables.test,
             assumptions=tables.assumptions,
             name=name,
             classes=None if schema.classes is None else len(schema.classes),
             features=schema.features,
             user_keys=tables.user_keys,
+            identity_digest="" if tables.profile is None else tables.profile.digest,
         )
 
 

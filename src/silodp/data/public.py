@@ -38,7 +38,8 @@ class PublicData:
         silo_budgets: for each silo (n_s,) float64, the ε of each of its records, in any order; None where records have
             none, or nobody has read them yet.
         index_digest: SHA-256 (hex) of the list of users and of their budgets, which all parties compare; "" as long
-            as the list is not known.
+            as the list is not known. With an identity profile it covers U and budgets only.
+        identity_digest: SHA-256 (hex) of the identity profile by which silos read the keys of persons; "" without one.
 
     Raises:
         SilodpError: there are no silos.
@@ -57,6 +58,7 @@ class PublicData:
     record_counts: tuple[int, ...] | None = None
     silo_budgets: tuple[NDArray[np.float64], ...] | None = field(default=None, repr=False, compare=False)
     index_digest: str = ""
+    identity_digest: str = ""
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -67,6 +69,8 @@ class PublicData:
     def to_dict(self) -> dict[str, Any]:
         """Return all facts, JSON-ready; budgets of records as [ε, number of records], ascending."""
         facts = {name: value for name, value in vars(self).items() if name != "silo_budgets"}
+        if not self.identity_digest:  # runs from before there were profiles keep their digests
+            del facts["identity_digest"]
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
         if self.silo_budgets is None:
             return facts

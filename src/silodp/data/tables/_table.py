@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -16,8 +17,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from silodp.data._identifiers import MISSING
+from silodp.data.identity import IdentityProfile
 from silodp.data.silo_data import check_budgets, scale_to_range
-from silodp.data.tables.schema import MISSING, Schema, text_of
+from silodp.data.tables.schema import Schema, text_of
 from silodp.errors import SilodpError, first_line
 
 _log = logging.getLogger(__name__)
@@ -30,69 +33,45 @@ _ROUNDED = re.compile(r"-?\d+(\.\d+)?[eE]\+\d+")
 
 @dataclass(frozen=True)
 class Table:
-    """One file as text columns, and the schema to read it by."""
+    """One file as text columns, and the schema to read it by.
+
+    Attributes:
+        path: of the file.
+        schema: what the columns mean.
+        columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
+        dropped: (n,) bool, the rows without an identifier that an identity profile lets drop; None without a profile.
+    """
 
     path: Path
     schema: Schema
     columns: Mapping[str, Strings] = field(repr=False)
+    dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
 
     @classmethod
-    def read(cls, path: Path, schema: Schema) -> Table:
-        """Read the schema's columns of a file.
+    def read(cls, path: Path, schema: Schema, profile: IdentityProfile | None = None) -> Table:
+        """Read the schema's columns of a file, user keys by the identity profile if there is one.
 
         Raises:
-            SilodpError: no such file, unreadable, or without a column of the schema.
+            SilodpError: no such file, unreadable, without a column of the schema, or with a row whose user key the
+                profile refuses.
         """
-        if path.is_dir():
-            raise SilodpError(
-                f"{path}: a folder, not a table; give the silo's .csv or .parquet file",
-                code="data.no_file",
-                field="data.files",
-            )
-        if not path.is_file():
-            raise SilodpError(
-                f"{path}: no such file; check the path of the silo's table",
-                code="data.no_file",
-                field="data.files",
-            )
-        suffix = path.suffix.lower()
-        if suffix not in (".csv", ".parquet"):
-            raise SilodpError(
-                f"{path}: unknown extension {path.suffix!r}; give a .csv or .parquet file",
-                code="data.unreadable",
-                field="data.files",
-            )
-        try:
-            frame = _read_csv(path) if suffix == ".csv" else pd.read_parquet(path)
-        except SilodpError:
-            raise
-        except (OSError, ValueError, csv.Error) as error:  # pandas' and pyarrow's own are ValueErrors
-            raise SilodpError(
-                f"{path}: not readable as {suffix[1:]} ({first_line(error)}); export it again",
-                code="data.unreadable",
-                field="data.files",
-            ) from error
-        header = [_header_text(column) for column in frame.columns]
+        frame, header = _read_frame(path)
         for column in schema.columns:
-            if header.count(_header_text(column)) != 1:
-                wrong = "is missing" if _header_text(column) not in header else "appears twice"
-                raise SilodpError(
-                    f"{path}: column {column!r} {wrong}; correct the schema or the table, which has "
-                    f"{_format_names(header)}",
-                    code="data.column",
-                    field=column,
-                )
-        if frame.empty:
-            raise SilodpError(
-                f"{path}: the table has no rows; give at least one record or leave the silo out",
-                code="data.no_records",
-                field="data.files",
-            )
-        frame.columns = pd.Index(header)
+            _check_column(path, header, column)
+        _check_rows(path, frame)
+        keys = frame[_header_text(schema.user)]
         columns = {column: _as_text(frame[_header_text(column)], path) for column in schema.columns}
-        table = cls(path, schema, columns)
-        table._refuse_rounded_keys(frame[_header_text(schema.user)])
-        return table
+        if profile is None:
+            table = cls(path, schema, columns)
+            table._refuse_rounded_keys(keys)
+            return table
+        where = f"{path}: column {schema.user!r}"
+        found = profile.normalize_column(_list_cells(keys, where), where)
+        dropped = np.array([key is None for key in found], dtype=bool)
+        if dropped.any():
+            _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
+        columns[schema.user] = np.array([key or "" for key in found], dtype=object)
+        return cls(path, schema, columns, dropped)
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
         """Raise for the first bad row, if any."""
@@ -120,18 +99,28 @@ class Table:
         return np.array([text.lower() in MISSING for text in self.columns[column]], dtype=bool)
 
     def keys(self) -> Strings:
-        """Return (n,) user keys as text, none missing."""
+        """Return (n,) user keys as text, none missing; "" in dropped rows only."""
+        if self.dropped is not None:  # the profile has refused what is missing
+            return self.columns[self.schema.user]
         self._refuse(
             self.schema.user, self._missing(self.schema.user), "names no user", "give every record a user key"
         )
         return self.columns[self.schema.user]
 
+    def kept_rows(self) -> NDArray[np.bool_]:
+        """Return (n,) bool: which rows are records of the federation, all without an identity profile."""
+        return (
+            np.ones(len(self.columns[self.schema.user]), dtype=bool)
+            if self.dropped is None
+            else ~self.dropped
+        )
+
     def users(self, known: Mapping[str, int], test: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return (n,) number of every record's user; -1, in test rows only, for a key without a number."""
+        """Return (n,) number of every record's user; -1, in test or dropped rows only, for a key without a number."""
         number = np.array([known.get(key, -1) for key in self.keys()], dtype=np.int64)
         self._refuse(
             self.schema.user,
-            (number < 0) & ~test,
+            (number < 0) & ~test & self.kept_rows(),
             "is not in the public list of users",
             "add the key to the list or drop the record",
         )
@@ -217,6 +206,118 @@ class Table:
         limit = np.finfo(np.float32).max
         self._refuse(column, np.abs(values) > limit, "is too large for float32", "give it in larger units")
         return values.astype(np.float32)
+
+
+def read_cells(path: Path, column: str) -> list[object]:
+    """Return the cells of one column as an identity profile reads them, "" where they are missing.
+
+    Raises:
+        SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
+    """
+    frame, header = _read_frame(path)
+    _check_column(path, header, column, shows_header=False)
+    _check_rows(path, frame)
+    return _list_cells(frame[_header_text(column)], f"{path}: column {column!r}")
+
+
+def _list_cells(cells: pd.Series[Any], where: str) -> list[object]:
+    """Return text cells as they are, whole numbers as text, and "" where a cell is missing.
+
+    A column of floating-point numbers is refused as a whole: large ones are rounded, and leading zeros are lost.
+    """
+    if not isinstance(cells.dtype, np.dtype) or cells.dtype.kind not in "OSUiu":
+        # Text, whole numbers and categories of pandas' own types pass, cell by cell.
+        is_plain = pd.api.types.is_string_dtype(cells) or pd.api.types.is_integer_dtype(cells)
+        if not is_plain and not isinstance(cells.dtype, pd.CategoricalDtype):
+            raise _refuse_identifiers(f"{where}, every row", str(cells.dtype))
+    listed: list[object] = []
+    for row, (cell, is_missing) in enumerate(
+        zip(cells.tolist(), cells.isna().tolist(), strict=True), start=1
+    ):
+        if is_missing:
+            listed.append("")
+        elif isinstance(cell, str):
+            listed.append(cell)
+        elif isinstance(cell, Integral) and not isinstance(cell, bool):
+            listed.append(str(int(cell)))
+        else:
+            raise _refuse_identifiers(f"{where}, data row {row}", type(cell).__name__)
+    return listed
+
+
+def _refuse_identifiers(where: str, found: str) -> SilodpError:
+    return SilodpError(
+        f"{where}: type {found}, not text, so digits may be lost; export the identifiers as text",
+        code="identity.column",
+        field="data.schema.user",
+    )
+
+
+def _read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Return all cells of a file and its header.
+
+    Raises:
+        SilodpError: no such file, or unreadable.
+    """
+    if path.is_dir():
+        raise SilodpError(
+            f"{path}: a folder, not a table; give the silo's .csv or .parquet file",
+            code="data.no_file",
+            field="data.files",
+        )
+    if not path.is_file():
+        raise SilodpError(
+            f"{path}: no such file; check the path of the silo's table",
+            code="data.no_file",
+            field="data.files",
+        )
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise SilodpError(
+            f"{path}: unknown extension {path.suffix!r}; give a .csv or .parquet file",
+            code="data.unreadable",
+            field="data.files",
+        )
+    try:
+        frame = _read_csv(path) if suffix == ".csv" else pd.read_parquet(path)
+    except SilodpError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:  # pandas' and pyarrow's own are ValueErrors
+        raise SilodpError(
+            f"{path}: not readable as {suffix[1:]} ({first_line(error)}); export it again",
+            code="data.unreadable",
+            field="data.files",
+        ) from error
+    header = [_header_text(column) for column in frame.columns]
+    frame.columns = pd.Index(header)
+    return frame, header
+
+
+def _check_column(path: Path, header: Sequence[str], column: str, shows_header: bool = True) -> None:
+    """Raise for a column that the header does not have, or has twice.
+
+    Without a header the first person's row stands in its place: `shows_header` says whether the message may quote it.
+    """
+    if header.count(_header_text(column)) != 1:
+        wrong = "is missing" if _header_text(column) not in header else "appears twice"
+        which = (
+            f"the table, which has {_format_names(header)}" if shows_header else "the first line of the table"
+        )
+        raise SilodpError(
+            f"{path}: column {column!r} {wrong}; correct the schema or {which}",
+            code="data.column",
+            field=column,
+        )
+
+
+def _check_rows(path: Path, frame: pd.DataFrame) -> None:
+    """Raise for a table without rows."""
+    if frame.empty:
+        raise SilodpError(
+            f"{path}: the table has no rows; give at least one record or leave the silo out",
+            code="data.no_records",
+            field="data.files",
+        )
 
 
 def _read_csv(path: Path) -> pd.DataFrame:

@@ -1,7 +1,8 @@
 """Reading CSV and Parquet tables, one per silo, with a public schema that says what every column means.
 
 Features are scaled and encoded with constants of the schema, never with values computed from rows, so the
-encoding reveals nothing about the rows. Users are linked across silos by equal keys (see `normalize_key`).
+encoding reveals nothing about the rows. Users are linked across silos by equal keys: an identity profile says how they
+are read, or else `normalize_key`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from silodp.data._identifiers import MISSING
+from silodp.data.identity import IdentityProfile
 from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.schema import (
     ASSUMES_CLIPPING,
+    ASSUMES_INDEX_BY_PROFILE,
     ASSUMES_INDEX_FROM_TABLES,
-    MISSING,
     Schema,
     normalize_key,
 )
@@ -31,14 +34,21 @@ class LoadedTables:
     Attributes:
         silos: training records, one table per silo.
         test: test records, pooled; None without a split column.
-        user_keys: (U,) the keys in the order of the users' index.
+        user_keys: the keys in the order of the users' index: (U,), and fewer where an identity profile declares U.
         assumptions: what was taken from private rows, one sentence each.
+        profile: the identity profile by which the keys were read; None without one.
     """
 
     silos: tuple[SiloData, ...]
     test: SiloData | None
     user_keys: tuple[str, ...] = field(repr=False)
     assumptions: tuple[str, ...]
+    profile: IdentityProfile | None = None
+
+    @property
+    def users(self) -> int:
+        """Number of persons U: declared by the profile, else the number of keys."""
+        return len(self.user_keys) if self.profile is None else self.profile.population
 
 
 def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: Schema) -> LoadedTables:
@@ -58,15 +68,17 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
             field="schema",
         )
     paths = _silo_paths(files)
-    tables = {silo: Table.read(path, schema) for silo, path in paths.items()}
-    known, assumptions = _user_index(tables, schema)
+    profile = schema.read_identity()
+    tables = {silo: Table.read(path, schema, profile) for silo, path in paths.items()}
+    known, assumptions = _user_index(tables, schema, profile)
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
-        x, y, test = table.features(), table.labels(), table.test_rows()
-        user = table.users(known, test)
-        silos.append(SiloData(silo, x[~test], y[~test], user[~test], table.budgets(~test)))
+        x, y, is_test, kept = table.features(), table.labels(), table.test_rows(), table.kept_rows()
+        user = table.users(known, is_test)
+        train, test = kept & ~is_test, kept & is_test
+        silos.append(SiloData(silo, x[train], y[train], user[train], table.budgets(train)))
         held.append((x[test], y[test], user[test]))
-        in_train.update(user[~test].tolist())
+        in_train.update(user[train].tolist())
         in_test.update(user[test].tolist())
     if in_train & in_test:
         assumptions.append(
@@ -77,7 +89,7 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
     test_data = None
     if schema.split is not None:
         test_data = SiloData("test", *(np.concatenate(arrays) for arrays in zip(*held, strict=True)))
-    return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions))
+    return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions), profile)
 
 
 def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
@@ -115,7 +127,9 @@ def _refuse_files(message: str) -> SilodpError:
     return SilodpError(message, code="data.files", field="data.files")
 
 
-def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, int], list[str]]:
+def _user_index(
+    tables: Mapping[str, Table], schema: Schema, profile: IdentityProfile | None = None
+) -> tuple[dict[str, int], list[str]]:
     """Return user key → number, and the assumptions behind it.
 
     The numbers follow the order of the public list if there is one, else that of the sorted training keys.
@@ -127,14 +141,22 @@ def _user_index(tables: Mapping[str, Table], schema: Schema) -> tuple[dict[str, 
         ), []
     found = set[str]()
     for table in tables.values():
-        found.update(table.keys()[~table.test_rows()])
+        found.update(table.keys()[~table.test_rows() & table.kept_rows()])
     if not found:
         raise SilodpError(
             "no table has a training row; check the split column", code="data.no_records", field=schema.split
         )
+    if profile is not None and len(found) > profile.population:
+        raise SilodpError(
+            f"the tables have training records of {len(found):,} persons, and the identity profile declares population "
+            f"= {profile.population:,}; agree with all silos on a profile with a larger population",
+            code="identity.population",
+            field="data.schema.identity",
+        )
     # Whole numbers by size, then texts: the order must not depend on the order of rows.
     ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
-    return {key: number for number, key in enumerate(ordered)}, [ASSUMES_INDEX_FROM_TABLES]
+    assumption = ASSUMES_INDEX_FROM_TABLES if profile is None else ASSUMES_INDEX_BY_PROFILE
+    return {key: number for number, key in enumerate(ordered)}, [assumption]
 
 
 def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:

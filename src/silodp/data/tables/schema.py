@@ -13,15 +13,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from silodp.data.identity import IdentityProfile, load_profile
 from silodp.errors import SilodpError, first_line
-
-MISSING = frozenset({"", "nan", "na", "n/a", "none", "null", "<na>"})
-"""Texts that stand for no value, in lower case."""
 
 ASSUMES_INDEX_FROM_TABLES = (
     "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
     "person on it has records in at least one of them, and how many persons there are. To promise that too, "
     "declare a list that also names people without records."
+)
+ASSUMES_INDEX_BY_PROFILE = (
+    "The list of ids was read from the tables: anyone may learn that each person on it has records in at least one of "
+    "them. The number of persons U is that which the identity profile declares."
 )
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
 
@@ -43,6 +45,8 @@ class Schema:
         split: optional column holding "train" or "test".
         users: the public list of user keys, or a text file with one key per line; U is its length. Without it
             U is counted in the tables, and the guarantee says so.
+        identity: the file of an `IdentityProfile`, which then says how user keys are read, and declares U. It takes
+            the place of `users`.
         out_of_range: "refuse" a number outside its range, or "clip" it to the range.
         budget: optional column of the ε that each training record may be charged, above 0; public like the rest.
 
@@ -62,6 +66,7 @@ class Schema:
     users: Sequence[Any] | str | Path | None = None
     out_of_range: Literal["refuse", "clip"] = "refuse"
     budget: str | None = None
+    identity: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("classes", "real", "survival"):
@@ -73,6 +78,18 @@ class Schema:
                 f"out_of_range is {self.out_of_range!r}; choose 'refuse' or 'clip'",
                 "argument.value",
                 "out_of_range",
+            )
+        if self.identity is not None and not isinstance(self.identity, str | Path):
+            raise _refusal(
+                f"identity is a {type(self.identity).__name__}; give the path of an identity profile",
+                "argument.type",
+                "identity",
+            )
+        if self.identity is not None and self.users is not None:
+            raise _refusal(
+                "identity and users both declare how many persons there are; keep one of them",
+                "argument.conflict",
+                "users",
             )
         self._check_label()
         for section, values in (("numeric", "(low, high)"), ("categorical", "their categories")):
@@ -175,6 +192,14 @@ class Schema:
             )
         return self.users
 
+    def read_identity(self) -> IdentityProfile | None:
+        """Return the identity profile that `identity` names, if any.
+
+        Raises:
+            SilodpError: the file cannot be read, or has a setting that does not fit.
+        """
+        return None if self.identity is None else load_profile(self.identity)
+
 
 def _refusal(reason: str, code: str, field: str = "") -> SilodpError:
     return SilodpError(
@@ -204,7 +229,8 @@ def text_of(value: object) -> str:
 def normalize_key(value: object) -> str:
     """Return the form in which user keys are compared: stripped text in NFC, "17.0" (a float-parsed column) as "17".
 
-    "007" and "7" stay two keys (see `federation.find_linkage_doubts`). Should two persons' keys fall together, they are
-    protected as one.
+    An identity profile replaces this rule (see `IdentityProfile`). "007" and "7" stay two keys here (see
+    `federation.find_linkage_doubts`). If the keys of two persons fall together, the guarantee holds for both persons
+    removed together. For one of them it is weaker: one person's removal may move a sum by up to twice the clip.
     """
     return text_of(value)

@@ -1,0 +1,413 @@
+"""The identity profile: the public agreement on what identifies a person, and how its spellings are read.
+
+All silos use the same file, `identity.toml`. A profile holds no identifiers. Every silo reads its own column by it, so
+that a person has the same text everywhere whatever program exported the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from silodp.data._identifiers import (
+    CHECKS,
+    LONGEST,
+    REASONS,
+    REMEDIES,
+    Kind,
+    Refusal,
+    clean_text,
+    compile_layouts,
+    count_places,
+    find_layout_fault,
+    find_wrong_checks,
+    has_letters,
+    read_text,
+)
+from silodp.errors import MOST_WHOLE, SilodpError, first_line, shorten, suggest_name
+
+FORMAT = 1
+"""Of identity.toml and of what its digest covers."""
+
+_MOST_BYTES = 1 << 20
+_MOST_LISTED = 50
+"""Layouts or placeholders in a profile."""
+_MOST_NOTE = 200
+_KINDS = ("digits", "code", "pseudonym")
+_STUDY = re.compile(r"[\w-][\w.-]{0,99}")
+_SPELLINGS = 10
+_HEADER = (
+    "# Who is the same person: an identity profile of silodp. It is public and holds no identifiers.\n"
+    "# Every silo uses the same file, and compares its agreement code: silodp identity check.\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentityProfile:
+    """What identifies a person in all silos, and which spellings of it are accepted. All of it is public.
+
+    A cell is read in this order: Unicode's form NFKC; no white space and no invisible characters at the ends; digits of
+    every script as 0-9; one of the accepted spellings; lower case for "code", leading zeros for "digits"; check digit;
+    placeholders. Every other cell is refused.
+
+    Attributes:
+        study: what the profile was made for, for example "heart-2026".
+        kind: "digits" (a number of `width` digits, shorter ones have lost leading zeros), "code" (letters and digits,
+            upper and lower case alike) or "pseudonym" (compared exactly, as a trust center issued it).
+        width: number of letters and digits of an identifier. It may be left out for a code that has layouts, and for
+            pseudonyms.
+        layouts: spellings with separators that are accepted besides plain ones: "#" is a digit, "@" a letter, "*" one
+            of both, and everything else stands for itself, for example "###-###-####".
+        check: "mod11" (as in NHS numbers and ISBN-10), "luhn", "mod97" (ISO 7064, MOD 97-10), or None.
+        placeholders: texts that stand for no identifier, for example "0000000000".
+        missing: "refuse" an empty cell or a placeholder, or "drop" its row.
+        population: U, a public number that no silo's data may exceed. It is declared, never counted in the tables.
+        overlap_note: what the identifier is, for reports, for example "national id".
+
+    Raises:
+        SilodpError: `identity.profile`, with the field that is at fault.
+    """
+
+    study: str
+    kind: Kind
+    population: int
+    width: int | None = None
+    layouts: tuple[str, ...] = ()
+    check: str | None = None
+    placeholders: tuple[str, ...] = ()
+    missing: Literal["refuse", "drop"] = "refuse"
+    overlap_note: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.study, str) or not _STUDY.fullmatch(self.study):
+            raise _fault(
+                "study", self.study, "give a name of 1 to 100 letters, digits, dots, hyphens and underscores"
+            )
+        for name, choices in (
+            ("kind", _KINDS),
+            ("missing", ("refuse", "drop")),
+            ("check", (None, *CHECKS)),
+        ):
+            if getattr(self, name) not in choices:
+                listed = ", ".join(repr(choice) for choice in choices if choice is not None)
+                raise _fault(name, getattr(self, name), f"choose one of {listed}")
+        if not _is_whole(self.population, 1, MOST_WHOLE):
+            raise _fault("population", self.population, f"give a whole number from 1 to {MOST_WHOLE:,}")
+        if self.width is not None and not _is_whole(self.width, 1, LONGEST):
+            raise _fault("width", self.width, f"give a whole number from 1 to {LONGEST}")
+        if not isinstance(self.overlap_note, str) or len(self.overlap_note) > _MOST_NOTE:
+            raise _fault("overlap_note", self.overlap_note, f"give a text of at most {_MOST_NOTE} characters")
+        for name in ("layouts", "placeholders"):
+            listed = getattr(self, name)
+            if not isinstance(listed, tuple) or not all(isinstance(text, str) for text in listed):
+                raise _fault(name, listed, "give a list of texts")
+            if len(listed) > _MOST_LISTED or len(set(listed)) < len(listed):
+                raise _fault(name, listed, f"give at most {_MOST_LISTED} texts, all different")
+        self._check_shape()
+        self._check_placeholders()
+
+    def _check_shape(self) -> None:
+        """Check that kind, width, layouts and check digit go together."""
+        if self.width is None and (self.kind == "digits" or (self.kind == "code" and not self.layouts)):
+            raise _fault("width", None, f"say how many characters an identifier of kind {self.kind!r} has")
+        if self.kind == "pseudonym" and self.check is not None:
+            raise _fault("check", self.check, "leave it out for pseudonyms, which are compared exactly")
+        if self.kind == "code" and self.check in ("mod11", "luhn"):
+            raise _fault("check", self.check, "choose 'mod97' for a code, because the others are for digits")
+        for layout in self.layouts:
+            fault = find_layout_fault(layout)
+            if fault is not None:
+                raise _fault("layouts", layout, f"it {fault}; write for example '###-###-####'")
+            if self.kind == "digits" and has_letters(layout):
+                raise _fault(
+                    "layouts", layout, "use '#' only, because identifiers of kind 'digits' have no letters"
+                )
+            if self.width is not None and count_places(layout) != self.width:
+                raise _fault(
+                    "layouts",
+                    layout,
+                    f"give it {self.width} places, as many as the width, and not {count_places(layout)}",
+                )
+
+    def _check_placeholders(self) -> None:
+        """Check that every placeholder can be met: cells are compared after their characters were normalized."""
+        for text in self.placeholders:
+            if not 0 < len(text) <= LONGEST or clean_text(text) != text:
+                raise _fault("placeholders", text, "write it in plain characters, without space around it")
+
+    # --- reading cells ---
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return compile_layouts(self.kind, self.width, self.layouts)
+
+    @cached_property
+    def _folded_placeholders(self) -> frozenset[str]:
+        return frozenset(text.casefold() for text in self.placeholders)
+
+    def parse(self, cell: object) -> str | Refusal:
+        """Return the identifier that a cell spells, or why it holds none; see the class for the order.
+
+        Args:
+            cell: text. Anything else is refused as a number: a number may have lost digits.
+        """
+        return self.parse_column([cell])[0]
+
+    def parse_column(self, cells: Iterable[object]) -> list[str | Refusal]:
+        """Return `parse` of every cell; a spelling that occurs in many rows is read once."""
+        cells = list(cells)
+        known = {cell: self._read(cell) for cell in dict.fromkeys(cells)}
+        if self.check is not None:
+            wrong = find_wrong_checks(self.check, {v for v in known.values() if isinstance(v, str)})
+            known = {cell: Refusal.CHECK_DIGIT if v in wrong else v for cell, v in known.items()}
+        return [known[cell] for cell in cells]
+
+    def _read(self, cell: object) -> str | Refusal:
+        """Return the identifier that a cell spells, its check digit not yet checked."""
+        if not isinstance(cell, str):
+            return Refusal.NUMBER
+        text = clean_text(cell)
+        if text is None:
+            return Refusal.CHARACTER
+        if text.casefold() in self._folded_placeholders:
+            return Refusal.PLACEHOLDER
+        value = read_text(text, self.kind, self.width, self.layouts, self._pattern)
+        # Before the check digit: a placeholder such as 9999999999 is to be known as one also where its digit is wrong.
+        if isinstance(value, str) and value.casefold() in self._folded_placeholders:
+            return Refusal.PLACEHOLDER
+        return value
+
+    def normalize(self, cell: object, row: int, where: str = "") -> str | None:
+        """Return the identifier in a cell.
+
+        Args:
+            cell: text.
+            row: number of the data row, the first after the header is 1.
+            where: the table and the column, for the message.
+
+        Returns:
+            The one form in which silos compare it; None where the cell is empty or a placeholder, and `missing` is
+            "drop".
+
+        Raises:
+            SilodpError: `identity.cell`; the message has the row and the reason, never the cell.
+        """
+        return self._accept(self.parse(cell), row, where)
+
+    def _accept(self, parsed: str | Refusal, row: int, where: str) -> str | None:
+        if isinstance(parsed, str):
+            return parsed
+        if parsed.stands_for_none and self.missing == "drop":
+            return None
+        raise SilodpError(
+            f"{where}{': ' if where else ''}data row {row} {REASONS[parsed]}; {REMEDIES[parsed]}",
+            code="identity.cell",
+            field="data.schema.identity",
+        )
+
+    def normalize_column(self, cells: Iterable[object], where: str = "") -> list[str | None]:
+        """Return `normalize` of every cell of a column.
+
+        Raises:
+            SilodpError: as `normalize`, for the first row that is refused.
+        """
+        return [
+            self._accept(parsed, row, where) for row, parsed in enumerate(self.parse_column(cells), start=1)
+        ]
+
+    # --- identity of the profile ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings, JSON-ready; layouts and placeholders in sorted order, which has no meaning."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: sorted(value) if isinstance(value, tuple) else value for name, value in settings.items()
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the settings as canonical JSON: sorted keys, ASCII, no spaces."""
+        settings = {"format": FORMAT, **self.to_dict()}
+        canonical = json.dumps(settings, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def encode(self, label: str, value: str) -> bytes:
+        """Return an identifier as input of a keyed function.
+
+        Args:
+            label: what the function is for; two purposes never share inputs.
+            value: an identifier that `normalize` returned.
+
+        Returns:
+            Label, digest of the profile (32 bytes), study, kind and value, each behind its length in 8 bytes, big
+            endian: two different inputs never have equal bytes.
+        """
+        parts = (
+            label.encode(),
+            bytes.fromhex(self.digest),
+            self.study.encode(),
+            self.kind.encode(),
+            value.encode(),
+        )
+        return _join(parts)
+
+    @cached_property
+    def agreement_code(self) -> str:
+        """Eight groups of four hexadecimal digits that silos compare by telephone.
+
+        It is the beginning of a SHA-256 of the digest and of what this program reads from ten fictitious spellings: it
+        differs where the profile differs, and where a version of silodp reads cells differently.
+        """
+        parts = [bytes.fromhex(self.digest)]
+        for spelling in make_test_spellings(self):
+            parsed = self.parse(spelling)
+            found = f"={parsed}" if isinstance(parsed, str) else f"!{parsed.value}"
+            parts += [spelling.encode(), found.encode()]
+        code = hashlib.sha256(_join(parts)).hexdigest()
+        return " ".join(code[start : start + 4] for start in range(0, 32, 4))
+
+    # --- files ---
+
+    def to_toml(self) -> str:
+        """Return the content of identity.toml; `load_profile` reads the same profile from it."""
+        settings = {name: value for name, value in self.to_dict().items() if value not in (None, [], "")}
+        return _HEADER + tomli_w.dumps({"format": FORMAT, **settings})
+
+
+def load_profile(path: str | Path) -> IdentityProfile:
+    """Read an identity profile.
+
+    Args:
+        path: of a TOML file with the attributes of `IdentityProfile`.
+
+    Returns:
+        The profile, checked.
+
+    Raises:
+        SilodpError: `identity.file` (not readable, or not TOML), `identity.profile` (a setting that does not fit).
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        values = tomllib.loads(content.decode("utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise SilodpError(
+            f"{path}: not readable as an identity profile ({reason}); name the TOML file that 'silodp identity new' "
+            "wrote",
+            code="identity.file",
+            field="identity",
+        ) from None
+    return parse_profile(values, str(path))
+
+
+def parse_profile(values: Mapping[str, Any], source: str = "profile") -> IdentityProfile:
+    """Return the profile of plain values as TOML has them; `source` is where they are from, for messages.
+
+    Raises:
+        SilodpError: `identity.profile`, with the field that is unknown, missing or has a wrong value.
+    """
+    known = {field.name: field for field in fields(IdentityProfile)}
+    for name in values:
+        if name not in known and name != "format":
+            remedy = suggest_name(name, [*known]) or f"use {', '.join(known)}."
+            raise SilodpError(
+                f"{source}: {shorten(name)} is no setting of an identity profile: {remedy}",
+                code="identity.profile",
+                field=name,
+            )
+    if values.get("format", FORMAT) != FORMAT or isinstance(values.get("format"), bool):
+        raise SilodpError(
+            f"{source}: format = {shorten(values['format'])} is not known; use the version of silodp that wrote the "
+            "profile",
+            code="identity.profile",
+            field="format",
+        )
+    for name in ("study", "kind", "population"):
+        if name not in values:
+            raise SilodpError(
+                f"{source}: {name} is missing; write it, or make a profile with 'silodp identity new'",
+                code="identity.profile",
+                field=name,
+            )
+    given: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name != "format"
+    }
+    try:
+        return IdentityProfile(**given)
+    except SilodpError as error:
+        raise SilodpError(f"{source}: {error}", code=error.code, field=error.field) from None
+
+
+def make_test_spellings(profile: IdentityProfile) -> list[str]:
+    """Return ten fictitious spellings that follow from the profile alone; some of them must be refused."""
+    values = _make_identifiers(profile)
+    plain = [next(values) for _ in range(_SPELLINGS)]
+    arabic = {ord("0") + digit: 0x0660 + digit for digit in range(10)}
+    layout = profile.layouts and sorted(profile.layouts)[0]
+    return [
+        plain[0],
+        "".join(chr(ord(c) + 0xFEE0) for c in plain[1]),  # full-width forms
+        plain[2].translate(arabic),
+        f"\ufeff{plain[3]}\u200b",
+        f" \u00a0{plain[4].swapcase()}\t",
+        plain[5].lstrip("0"),
+        _insert_separators(plain[6], layout) if layout else plain[6].upper(),
+        f"{plain[7]}.0",
+        f"{plain[8][0]}.{plain[8][1:]}E+08",
+        plain[9][:-1] + chr(ord(plain[9][-1]) ^ 1),  # another last character: a wrong check digit
+    ]
+
+
+def _insert_separators(value: str, layout: str) -> str:
+    characters = iter(value)
+    return "".join(next(characters) if c in "#@*" else c for c in layout)
+
+
+def _make_identifiers(profile: IdentityProfile) -> Iterator[str]:
+    """Yield identifiers that the profile accepts, every second one with a leading zero where that is possible."""
+    first = sorted(profile.layouts)[0] if profile.layouts else ""
+    places = "".join(c for c in first if c in "#@*") or ("#" if profile.kind == "digits" else "*") * (
+        profile.width or 12
+    )
+    letters, digits = "abcdefghijklmnopqrstuvwxyz", "0123456789"
+    allowed = {"#": digits, "@": letters, "*": digits + letters}
+    found = 0
+    for attempt in range(1 << 13):
+        stream = hashlib.shake_256(f"{profile.digest} {attempt}".encode()).digest(len(places))
+        value = "".join(
+            allowed[place][byte % len(allowed[place])] for place, byte in zip(places, stream, strict=True)
+        )
+        if found % 2 and places[0] != "@":
+            value = "0" + value[1:]
+        if profile.parse(value) == value:
+            found += 1
+            yield value
+    # A width that leaves no identifier but placeholders and wrong check digits.
+    while True:
+        yield "0" * len(places)
+
+
+def _join(parts: Iterable[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _fault(name: str, value: object, remedy: str) -> SilodpError:
+    given = f"{name} is missing" if value is None else f"{name} = {shorten(value)}"
+    return SilodpError(f"{given}: {remedy}", code="identity.profile", field=name)

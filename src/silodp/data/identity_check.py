@@ -1,0 +1,239 @@
+"""The check of one silo's column of identifiers by an identity profile: nothing of it leaves the silo."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from silodp.data._identifiers import REASONS, Refusal, compact
+from silodp.data.identity import IdentityProfile
+from silodp.errors import check_type, counted
+
+MOST_ROWS = 10
+"""Rows or identifiers that a check lists of each kind."""
+
+MANY_TIMES, MANY_ROWS = 20, 50
+"""An identifier has very many rows where it has this many times the median, and at least this many."""
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """Identifiers that are accepted and deserve a look.
+
+    Attributes:
+        kind: "spellings", "similar", "repeated" or "many_rows".
+        persons: how many identifiers it is about.
+        rows: the first data row of each of the first identifiers; the first row after the header is 1.
+        identifiers: these first identifiers.
+    """
+
+    kind: str
+    persons: int
+    rows: tuple[int, ...]
+    identifiers: tuple[str, ...] = field(repr=False)
+
+
+SUSPICIONS: Mapping[str, str] = {
+    "spellings": "written in ways that differ in case or leading zeros (one person each)",
+    "similar": "different from another one only in case or leading zeros (different persons)",
+    "repeated": "made of one repeated character, as placeholders are",
+    "many_rows": f"with at least {MANY_ROWS} rows, and {MANY_TIMES} times the median of all persons",
+}
+"""Kind → what it means, after "3 identifiers"."""
+
+
+@dataclass(frozen=True)
+class IdentityCheck:
+    """What a profile reads from one column. Private to the silo, apart from the profile's code.
+
+    Attributes:
+        profile: the profile.
+        table: path of the table.
+        column: name of the column.
+        rows: number of data rows.
+        persons: different identifiers.
+        rows_per_person: smallest number of rows of a person, median and largest; zeros without persons.
+        dropped: rows that are dropped because they have no identifier.
+        refused: reason → number of rows.
+        first_refused: the first refused data rows and their reasons.
+        suspicions: of accepted identifiers.
+    """
+
+    profile: IdentityProfile
+    table: str
+    column: str
+    rows: int
+    persons: int
+    rows_per_person: tuple[int, float, int]
+    dropped: int
+    refused: Mapping[Refusal, int]
+    first_refused: tuple[tuple[int, Refusal], ...]
+    suspicions: tuple[Suspicion, ...]
+
+    @property
+    def fits_population(self) -> bool:
+        """Whether there are no more persons than the profile declares."""
+        return self.persons <= self.profile.population
+
+    @property
+    def ok(self) -> bool:
+        """Whether a run would accept the column."""
+        return not self.refused and self.fits_population and self.persons > 0
+
+    def to_dict(self, show_identifiers: bool = False) -> dict[str, Any]:
+        """Return the result, JSON-ready; identifiers only where `show_identifiers` asks for them."""
+        least, middle, most = self.rows_per_person
+        return {
+            "ok": self.ok,
+            "study": self.profile.study,
+            "digest": self.profile.digest,
+            "agreement_code": self.profile.agreement_code,
+            "table": self.table,
+            "column": self.column,
+            "rows": self.rows,
+            "persons": self.persons,
+            "population": self.profile.population,
+            "fits_population": self.fits_population,
+            "rows_per_person": {"least": least, "median": middle, "most": most},
+            "dropped_rows": self.dropped,
+            "refused": {reason.value: number for reason, number in self.refused.items()},
+            "first_refused_rows": [
+                {"row": row, "reason": reason.value} for row, reason in self.first_refused
+            ],
+            "suspicions": [
+                {
+                    "kind": found.kind,
+                    "identifiers": found.persons,
+                    "first_rows": list(found.rows),
+                    **({"first_identifiers": list(found.identifiers)} if show_identifiers else {}),
+                }
+                for found in self.suspicions
+            ],
+        }
+
+    def format(self, show_identifiers: bool = False) -> list[str]:
+        """Return the result as lines of text; identifiers only where `show_identifiers` asks for them."""
+        profile = self.profile
+        least, middle, most = self.rows_per_person
+        each = counted(most, "row") if least == most else f"{least:,} to {most:,} rows"
+        lines = [
+            f"Agreement code: {profile.agreement_code}",
+            f"  (study {profile.study}; every silo must see the same code: compare it by telephone)",
+            f"{self.table}, column {self.column!r}: {counted(self.rows, 'row')}, {counted(self.persons, 'person')}, "
+            f"{each} per person (median {middle:g})",
+        ]
+        verdict = (
+            "fits" if self.fits_population else "does NOT fit: agree on a profile with a larger population"
+        )
+        lines.append(f"Population {profile.population:,}: {verdict}")
+        if self.dropped:
+            lines.append(
+                f"Dropped, because missing = 'drop': {counted(self.dropped, 'row')} without an identifier"
+            )
+        lines.append(f"Refused: {counted(sum(self.refused.values()), 'row')}")
+        lines += [f"  {number:,} where the cell {REASONS[reason]}" for reason, number in self.refused.items()]
+        lines += [f"  data row {row} {REASONS[reason]}" for row, reason in self.first_refused]
+        lines += [] if self.suspicions else ["Suspicious: nothing"]
+        for found in self.suspicions:
+            lines.append(f"Suspicious: {counted(found.persons, 'identifier')} {SUSPICIONS[found.kind]}")
+            where = ", ".join(map(str, found.rows))
+            lines.append(
+                f"  first seen in data row {where}" + (" and others" if found.persons > MOST_ROWS else "")
+            )
+            if show_identifiers:
+                lines.append(f"  {', '.join(found.identifiers)}")
+        return lines
+
+
+def check_table(profile: IdentityProfile, table: str | Path, column: str) -> IdentityCheck:
+    """Read one column of a table by a profile, and count what is accepted, refused and suspicious.
+
+    Args:
+        profile: the profile.
+        table: path of a CSV or Parquet file.
+        column: name of the column of identifiers.
+
+    Raises:
+        SilodpError: the table or the column cannot be read.
+    """
+    from silodp.data.tables._table import read_cells  # imports pandas, which takes a second
+
+    check_type("profile", profile, IdentityProfile, "load_profile('identity.toml')")
+    return check_cells(profile, read_cells(Path(table), column), str(table), column)
+
+
+def check_cells(
+    profile: IdentityProfile, cells: Sequence[object], table: str = "", column: str = ""
+) -> IdentityCheck:
+    """Return the check of the cells of a column; `table` and `column` are for the text."""
+    parsed = profile.parse_column(cells)
+    refused, first_refused, dropped = Counter[Refusal](), list[tuple[int, Refusal]](), 0
+    rows, first_row = Counter[str](), dict[str, int]()
+    for row, value in enumerate(parsed, start=1):
+        if isinstance(value, str):
+            rows[value] += 1
+            first_row.setdefault(value, row)
+        elif value.stands_for_none and profile.missing == "drop":
+            dropped += 1
+        else:
+            refused[value] += 1
+            if len(first_refused) < MOST_ROWS:
+                first_refused.append((row, value))
+    numbers = rows.values()
+    found = {
+        "spellings": _find_spellings(cells, parsed),
+        "similar": _find_similar(rows),
+        "repeated": [value for value in rows if len(value) > 2 and len(set(value)) == 1],
+        "many_rows": _find_many_rows(rows),
+    }
+    return IdentityCheck(
+        profile=profile,
+        table=table,
+        column=column,
+        rows=len(cells),
+        persons=len(rows),
+        rows_per_person=(min(numbers), float(median(numbers)), max(numbers)) if rows else (0, 0.0, 0),
+        dropped=dropped,
+        refused=dict(refused.most_common()),
+        first_refused=tuple(first_refused),
+        suspicions=tuple(
+            Suspicion(
+                kind,
+                len(values),
+                tuple(first_row[value] for value in values[:MOST_ROWS]),
+                tuple(values[:MOST_ROWS]),
+            )
+            for kind, values in found.items()
+            if values
+        ),
+    )
+
+
+def _find_spellings(cells: Iterable[object], parsed: Iterable[object]) -> list[str]:
+    """Return the identifiers whose cells differ in more than separators and invisible characters."""
+    spellings = defaultdict[str, set[str]](set)
+    for cell, value in set(zip(cells, parsed, strict=True)):
+        if isinstance(value, str):
+            spellings[value].add(compact(str(cell)))
+    return sorted(value for value, written in spellings.items() if len(written) > 1)
+
+
+def _find_similar(values: Iterable[str]) -> list[str]:
+    """Return the identifiers that would be equal to another one without case and leading zeros."""
+    groups = defaultdict[str, list[str]](list)
+    for value in values:
+        groups[value.casefold().lstrip("0")].append(value)
+    return [value for group in groups.values() if len(group) > 1 for value in group]
+
+
+def _find_many_rows(rows: Mapping[str, int]) -> list[str]:
+    """Return the identifiers with very many rows, the one with most rows first."""
+    if not rows:
+        return []
+    least = max(MANY_ROWS, MANY_TIMES * median(rows.values()))
+    found = [value for value, number in rows.items() if number >= least]
+    return sorted(found, key=lambda value: (-rows[value], value))
