@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,15 +157,20 @@ def test_the_server_needs_no_data(tmp_path: Path) -> None:
 # --- faults ---------------------------------------------------------------------------------------------------
 
 
-def wait_for(processes: Processes, round_: int, seconds: float = 90) -> None:
-    """Wait until the server has done a number of rounds."""
-    path = processes.run / "metrics.jsonl"
+def wait_for(processes: Processes, happened: Callable[[], bool], seconds: float = 90) -> None:
+    """Wait until something is so."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if path.exists() and len(path.read_text().splitlines()) > round_:
+        if happened():
             return
         time.sleep(0.02)
     raise AssertionError(processes.log("server"))
+
+
+def wait_for_round(processes: Processes, round_: int) -> None:
+    """Wait until the server has done a number of rounds."""
+    path = processes.run / "metrics.jsonl"
+    wait_for(processes, lambda: path.exists() and len(path.read_text().splitlines()) > round_)
 
 
 LONG = MASKED.replace("rounds = 3", "rounds = 12")
@@ -178,7 +184,7 @@ def test_whoever_is_killed_and_started_again_goes_on_with_the_run(victim: str, t
     with start_consortium(tmp_path, LONG) as processes:
         processes.start_all()
         for round_ in (2, 6):
-            wait_for(processes, round_)
+            wait_for_round(processes, round_)
             processes.kill(victim)
             processes.start(victim)
         assert processes.wait_for_server() == 0, processes.log("server")
@@ -198,7 +204,7 @@ def test_the_others_go_on_without_a_silo_that_never_returns(tmp_path: Path) -> N
         for silo in processes.names:
             processes.start(silo)
         processes.start("server", "--patience", "4")
-        wait_for(processes, 2)
+        wait_for_round(processes, 2)
         processes.kill("silo-4")
         assert processes.wait_for_server() == 0, processes.log("server")
         spec = Consortium.load(processes.public).spec
@@ -215,7 +221,7 @@ def test_the_others_go_on_without_a_silo_that_never_returns(tmp_path: Path) -> N
 def test_a_second_server_of_the_same_run_is_refused(tmp_path: Path) -> None:
     with start_consortium(tmp_path, LONG) as processes:
         first = processes.start("server")  # it waits for its silos
-        wait_for(processes, 0)
+        wait_for(processes, lambda: "waiting for" in processes.log("server"))
         second = processes.start("server", "--listen", "127.0.0.1:0")
         assert second.wait(60) == 2
         assert "[run.in_use]" in processes.log("server")
@@ -309,17 +315,25 @@ def Net(features):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_steps_of_the_page_set_up_a_consortium_that_trains(silodp: Silodp, tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", ["users", "identity"])
+def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
+    index: str, silodp: Silodp, tmp_path: Path
+) -> None:
     """Each party has a folder of its own; only what the page names is copied from one to another."""
     places = {name: tmp_path / name for name in ("coordinator", "server", "north", "south")}
     for place in places.values():
         place.mkdir()
     coordinator = places["coordinator"]
-    (coordinator / "clinics.toml").write_text(TABLES)
+    text = (
+        TABLES if index == "users" else TABLES.replace('users = "persons.txt"', 'identity = "profile.toml"')
+    )
+    (coordinator / "clinics.toml").write_text(text)
+    profile = ("identity", "new", "--study", "test", "--kind", "code", "--width", 3, "--population", 50)
+    assert silodp(*profile, "--out", coordinator / "profile.toml").status == 0
     (coordinator / "net.py").write_text(NET)
-    (coordinator / "persons.txt").write_text("".join(f"p{i}\n" for i in range(12)))
+    (coordinator / "persons.txt").write_text("".join(f"p{i:02}\n" for i in range(12)))
     for name, persons in (("north", range(8)), ("south", range(4, 12))):
-        rows = [f"p{i},{30 + 5 * i},{'yes' if i % 3 else 'no'}" for i in persons for _ in range(2)]
+        rows = [f"p{i:02},{30 + 5 * i},{'yes' if i % 3 else 'no'}" for i in persons for _ in range(2)]
         (places[name] / "table.csv").write_text("\n".join(["patient,age,ill", *rows]) + "\n")
 
     made = silodp("deploy", "init", coordinator / "clinics.toml", "--out", coordinator / "c", "--json")

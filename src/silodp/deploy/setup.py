@@ -62,7 +62,8 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
         )
     if data.users is None:
         raise SilodpError(
-            "the number of persons U is not known: set data.schema.users to a public list of users, or give --users.",
+            "the number of persons U is not known: set data.schema.users to a public list of users, or "
+            "data.schema.identity to an identity profile.",
             code="argument.missing",
             field="users",
         )
@@ -78,9 +79,10 @@ def _without_private_paths(config: RunConfig, folder: Path) -> RunConfig:
     if "files" in data:
         data["files"] = {name: f"{name}.csv" for name in config.public_data().silos}
     schema = data.get("schema")
-    if isinstance(schema, dict) and isinstance(schema.get("users"), str):
-        shutil.copyfile(schema["users"], folder / "users.txt")
-        data["schema"] = {**schema, "users": "users.txt"}
+    for field, name in (("users", "users.txt"), ("identity", "identity.toml")):
+        if isinstance(schema, dict) and isinstance(schema.get(field), str):
+            shutil.copyfile(schema[field], folder / name)
+            schema = data["schema"] = {**schema, field: name}
     task = config.task_section
     for field in ("model", "loss"):
         reference = getattr(task, field)

@@ -29,6 +29,7 @@ from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger, reopen_ledger
+from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
 from silodp.data.silo_data import SiloData
@@ -257,10 +258,18 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
     else:
         _, arguments = consortium.config.resolve_data()
         schema = arguments.get("schema")
-        if schema is None or schema.users is None:
+        if schema is None or (schema.users is None and schema.identity is None):
             raise SilodpError(
-                f"{path} is a table, and the configuration has no schema with a public list of users: set "
-                "data.schema.users, since silos that number persons by themselves would not agree who is who.",
+                f"{path} is a table, and the configuration has no schema that says who is the same person: set "
+                "data.schema.users to a public list of users, or data.schema.identity to an identity profile.",
+                code="deploy.no_index",
+                field="data.schema.users",
+            )
+        if schema.users is None and needs_common_index(consortium.spec):
+            raise SilodpError(
+                "with an identity profile every silo numbers its persons by itself, and this run needs one numbering "
+                "for all: set data.schema.users to a public list of users, or use uniform weights, all users in every "
+                "round and one budget.",
                 code="deploy.no_index",
                 field="data.schema.users",
             )
@@ -278,6 +287,23 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
             code="deploy.data",
         )
     return data
+
+
+def needs_common_index(spec: RunSpec) -> bool:
+    """Return whether the server and the silos must number persons alike in a run.
+
+    With uniform weights and all persons in every round they need not: each silo gives everyone the weight 1/S.
+    """
+    if spec.method.unit != "user":
+        return False
+    some = replace(spec.population, users=2, budgets=None)
+    sampled = spec.method.sample_users(some, np.random.default_rng(0)) is not None
+    return (
+        spec.method.needs_counts
+        or spec.aggregator.weights_privately
+        or spec.data.user_budgets is not None
+        or sampled
+    )
 
 
 def save_records(path: Path, data: SiloData) -> None:
