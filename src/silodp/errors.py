@@ -110,6 +110,7 @@ CODES: dict[str, str] = {
     "deploy.data": "a silo's records do not fit the description of the data that was agreed",
     "deploy.digest": "two parties have different public folders",
     "deploy.key": "a party's key is missing, or is not the one in the roster",
+    "deploy.name": "a silo's name cannot be the name of a file, or is that of the server",
     "deploy.no_index": "silos have no common numbering of persons",
     "deploy.not_connected": "a silo called without being connected",
     "deploy.not_installed": "a library that only a deployment needs is not installed",

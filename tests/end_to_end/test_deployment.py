@@ -16,6 +16,7 @@ from silodp.accounting.ledger import reopen_ledger
 from silodp.config.schema import load_config
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
+from silodp.deploy.silo import open_silo
 from silodp.errors import SilodpError
 from silodp.report.page import write_report
 from silodp.runtime.train import train
@@ -307,7 +308,9 @@ clip = 0.5
 learning_rate = 0.3
 """
 NET = """
-import torch
+import os, torch
+with open(os.environ["WHO_EXECUTED"], "a") as log:
+    print(__file__, file=log)
 def Net(features):
     return torch.nn.Sequential(torch.nn.Linear(features, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
 """
@@ -317,9 +320,11 @@ def Net(features):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("index", ["users", "identity"])
 def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
-    index: str, silodp: Silodp, tmp_path: Path
+    index: str, silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each party has a folder of its own; only what the page names is copied from one to another."""
+    executed = tmp_path / "executed.txt"
+    monkeypatch.setenv("WHO_EXECUTED", str(executed))
     places = {name: tmp_path / name for name in ("coordinator", "server", "north", "south")}
     for place in places.values():
         place.mkdir()
@@ -377,6 +382,17 @@ def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
             sealed.json["code"],
         ):
             assert part in told.err
+    assert {str(coordinator / "net.py")} == set(
+        executed.read_text().split()
+    )  # before accept no silo runs the model
+    changed = places["north"] / "changed"
+    shutil.copytree(public, changed)
+    with (changed / "net.py").open("a") as file:
+        file.write("# another one\n")
+    with pytest.raises(SilodpError) as caught, open_silo(places["north"] / "home", Consortium.load(changed)):
+        pass
+    assert caught.value.code == "policy.digest"
+    assert {str(coordinator / "net.py")} == set(executed.read_text().split())
     processes = Processes(tmp_path)
     try:
         for name in ("north", "south", "server"):

@@ -18,16 +18,17 @@ from silodp.errors import SilodpError, describe_exception, first_line, lookup
 
 T = TypeVar("T")
 
-_RUNS_NO_CODE: ContextVar[bool] = ContextVar("runs_no_code", default=False)
+_RUNS_NO_CODE: ContextVar[str] = ContextVar("runs_no_code", default="")
+"""Who runs no code outside the package here; "" where such code may be run."""
 
 
 @contextmanager
-def refuse_plugins() -> Iterator[None]:
+def refuse_plugins(who: str = "a report") -> Iterator[None]:
     """Refuse every reference to code outside the package, also as a decorator: `@refuse_plugins()`.
 
     A report is made of files that may come from elsewhere, so it must not run what they refer to.
     """
-    token = _RUNS_NO_CODE.set(True)
+    token = _RUNS_NO_CODE.set(who)
     try:
         yield
     finally:
@@ -94,9 +95,9 @@ def import_reference(reference: str, where: str) -> Any:
     Raises:
         SilodpError: the module cannot be imported, or has no such name, or no such code may be run here.
     """
-    if _RUNS_NO_CODE.get():
+    if who := _RUNS_NO_CODE.get():
         raise SilodpError(
-            f"it refers to '{reference}', and a report runs no code outside silodp",
+            f"it refers to '{reference}', and {who} runs no code outside silodp",
             code="report.foreign_code",
             field=where,
         )

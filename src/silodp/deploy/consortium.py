@@ -16,18 +16,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silodp.aggregators.run_spec import RunSpec
+from silodp.aggregators.run_spec import ModelSpec, RunSpec
+from silodp.config.plugins import refuse_plugins
 from silodp.config.schema import RunConfig, load_config
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, shorten
 from silodp.runtime.prepare import prepare_run
 from silodp.wire.store import write_durably
+from silodp.wire.transport import SERVER
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -36,6 +39,7 @@ CONFIG, DATA, SPEC, ROSTER, AUTHORITY = "config.toml", "data.json", "run_spec.js
 CERTIFICATES = "certificates"
 FORMAT = 1
 """Of roster.json."""
+_NAME = re.compile(r"\w[\w .-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,29 @@ class Consortium:
                 "the public folder again from the coordinator.",
                 code="deploy.public",
             )
-        return cls(folder, load_config(folder / CONFIG), data, roster, digest)
+        for name in data.silos:
+            check_party_name(name)
+        with refuse_plugins("a consortium"):
+            config = load_config(folder / CONFIG)
+        consortium = cls(folder, config, data, roster, digest)
+        consortium._check_paths()
+        return consortium
+
+    def _check_paths(self) -> None:
+        """Refuse a configuration that names a file outside the folder: it would not be covered by the digest."""
+        _, arguments = self.config.resolve_data()
+        schema, task = arguments.get("schema"), self.config.task_section
+        named = [getattr(schema, field, None) for field in ("users", "identity")]
+        references = [task.model, task.loss, *(task.metrics or ())]
+        named += [name.rpartition(":")[0] for name in references if name is not None and ".py:" in name]
+        home = self.folder.resolve()
+        for path in named:
+            if isinstance(path, str | Path) and not Path(path).resolve().is_relative_to(home):
+                raise SilodpError(
+                    f"{self.folder / CONFIG} names {path}, which is not in the public folder: the coordinator writes "
+                    "the folder with 'silodp deploy init'.",
+                    code="deploy.public",
+                )
 
     @property
     def code(self) -> str:
@@ -165,26 +191,51 @@ class Consortium:
         return self.roster
 
     @cached_property
+    def stated_spec(self) -> RunSpec:
+        """The specification of the run as the folder states it; no code of a model is run.
+
+        Raises:
+            SilodpError: settings, data and model of the folder lead to another one (code deploy.spec).
+        """
+        try:
+            model = ModelSpec(**self._stated["model"])
+        except (KeyError, TypeError) as error:
+            raise self._unreadable() from error
+        return self._compared(derive_spec(self.config, self.data, model))
+
+    @cached_property
     def task(self) -> Task:
-        """The model, its loss and its metrics."""
+        """The model, its loss and its metrics; a model file of the folder is executed."""
         return self.config.task(self.data)
 
     @cached_property
     def spec(self) -> RunSpec:
-        """The specification of the run.
+        """The specification of the run, with the model that is trained here.
 
         Raises:
             SilodpError: it is not the one that the folder states: this version, or a model file, differs
                 (code deploy.spec).
         """
-        spec = derive_spec(self.config, self.data, self.task)
+        return self._compared(derive_spec(self.config, self.data, self.task))
+
+    @cached_property
+    def _stated(self) -> dict[str, Any]:
         try:
-            stated = json.loads((self.folder / SPEC).read_bytes())["digest"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SilodpError(
-                f"{self.folder / SPEC} cannot be read: get the public folder again from the coordinator.",
-                code="deploy.public",
-            ) from error
+            stated = json.loads((self.folder / SPEC).read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._unreadable() from error
+        if not isinstance(stated, dict):
+            raise self._unreadable()
+        return stated
+
+    def _unreadable(self) -> SilodpError:
+        return SilodpError(
+            f"{self.folder / SPEC} cannot be read: get the public folder again from the coordinator.",
+            code="deploy.public",
+        )
+
+    def _compared(self, spec: RunSpec) -> RunSpec:
+        stated = str(self._stated.get("digest"))
         if spec.digest != stated:
             raise SilodpError(
                 f"the run that follows here from {self.folder / CONFIG} has the digest {spec.digest[:16]}, and "
@@ -198,13 +249,27 @@ class Consortium:
         return self.folder / CERTIFICATES / f"{name}.pem"
 
 
-def derive_spec(config: RunConfig, data: PublicData, task: Task) -> RunSpec:
+def derive_spec(config: RunConfig, data: PublicData, task: Task | ModelSpec) -> RunSpec:
     """Return the specification of a configured run of these data; no data file is opened.
 
     Raises:
         SilodpError: it cannot be run.
     """
     return prepare_run(data, task, config.method(), **config.settings())
+
+
+def check_party_name(name: str) -> None:
+    """Refuse a silo's name that cannot be the name of a file, or is the server's.
+
+    Raises:
+        SilodpError: it is (code deploy.name).
+    """
+    if _NAME.fullmatch(name) is None or name == SERVER:
+        raise SilodpError(
+            f"a silo is called {shorten(name)}: give it a name of letters, digits, spaces, '.', '-' and '_' that does "
+            "not begin with a sign, other than 'server'.",
+            code="deploy.name",
+        )
 
 
 def compute_digest(folder: Path) -> str:

@@ -22,6 +22,7 @@ from silodp.deploy.consortium import (
     ROSTER,
     Consortium,
     Roster,
+    check_party_name,
     derive_spec,
     write_public,
 )
@@ -36,10 +37,10 @@ from silodp.deploy.silo import (
 )
 from silodp.errors import SilodpError
 from silodp.wire.store import PRIVATE_FILE, make_private_folder, write_durably
+from silodp.wire.transport import SERVER
 
 REQUEST_ENDING = ".request.json"
 _AUTHORITY_KEY = "authority.key"
-SERVER = "server"
 
 
 def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
@@ -67,6 +68,8 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
             code="argument.missing",
             field="users",
         )
+    for name in data.silos:
+        check_party_name(name)
     spec = derive_spec(config, data, config.task(data))
     folder.mkdir(parents=True, exist_ok=True)
     write_public(folder, _without_private_paths(config, folder).to_toml(), data, spec)
@@ -84,13 +87,19 @@ def _without_private_paths(config: RunConfig, folder: Path) -> RunConfig:
             shutil.copyfile(schema[field], folder / name)
             schema = data["schema"] = {**schema, field: name}
     task = config.task_section
-    for field in ("model", "loss"):
-        reference = getattr(task, field)
-        if reference is not None and ".py:" in reference:
-            path, _, name = reference.removeprefix("python:").rpartition(":")
-            shutil.copyfile(path, folder / Path(path).name)
-            task = task.model_copy(update={field: f"{Path(path).name}:{name}"})
+    copied = {field: _copy_code(getattr(task, field), folder) for field in ("model", "loss")}
+    metrics = None if task.metrics is None else tuple(str(_copy_code(name, folder)) for name in task.metrics)
+    task = task.model_copy(update={**copied, "metrics": metrics})
     return config.model_copy(update={"data": data, "task_section": task})
+
+
+def _copy_code(reference: str | None, folder: Path) -> str | None:
+    """Copy the file of a reference "file.py:name" into the folder, and return the reference to the copy."""
+    if reference is None or ".py:" not in reference:
+        return reference
+    path, _, name = reference.removeprefix("python:").rpartition(":")
+    shutil.copyfile(path, folder / Path(path).name)
+    return f"{Path(path).name}:{name}"
 
 
 def make_keys(folder: Path, name: str) -> Path:
@@ -106,6 +115,8 @@ def make_keys(folder: Path, name: str) -> Path:
     Raises:
         SilodpError: there are keys already (code deploy.key).
     """
+    if name != SERVER:
+        check_party_name(name)
     make_private_folder(folder)
     if (folder / IDENTITY).exists():
         raise SilodpError(
@@ -187,8 +198,7 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
 
 def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties."""
-    spec = consortium.spec
-    roster = consortium.sealed
+    spec, roster = consortium.stated_spec, consortium.sealed
     return {
         "name": consortium.config.name,
         "method": repr(spec.method),
@@ -264,7 +274,7 @@ def accept(
         digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
         policy = policy.model_copy(update={"accepted": digests, "data": data})
     else:
-        spec = consortium.spec
+        spec = consortium.stated_spec
         policy = Policy(
             accepted=[consortium.digest],
             data=data,
@@ -276,7 +286,7 @@ def accept(
             min_silos=spec.min_silos,
             allow_seed=consortium.sealed.for_tests and not spec.is_secret,
         )
-    policy.check(consortium.digest, consortium.spec)
+    policy.check(consortium.digest, consortium.stated_spec)
     write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy
 
@@ -301,7 +311,7 @@ def make_local(config: RunConfig, federation: Federation, folder: Path, port: in
     consortium = seal_public(
         folder / "public", requests, folder / "coordinator", "127.0.0.1", port, for_tests=True
     )
-    limits = {name: e for name, e in compute_run_epsilon(consortium.spec).items() if e is not None}
+    limits = {name: e for name, e in compute_run_epsilon(consortium.stated_spec).items() if e is not None}
     for silo in federation.silos:
         home = homes[silo.name]
         save_records(home / "records.npz", silo)

@@ -205,7 +205,9 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
     """
     policy = Policy.load(folder / POLICY)
     name = find_name(folder, consortium)
-    policy.check(consortium.digest, consortium.spec)  # before any record is read
+    policy.check(
+        consortium.digest, consortium.stated_spec
+    )  # before a model file is executed, or a record is read
     with hold_lock(folder / LOCK):
         data = load_records(folder / policy.data, name, consortium)
         service = SiloService(folder, consortium, name, data, policy)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def prepare_run(
     data: Federation | PublicData,
-    task: Task,
+    task: Task | ModelSpec,
     method: Method,
     *,
     rounds: int,
@@ -54,7 +54,8 @@ def prepare_run(
 
     Args:
         data: a federation, or its public facts.
-        task: model, loss and metrics; they are tried on made-up records.
+        task: model, loss and metrics; they are tried on made-up records. The public facts of a model are taken as they
+            are: no code of a model is run.
         method: unit of privacy, clipping and noise.
         rounds: see `train`.
         aggregator: see `train`.
@@ -84,11 +85,12 @@ def prepare_run(
     check_delta("delta", delta)
     delta = float(delta)
     aggregator, budget = _find_aggregator(aggregator), _make_budget(budget, delta)
-    _check_task(data, task, method)
+    if not isinstance(task, ModelSpec):
+        _check_task(data, task, method)
     method.check(data, rounds, delta)
     spec = RunSpec(
         data,
-        describe_model(task),
+        task if isinstance(task, ModelSpec) else describe_model(task),
         method,
         aggregator,
         aggregator.min_silos_for(len(data.silos)),

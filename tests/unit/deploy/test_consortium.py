@@ -1,0 +1,171 @@
+"""The public folder, the ledgers of a silo over all its runs, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import Gaussian, NonPrivate
+from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
+from silodp.config.schema import load_config
+from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest
+from silodp.deploy.policy import Policy
+from silodp.deploy.setup import draft_public, make_keys
+from silodp.deploy.silo import LifetimeLedger
+from silodp.errors import SilodpError
+from support.refusals import refused
+
+CONFIG = """
+name = "one"
+rounds = 2
+[data]
+source = "embedded"
+users = 20
+silos = 2
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+[method.local]
+learning_rate = 0.01
+"""
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    path = tmp_path / "one.toml"
+    path.write_text(CONFIG)
+    config = load_config(path)
+    draft_public(config, tmp_path / "public", config.public_data())
+    return tmp_path / "public"
+
+
+def charge(ledger: Ledger, round_: int, sigma: float) -> None:
+    ledger.charge(round_, 0, {name: Gaussian(sigma) for name in ("released", "server", "silo")})
+
+
+def test_a_public_folder_leads_to_the_run_that_it_states(public: Path) -> None:
+    consortium = Consortium.load(public)
+    assert consortium.spec.digest == consortium.stated_spec.digest
+    assert consortium.spec == consortium.stated_spec
+    with refused("deploy.not_sealed"):
+        _ = consortium.sealed
+
+
+def test_every_byte_of_a_public_folder_counts_for_its_digest(public: Path) -> None:
+    digests = {compute_digest(public)}
+    for path in sorted(public.iterdir()):
+        text = path.read_text()
+        path.write_text(text + " ")
+        digests.add(compute_digest(public))
+        path.write_text(text)
+    (public / "more.py").touch()
+    digests.add(compute_digest(public))
+    (public / "more.py").rename(public / "less.py")
+    digests.add(compute_digest(public))
+    assert len(digests) == 3 + 3
+    assert format_digest("0123456789abcdef" * 4) == "0123 4567 89ab cdef 0123 4567 89ab cdef"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "code"),
+    [
+        (
+            "run_spec.json",
+            '"min_silos": 2',
+            '"min_silos": 1',
+            None,
+        ),  # what is stated beside the digest is not used
+        ("run_spec.json", '"size": 31', '"size": 32', "deploy.spec"),
+        ("config.toml", "clip = 0.1", "clip = 0.2", "deploy.spec"),
+        ("data.json", '"users": 20', '"users": 21', "deploy.spec"),
+        ("run_spec.json", '"digest"', '"nothing"', "deploy.spec"),
+        ("data.json", '"silos"', '"siloz"', "deploy.public"),
+        ("data.json", "{", "", "deploy.public"),
+        ("data.json", '"silo-1"', '"../silo-1"', "deploy.name"),
+        ("config.toml", "[data]", '[task]\nmodel = "/elsewhere/net.py:Net"\n[data]', "deploy.public"),
+        ("config.toml", 'name = "uldp-avg"', 'name = "net.py:Net"', "report.foreign_code"),
+    ],
+)
+def test_a_folder_that_was_changed_is_refused(
+    public: Path, file: str, old: str, new: str, code: str | None
+) -> None:
+    text = (public / file).read_text()
+    assert old in text
+    (public / file).write_text(text.replace(old, new))
+    if code is None:
+        assert Consortium.load(public).stated_spec.min_silos == 2
+        return
+    with refused(code):
+        _ = Consortium.load(public).stated_spec
+
+
+@pytest.mark.parametrize("name", ["", "server", "../a", "a/b", ".hidden", "-x", "x" * 101, "a\nb"])
+def test_names_that_are_no_names_of_files_are_refused(name: str, tmp_path: Path) -> None:
+    with refused("deploy.name"):
+        check_party_name(name)
+    if name != "server":
+        with refused("deploy.name"):
+            make_keys(tmp_path / "home", name)
+
+
+def test_keys_are_the_owners_alone(tmp_path: Path) -> None:
+    request = make_keys(tmp_path / "home", "north")
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
+    for secret in ("identity.key", "tls.key"):
+        assert (tmp_path / "home" / secret).stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "home" / secret).read_text()[:60] not in request.read_text()
+    assert json.loads(request.read_text()).keys() == {"name", "identity", "certificate_request"}
+
+
+# --- ε over all runs of a silo ------------------------------------------------------------------------------------
+
+
+def test_runs_of_one_silo_are_composed(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "1.jsonl", 1e-5, "pld", run="1")
+    second = Ledger(tmp_path / "2.jsonl", 1e-6, "rdp", Budget(3.0, 1e-6), run="2")
+    for round_ in range(3):
+        charge(first, round_, 5.0)
+        charge(second, round_, 4.0)
+    limits = {"released": 2.6, "silo": 1.0}
+    lifetime = LifetimeLedger(1e-5, limits, {"1": first, "2": second})
+    expected = compute_epsilon(Counter({Gaussian(5.0): 3, Gaussian(4.0): 3}).items(), 1e-5, "pld")
+    assert lifetime.epsilon("released") == pytest.approx(expected, rel=1e-9)
+    assert lifetime.epsilon("released", Gaussian(1.0)) > expected
+    events = {name: Gaussian(5.0) for name in ("released", "server", "silo")}
+    assert "'silo'" in (lifetime.find_exceeded(events) or "")
+    assert LifetimeLedger(1e-5, {"server": 1.0}, {}).find_exceeded(events) is None
+    assert (
+        LifetimeLedger(1e-5, {"server": 99.0}, {}).find_exceeded({"server": NonPrivate("none")}) is not None
+    )
+    first.close()
+    second.close()
+    with reopen_ledger(tmp_path / "1.jsonl") as one, reopen_ledger(tmp_path / "2.jsonl") as two:
+        again = LifetimeLedger(1e-5, limits, {"1": one, "2": two})
+        assert again.epsilon("released") == pytest.approx(expected, rel=1e-9)
+        assert (two.delta, two.accountant.name, two.budget) == (1e-6, "rdp", Budget(3.0, 1e-6))
+
+
+def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    path.write_text("")
+    with refused("ledger.damaged"):
+        reopen_ledger(path)
+
+
+def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    policy = Policy(
+        accepted=["a" * 64], data="t.csv", lifetime_epsilon={"released": 3.5}, columns=['"ä" = 1']
+    )
+    path = tmp_path / "policy.toml"
+    path.write_text(policy.to_toml())
+    assert Policy.load(path) == policy
+    path.write_text(policy.to_toml().replace("min_silos", "min_silo"))
+    with pytest.raises(SilodpError) as caught:
+        Policy.load(path)
+    assert caught.value.code.startswith("config.")
+    assert str(path) in str(caught.value)
