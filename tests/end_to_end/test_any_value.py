@@ -263,6 +263,7 @@ def test_values_at_the_ends_of_their_ranges_give_a_plan_or_a_sentence_together()
 
 
 @pytest.mark.slow
+@pytest.mark.pictures
 @pytest.mark.timeout(900)
 def test_any_value_of_any_field_gives_a_run_or_a_sentence(tmp_path: Path) -> None:
     small = [
