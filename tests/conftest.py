@@ -20,7 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-UNDRAWN = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><rect width="100%" height="100%" fill="#ffffff"/></svg>'
+_BACKGROUND = '<rect width="100%" height="100%" fill="#ffffff"/>'
+UNDRAWN = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1">{_BACKGROUND}</svg>'
 """What stands for a picture where a test is not about pictures."""
 
 

@@ -25,6 +25,7 @@ DDP = """
 name = "steps"
 rounds = 2
 seed = 1
+accountant = "rdp"
 [data]
 source = "embedded"
 silos = 3
@@ -95,10 +96,10 @@ def test_two_stages_cost_the_same_whoever_looks(silodp: Silodp, adversary: str) 
         (1, 0.690, 1, 4.25, 3.67),
         (1, 0.690, 10, 0.440, 0.311),
         (10, 0.902, 1, 4.25, 3.53),
-        (10, 0.902, 2, 2.12, 1.75),
-        (10, 0.902, 5, 0.924, 0.788),
+        pytest.param(10, 0.902, 2, 2.12, 1.75, marks=pytest.mark.slow),
+        pytest.param(10, 0.902, 5, 0.924, 0.788, marks=pytest.mark.slow),
         (10, 0.902, 10, 0.545, 0.476),
-        (50, 1.179, 10, 0.824, 0.744),
+        pytest.param(50, 1.179, 10, 0.824, 0.744, marks=pytest.mark.slow),
     ],
 )
 def test_the_ddp_papers_table_is_claimed_where_several_steps_of_several_clients_are_run(

@@ -119,7 +119,9 @@ def test_a_run_of_an_earlier_version_that_names_a_device_is_checked_in_full(copy
     assert (error.value.code, error.value.field) == ("config.unknown_field", "aggregation.device")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if "coins" in kind else ()) for kind in KINDS]
+)
 def test_no_assumption_can_be_left_out(copy: Ran, kind: str) -> None:
     directory = copy(kind)
     whole = told(directory)
@@ -150,7 +152,7 @@ def test_nothing_that_is_not_covered_can_be_left_out(copy: Ran, text: str) -> No
         audit(directory)
 
 
-@pytest.mark.parametrize("kind", ["persons", "records", "coins"])
+@pytest.mark.parametrize("kind", ["persons", "records", pytest.param("coins", marks=pytest.mark.slow)])
 def test_what_a_budget_was_charged_cannot_be_changed(copy: Ran, kind: str) -> None:
     directory = copy(kind)
     whole = json.dumps(told(directory))
