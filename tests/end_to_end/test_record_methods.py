@@ -294,7 +294,10 @@ def test_a_target_for_own_sampling_is_that_of_a_record_in_every_step(silodp: Sil
     assert met <= target
 
 
-def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(silodp: Silodp, personal: Path, steps: Path) -> None:
+def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(
+    silodp: Silodp, personal: Path, steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("silodp.planning.budget_plan._POINTS", 5)  # of each of 15 curves
     assert silodp("plan", personal, "--plot", "pictures/q.svg", "--json").json["plot"] == "pictures/q.svg"
     text = Path("pictures/q.svg").read_text()
     for sigma in ("1.25", "2.5", "5", "10", "20"):
@@ -508,6 +511,7 @@ def test_settings_of_single_clients_are_compared_with_other_methods(steps: Path)
     assert [spec.method.name for spec in specs] == ["ddp", "ddp", "default"]
 
 
+@pytest.mark.slow  # calibrate_ddp itself: tests/unit/methods/test_distributed.py
 def test_settings_of_single_clients_in_toml(silodp: Silodp, steps: Path) -> None:
     own = ["--set", "method.noise_multiplier=[2.0, 3.0, 4.0]", "--set", "method.clip=[1, 0.5, 1]"]
     found = silodp("plan", steps, *own, "--target-epsilon", 1, "--json").json
@@ -518,6 +522,10 @@ def test_settings_of_single_clients_in_toml(silodp: Silodp, steps: Path) -> None
         "epsilon"
     ]
     assert 0.99 < met <= 1.0
+
+
+def test_persons_costs_are_told_by_the_settings_of_single_clients(silodp: Silodp, steps: Path) -> None:
+    own = ["--set", "method.noise_multiplier=[2.0, 3.0, 4.0]", "--set", "method.clip=[1, 0.5, 1]"]
     done = silodp("run", steps, *own, "--out", "out", "--json")
     assert done.status == 0, done.err
     persons: list[Any] = done.json["guarantees"]["released"]["persons"]

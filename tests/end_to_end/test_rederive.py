@@ -241,7 +241,7 @@ def test_rounds_at_the_head_are_those_of_the_ledger(copy: Ran) -> None:
         ("clip = 1.0", "clip = 0.5", "by it method = Ddp("),
         ("delta = 1e-05", "delta = 1e-06", "by it delta = 1e-06, and by the ledger 1e-05"),
         ("seed = 1", "", "by it seed = none, and by the ledger set"),
-        ("rounds = 2", 'rounds = 2\naccountant = "pld"', "by it accountant = pld, and by the ledger rdp"),
+        ('accountant = "rdp"', 'accountant = "pld"', "by it accountant = pld, and by the ledger rdp"),
         ("min_silos = 3", "min_silos = 4", "by it aggregator = Masked(min_silos=4"),
         ('aggregator = "masked"', 'aggregator = "plain"', "cannot be read"),
     ],
