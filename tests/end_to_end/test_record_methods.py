@@ -328,6 +328,7 @@ def test_the_picture_and_the_text_tell_the_same_epsilon(
         return plot_epsilon_by_sampling(curves, *rest)
 
     monkeypatch.setattr("silodp.report.plots.plot_epsilon_by_sampling", kept)
+    monkeypatch.setattr("silodp.planning.budget_plan._POINTS", 5)
     assert silodp("plan", personal, "--set", f"accountant={accountant}", "--plot", "q.svg").status == 0
     (curve,) = (curve for curve in drawn if curve.label == "σ = 5")
     assert curve.sampling[-1] == 1
