@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-wording", action="store_true", help="write tests/snapshots/wording.txt anew from the source"
     )
+
+
+_BACKGROUND = '<rect width="100%" height="100%" fill="#ffffff"/>'
+UNDRAWN = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1">{_BACKGROUND}</svg>'
+"""What stands for a picture where a test is not about pictures."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """`os.fsync` does nothing in this process: no test cuts the power, and what is written is read all the same.
+
+    Tests of when it is called replace it, too; processes that are killed have the real one.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Pages have their figures made, but not drawn, which takes longer than a small run; `pictures` has them drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("pictures") is None:
+            patch.setattr("silodp.report.page.render_svg", lambda figure, name: UNDRAWN)
+        yield
 
 
 @pytest.fixture

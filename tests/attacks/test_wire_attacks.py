@@ -75,7 +75,8 @@ def test_a_flipped_bit_anywhere_is_noticed_and_the_run_goes_on_afterwards(kind, 
     whole = run(rounds=2, method=RECORDS)
     assert len(seen) >= 4
     for number, part in enumerate(seen):
-        out, done = tmp_path / str(number), []
+        done = []
+        out = tmp_path if number == len(seen) - 1 else None  # one of them goes on
 
         def tamper(name, message, part=part, done=done):
             due = message.kind == kind and message.round == (kind in ("update", "open")) and name == "silo1"

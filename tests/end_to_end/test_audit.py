@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from silodp.accounting.events import Event, Gaussian, NonPrivate, PoissonSampled
 from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import ADVERSARIES, NOT_COVERED, Adversary, Guarantee
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
+from silodp.cli.main import main
 from silodp.config.build import build_aggregator
 from silodp.errors import SilodpError
 from silodp.report.audit import LEDGER, audit_run
@@ -179,12 +181,21 @@ def test_infinity_is_no_promise(directory: Path) -> None:
 # --- what the events are about ------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def run_about_records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("about_records")
+    (folder / "steps.toml").write_text(DDP)
+    with pytest.raises(SystemExit) as left:
+        main(["run", str(folder / "steps.toml"), "--out", str(folder / "run")])
+    assert left.value.code == 0
+    return folder / "run"
+
+
 @pytest.fixture
-def about_records(silodp: Silodp, config: Path) -> Path:
+def about_records(run_about_records: Path, config: Path) -> Path:
     """A seeded run about records."""
     config.write_text(DDP)
-    assert silodp("run", config, "--out", "run").status == 0
-    return config.with_name("run")
+    return Path(shutil.copytree(run_about_records, config.with_name("run")))
 
 
 def test_an_untouched_run_is_borne_out_and_resumes(silodp: Silodp, about_records: Path) -> None:
@@ -254,11 +265,11 @@ def test_less_may_be_claimed(directory: Path) -> None:
 
 def test_what_a_person_gets_is_what_her_records_cost(about_records: Path) -> None:
     persons = json.loads((about_records / "guarantee.json").read_text())["guarantees"][0]["persons"]
-    with Ledger(about_records / LEDGER, 1e-5, run=_run(about_records)) as ledger:
+    with Ledger(about_records / LEDGER, 1e-5, "rdp", run=_run(about_records)) as ledger:
         assert ledger.subject is not None
         assert (ledger.subject.unit, ledger.subject.secret) == ("record", False)
         events = [charge.events["released"] for charge in ledger.history]
-    assert persons == [[k, compute_person_epsilon(events, k, 1e-5, "pld")] for k in PERSONS_RECORDS]
+    assert persons == [[k, compute_person_epsilon(events, k, 1e-5, "rdp")] for k in PERSONS_RECORDS]
 
 
 def _run(directory: Path) -> str:

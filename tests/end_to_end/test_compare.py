@@ -22,6 +22,8 @@ from silodp.report.divergence import get_measure
 from silodp.report.figures import render_svg
 from silodp.runtime.train import run, train
 
+pytestmark = pytest.mark.pictures
+
 ROUNDS = 3
 TEXT = "uldp-avg,uldp-avg:weighting=records"
 

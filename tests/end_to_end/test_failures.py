@@ -182,7 +182,7 @@ class FullDisk:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [24, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_full_disk_is_named_with_the_file_wherever_it_fills_up(
     silodp: Silodp, config: Path, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
@@ -223,9 +223,10 @@ def test_a_result_that_nobody_can_take_is_no_traceback(config: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
     command = [sys.executable, "-m", "silodp.cli.main"]
     question = ["epsilon", "--method", "uldp-avg", "--noise-multiplier", "5", "--rounds", "3"]
+    listed = ["data", "list"]  # imports little
     with Path("/dev/full").open("w") as full:
         told = subprocess.run(
-            [*command, *question, "--json"],
+            [*command, *listed, "--json"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -238,7 +239,7 @@ def test_a_result_that_nobody_can_take_is_no_traceback(config: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     told = subprocess.run(
-        [*command, *question], stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, check=False
+        [*command, *listed], stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, check=False
     )
     os.close(writer)
     assert (told.returncode, told.stderr) == (1, "")  # whoever read it has gone, as `head` does

@@ -38,7 +38,10 @@ RUNS = {
     "lattice, hidden": (HIDDEN["lattice"], HALF),
     "paillier, hidden": (HIDDEN["paillier"], HALF),
 }
-ALL = pytest.mark.parametrize("name", RUNS)
+ALL = pytest.mark.parametrize(
+    "name",  # with a hidden sample they keep, and forget, all that they do without one, and more
+    [pytest.param(name, marks=pytest.mark.slow if name in ("lattice", "paillier") else ()) for name in RUNS],
+)
 
 
 def kept(out: Path) -> Counter[tuple[str, str]]:
@@ -224,7 +227,11 @@ DEATHS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if "lattice" in name else ()) for name in RUNS]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if "lattice" in name or name == "paillier" else ())
+        for name in RUNS
+    ],
 )
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_run_that_dies_while_it_forgets_goes_on_as_if_it_had_not(name, death, monkeypatch, tmp_path):

@@ -76,8 +76,8 @@ def released(monkeypatch, aggregator, method, rounds, **more) -> np.ndarray:
 def test_the_noise_in_a_sum_is_the_noise_that_is_charged(method, monkeypatch):
     """σ is accepted, 2σ/3 and 3σ/2 are not, on the sums that the server releases."""
     still = replace(method, local=replace(TRAIN, batch_size=None))
-    totals = released(monkeypatch, "masked", still, 240)
-    noise = (totals - totals.mean(axis=0)).ravel() / np.sqrt(1 - 1 / 240)
+    totals = released(monkeypatch, "masked", still, 120)
+    noise = (totals - totals.mean(axis=0)).ravel() / np.sqrt(1 - 1 / 120)
     event = Masked().event(spec(still), Masked().views(still, 3)["released"])
     assert isinstance(event, Skellam)
     sensitivity = 0.5 if method is AVG else 0.5 * 2 * 3
@@ -95,8 +95,8 @@ def test_shares_are_sized_for_the_survivors_that_are_charged(monkeypatch, wire):
         lambda name, request: "before" if name == "silo3" and request.kind == "update" else None
     )
     still = replace(AVG, local=replace(TRAIN, batch_size=None))
-    totals = released(monkeypatch, Masked(min_silos=3), still, 240, silos=4)
-    noise = (totals - totals.mean(axis=0)).ravel() / np.sqrt(1 - 1 / 240)
+    totals = released(monkeypatch, Masked(min_silos=3), still, 120, silos=4)
+    noise = (totals - totals.mean(axis=0)).ravel() / np.sqrt(1 - 1 / 120)
     assert judges_std(noise, 5.0 * 0.5)
 
 

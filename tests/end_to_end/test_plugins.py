@@ -98,7 +98,15 @@ def run_until_killed(config: Path, out: Path) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",  # "all" has each of the slow ones in it
+    [
+        pytest.param(
+            name, marks=pytest.mark.slow if name in ("accountant", "data set", "server optimizer") else ()
+        )
+        for name in CASES
+    ],
+)
 def test_a_plugin_is_planned_run_killed_resumed_and_reported_on(
     name: str, silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

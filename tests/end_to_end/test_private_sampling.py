@@ -100,9 +100,9 @@ def test_a_training_run_on_heart_disease_is_the_one_in_clear(private, heart):  #
 def test_persons_are_drawn_at_the_rate_that_is_charged(aggregator):
     rare = replace(RECORDS, user_sampling=0.3, noise_multiplier=0.0)
     with hidden_samples(SamplingRatio(3, 10)) as both:
-        run(aggregator, rare, 4, federation=small_federation(users=300, records=100))
+        run(aggregator, rare, 2, federation=small_federation(users=300, records=100))
     drawn = np.array(list(both.drawn.values()))
-    assert drawn.shape == (4, 300)
+    assert drawn.shape == (2, 300)
     assert stats.binomtest(int(drawn.sum()), drawn.size, 0.3).pvalue > 1e-6
     assert stats.binomtest(int((drawn[0] & drawn[1]).sum()), 300, 0.09).pvalue > 1e-6, (
         "rounds are independent"

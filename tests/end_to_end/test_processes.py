@@ -19,7 +19,12 @@ from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED
 from support.processes import Processes
 from support.specs import make_spec
 
-AGGREGATORS = [(Plain(), AVG), (Masked(), AVG), (LATTICE, SAMPLED), (PAILLIER, RECORDS)]
+AGGREGATORS = [
+    pytest.param(Plain(), AVG, marks=pytest.mark.slow),
+    (Masked(), AVG),
+    (LATTICE, SAMPLED),
+    pytest.param(PAILLIER, RECORDS, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("aggregator", "method"), AGGREGATORS, ids=lambda value: value.name)

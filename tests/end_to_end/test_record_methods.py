@@ -25,6 +25,7 @@ DDP = """
 name = "steps"
 rounds = 2
 seed = 1
+accountant = "rdp"
 [data]
 source = "embedded"
 silos = 3
@@ -95,10 +96,10 @@ def test_two_stages_cost_the_same_whoever_looks(silodp: Silodp, adversary: str) 
         (1, 0.690, 1, 4.25, 3.67),
         (1, 0.690, 10, 0.440, 0.311),
         (10, 0.902, 1, 4.25, 3.53),
-        (10, 0.902, 2, 2.12, 1.75),
-        (10, 0.902, 5, 0.924, 0.788),
+        pytest.param(10, 0.902, 2, 2.12, 1.75, marks=pytest.mark.slow),
+        pytest.param(10, 0.902, 5, 0.924, 0.788, marks=pytest.mark.slow),
         (10, 0.902, 10, 0.545, 0.476),
-        (50, 1.179, 10, 0.824, 0.744),
+        pytest.param(50, 1.179, 10, 0.824, 0.744, marks=pytest.mark.slow),
     ],
 )
 def test_the_ddp_papers_table_is_claimed_where_several_steps_of_several_clients_are_run(
@@ -293,7 +294,10 @@ def test_a_target_for_own_sampling_is_that_of_a_record_in_every_step(silodp: Sil
     assert met <= target
 
 
-def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(silodp: Silodp, personal: Path, steps: Path) -> None:
+def test_a_plan_draws_epsilon_plot_epsilon_by_sampling(
+    silodp: Silodp, personal: Path, steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("silodp.planning.budget_plan._POINTS", 5)  # of each of 15 curves
     assert silodp("plan", personal, "--plot", "pictures/q.svg", "--json").json["plot"] == "pictures/q.svg"
     text = Path("pictures/q.svg").read_text()
     for sigma in ("1.25", "2.5", "5", "10", "20"):
@@ -324,6 +328,7 @@ def test_the_picture_and_the_text_tell_the_same_epsilon(
         return plot_epsilon_by_sampling(curves, *rest)
 
     monkeypatch.setattr("silodp.report.plots.plot_epsilon_by_sampling", kept)
+    monkeypatch.setattr("silodp.planning.budget_plan._POINTS", 5)
     assert silodp("plan", personal, "--set", f"accountant={accountant}", "--plot", "q.svg").status == 0
     (curve,) = (curve for curve in drawn if curve.label == "σ = 5")
     assert curve.sampling[-1] == 1
@@ -507,6 +512,7 @@ def test_settings_of_single_clients_are_compared_with_other_methods(steps: Path)
     assert [spec.method.name for spec in specs] == ["ddp", "ddp", "default"]
 
 
+@pytest.mark.slow  # calibrate_ddp itself: tests/unit/methods/test_distributed.py
 def test_settings_of_single_clients_in_toml(silodp: Silodp, steps: Path) -> None:
     own = ["--set", "method.noise_multiplier=[2.0, 3.0, 4.0]", "--set", "method.clip=[1, 0.5, 1]"]
     found = silodp("plan", steps, *own, "--target-epsilon", 1, "--json").json
@@ -517,6 +523,10 @@ def test_settings_of_single_clients_in_toml(silodp: Silodp, steps: Path) -> None
         "epsilon"
     ]
     assert 0.99 < met <= 1.0
+
+
+def test_persons_costs_are_told_by_the_settings_of_single_clients(silodp: Silodp, steps: Path) -> None:
+    own = ["--set", "method.noise_multiplier=[2.0, 3.0, 4.0]", "--set", "method.clip=[1, 0.5, 1]"]
     done = silodp("run", steps, *own, "--out", "out", "--json")
     assert done.status == 0, done.err
     persons: list[Any] = done.json["guarantees"]["released"]["persons"]

@@ -37,6 +37,8 @@ from silodp.report.formatting import (
 )
 from silodp.report.page import write_report
 
+pytestmark = pytest.mark.pictures
+
 ROUNDS = 60
 CONFIG = """\
 name = "heart"

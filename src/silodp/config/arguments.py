@@ -11,8 +11,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
-from functools import partial
-from types import UnionType
+from functools import lru_cache, partial
+from types import MappingProxyType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -123,12 +123,18 @@ def _get_parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter
         ) from None
 
 
-def _get_hints(maker: Callable[..., Any]) -> dict[str, Any]:
+def _get_hints(maker: Callable[..., Any]) -> Mapping[str, Any]:
+    maker = maker.func if isinstance(maker, partial) else maker
     try:
-        return get_type_hints(maker.func if isinstance(maker, partial) else maker)
+        return _evaluate_hints(maker) if isinstance(maker, type) else get_type_hints(maker)
     except (NameError, AttributeError, TypeError):
         # A user's function may have annotations that are imported for type checkers only: no checks of types then.
         return {}
+
+
+@lru_cache(maxsize=64)  # asked for some 30 times while one configuration is read
+def _evaluate_hints(maker: type) -> Mapping[str, Any]:
+    return MappingProxyType(get_type_hints(maker))
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

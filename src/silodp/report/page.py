@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,12 @@ def render(template: str, **values: Any) -> str:
         template: file name.
         values: by their names in the template.
     """
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    """One for all pages: it keeps the compiled templates."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -177,7 +184,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= FILTERS
-    return environment.get_template(template).render(**values)
+    return environment
 
 
 class PictureFolder:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as library
 from dp_accounting.rdp import rdp_privacy_accountant
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -25,6 +24,7 @@ from silodp.accounting.budget_curve import (
 from silodp.accounting.curve_fitting import fit_scf, search_probabilities
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample
 from silodp.errors import SilodpError
+from support.examples import few_or_many
 from support.refusals import refused
 
 HEART = {"noise_multiplier": 12.25, "local_steps": 50, "client_sampling": 1.0, "rounds": 15, "delta": 1e-3}
@@ -66,8 +66,7 @@ runs = st.fixed_dictionaries(
 some_budgets = st.lists(st.floats(0.05, 15), min_size=1, max_size=3)
 
 
-@settings(max_examples=15)
-@given(run=runs, budgets=some_budgets)
+@few_or_many(5, 15, run=runs, budgets=some_budgets)
 def test_no_record_overspends_and_none_could_get_the_next_grid_point(run, budgets):
     budgets = np.array(budgets)
     curve = compute_two_stage_curve(**run)
@@ -84,8 +83,7 @@ def test_no_record_overspends_and_none_could_get_the_next_grid_point(run, budget
             assert curve.spent(np.array([above]))[0] > budget
 
 
-@settings(max_examples=4)
-@given(run=runs, budget=st.floats(0.1, 8))
+@few_or_many(2, 4, run=runs, budget=st.floats(0.1, 8))
 def test_the_true_cost_lies_below_the_renyi_cost(run, budget):
     q = compute_two_stage_curve(**run).parameter_for(np.array([budget]))[0]
     if q > 0:
@@ -145,8 +143,7 @@ def test_curves_are_read_from_below_and_charged_from_above():
             EpsilonCurve(np.array(parameters, float), np.array(epsilons, float))
 
 
-@settings(max_examples=6)
-@given(sigma=st.floats(2, 10), rounds=st.integers(1, 100), budgets=some_budgets)
+@few_or_many(2, 6, sigma=st.floats(2, 10), rounds=st.integers(1, 100), budgets=some_budgets)
 @pytest.mark.parametrize("by", ["known sample", "hidden sample", "clip"])
 def test_no_user_overspends(by, sigma, rounds, budgets):
     """By dp_accounting's own loss distributions."""
@@ -179,8 +176,7 @@ def test_no_user_overspends(by, sigma, rounds, budgets):
 # The book
 
 
-@settings(max_examples=25)
-@given(run=runs, q=st.floats(0.001, 1), budget=st.floats(0.05, 15))
+@few_or_many(8, 25, run=runs, q=st.floats(0.001, 1), budget=st.floats(0.05, 15))
 @pytest.mark.parametrize("book", ["planned", "realized"])
 def test_a_record_stays_as_long_as_its_budget_lasts(book, run, q, budget):
     most = 60

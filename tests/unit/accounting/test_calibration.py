@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silodp.accounting import calibration
@@ -15,6 +14,7 @@ from silodp.accounting.calibration import (
 )
 from silodp.accounting.events import Gaussian, Group, NonPrivate, PoissonSampled, RevealedSample
 from silodp.errors import SilodpError
+from support.examples import few_or_many
 
 DELTA = 1e-5
 MAKERS = {
@@ -26,8 +26,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@settings(max_examples=3)
-@given(q=st.floats(0.05, 0.9), rounds=st.integers(1, 300), target=st.floats(0.1, 20))
+@few_or_many(1, 3, q=st.floats(0.05, 0.9), rounds=st.integers(1, 300), target=st.floats(0.1, 20))
 def test_noise_never_overshoots_and_is_tight(kind, q, rounds, target):
     def make(sigma):
         return MAKERS[kind](q, sigma)
@@ -37,9 +36,8 @@ def test_noise_never_overshoots_and_is_tight(kind, q, rounds, target):
     assert compute_epsilon([(make(sigma * (1 - 1e-4)), rounds)], DELTA) > target
 
 
-@pytest.mark.parametrize("kind", ["sampled", "known", "group"])
-@settings(max_examples=2)
-@given(sigma=st.floats(1, 8), rounds=st.integers(1, 300), target=st.floats(0.1, 20))
+@pytest.mark.parametrize("kind", ["sampled", "known", pytest.param("group", marks=pytest.mark.slow)])
+@few_or_many(1, 2, sigma=st.floats(1, 8), rounds=st.integers(1, 300), target=st.floats(0.1, 20))
 def test_sampling_never_overshoots_and_is_tight(kind, sigma, rounds, target):
     def make(q):
         return MAKERS[kind](q, sigma)
@@ -50,8 +48,7 @@ def test_sampling_never_overshoots_and_is_tight(kind, sigma, rounds, target):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@settings(max_examples=3)
-@given(q=st.floats(0.05, 0.9), sigma=st.floats(1, 10), target=st.floats(0.1, 20))
+@few_or_many(1, 3, q=st.floats(0.05, 0.9), sigma=st.floats(1, 10), target=st.floats(0.1, 20))
 def test_rounds_are_the_most_that_fit(kind, q, sigma, target):
     event = MAKERS[kind](q, sigma)
     most = calibrate_rounds(event, target, DELTA)

@@ -32,6 +32,7 @@ from silodp.accounting.events import (
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.accounting.steps import flatten_event
 from silodp.errors import SilodpError
+from support.examples import few_or_many
 from support.refusals import refused
 
 DELTA = 1e-5
@@ -107,7 +108,9 @@ def test_rare_sampling_loses_no_digits():
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
-@given(
+@few_or_many(
+    5,
+    15,
     lam=st.floats(0.01, 1),
     q=st.floats(0.01, 1),
     sigma=st.floats(1, 8),

@@ -433,7 +433,10 @@ TABLE = [  # DDP, Table 1: steps, parties, σ_total; then ε by RDP and PLD of u
 ]
 
 
-@pytest.mark.parametrize(("steps", "parties", "sigma", "rdp", "pld"), TABLE)
+@pytest.mark.parametrize(
+    ("steps", "parties", "sigma", "rdp", "pld"),
+    [pytest.param(*row, marks=pytest.mark.slow if row[1] in (2, 5) else ()) for row in TABLE],
+)
 def test_the_papers_table_is_what_is_claimed(steps, parties, sigma, rdp, pld):
     method = replace(
         DDP,

@@ -46,8 +46,16 @@ class Died(Exception):
     """The process is gone."""
 
 
-@pytest.mark.parametrize("aggregator", ["plain", "masked"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "aggregator"),
+    [
+        pytest.param(
+            name, aggregator, marks=pytest.mark.slow if (name == "both") != (aggregator == "masked") else ()
+        )
+        for name in METHODS
+        for aggregator in ("plain", "masked")
+    ],
+)
 def test_a_run_that_dies_and_is_resumed_ends_as_one_that_does_not(name, aggregator, tmp_path, monkeypatch):
     settings = {"rounds": 5, "seed": 3, "aggregator": aggregator}
     whole = train(small_federation(), logistic_task(), METHODS[name], **settings)
@@ -132,7 +140,7 @@ def test_the_noise_of_every_coordinate_is_that_which_is_charged(integers):
         assert std_is(coordinate, 5.0)
 
 
-@pytest.mark.parametrize("aggregator", ["plain", "masked"])
+@pytest.mark.parametrize("aggregator", [pytest.param("plain", marks=pytest.mark.slow), "masked"])
 def test_a_run_adds_that_noise_to_the_update_and_to_the_bits(aggregator, monkeypatch):
     totals, play = [], Server.run_round
 

@@ -37,6 +37,7 @@ from silodp.methods import dp_sgd as steps
 from silodp.methods.dp_sgd import DpSgd
 from silodp.training.sgd.records import RecordGradients
 from silodp.training.task import Task
+from support.examples import few_or_many
 from support.oracles import judges_std, logistic_task, small_federation
 from support.refusals import refused
 
@@ -260,8 +261,9 @@ def true_epsilon(method: Rpdp, q: float, rounds: float, planned: bool) -> float:
     return float(library.compute_epsilon(ALPHA, rounds * rho, method.delta)[0])
 
 
-@settings(deadline=None, max_examples=12)
-@given(
+@few_or_many(
+    4,
+    12,
     sigma=st.floats(1.0, 30.0),
     tau=st.integers(1, 40),
     coin=st.sampled_from([0.2, 0.7, 1.0]),

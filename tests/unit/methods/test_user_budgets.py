@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp import rdp_privacy_accountant as library
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import logsumexp
@@ -24,6 +23,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.methods import Population, UldpAvg, UldpSgd, UserBudgets
 from silodp.methods.user_budgets import FullParticipationCost
+from support.examples import few_or_many
 from support.specs import make_spec
 
 DELTA = 1e-5
@@ -79,8 +79,9 @@ def rdp_sampled_epsilon(q: float, sigma: float, rounds: int) -> float:
     return float(accountant.get_epsilon(DELTA))
 
 
-@settings(max_examples=12, deadline=None)
-@given(
+@few_or_many(
+    4,
+    12,
     sigma=st.floats(1.0, 8.0),
     rounds=st.integers(1, 60),
     by=st.sampled_from(["sampling", "clip"]),

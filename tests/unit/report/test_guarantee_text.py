@@ -23,6 +23,8 @@ from silodp.report.guarantee_text import CLAIMED, format_guarantees, get_charge,
 from silodp.report.page import write_report
 from silodp.report.plots import SamplingCurve, plot_epsilon_by_sampling, plot_spending
 
+pytestmark = pytest.mark.pictures
+
 ROUNDS, DELTA = 3, 1e-5
 WEAK, STRONG = PoissonSampled(0.1, Gaussian(2.0)), PoissonSampled(0.1, Gaussian(6.0))
 EVENT = Composed((SelfComposed(WEAK, 9), STRONG))

@@ -33,6 +33,7 @@ from silodp.training.sgd._planning import measure_cost
 from silodp.training.sgd._schedule import UserBatches, draw_batch_order, select_step_records
 from silodp.training.sgd._tracing import TracedGradient, build_single_user_gradient
 from silodp.training.task import LruCache
+from support.examples import few_or_many
 from support.reference import assert_equal_updates, looped, ragged, updates
 
 
@@ -55,8 +56,9 @@ def locals_(epochs: int = 6):
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+@few_or_many(
+    25,
+    60,
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
     local=locals_(),
     seed=st.integers(0, 2**20),
@@ -324,7 +326,7 @@ def test_one_user_beyond_the_budget_is_refused_or_the_default_stretches():
 def test_memory_stays_within_the_budget():
     """Everything alive at once, the chunk the caller still holds included, by counting tensors."""
     task = Task(cnn_mnist(), cross_entropy())
-    x, y, user = ragged([4] * 40, 0, (1, 28, 28), 10)
+    x, y, user = ragged([4] * 20, 0, (1, 28, 28), 10)
     start = task.initial(0)
     inputs = task.tensors(x, y)
     peaks = {}
