@@ -141,7 +141,7 @@ def test_silo_0_that_asks_for_other_entries_gets_none(aggregator, tmp_path, wire
         zero._store.round(0).drop(key)
     set_state(zero, round=-1, prepared=0)
     parties.transport.lost = lambda name, m: False
-    with pytest.raises(SilodpError, match="'silo0' asked for entries of round 1 a second time"):
+    with pytest.raises(SilodpError, match="'silo0' sent a second, different request"):
         parties.run_round(0)
 
 

@@ -293,7 +293,7 @@ def test_silo_0_is_sent_fresh_ciphertexts_and_the_server_does_not_see_which():
 @BOTH
 def test_a_rate_that_is_no_number_of_cells_is_refused(aggregator):
     for rate, cells, said in (
-        (0.25, 10, "rate of k/10, and user_sampling = 0.25 is none: set hidden_sample = 4"),
+        (0.25, 10, "hidden_sample = 4"),
         (0.3333, 10, "set hidden_sample = 10000"),
         (2**-30, 10, "set user_sampling = 1/10"),
         (0.7000001234567, 10, "set user_sampling = 7/10"),

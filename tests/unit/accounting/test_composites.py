@@ -337,7 +337,7 @@ def test_a_second_release_of_the_same_samples_has_no_amplification():
     [
         (Group(1.5, Gaussian(1.0)), "size"),
         (Group(2, RevealedSample(1.5, Gaussian(1.0))), "sampling_probability"),
-        (Group(2, Group(2, Gaussian(1.0))), "group"),
+        (Group(2, Group(2, Gaussian(1.0))), "Group"),
         (RevealedSample(-0.1, Gaussian(1.0)), "sampling_probability"),
         (RevealedSample(0.5, SelfComposed(Gaussian(1.0), 1.5)), "count"),
         (RevealedSample(0.0, SelfComposed(Gaussian(-1.0), 2)), "noise_multiplier"),
