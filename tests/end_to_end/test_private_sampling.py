@@ -297,7 +297,7 @@ def test_a_rate_that_is_no_number_of_cells_is_refused(aggregator):
         (0.3333, 10, "set hidden_sample = 10000"),
         (2**-30, 10, "set user_sampling = 1/10"),
         (0.7000001234567, 10, "set user_sampling = 7/10"),
-        (1.0, 10, "uldp-avg has user_sampling = 1: set it below 1"),
+        (1.0, 10, "set user_sampling below 1"),
         (0.5, 1, "hidden_sample = 1: set a number of cells from 2 to 65,536"),
         (0.5, 1 << 17, "set a number of cells from 2"),
     ):
