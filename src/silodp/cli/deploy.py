@@ -148,11 +148,7 @@ def accept_command(
             code="deploy.digest",
             field="code",
         )
-    limits = {name: e for name, e in agreed["epsilon"].items() if e is not None}
-    chosen = (
-        dict.fromkeys(limits, epsilon) if epsilon is not None else {n: 1.001 * e for n, e in limits.items()}
-    )
-    policy = accept(folder, consortium, data, chosen)
+    policy = accept(folder, consortium, data, epsilon)
     lines = [f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}"]
     show({"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}, as_json, lines)
 
@@ -284,9 +280,8 @@ def silo(
     from silodp.deploy.https import HttpsClient
     from silodp.deploy.silo import TLS_KEY, open_silo
 
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    for number in (signal.SIGTERM, signal.SIGINT):  # safe at any moment, as a crash is
+        signal.signal(number, lambda *_: sys.exit(0))
     consortium = Consortium.load(public)
     with open_silo(folder, consortium) as service:
         tls = make_context(
@@ -297,7 +292,7 @@ def silo(
         )
         roster = consortium.sealed
         address = url or f"https://{roster.host}:{roster.port}"
-        HttpsClient(address, tls, service.identity, consortium.digest, service).run(stop)
+        HttpsClient(address, tls, service.identity, consortium.digest, service).run(threading.Event())
 
 
 def audit_log(

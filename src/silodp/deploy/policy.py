@@ -45,7 +45,7 @@ class Policy(BaseModel):
     columns: list[str] = []
     allow_counts: bool = False
     min_silos: Annotated[int, Field(ge=1)] = 2
-    most_runs: Annotated[int, Field(ge=1)] = 20
+    most_runs: Annotated[int, Field(ge=1, le=50)] = 20
     allow_seed: bool = False
 
     def check(self, digest: str, spec: RunSpec) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from silodp.deploy.silo import (
     IDENTITY,
     POLICY,
     TLS_KEY,
+    compute_lifetime_cost,
     find_name,
     save_identity,
     save_records,
@@ -248,9 +249,7 @@ def accept(
     folder: Path,
     consortium: Consortium,
     data: str,
-    lifetime_epsilon: Mapping[Adversary, float],
-    *,
-    delta: float | None = None,
+    lifetime_epsilon: float | None = None,
 ) -> Policy:
     """Write the policy of a silo, or add the digest to the one that is there.
 
@@ -258,8 +257,8 @@ def accept(
         folder: of the silo.
         consortium: the public folder, whose digest the operator has compared.
         data: file with the silo's records.
-        lifetime_epsilon: most ε by adversary that all runs together may spend, for a new policy.
-        delta: of these limits; None: the run's.
+        lifetime_epsilon: most ε against each adversary that all runs together may spend, at the run's δ, for a new
+            policy; None: as much as this run needs.
 
     Returns:
         The policy.
@@ -275,11 +274,15 @@ def accept(
         policy = policy.model_copy(update={"accepted": digests, "data": data})
     else:
         spec = consortium.stated_spec
+        needed = compute_lifetime_cost(spec, spec.delta)
         policy = Policy(
             accepted=[consortium.digest],
             data=data,
-            delta=spec.delta if delta is None else delta,
-            lifetime_epsilon=dict(lifetime_epsilon),
+            delta=spec.delta,
+            lifetime_epsilon={
+                name: _round_up(e) if lifetime_epsilon is None else lifetime_epsilon
+                for name, e in needed.items()
+            },
             methods=[spec.method.name],
             aggregators=[spec.aggregator.name],
             columns=list(spec.data.features),
@@ -289,6 +292,11 @@ def accept(
     policy.check(consortium.digest, consortium.stated_spec)
     write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy
+
+
+def _round_up(epsilon: float) -> float:
+    """Return ε with four digits after the point, not below the value."""
+    return math.ceil(epsilon * 10_000 + 1e-6) / 10_000
 
 
 def make_local(config: RunConfig, federation: Federation, folder: Path, port: int) -> Consortium:
@@ -311,9 +319,8 @@ def make_local(config: RunConfig, federation: Federation, folder: Path, port: in
     consortium = seal_public(
         folder / "public", requests, folder / "coordinator", "127.0.0.1", port, for_tests=True
     )
-    limits = {name: e for name, e in compute_run_epsilon(consortium.stated_spec).items() if e is not None}
     for silo in federation.silos:
         home = homes[silo.name]
         save_records(home / "records.npz", silo)
-        accept(home, consortium, "records.npz", {name: 1.001 * e for name, e in limits.items()})
+        accept(home, consortium, "records.npz")
     return consortium

@@ -27,7 +27,7 @@ import numpy as np
 
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, explain_not_private
-from silodp.accounting.guarantee import Adversary
+from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
@@ -41,10 +41,18 @@ from silodp.mechanisms.noise import Randomness
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.wire.messages import Message
-from silodp.wire.store import PRIVATE_FILE, DirectoryStore, make_private_folder, write_durably
+from silodp.wire.store import (
+    PRIVATE_FILE,
+    DirectoryStore,
+    RoundStore,
+    claim,
+    make_private_folder,
+    write_durably,
+)
 from silodp.wire.transport import SERVER, sign, verify
 
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
+_RESERVED = 0.01
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -62,6 +70,14 @@ class LifetimeLedger:
     limits: Mapping[Adversary, float]
     runs: dict[str, Ledger] = field(default_factory=dict)
 
+    @property
+    def noise_delta(self) -> float:
+        """The part of δ that noise is accounted at.
+
+        Every run may need 1 % of δ for what its encryption may reveal (`Aggregator.delta_share`).
+        """
+        return self.delta * (1 - _RESERVED * max(len(self.runs), 1))
+
     def epsilon(self, adversary: Adversary, more: Event | None = None) -> float | None:
         """Return ε of all runs together, with one event more; None where nothing is promised."""
         counts = Counter[Event](() if more is None else (more,))
@@ -71,7 +87,7 @@ class LifetimeLedger:
             return 0.0
         if any(explain_not_private(event) is not None for event in counts):
             return None
-        epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts))
+        epsilon = compute_epsilon(counts.items(), self.noise_delta, choose_accountant(counts))
         return epsilon if np.isfinite(epsilon) else None
 
     def find_exceeded(self, events: Mapping[Adversary, Event]) -> str | None:
@@ -82,6 +98,24 @@ class LifetimeLedger:
                 told = "no ε at all" if spent is None else f"ε = {spent:.4g}"
                 return f"{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
         return None
+
+
+def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]:
+    """Return ε by adversary that a silo's ledger has after all T rounds of a first run, if no round is repeated.
+
+    Args:
+        spec: of the run.
+        delta: δ of the limits over all runs.
+
+    Returns:
+        ε of the adversaries against whom there is a guarantee.
+    """
+    ledger = make_ledger(replace(spec, run="cost"))
+    for round_ in range(spec.rounds):
+        ledger.charge(round_, 0, spec.costliest_events(round_))
+    lifetime = LifetimeLedger(delta, {}, {"cost": ledger})
+    found = {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES}
+    return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
 
 
 class SiloService:
@@ -123,6 +157,13 @@ class SiloService:
         make_private_folder(folder / "ledgers")
         for path in sorted((folder / "ledgers").glob("*.jsonl")):
             self.lifetime.runs[path.stem] = reopen_ledger(path)
+        lost = {key.partition("/")[0] for key in self._store.names()} - self.lifetime.runs.keys()
+        if lost:
+            raise SilodpError(
+                f"{folder / 'store'} knows the run {min(lost)}, and {folder / 'ledgers'} has no ledger of it: what was "
+                "spent there is not known; restore the newest ledger.",
+                code="ledger.missing",
+            )
 
     def receive(self, data: bytes) -> bytes:
         """Verify a request, answer it, write what leaves to the audit log, and return the signed answer.
@@ -154,6 +195,11 @@ class SiloService:
                         code="gate.run",
                     )
                 self.lifetime.runs[run] = make_ledger(spec, self._folder / "ledgers" / f"{run}.jsonl")
+            if not claim(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
+                raise SilodpError(
+                    f"silo '{self.name}' took part in run {run} with other settings; nothing was sent.",
+                    code="gate.run",
+                )
             self._silos[run] = Silo(
                 self._data,
                 self._task,
