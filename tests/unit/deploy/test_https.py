@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,7 @@ import pytest
 
 import silodp
 from silodp.crypto.keys import Identity
+from silodp.deploy import certificates
 from silodp.deploy.certificates import Authority, make_context, make_request
 from silodp.deploy.https import HttpsClient, HttpsServer, _connect_text
 from silodp.errors import SilodpError
@@ -201,6 +204,44 @@ def test_a_certificate_of_another_authority_does_not_connect(parties: Parties, t
         _, failures = server.ask({"north": b"1"})
         assert failures["north"].kind == "offline"
     assert endpoint.asked == []
+
+
+def test_an_expired_certificate_does_not_connect(
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "VALID_DAYS", -0.5)  # valid from yesterday until twelve hours ago
+    expired = Parties(tmp_path / "expired", parties.authority)
+    endpoint = Echo()
+    with (
+        parties.server(patience=1) as server,
+        serving(parties, server.port, "north", endpoint, tls=expired.tls("north")),
+    ):
+        assert server.ask({"north": b"1"})[1]["north"].kind == "offline"
+    assert endpoint.asked == []
+
+
+def test_a_clock_that_is_an_hour_off_does_not_matter(
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(hours=1)
+
+    monkeypatch.setattr(certificates, "datetime", Later)
+    early = Parties(tmp_path / "early", parties.authority)  # signed by a coordinator whose clock is ahead
+    with parties.server() as server, serving(parties, server.port, "north", Echo(), tls=early.tls("north")):
+        assert server.ask({"north": b"12"})[0] == {"north": b"21"}
+
+
+def test_a_silo_whose_disk_is_full_says_so(parties: Parties) -> None:
+    def fill(data: bytes) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device", "/data/patients/secret")
+
+    with parties.server() as server, serving(parties, server.port, "north", Echo(fill)):
+        failure = server.ask({"north": b"1"})[1]["north"]
+        assert failure.code == "run.disk_full"
+        assert "secret" not in failure.reason
 
 
 def test_nobody_is_served_without_a_token_or_a_certificate(parties: Parties) -> None:
