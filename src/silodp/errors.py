@@ -193,6 +193,7 @@ CODES: dict[str, str] = {
     "model.running_state": "running a model changes its state",
     "model.shared_memory": "two parameters share memory without being one parameter",
     "policy.digest": "a silo's policy has not accepted the digest of the public folder",
+    "policy.missing": "a silo has no policy yet",
     "policy.not_allowed": "a silo's policy does not allow the run",
     "report.contradicted": "the files of a run directory contradict each other",
     "report.damaged": "a file of a run directory that a report needs cannot be read",

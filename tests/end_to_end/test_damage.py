@@ -325,11 +325,11 @@ def outcome_of(directory: Path) -> str:
     return "read"
 
 
-def test_a_run_that_says_it_was_no_simulation_is_refused(directory: Path) -> None:
+def test_whether_a_run_was_a_simulation_is_yes_or_no(directory: Path) -> None:
     path = directory / "guarantee.json"
     said = json.loads(path.read_text())
     assert said["simulation"] is True
-    path.write_text(json.dumps({**said, "simulation": False}))
+    path.write_text(json.dumps({**said, "simulation": "no"}))
     assert code_of(lambda: write_report(directory)) == "report.damaged"
 
 

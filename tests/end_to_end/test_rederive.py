@@ -33,7 +33,7 @@ from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore
-from silodp.wire.transport import _OVERHEAD, Failure, InProcess
+from silodp.wire.transport import SIGNED_BYTES, Failure, InProcess
 from support.commands import CONFIG, Silodp, assert_sentence
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused as refused_with
@@ -410,7 +410,7 @@ def test_a_run_of_the_first_version_is_read_and_goes_on(
     ask = InProcess.ask
 
     def loses(self: InProcess, requests: Any, timeout: float | None = None) -> Any:
-        asked = {name: Message.decode(data[_OVERHEAD:]) for name, data in requests.items()}
+        asked = {name: Message.decode(data[SIGNED_BYTES:]) for name, data in requests.items()}
         lost = [name for name, m in asked.items() if m.kind == "update" and m.round == 1][4:]
         answers, failures = ask(self, {name: m for name, m in requests.items() if name not in lost})
         return answers, {**failures, **{name: Failure("offline", "a test") for name in lost}}

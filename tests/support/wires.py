@@ -11,16 +11,16 @@ import pytest
 from silodp.errors import SilodpError
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
-from silodp.wire.transport import _OVERHEAD, Failure, InProcess, SignedParty, Traffic
+from silodp.wire.transport import SIGNED_BYTES, Failure, InProcess, SignedParty, Traffic
 
 Tamper = Callable[[str, Message], Message]
 
 
 def tampered(data: bytes, tamper: Callable[[Message], Message]) -> bytes:
     """Signed bytes with another message under the old signature; the same bytes where nothing was altered."""
-    message = Message.decode(data[_OVERHEAD:])
+    message = Message.decode(data[SIGNED_BYTES:])
     other = tamper(message)
-    return data if other is message else data[:_OVERHEAD] + other.encode()
+    return data if other is message else data[:SIGNED_BYTES] + other.encode()
 
 
 class Wire(InProcess):
@@ -41,7 +41,7 @@ class Wire(InProcess):
     def ask(self, requests, timeout=None):
         answers, failures = {}, {}
         for name, request in requests.items():
-            when = type(self).fails(name, Message.decode(request[_OVERHEAD:]))
+            when = type(self).fails(name, Message.decode(request[SIGNED_BYTES:]))
             if when == "before":
                 failures[name] = Failure("offline", "pulled out")
                 continue
@@ -49,7 +49,7 @@ class Wire(InProcess):
             answered, failed = super().ask({name: sent})
             failures |= failed
             for answer in answered.values():
-                type(self).received.append((name, Message.decode(answer[_OVERHEAD:])))
+                type(self).received.append((name, Message.decode(answer[SIGNED_BYTES:])))
                 if when == "after":
                     failures[name] = Failure("timeout", "came late")
                 else:

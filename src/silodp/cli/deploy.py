@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from silodp.cli._console import Config, Json, Set, log, show
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 
 deploy_app = typer.Typer(
     help="Set up a consortium whose server and silos are separate programs on separate machines.",
@@ -113,9 +113,7 @@ def seal(
 def accept_command(
     public: Public,
     folder: Folder,
-    data: Annotated[
-        str, typer.Option("--data", metavar="FILE", help="The silo's table, relative to FOLDER or absolute.")
-    ],
+    data: Annotated[str, typer.Option("--data", metavar="FILE", help="The silo's table, here or in FOLDER.")],
     code: Annotated[
         str | None,
         typer.Option(
@@ -141,37 +139,54 @@ def accept_command(
         for line in _format_agreement(agreed):
             log(line)
     given = typer.prompt("Code as read out by the coordinator", err=True) if code is None else code
-    if "".join(given.split()).lower() != "".join(consortium.code.split()):
+    if "".join(c for c in given.lower() if c.isalnum()) != "".join(consortium.code.split()):
         raise SilodpError(
-            "the code is not that of this public folder, so the coordinator has another one: nothing was accepted; get "
-            "the folder again.",
+            "the code is not that of this public folder, and nothing was accepted: type it again; if it still differs, "
+            "the coordinator has another folder, so get the folder again.",
             code="deploy.digest",
             field="code",
         )
-    policy = accept(folder, consortium, data, epsilon)
+    table = next((path for path in (Path(data), folder / data) if path.is_file()), None)
+    if table is None:
+        raise SilodpError(
+            f"there is no file {data}, neither here nor in {folder}: give the silo's table.",
+            code="data.no_file",
+            field="data",
+        )
+    policy = accept(folder, consortium, str(table.resolve()), epsilon)
     lines = [f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}"]
     show({"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}, as_json, lines)
 
 
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:
-    told = [f"{name} {'none' if e is None else f'{e:.3f}'}" for name, e in agreed["epsilon"].items()]
+    from silodp.accounting.guarantee import format_rounded_up
+
+    told = [f"{name} {format_rounded_up(e)}" for name, e in agreed["epsilon"].items()]
     who = {"user": "all records of one person", "record": "one record", None: "nobody"}[agreed["unit"]]
     columns = ", ".join(agreed["columns"]) or "as in data.json"
-    return [
+    code = ", ".join(agreed["code_files"])
+    lines = [
         f"Consortium {agreed['name']}",
         f"  method      {agreed['method']}",
         f"  protects    {who}; U = {agreed['users']:,} persons",
         f"  aggregator  {agreed['aggregator']}",
         f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
         f"  columns     {columns}",
+        f"  label       {agreed['label'] or 'as in data.json'}",
         f"  model       {agreed['model']['size']:,} parameters, loss {agreed['model']['loss']}",
+        *([f"  code        {code}: read it, since this silo will execute it"] if code else []),
         f"  server      {agreed['server']['address']}, key {agreed['server']['key']}",
         *(f"  silo        {name}, key {key}" for name, key in agreed["silos"].items()),
         *(f"  {row['party']} sees {row['sees']}" for row in agreed["visibility"]),
         *([] if agreed["secret"] else ["  NOT FOR RELEASE: the run has a seed, so the noise is not secret"]),
         *(["  FOR TESTS: all keys were made on one machine"] if agreed["for_tests"] else []),
-        f"  code        {agreed['code']}",
     ]
+    return [_escape_controls(line) for line in lines]
+
+
+def _escape_controls(text: str) -> str:
+    """Return the text with characters that steer a terminal made visible: others wrote it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @deploy_app.command("up")
@@ -207,6 +222,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show at the server who is connected, how far the run is, ε so far, and the last error."""
+    from silodp.accounting.guarantee import format_rounded_up
     from silodp.deploy.server import STATUS
 
     path = folder / STATUS
@@ -217,7 +233,7 @@ def status(
             field="folder",
         )
     found = json.loads(path.read_bytes())
-    spent = [f"{name} {'none' if e is None else f'{e:.3f}'}" for name, e in found["epsilon"].items()]
+    spent = [f"{name} {format_rounded_up(e)}" for name, e in found["epsilon"].items()]
     since = time.time() - found["written"]
     lines = [
         f"round {found['round']} of {found['rounds']}, ε so far: {'; '.join(spent) or '0'}",
@@ -246,10 +262,10 @@ def server(
     """Run the server of a consortium to the end of its run. It resumes by itself where it was stopped."""
     _start_logging(log_level)
     from silodp.accounting.guarantee import format_rounded_up
-    from silodp.deploy.consortium import Consortium
+    from silodp.deploy.consortium import take_copy
     from silodp.deploy.server import serve
 
-    consortium = Consortium.load(public)
+    consortium = take_copy(public, folder)
 
     def tell(row: dict[str, Any]) -> None:
         spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in row["epsilon"].items())
@@ -276,13 +292,14 @@ def silo(
     """Serve one silo of a consortium until it is stopped (Ctrl-C, or SIGTERM). It alone opens the silo's records."""
     _start_logging(log_level)
     from silodp.deploy.certificates import make_context
-    from silodp.deploy.consortium import AUTHORITY, Consortium
+    from silodp.deploy.consortium import AUTHORITY, take_copy
     from silodp.deploy.https import HttpsClient
     from silodp.deploy.silo import TLS_KEY, open_silo
+    from silodp.wire.transport import SIGNED_BYTES
 
     for number in (signal.SIGTERM, signal.SIGINT):  # safe at any moment, as a crash is
         signal.signal(number, lambda *_: sys.exit(0))
-    consortium = Consortium.load(public)
+    consortium = take_copy(public, folder)
     with open_silo(folder, consortium) as service:
         tls = make_context(
             consortium.folder / AUTHORITY,
@@ -292,7 +309,10 @@ def silo(
         )
         roster = consortium.sealed
         address = url or f"https://{roster.host}:{roster.port}"
-        HttpsClient(address, tls, service.identity, consortium.digest, service).run(threading.Event())
+        most_bytes = service.most_bytes + SIGNED_BYTES
+        HttpsClient(address, tls, service.identity, consortium.digest, service, most_bytes).run(
+            threading.Event()
+        )
 
 
 def audit_log(
@@ -303,13 +323,19 @@ def audit_log(
     from silodp.deploy.silo import AUDIT
 
     path = folder / AUDIT
-    lines = path.read_text().splitlines() if path.exists() else []
-    entries = [json.loads(line) for line in lines]
+    entries, cut_off = [], 0
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            cut_off += 1  # by a crash: the answer of that line did not leave
     text = [
         f"{one['time']}  run {one['run'][:8]}  {one['kind']}  round {one['round'] + 1}  {one['bytes']:,} bytes  "
         f"sha256 {one['sha256'][:16]}  charges {one['charges']}"
         for one in entries
     ]
+    if cut_off:
+        log(f"note: {counted(cut_off, 'line')} of {path} was cut off by a crash; nothing left the silo there")
     show({"entries": entries}, as_json, text or ["nothing has left this silo"])
 
 
@@ -317,7 +343,7 @@ def _parse_address(text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
     host, _, port = text.rpartition(":")
-    if not port.isdigit():
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535 and host.isascii()):
         raise SilodpError(
             f"listen = '{text}': give HOST:PORT, for example 0.0.0.0:8443.",
             code="argument.value",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +30,7 @@ from silodp.config.schema import RunConfig, load_config
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, shorten
 from silodp.runtime.prepare import prepare_run
-from silodp.wire.store import write_durably
+from silodp.wire.store import make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
 if TYPE_CHECKING:
@@ -152,7 +153,30 @@ class Consortium:
             config = load_config(folder / CONFIG)
         consortium = cls(folder, config, data, roster, digest)
         consortium._check_paths()
+        consortium._check_facts()
         return consortium
+
+    def _check_facts(self) -> None:
+        """Refuse facts of the data that are not those of the configuration, by which a silo reads its table."""
+        declared = self.config.public_data(self.data.users)
+        fields = ["silos", "users", "record_shape", "labels", "classes", "features", "identity_digest"]
+        for field in fields:
+            stated, expected = getattr(self.data, field), getattr(declared, field)
+            if stated != expected:
+                raise SilodpError(
+                    f"{self.folder / DATA} states {field} = {shorten(stated)}, and {CONFIG} leads to "
+                    f"{shorten(expected)}: get the public folder again from the coordinator.",
+                    code="deploy.public",
+                    field=field,
+                )
+        listed = self.config.public_data().users
+        if listed not in (None, self.data.users):
+            raise SilodpError(
+                f"{self.folder / DATA} states {self.data.users:,} persons, and {CONFIG} leads to {listed:,}: get the "
+                "public folder again from the coordinator.",
+                code="deploy.public",
+                field="users",
+            )
 
     def _check_paths(self) -> None:
         """Refuse a configuration that names a file outside the folder: it would not be covered by the digest."""
@@ -273,18 +297,56 @@ def check_party_name(name: str) -> None:
 
 
 def compute_digest(folder: Path) -> str:
-    """Return the SHA-256 (hex) over the names and contents of all files in a folder and its subfolders.
+    """Return the SHA-256 (hex) over the names and contents of all files of a public folder (see `_read_files`)."""
+    return _digest_files(_read_files(folder))
 
-    Files whose name begins with a dot, and what Python leaves, do not count.
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a public folder and its subfolders by name.
+
+    Files and folders whose names begin with a dot, and what Python leaves, are no part of it: operating systems make
+    them.
     """
-    state = hashlib.sha256()
+    found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
-        if any(part.startswith(".") or part == "__pycache__" for part in name.split("/")):
-            continue
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        state.update(json.dumps([name, content]).encode() + b"\n")
+        if not any(part.startswith(".") or part == "__pycache__" for part in name.split("/")):
+            found[name] = path.read_bytes()
+    return found
+
+
+def _digest_files(files: Mapping[str, bytes]) -> str:
+    state = hashlib.sha256()
+    for name, content in files.items():
+        state.update(json.dumps([name, hashlib.sha256(content).hexdigest()]).encode() + b"\n")
     return state.hexdigest()
+
+
+def take_copy(folder: Path, home: Path) -> Consortium:
+    """Copy the public folder into a party's own folder, and load the copy.
+
+    What is digested, accepted and executed is then the same bytes, whoever else may write to the public folder; files
+    that are no part of it, such as compiled Python, are not copied.
+
+    Args:
+        folder: the public folder.
+        home: folder of the party, which its owner alone may enter.
+
+    Raises:
+        SilodpError: as `Consortium.load`.
+    """
+    files = _read_files(folder)
+    copy = home / "agreed" / _digest_files(files)
+    if copy.exists() and compute_digest(copy) != copy.name:
+        shutil.rmtree(copy)
+    make_private_folder(home / "agreed")
+    for name, content in files.items():
+        path = copy / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(path, content)
+    shutil.rmtree(copy / "__pycache__", ignore_errors=True)
+    return Consortium.load(copy)
 
 
 def format_digest(digest: str) -> str:

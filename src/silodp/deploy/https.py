@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import json
 import logging
 import math
+import re
 import secrets
 import socket
 import ssl
@@ -31,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 import silodp
 from silodp.crypto.keys import Identity
-from silodp.errors import CODES, SilodpError
+from silodp.errors import CODES, SilodpError, shorten
 from silodp.wire.transport import Endpoint, Failure, Traffic
 
 try:
@@ -53,7 +55,10 @@ _log = logging.getLogger(__name__)
 _POLL_SECONDS = 20.0
 """A call for the next request is answered after this time at the latest, with or without one."""
 _REMINDER_SECONDS = 60.0
-_MOST_CHALLENGES = 1000
+_CHALLENGE_SECONDS = 60.0
+_MOST_JSON = 4096
+_TOKEN = re.compile(r"[0-9a-f]{64}")
+_EXCHANGE_ID = re.compile(r"[0-9a-f]{32}")
 _NO_REQUEST, _OVER = 204, 410
 _EXCHANGE, _REFUSED = "X-Silodp-Exchange", "X-Silodp-Refused"
 
@@ -73,6 +78,7 @@ class _Exchange:
     id: str
     request: bytes
     answer: asyncio.Future[bytes | Failure]
+    is_arriving: bool = False
 
 
 @dataclass
@@ -114,7 +120,8 @@ class HttpsServer:
         self._patience, self._most_bytes = patience, most_bytes
         self._on_change = on_change or (lambda: None)
         self._lines = {name: _Line() for name in silos}
-        self._challenges: dict[str, str] = {}
+        self._secret = secrets.token_bytes(32)
+        self._used: dict[str, float] = {}
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
@@ -236,11 +243,13 @@ class HttpsServer:
         try:
             await asyncio.wait([exchange.answer for exchange in exchanges.values()], timeout=timeout)
         finally:
-            for name in exchanges:
-                self._lines[name].pending = None
-                self._lines[name].arrived.clear()
+            for name, exchange in exchanges.items():
+                exchange.answer.cancel()
+                if self._lines[name].pending is exchange:
+                    self._lines[name].pending = None
+                    self._lines[name].arrived.clear()
         return {
-            name: exchange.answer.result() if exchange.answer.done() else self._late(name, timeout)
+            name: self._late(name, timeout) if exchange.answer.cancelled() else exchange.answer.result()
             for name, exchange in exchanges.items()
         }
 
@@ -252,30 +261,47 @@ class HttpsServer:
     # --- handlers; they all run in the loop's thread, so the lines need no lock ---
 
     async def _challenge(self, request: Request) -> Response:
-        name = (await _read_json(request)).get("name")
+        name = (await _read_json(request)).get("name", "")
         if name not in self._silos:
             raise HTTPException(403, "deploy.unknown_silo")
-        if len(self._challenges) >= _MOST_CHALLENGES:
-            self._challenges.clear()
-        challenge = secrets.token_hex(32)
-        self._challenges[challenge] = name
-        return JSONResponse({"challenge": challenge})
+        return JSONResponse(
+            {"challenge": self._make_challenge(name, secrets.token_hex(16), time.monotonic())}
+        )
+
+    def _make_challenge(self, name: str, nonce: str, now: float) -> str:
+        """Return a challenge that this process recognizes; nothing is kept for one that is not used."""
+        stated = f"{nonce}.{now:.3f}"
+        return f"{stated}.{hmac.digest(self._secret, f'{name} {stated}'.encode(), 'sha256').hex()}"
+
+    def _is_open(self, challenge: str, name: str) -> bool:
+        """Return whether this process made the challenge for a silo less than a minute ago, and it was not used."""
+        nonce, _, rest = challenge.partition(".")
+        made, _, _ = rest.rpartition(".")
+        try:
+            since = time.monotonic() - float(made)
+            expected = self._make_challenge(name, nonce, float(made))
+        except ValueError:
+            return False
+        self._used = {used: end for used, end in self._used.items() if end > time.monotonic()}
+        is_ours = hmac.compare_digest(expected.encode(), challenge.encode())
+        return is_ours and 0 <= since + 0.001 < _CHALLENGE_SECONDS and challenge not in self._used
 
     async def _connect(self, request: Request) -> Response:
         fields = await _read_json(request)
-        name = self._challenges.pop(str(fields.get("challenge")), None)
-        if name is None or name != fields.get("name"):
+        name, challenge = fields.get("name", ""), fields.get("challenge", "")
+        if name not in self._silos or not self._is_open(challenge, name):
             raise HTTPException(403, "deploy.unknown_silo")
         if fields.get("version") != silodp.__version__:
             raise HTTPException(409, "deploy.version")
         if fields.get("digest") != self._digest:
             raise HTTPException(409, "deploy.digest")
         try:
-            signature = bytes.fromhex(str(fields.get("signature")))
+            signature = bytes.fromhex(fields.get("signature", ""))
             key = Ed25519PublicKey.from_public_bytes(self._silos[name])
-            key.verify(signature, _connect_text(self._digest, name, str(fields["challenge"])))
+            key.verify(signature, _connect_text(self._digest, name, challenge))
         except (ValueError, InvalidSignature):
             raise HTTPException(403, "deploy.key") from None
+        self._used[challenge] = time.monotonic() + _CHALLENGE_SECONDS
         line = self._lines[name]
         line.token, line.seen = secrets.token_hex(32), time.monotonic()
         _log.info("silo '%s' is connected", name)
@@ -309,24 +335,27 @@ class HttpsServer:
 
     async def _answer(self, request: Request) -> Response:
         line = self._line_of(request)
-        body, size = [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > self._most_bytes:
-                raise HTTPException(413, "message.too_large")
-            body.append(chunk)
         exchange = line.pending
-        if exchange is None or exchange.id != request.path_params["exchange"] or exchange.answer.done():
+        if exchange is None or exchange.id != request.path_params["exchange"] or exchange.is_arriving:
+            return Response(status_code=_OVER)
+        exchange.is_arriving = True  # one body at a time
+        try:
+            body = await _read_body(request, self._most_bytes)
+        finally:
+            exchange.is_arriving = False
+        if exchange.answer.done():  # the server's patience was over meanwhile
             return Response(status_code=_OVER)
         code = request.headers.get(_REFUSED)
         if code is None:
-            exchange.answer.set_result(b"".join(body))
+            exchange.answer.set_result(body)
         else:
             known = code if code in CODES else "deploy.silo_failed"
             exchange.answer.set_result(
                 Failure("refused", f"{CODES[known]} (the silo's own log says more)", known)
             )
-        line.arrived.clear()
+        if line.pending is exchange:
+            line.pending = None
+            line.arrived.clear()
         return Response(status_code=200)
 
     async def _health(self, request: Request) -> Response:
@@ -349,22 +378,32 @@ def _escape(label: str) -> str:
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-async def _read_json(request: Request, most_bytes: int = 4096) -> dict[str, Any]:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most_bytes:
+async def _read_body(request: Request, most_bytes: int) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most_bytes:
             raise HTTPException(413, "message.too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _read_json(request: Request) -> dict[str, str]:
+    """Return the texts of a JSON object."""
     try:
-        fields = json.loads(body)
+        fields = json.loads(await _read_body(request, _MOST_JSON))
     except (ValueError, RecursionError):
         raise HTTPException(400, "message.malformed") from None
-    if not isinstance(fields, dict):
+    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
         raise HTTPException(400, "message.malformed")
     return fields
 
 
 # --- a silo's end ---
+
+
+class _OddReplyError(Exception):
+    """Something answers that is no silodp server, or a broken one; the silo tries again."""
 
 
 class HttpsClient:
@@ -376,6 +415,7 @@ class HttpsClient:
         identity: the silo's long-term key.
         digest: of the public folder that the silo has accepted.
         endpoint: answers signed requests.
+        most_bytes: of a request; a longer one is not read to its end.
         most_seconds: longest pause between two tries to reach the server.
     """
 
@@ -386,12 +426,29 @@ class HttpsClient:
         identity: Identity,
         digest: str,
         endpoint: Endpoint,
+        most_bytes: int,
         most_seconds: float = 30.0,
     ) -> None:
         self._url, self._identity, self._digest, self._endpoint = url, identity, digest, endpoint
-        self._most_seconds = most_seconds
+        self._most_bytes, self._most_seconds = most_bytes, most_seconds
+        if not url.startswith("https://"):
+            raise SilodpError(
+                f"url = {shorten(url)}: give an address that begins with https://.",
+                code="argument.value",
+                field="url",
+            )
         timeout = httpx.Timeout(_POLL_SECONDS + 40, connect=10)
-        self._client = httpx.Client(base_url=url, verify=tls, timeout=timeout, trust_env=False)
+        plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
+        try:
+            self._client = httpx.Client(
+                base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain
+            )
+        except httpx.InvalidURL as error:
+            raise SilodpError(
+                f"url = {shorten(url)}: {error}; write an IPv6 address in brackets.",
+                code="argument.value",
+                field="url",
+            ) from None
         self._token = ""
 
     def run(self, stop: threading.Event) -> None:
@@ -414,7 +471,7 @@ class HttpsClient:
                             "the server refused the connection: %s; trying again in %.1f s", known, pause
                         )
                         pause = self._wait(stop, pause)
-                except httpx.HTTPError as error:
+                except (httpx.HTTPError, _OddReplyError) as error:
                     self._token = ""
                     _log.warning(
                         "the server at %s cannot be reached (%s); trying again in %.1f s",
@@ -430,8 +487,8 @@ class HttpsClient:
 
     def _connect(self) -> None:
         name = self._identity.name
-        challenge = self._post("/v1/challenge", {"name": name})["challenge"]
-        signature = self._identity.sign(_connect_text(self._digest, name, str(challenge))).hex()
+        challenge = str(self._post("/v1/challenge", {"name": name}).get("challenge"))
+        signature = self._identity.sign(_connect_text(self._digest, name, challenge)).hex()
         fields = {
             "name": name,
             "challenge": challenge,
@@ -439,19 +496,48 @@ class HttpsClient:
             "version": silodp.__version__,
             "signature": signature,
         }
-        self._token = str(self._post("/v1/connect", fields)["token"])
+        token = self._post("/v1/connect", fields).get("token")
+        if not isinstance(token, str) or _TOKEN.fullmatch(token) is None:
+            raise _OddReplyError("the reply to /v1/connect is not that of a silodp server")
+        self._token = token
 
-    def _post(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = self._client.post(path, json=fields).raise_for_status().json()
+    def _post(self, path: str, fields: dict[str, str]) -> dict[str, Any]:
+        reply = self._client.post(path, json=fields).raise_for_status()
+        try:
+            found = reply.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise _OddReplyError(f"the reply to {path} is not that of a silodp server")
         return found
+
+    def _fetch(self, headers: dict[str, str]) -> tuple[str, bytes] | None:
+        """Return the id and the bytes of the next request; None where there is none yet."""
+        with self._client.stream("POST", "/v1/next", headers=headers) as reply:
+            if reply.is_error:
+                reply.read()
+                reply.raise_for_status()
+            if reply.status_code == _NO_REQUEST:
+                return None
+            exchange = reply.headers.get(_EXCHANGE, "")
+            if _EXCHANGE_ID.fullmatch(exchange) is None or "Content-Encoding" in reply.headers:
+                raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
+            parts, size = [], 0
+            for part in reply.iter_raw():
+                size += len(part)
+                if size > self._most_bytes:
+                    raise _OddReplyError(f"a request has more than {self._most_bytes:,} bytes")
+                parts.append(part)
+            return exchange, b"".join(parts)
 
     def _serve_one(self) -> None:
         headers = {"Authorization": f"Bearer {self._token}"}
-        reply = self._client.post("/v1/next", headers=headers).raise_for_status()
-        if reply.status_code == _NO_REQUEST:
+        fetched = self._fetch(headers)
+        if fetched is None:
             return
+        exchange, request = fetched
         try:
-            answer = self._endpoint.receive(reply.content)
+            answer = self._endpoint.receive(request)
         except SilodpError as error:
             # The text stays here: it may say something about this silo's data. The code is one of a fixed list.
             _log.warning("refused: %s [%s]", error, error.code)
@@ -465,7 +551,6 @@ class HttpsClient:
         except Exception:
             _log.exception("failed")
             headers[_REFUSED], answer = "deploy.silo_failed", b""
-        exchange = reply.headers[_EXCHANGE]
         sent = self._client.post(f"/v1/answer/{exchange}", headers=headers, content=answer)
         if sent.status_code != _OVER:  # the server's patience was over: it will ask again, or go on without
             sent.raise_for_status()

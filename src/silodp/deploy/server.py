@@ -27,12 +27,10 @@ from silodp.runtime.simulation import Connection
 from silodp.runtime.train import Result, run
 from silodp.training.task import Task
 from silodp.wire.store import RoundStore, write_durably
-from silodp.wire.transport import SignedChannel, Transport
+from silodp.wire.transport import SIGNED_BYTES, SignedChannel, Transport
 
 STATUS = "status.json"
 """In the server's folder: who is connected, and how far the run is."""
-_SIGNED_BYTES = 1 << 10
-"""More than a signature adds to a message."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +142,12 @@ def serve(
         roster.silos,
         consortium.digest,
         patience=patience,
-        most_bytes=find_most_bytes(spec) + _SIGNED_BYTES,
+        most_bytes=find_most_bytes(spec) + SIGNED_BYTES,
+        on_change=write_status,
     ) as https:
         resume = (directory / "checkpoint" / "state.safetensors").exists()
-        connect = partial(https.wait_for_silos, patience if resume else None)
+        is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
+        connect = partial(https.wait_for_silos, 0.0 if is_finished else patience if resume else None)
         write_status()
         try:
             result = run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,13 @@ from silodp.deploy.silo import (
     save_identity,
     save_records,
 )
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, shorten
 from silodp.wire.store import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
 REQUEST_ENDING = ".request.json"
 _AUTHORITY_KEY = "authority.key"
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
 def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
@@ -153,6 +155,13 @@ def seal_public(
     Raises:
         SilodpError: a request is missing, damaged, or of no silo (code deploy.request).
     """
+    if _HOST.fullmatch(host) is None or not 1 <= port <= 65535:
+        raise SilodpError(
+            f"host = {shorten(host)}, port = {port}: give a name or an IPv4 address in ASCII without a port, and a "
+            "port from 1 to 65535.",
+            code="argument.value",
+            field="host",
+        )
     consortium = Consortium.load(folder)
     names = (*consortium.data.silos, SERVER)
     found = _read_requests(requests)
@@ -175,6 +184,11 @@ def seal_public(
         certificate = authority.sign(found[name]["certificate_request"].encode(), name, hosts)
         write_durably(consortium.certificate(name), certificate)
     keys = {name: bytes.fromhex(found[name]["identity"]) for name in names}
+    if len(set(keys.values())) < len(keys):
+        raise SilodpError(
+            f"two requests in {requests} have the same key: every party makes its own with 'silodp deploy keys'.",
+            code="deploy.request",
+        )
     roster = Roster(host, port, keys[SERVER], {name: keys[name] for name in consortium.data.silos}, for_tests)
     write_durably(folder / ROSTER, roster.to_json().encode())
     return Consortium.load(folder)
@@ -200,6 +214,7 @@ def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
 def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties."""
     spec, roster = consortium.stated_spec, consortium.sealed
+    schema = consortium.config.resolve_data()[1].get("schema")
     return {
         "name": consortium.config.name,
         "method": repr(spec.method),
@@ -209,6 +224,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "delta": spec.delta,
         "epsilon": compute_run_epsilon(spec),
         "columns": list(spec.data.features),
+        "label": getattr(schema, "label", None) or getattr(schema, "time", None),
+        "code_files": sorted(path.name for path in consortium.folder.glob("*.py")),
         "users": spec.data.users,
         "model": {"size": spec.model.size, "architecture": spec.model.architecture, "loss": spec.model.loss},
         "server": {"address": f"{roster.host}:{roster.port}", "key": format_key(roster.server)},
@@ -250,6 +267,8 @@ def accept(
     consortium: Consortium,
     data: str,
     lifetime_epsilon: float | None = None,
+    *,
+    allow_seed: bool = False,
 ) -> Policy:
     """Write the policy of a silo, or add the digest to the one that is there.
 
@@ -259,6 +278,7 @@ def accept(
         data: file with the silo's records.
         lifetime_epsilon: most ε against each adversary that all runs together may spend, at the run's δ, for a new
             policy; None: as much as this run needs.
+        allow_seed: for tests: whether the run may have a seed.
 
     Returns:
         The policy.
@@ -269,6 +289,13 @@ def accept(
     find_name(folder, consortium)
     path = folder / POLICY
     if path.exists():
+        if lifetime_epsilon is not None:
+            raise SilodpError(
+                f"{path} has limits already, which hold for all runs together: change lifetime_epsilon there, and "
+                "leave the option out.",
+                code="argument.conflict",
+                field="lifetime_epsilon",
+            )
         policy = Policy.load(path)
         digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
         policy = policy.model_copy(update={"accepted": digests, "data": data})
@@ -287,7 +314,7 @@ def accept(
             aggregators=[spec.aggregator.name],
             columns=list(spec.data.features),
             min_silos=spec.min_silos,
-            allow_seed=consortium.sealed.for_tests and not spec.is_secret,
+            allow_seed=allow_seed,
         )
     policy.check(consortium.digest, consortium.stated_spec)
     write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
@@ -322,5 +349,5 @@ def make_local(config: RunConfig, federation: Federation, folder: Path, port: in
     for silo in federation.silos:
         home = homes[silo.name]
         save_records(home / "records.npz", silo)
-        accept(home, consortium, "records.npz")
+        accept(home, consortium, "records.npz", allow_seed=consortium.config.seed is not None)
     return consortium

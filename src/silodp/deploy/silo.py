@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -53,6 +54,8 @@ from silodp.wire.transport import SERVER, sign, verify
 
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 _RESERVED = 0.01
+_MOST_BEGUN = 1000
+"""Runs that were begun, with or without a charge: each keeps a few files."""
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -74,9 +77,15 @@ class LifetimeLedger:
     def noise_delta(self) -> float:
         """The part of δ that noise is accounted at.
 
-        Every run may need 1 % of δ for what its encryption may reveal (`Aggregator.delta_share`).
+        Every run may need 1 % of δ for what its encryption may reveal (`Aggregator.delta_share`): the runs that were
+        charged, and one that may follow.
         """
-        return self.delta * (1 - _RESERVED * max(len(self.runs), 1))
+        return self.delta * (1 - _RESERVED * (self.charged_runs + 1))
+
+    @property
+    def charged_runs(self) -> int:
+        """Number of runs in which something was charged."""
+        return sum(bool(ledger.history) for ledger in self.runs.values())
 
     def epsilon(self, adversary: Adversary, more: Event | None = None) -> float | None:
         """Return ε of all runs together, with one event more; None where nothing is promised."""
@@ -128,6 +137,12 @@ class SiloService:
         data: the silo's records.
         policy: from its operator.
 
+    Attributes:
+        name: of the silo.
+        identity: its long-term key.
+        most_bytes: of the longest request, not signed.
+        lifetime: the ledgers of all runs.
+
     Raises:
         SilodpError: the policy does not allow the run, or a key, store or ledger cannot be read.
     """
@@ -150,14 +165,25 @@ class SiloService:
             Randomness.secret() if self._spec.seed is None else Randomness.from_seed(self._spec.seed)
         )
         self._store = DirectoryStore(folder / "store")
-        self._most_bytes = self._spec.aggregator.script(self._spec, name).most_bytes
+        if not claim(self._store, "unit", str(self._spec.method.unit).encode()):
+            raise SilodpError(
+                f"earlier runs in {folder} protect another unit than '{self._spec.method.name}': their ε cannot be "
+                "added up; use another folder, with limits of its own.",
+                code="policy.not_allowed",
+                field="methods",
+            )
+        self.most_bytes = self._spec.aggregator.script(self._spec, name).most_bytes
         self._silos: dict[str, Silo] = {}
         self._most_runs = policy.most_runs
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon)
         make_private_folder(folder / "ledgers")
         for path in sorted((folder / "ledgers").glob("*.jsonl")):
-            self.lifetime.runs[path.stem] = reopen_ledger(path)
-        lost = {key.partition("/")[0] for key in self._store.names()} - self.lifetime.runs.keys()
+            if (
+                b"\n" in path.read_bytes()
+            ):  # else the process died when it made the file, and nothing was charged
+                self.lifetime.runs[path.stem] = reopen_ledger(path)
+        known = {key.partition("/")[0] for key in self._store.names()}
+        lost = {run for run in known if _RUN_ID.fullmatch(run)} - self.lifetime.runs.keys()
         if lost:
             raise SilodpError(
                 f"{folder / 'store'} knows the run {min(lost)}, and {folder / 'ledgers'} has no ledger of it: what was "
@@ -171,7 +197,7 @@ class SiloService:
         Raises:
             SilodpError: the request is not the server's, or the silo refuses it.
         """
-        request = verify(data, self._server, "the server", self.name, most_bytes=self._most_bytes)
+        request = verify(data, self._server, "the server", self.name, most_bytes=self.most_bytes)
         answer = self._silo_of(request).answer(request)
         signed = sign(answer, self.identity, SERVER, request.digest())
         self._log_answer(request, signed)
@@ -188,12 +214,7 @@ class SiloService:
         if run not in self._silos:
             spec = replace(self._spec, run=run)
             if run not in self.lifetime.runs:
-                if len(self.lifetime.runs) >= self._most_runs:
-                    raise SilodpError(
-                        f"silo '{self.name}' has taken part in {counted(self._most_runs, 'run')}, as many as its "
-                        "policy allows (most_runs); nothing was sent.",
-                        code="gate.run",
-                    )
+                self._check_new_run(request)
                 self.lifetime.runs[run] = make_ledger(spec, self._folder / "ledgers" / f"{run}.jsonl")
             if not claim(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
                 raise SilodpError(
@@ -214,6 +235,23 @@ class SiloService:
             )
         return self._silos[run]
 
+    def _check_new_run(self, request: Message) -> None:
+        """Refuse a run that may not begin, before anything is kept of it."""
+        first = self._spec.aggregator.script(self._spec, self.name).setup[0]
+        if request.kind != first.name:
+            raise SilodpError(
+                f"silo '{self.name}' was asked '{request.kind}' in a run that it does not know: it expects "
+                f"'{first.name}'; nothing was sent.",
+                code="gate.order",
+            )
+        first.request.check(request, f"the server of silo '{self.name}'")
+        if self.lifetime.charged_runs >= self._most_runs or len(self.lifetime.runs) >= _MOST_BEGUN:
+            raise SilodpError(
+                f"silo '{self.name}' has taken part in {counted(self.lifetime.charged_runs, 'run')} and begun "
+                f"{len(self.lifetime.runs):,}; its policy allows {self._most_runs} (most_runs); nothing was sent.",
+                code="gate.run",
+            )
+
     def _log_answer(self, request: Message, signed: bytes) -> None:
         """Append one line about an answer; it is on disk before the answer leaves."""
         ledger = self.lifetime.runs[request.run]
@@ -228,7 +266,11 @@ class SiloService:
             "charges": len(ledger.history),
         }
         path = self._folder / AUDIT
-        with name_file(path), open(path, "ab", opener=_open_private) as file:
+        with name_file(path), open(path, "a+b", opener=_open_private) as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")  # a crash cut the last line off
             file.write((json.dumps(line) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
@@ -249,6 +291,11 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
     Raises:
         SilodpError: another process serves it, a file is missing, or the policy does not allow the run.
     """
+    if not (folder / POLICY).exists():
+        raise SilodpError(
+            f"{folder} has no {POLICY}: run 'silodp deploy accept PUBLIC {folder} --data FILE' first.",
+            code="policy.missing",
+        )
     policy = Policy.load(folder / POLICY)
     name = find_name(folder, consortium)
     policy.check(
@@ -298,9 +345,9 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 data = SiloData(name, arrays["x"], arrays["y"], arrays["user"], arrays.get("budget"))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise SilodpError(
-                f"{path} cannot be read ({error}): give a .npz file with the arrays x, y and user.",
+                f"{path} cannot be read ({type(error).__name__}): give a .npz file with the arrays x, y and user.",
                 code="data.files",
             ) from None
     else:
@@ -326,6 +373,15 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
         raise SilodpError(
             f"the records in {path} have the shape {data.x.shape[1:]}, and the consortium agreed on "
             f"{public.record_shape}: prepare them as the description of the data says.",
+            code="deploy.data",
+        )
+    if data.y.shape[1:] != ((2,) if public.labels == "survival" else ()) or (
+        public.labels == "classes"
+        and (data.y.dtype != np.int64 or not np.isin(data.y, np.arange(public.classes or 0)).all())
+    ):
+        raise SilodpError(
+            f"the labels in {path} are not of the kind '{public.labels}' with {public.classes or 'no'} classes, which "
+            "the consortium agreed on: prepare them as the description of the data says.",
             code="deploy.data",
         )
     if len(data) and not 0 <= data.user.min() <= data.user.max() < (public.users or 0):

@@ -24,7 +24,8 @@ SERVER = "server"
 """The server's name as a recipient; a silo may have this name too, since its key is another one."""
 _MARKER = b"silodp 2"  # the version of this encoding
 _SIGNATURE_BYTES = 64
-_OVERHEAD = len(_MARKER) + _SIGNATURE_BYTES
+SIGNED_BYTES = len(_MARKER) + _SIGNATURE_BYTES
+"""Bytes that a signature adds to an encoded message."""
 
 
 # --- what carries bytes ---
@@ -151,12 +152,12 @@ def verify(
         SilodpError: too long, not signed by the sender for this recipient and request, or malformed (codes
             message.too_large, message.signature, message.malformed).
     """
-    if most_bytes is not None and len(data) > most_bytes + _OVERHEAD:
+    if most_bytes is not None and len(data) > most_bytes + SIGNED_BYTES:
         raise SilodpError(
             f"{len(data):,} bytes in the name of {sender} are more than any message of this run has: nothing was read.",
             code="message.too_large",
         )
-    signature, body = data[len(_MARKER) : _OVERHEAD], memoryview(data)[_OVERHEAD:]
+    signature, body = data[len(_MARKER) : SIGNED_BYTES], memoryview(data)[SIGNED_BYTES:]
     try:
         if data[: len(_MARKER)] != _MARKER:
             raise InvalidSignature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import http.server
 import ssl
 import threading
 import time
@@ -87,6 +88,7 @@ def serving(parties: Parties, port: int, name: str, endpoint: Echo, **changes) -
         fields["identity"],
         fields["digest"],
         endpoint,
+        most_bytes=10**6,
         most_seconds=0.2,
     )
     stop = threading.Event()
@@ -164,8 +166,84 @@ def test_a_silo_comes_back_to_a_server_that_was_restarted(parties: Parties) -> N
     north = Echo()
     with serving(parties, port, "north", north):
         for request in (b"1", b"2"):
-            with parties.server(port) as server:
-                assert server.ask({"north": request})[0] == {"north": request}
+            with parties.server(port, patience=60) as server:
+                assert server.ask({"north": request}) == ({"north": request}, {})
+
+
+def test_a_silo_that_has_answered_waits_for_the_next_request(parties: Parties) -> None:
+    """Without the wait it would ask again and again until the slowest silo has answered."""
+    calls = []
+
+    def sleep(data: bytes) -> bytes:
+        time.sleep(1.0)
+        return data
+
+    with (
+        parties.server() as server,
+        serving(parties, server.port, "north", Echo()),
+        serving(parties, server.port, "south", Echo(sleep)),
+    ):
+        server.wait_for_silos(10)
+        line = server._lines["north"]
+        counting = threading.Thread(
+            target=lambda: [(calls.append(line.seen), time.sleep(0.01)) for _ in range(100)]
+        )
+        counting.start()
+        assert len(server.ask({"north": b"1", "south": b"2"})[0]) == 2
+        counting.join()
+    assert len(set(calls)) <= 4  # times at which the server heard of north
+
+
+def test_challenges_of_one_silo_do_not_keep_another_one_out(parties: Parties) -> None:
+    with parties.server() as server, httpx.Client(verify=parties.tls("south")) as client:
+        url = f"https://127.0.0.1:{server.port}/v1/challenge"
+        for _ in range(300):
+            client.post(url, json={"name": "north"})
+        assert client.post(url, json={"name": ["north"]}).status_code == 400
+        assert client.post(url, content=b"[" * 5000).status_code in (400, 413)
+        with serving(parties, server.port, "north", Echo()):
+            assert server.ask({"north": b"12"})[0] == {"north": b"21"}
+        assert not server._used or len(server._used) < 10
+
+
+@pytest.mark.parametrize("reply", [b"<html>", b"[]", b'{"challenge": 1}', b'{"token": "x"}'])
+def test_a_silo_survives_what_is_no_silodp_server(
+    reply: bytes, parties: Parties, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as odd:
+        odd.socket = parties.tls("server", True).wrap_socket(odd.socket, server_side=True)
+        thread = threading.Thread(target=odd.serve_forever, daemon=True)
+        thread.start()
+        endpoint = Echo()
+        with serving(parties, odd.server_address[1], "north", endpoint):
+            time.sleep(0.5)
+        odd.shutdown()
+    assert endpoint.asked == []
+    assert "is not that of a silodp server" in caplog.text
+
+
+def test_a_request_that_is_too_long_or_compressed_is_not_taken(parties: Parties) -> None:
+    north = Echo()
+    with parties.server(patience=1) as server, serving(parties, server.port, "north", north):
+        assert server.ask({"north": b"x" * (10**6 + 1)})[0] == {}
+        assert server.ask({"north": b"12"}, timeout=20)[0] == {"north": b"21"}
+    assert north.asked == [b"12"]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://::1:8443"])
+def test_an_address_that_is_none_is_refused(url: str, parties: Parties) -> None:
+    with pytest.raises(SilodpError) as caught:
+        HttpsClient(url, parties.tls("north"), SILOS["north"], DIGEST, Echo(), 10)
+    assert caught.value.field == "url"
 
 
 def test_an_answer_that_is_too_long_is_not_read_to_its_end(parties: Parties) -> None:
