@@ -46,7 +46,9 @@ def measure_rounds(run: Path) -> tuple[float, int, int]:
 def main() -> None:
     """Print a line for each aggregator."""
     root = f'root = "{Path(sys.argv[1]).resolve()}"' if len(sys.argv) > 1 else ""
-    print(f"{'aggregator':<12}{'in process s':>14}{'https s':>10}{'ratio':>8}{'bytes down':>14}{'bytes up':>12}")
+    print(
+        f"{'aggregator':<12}{'in process s':>14}{'https s':>10}{'ratio':>8}{'bytes down':>14}{'bytes up':>12}"
+    )
     for aggregator, weighting, rounds in (
         ("plain", "uniform", 20),
         ("masked", "uniform", 20),
@@ -64,7 +66,9 @@ def main() -> None:
             subprocess.run([*COMMAND, "deploy", "up", f"{folder}/many"], **quiet)  # type: ignore[call-overload]
             one, _, _ = measure_rounds(Path(folder) / "one")
             many, down, up = measure_rounds(Path(folder) / "many" / "server" / "run")
-            print(f"{aggregator:<12}{one:>14.3f}{many:>10.3f}{many / one:>8.2f}{down:>14,}{up:>12,}", flush=True)
+            print(
+                f"{aggregator:<12}{one:>14.3f}{many:>10.3f}{many / one:>8.2f}{down:>14,}{up:>12,}", flush=True
+            )
 
 
 if __name__ == "__main__":

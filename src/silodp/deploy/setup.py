@@ -32,6 +32,7 @@ from silodp.deploy.silo import (
     IDENTITY,
     POLICY,
     TLS_KEY,
+    check_index,
     compute_lifetime_cost,
     find_name,
     save_identity,
@@ -74,6 +75,8 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
     for name in data.silos:
         check_party_name(name)
     spec = derive_spec(config, data, config.task(data))
+    if config.source == "tables":
+        check_index(config, spec)
     folder.mkdir(parents=True, exist_ok=True)
     write_public(folder, _without_private_paths(config, folder).to_toml(), data, spec)
     return spec

@@ -31,6 +31,7 @@ from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.run_spec import RunSpec
+from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
 from silodp.data.silo_data import SiloData
@@ -351,24 +352,9 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
                 code="data.files",
             ) from None
     else:
+        check_index(consortium.config, consortium.spec)
         _, arguments = consortium.config.resolve_data()
-        schema = arguments.get("schema")
-        if schema is None or (schema.users is None and schema.identity is None):
-            raise SilodpError(
-                f"{path} is a table, and the configuration has no schema that says who is the same person: set "
-                "data.schema.users to a public list of users, or data.schema.identity to an identity profile.",
-                code="deploy.no_index",
-                field="data.schema.users",
-            )
-        if schema.users is None and needs_common_index(consortium.spec):
-            raise SilodpError(
-                "with an identity profile every silo numbers its persons by itself, and this run needs one numbering "
-                "for all: set data.schema.users to a public list of users, or use uniform weights, all users in every "
-                "round and one budget.",
-                code="deploy.no_index",
-                field="data.schema.users",
-            )
-        (data,) = read_tables({name: path}, schema).silos
+        (data,) = read_tables({name: path}, arguments["schema"]).silos
     if data.x.shape[1:] != public.record_shape:
         raise SilodpError(
             f"the records in {path} have the shape {data.x.shape[1:]}, and the consortium agreed on "
@@ -391,6 +377,30 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
             code="deploy.data",
         )
     return data
+
+
+def check_index(config: RunConfig, spec: RunSpec) -> None:
+    """Refuse a run of tables in which silos would not agree on who is the same person.
+
+    Raises:
+        SilodpError: the schema says nothing of it, or the run needs a public list of users (code deploy.no_index).
+    """
+    schema = config.resolve_data()[1].get("schema")
+    if schema is None or (schema.users is None and schema.identity is None):
+        raise SilodpError(
+            "the configuration has no schema that says who is the same person: set data.schema.users to a public list "
+            "of users, or data.schema.identity to an identity profile.",
+            code="deploy.no_index",
+            field="data.schema.users",
+        )
+    if schema.users is None and needs_common_index(spec):
+        raise SilodpError(
+            "with an identity profile every silo numbers its persons by itself, and this run needs one numbering for "
+            "all: set data.schema.users to a public list of users, or use uniform weights, all users in every round "
+            "and one budget.",
+            code="deploy.no_index",
+            field="data.schema.users",
+        )
 
 
 def needs_common_index(spec: RunSpec) -> bool:

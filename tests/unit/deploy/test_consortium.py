@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from silodp.accounting.accountant import compute_epsilon
 from silodp.accounting.events import Gaussian, NonPrivate
 from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.config.schema import load_config
+from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
 from silodp.deploy.policy import Policy
 from silodp.deploy.setup import draft_public, make_keys
@@ -201,3 +203,56 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         Policy.load(path)
     assert caught.value.code.startswith("config.")
     assert str(path) in str(caught.value)
+
+
+TABLES = """
+name = "two"
+rounds = 2
+[data]
+source = "tables"
+files = {{ north = "north.csv", south = "south.csv" }}
+[data.schema]
+user = "patient"
+label = "ill"
+classes = ["no", "yes"]
+numeric = {{ age = [0.0, 100.0] }}
+{index}
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+{more}
+[method.local]
+learning_rate = 0.01
+"""
+PROFILE = 'identity = "profile.toml"'
+
+
+@pytest.mark.parametrize(
+    ("index", "more", "code"),
+    [
+        (PROFILE, "", None),
+        ("", "", "deploy.no_index"),
+        (PROFILE, "user_sampling = 0.5", "deploy.no_index"),
+        (PROFILE, 'weighting = "records"', "deploy.no_index"),
+        ('users = ["a", "b", "c"]', "user_sampling = 0.5", None),
+    ],
+)
+def test_silos_agree_on_who_is_who_or_need_not(
+    index: str, more: str, code: str | None, tmp_path: Path
+) -> None:
+    profile = IdentityProfile(study="s", kind="code", width=3, population=9)
+    (tmp_path / "profile.toml").write_text(profile.to_toml())
+    (tmp_path / "two.toml").write_text(TABLES.format(index=index, more=more))
+    config = load_config(tmp_path / "two.toml")
+    draft = partial(draft_public, config, tmp_path / "public", config.public_data(9 if not index else None))
+    if code is None:
+        assert draft().names == ("north", "south")
+        assert (
+            Consortium.load(tmp_path / "public").stated_spec.digest
+            == Consortium.load(tmp_path / "public").spec.digest
+        )
+        return
+    with refused(code):
+        draft()
+    assert not (tmp_path / "public").exists()
