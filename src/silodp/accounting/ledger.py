@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import index
@@ -309,8 +309,28 @@ class Ledger:
         return spent
 
 
-def reopen_ledger(path: Path) -> Ledger:
-    """Open a ledger with the settings that its file states.
+def find_exceeded_limit(
+    limits: Mapping[Adversary, float], epsilon_after: Callable[[Adversary], float | None]
+) -> tuple[Adversary, str] | None:
+    """Return the first adversary whose limit would be exceeded, and what would be spent, as text; None if none is.
+
+    Args:
+        limits: most ε by adversary.
+        epsilon_after: returns ε against an adversary with the charge in question; None where nothing is promised.
+    """
+    for adversary, limit in limits.items():
+        spent = epsilon_after(adversary)
+        if spent is None or spent > limit:
+            return adversary, "no ε at all" if spent is None else f"ε = {spent:.4g}"
+    return None
+
+
+def reopen_ledger(path: Path, find: Callable[[str], Accountant | str] = lambda name: name) -> Ledger:
+    """Open a ledger with the settings in its first line; this checks the hash and the event of every line.
+
+    Args:
+        path: the file.
+        find: the stored name of the accountant → an object, or a name in `ACCOUNTANTS`.
 
     Raises:
         SilodpError: the file is no ledger, is damaged, or is in use.
@@ -320,13 +340,11 @@ def reopen_ledger(path: Path) -> Ledger:
             header = json.loads(file.readline())
         budget = None if header["budget"] is None else Budget(**header["budget"])
         delta, accountant, run = float(header["delta"]), str(header["accountant"]), str(header["run"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise SilodpError(
-            f"ledger {path} cannot be read ({type(error).__name__}): restore the file, since what was spent there is "
-            "not known.",
-            code="ledger.damaged",
+            f"ledger {path} is damaged in line 1: restore it from a copy.", code="ledger.damaged"
         ) from None
-    return Ledger(path, delta, accountant, budget, run=run)
+    return Ledger(path, delta, find(accountant), budget, run=run)
 
 
 def _subject_of(path: Path | None, subject: LedgerHeader | None) -> LedgerHeader | None:

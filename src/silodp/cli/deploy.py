@@ -130,10 +130,10 @@ def accept_command(
     as_json: Json = False,
 ) -> None:
     """Show what is agreed, at one silo, and write its policy when the code is the one that was read out."""
-    from silodp.deploy.consortium import Consortium
+    from silodp.deploy.consortium import take_copy
     from silodp.deploy.setup import accept, describe_agreement
 
-    consortium = Consortium.load(public)
+    consortium = take_copy(public, folder)
     agreed = describe_agreement(consortium)
     if not as_json:
         for line in _format_agreement(agreed):
@@ -174,7 +174,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         f"  columns     {columns}",
         f"  label       {agreed['label'] or 'as in data.json'}",
         f"  model       {agreed['model']['size']:,} parameters, loss {agreed['model']['loss']}",
-        *([f"  code        {code}: read it, since this silo will execute it"] if code else []),
+        *([f"  executes    {code}: read it first"] if code else []),
         f"  server      {agreed['server']['address']}, key {agreed['server']['key']}",
         *(f"  silo        {name}, key {key}" for name, key in agreed["silos"].items()),
         *(f"  {row['party']} sees {row['sees']}" for row in agreed["visibility"]),

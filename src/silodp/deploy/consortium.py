@@ -6,7 +6,8 @@
     roster.json      address of the server, and every party's name and public key
     ca.pem           the certificate of the consortium's authority
     certificates/    NAME.pem for every party
-    *.py, users.txt  a model file, the public list of users, where the configuration names them
+    *.py             a model file, where the configuration names one
+    users.txt        the public list of users, or identity.toml, the identity profile
 
 One digest covers all files. Operators compare it by telephone, and a silo takes part only under a digest that its
 operator has accepted.
@@ -158,25 +159,25 @@ class Consortium:
 
     def _check_facts(self) -> None:
         """Refuse facts of the data that are not those of the configuration, by which a silo reads its table."""
-        declared = self.config.public_data(self.data.users)
-        fields = ["silos", "users", "record_shape", "labels", "classes", "features", "identity_digest"]
-        for field in fields:
+        declared = self.config.public_data()
+        for field in (
+            "silos",
+            "users",
+            "record_shape",
+            "labels",
+            "classes",
+            "features",
+            "identity_digest",
+        ):
             stated, expected = getattr(self.data, field), getattr(declared, field)
-            if stated != expected:
+            is_free = field == "users" and expected is None  # U is then stated in data.json alone
+            if stated != expected and not is_free:
                 raise SilodpError(
                     f"{self.folder / DATA} states {field} = {shorten(stated)}, and {CONFIG} leads to "
                     f"{shorten(expected)}: get the public folder again from the coordinator.",
                     code="deploy.public",
                     field=field,
                 )
-        listed = self.config.public_data().users
-        if listed not in (None, self.data.users):
-            raise SilodpError(
-                f"{self.folder / DATA} states {self.data.users:,} persons, and {CONFIG} leads to {listed:,}: get the "
-                "public folder again from the coordinator.",
-                code="deploy.public",
-                field="users",
-            )
 
     def _check_paths(self) -> None:
         """Refuse a configuration that names a file outside the folder: it would not be covered by the digest."""

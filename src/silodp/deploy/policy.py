@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from silodp.accounting.guarantee import Adversary
@@ -14,6 +14,7 @@ from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
 from silodp.errors import SilodpError
 
+_HEADER = "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
 _Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -120,14 +121,4 @@ class Policy(BaseModel):
 
     def to_toml(self) -> str:
         """Return the content of policy.toml."""
-        lines = [
-            "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'."
-        ]
-        tables = []
-        for name, value in self.model_dump().items():
-            if isinstance(value, dict):
-                entries = [f"{key} = {entry!r}" for key, entry in value.items()]
-                tables += ["", f"[{name}]  # by adversary, over all runs of this silo", *entries]
-            else:
-                lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
-        return "\n".join([*lines, *tables]) + "\n"
+        return _HEADER + tomli_w.dumps(self.model_dump())

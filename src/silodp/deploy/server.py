@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +63,7 @@ class RemoteParties:
     @contextmanager
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:
         """Connect the server's store and key with the transport; silos connect by themselves."""
-        randomness = Randomness.secret() if spec.seed is None else Randomness.from_seed(spec.seed)
+        randomness = Randomness.of_run(spec.seed)
         most_bytes = find_most_bytes(spec)
         pins = self.consortium.sealed.silos
         channel = SignedChannel(self.transport, self.identity, pins, most_bytes)
@@ -76,6 +77,32 @@ class RemoteParties:
     def describe(self) -> MetricsRow:
         """Return nothing: the number of persons in several silos is private."""
         return {}
+
+
+class StatusFile:
+    """The file that `silodp deploy status` reads; the thread of the run and that of the connections write it.
+
+    Args:
+        path: of the file.
+        seconds_since_seen: returns for each silo the seconds since its last call; None before its first.
+        rounds: T.
+    """
+
+    def __init__(
+        self, path: Path, seconds_since_seen: Callable[[], Mapping[str, float | None]], rounds: int
+    ) -> None:
+        self._path, self._seconds_since_seen = path, seconds_since_seen
+        self._fields: dict[str, Any] = {"round": 0, "rounds": rounds, "epsilon": {}, "error": None}
+        self._lock = threading.Lock()
+
+    def write(self, **changes: Any) -> None:
+        """Write the file with some fields changed."""
+        with self._lock:
+            self._fields.update(changes)
+            since = self._seconds_since_seen()
+            seen = {name: None if s is None else round(s, 1) for name, s in since.items()}
+            content = {"written": time.time(), **self._fields, "seconds_since_seen": seen}
+            write_durably(self._path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def find_most_bytes(spec: RunSpec) -> int:
@@ -119,20 +146,12 @@ def serve(
         consortium.folder / AUTHORITY, consortium.certificate("server"), folder / TLS_KEY, is_server=True
     )
     directory = folder / "run"
-    status: dict[str, Any] = {"round": 0, "rounds": spec.rounds, "epsilon": {}, "error": None}
-
-    def write_status(**changes: Any) -> None:
-        status.update(changes)
-        seen = {name: None if s is None else round(s, 1) for name, s in https.seconds_since_seen().items()}
-        content = {"written": time.time(), **status, "seconds_since_seen": seen}
-        write_durably(folder / STATUS, (json.dumps(content, indent=1) + "\n").encode())
 
     def note_round(row: MetricsRow) -> None:
-        if not (
-            directory / CONFIG
-        ).exists():  # the run holds the lock of its directory when it makes its first row
+        # The run holds the lock of its directory when it makes its first row.
+        if not (directory / CONFIG).exists():
             write_durably(directory / CONFIG, (consortium.folder / CONFIG).read_bytes())
-        write_status(round=row["round"], epsilon=row["epsilon"])
+        status.write(round=row["round"], epsilon=row["epsilon"])
         if on_round is not None:
             on_round(row)
 
@@ -143,12 +162,13 @@ def serve(
         consortium.digest,
         patience=patience,
         most_bytes=find_most_bytes(spec) + SIGNED_BYTES,
-        on_change=write_status,
+        on_change=lambda: status.write(),
     ) as https:
+        status = StatusFile(folder / STATUS, https.seconds_since_seen, spec.rounds)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
         connect = partial(https.wait_for_silos, 0.0 if is_finished else patience if resume else None)
-        write_status()
+        status.write()
         try:
             result = run(
                 spec,
@@ -159,8 +179,8 @@ def serve(
                 on_round=note_round,
             )
         except SilodpError as error:
-            write_status(error=f"{error} [{error.code}]")
+            status.write(error=f"{error} [{error.code}]")
             raise
-        write_status(stopped=result.stopped)
+        status.write(stopped=result.stopped)
     write_report(directory)
     return result

@@ -9,8 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
@@ -39,6 +37,7 @@ from silodp.deploy.silo import (
     save_records,
 )
 from silodp.errors import SilodpError, shorten
+from silodp.planning.epsilon import compute_largest_cost
 from silodp.wire.store import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
@@ -225,7 +224,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "aggregator": spec.aggregator.name,
         "rounds": spec.rounds,
         "delta": spec.delta,
-        "epsilon": compute_run_epsilon(spec),
+        "epsilon": compute_largest_cost(spec, spec.noise_delta, spec.accountant),
         "columns": list(spec.data.features),
         "label": getattr(schema, "label", None) or getattr(schema, "time", None),
         "code_files": sorted(path.name for path in consortium.folder.glob("*.py")),
@@ -248,21 +247,6 @@ def format_key(key: bytes) -> str:
     """Return the first 64 bits of a public key in groups of four hexadecimal digits."""
     text = key.hex()[:16]
     return " ".join(text[i : i + 4] for i in range(0, 16, 4))
-
-
-def compute_run_epsilon(spec: RunSpec) -> dict[Adversary, float | None]:
-    """Return ε of all T rounds by adversary, at the number of silos that costs most; None without a guarantee."""
-    found: dict[Adversary, float | None] = dict.fromkeys(ADVERSARIES)
-    for adversary in ADVERSARIES:
-        charges = [(spec.costliest_events(round_)[adversary], 1) for round_ in range(spec.rounds)]
-        try:
-            epsilon = compute_epsilon(charges, spec.noise_delta, spec.accountant)
-        except SilodpError as error:
-            if error.code != "accounting.no_guarantee":
-                raise
-            continue
-        found[adversary] = epsilon if epsilon < float("inf") else None
-    return found
 
 
 def accept(

@@ -1,19 +1,21 @@
 """A silo in an organization of its own: it alone opens the records, the keys, the store and the ledgers.
 
-identity.key   seed of the long-term Ed25519 key; secret
-tls.key        private key of the TLS certificate; secret
-policy.toml    what the operator allows
-store/         durable memory of all runs; secret
-ledgers/       one ledger for each run; the policy's limits hold for all of them together
-audit.jsonl    everything that left this silo
-lock           held by the process that serves
+Its folder, which its operator alone may enter, holds:
+
+    identity.key   seed of the long-term Ed25519 key; secret
+    tls.key        private key of the TLS certificate; secret
+    policy.toml    what the operator allows
+    store/         durable memory of all runs; secret
+    ledgers/       one ledger for each run; the policy's limits hold for all of them together
+    audit.jsonl    everything that left this silo
+    lock           held by the process that serves
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -29,7 +31,7 @@ import numpy as np
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
-from silodp.accounting.ledger import Ledger, reopen_ledger
+from silodp.accounting.ledger import Ledger, find_exceeded_limit, reopen_ledger
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
@@ -38,7 +40,7 @@ from silodp.data.silo_data import SiloData
 from silodp.data.tables.reader import read_tables
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
-from silodp.errors import SilodpError, counted, name_file
+from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.silo import Silo, make_ledger
@@ -47,6 +49,7 @@ from silodp.wire.store import (
     PRIVATE_FILE,
     DirectoryStore,
     RoundStore,
+    append_durably,
     claim,
     make_private_folder,
     write_durably,
@@ -102,12 +105,12 @@ class LifetimeLedger:
 
     def find_exceeded(self, events: Mapping[Adversary, Event]) -> str | None:
         """Return a phrase about the first limit that these events would exceed; None where all hold."""
-        for adversary, limit in self.limits.items():
-            spent = self.epsilon(adversary, events[adversary])
-            if spent is None or spent > limit:
-                told = "no ε at all" if spent is None else f"ε = {spent:.4g}"
-                return f"{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
-        return None
+        over = find_exceeded_limit(self.limits, lambda adversary: self.epsilon(adversary, events[adversary]))
+        if over is None:
+            return None
+        adversary, told = over
+        limit = self.limits[adversary]
+        return f"{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
 
 
 def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]:
@@ -162,9 +165,7 @@ class SiloService:
                 "which the request was made, or send a new request to the coordinator.",
                 code="deploy.key",
             )
-        self._randomness = (
-            Randomness.secret() if self._spec.seed is None else Randomness.from_seed(self._spec.seed)
-        )
+        self._randomness = Randomness.of_run(self._spec.seed)
         self._store = DirectoryStore(folder / "store")
         if not claim(self._store, "unit", str(self._spec.method.unit).encode()):
             raise SilodpError(
@@ -173,15 +174,15 @@ class SiloService:
                 code="policy.not_allowed",
                 field="methods",
             )
-        self.most_bytes = self._spec.aggregator.script(self._spec, name).most_bytes
+        self._script = self._spec.aggregator.script(self._spec, name)
+        self.most_bytes = self._script.most_bytes
         self._silos: dict[str, Silo] = {}
         self._most_runs = policy.most_runs
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon)
         make_private_folder(folder / "ledgers")
         for path in sorted((folder / "ledgers").glob("*.jsonl")):
-            if (
-                b"\n" in path.read_bytes()
-            ):  # else the process died when it made the file, and nothing was charged
+            # Without a whole line the process died when it made the file, and nothing was charged.
+            if b"\n" in path.read_bytes():
                 self.lifetime.runs[path.stem] = reopen_ledger(path)
         known = {key.partition("/")[0] for key in self._store.names()}
         lost = {run for run in known if _RUN_ID.fullmatch(run)} - self.lifetime.runs.keys()
@@ -238,7 +239,7 @@ class SiloService:
 
     def _check_new_run(self, request: Message) -> None:
         """Refuse a run that may not begin, before anything is kept of it."""
-        first = self._spec.aggregator.script(self._spec, self.name).setup[0]
+        first = self._script.setup[0]
         if request.kind != first.name:
             raise SilodpError(
                 f"silo '{self.name}' was asked '{request.kind}' in a run that it does not know: it expects "
@@ -266,19 +267,7 @@ class SiloService:
             "sha256": hashlib.sha256(signed).hexdigest(),
             "charges": len(ledger.history),
         }
-        path = self._folder / AUDIT
-        with name_file(path), open(path, "a+b", opener=_open_private) as file:
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")  # a crash cut the last line off
-            file.write((json.dumps(line) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, PRIVATE_FILE)
+        append_durably(self._folder / AUDIT, json.dumps(line).encode(), PRIVATE_FILE)
 
 
 @contextmanager
@@ -299,9 +288,8 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
         )
     policy = Policy.load(folder / POLICY)
     name = find_name(folder, consortium)
-    policy.check(
-        consortium.digest, consortium.stated_spec
-    )  # before a model file is executed, or a record is read
+    # Before a model file is executed, or a record is read.
+    policy.check(consortium.digest, consortium.stated_spec)
     with hold_lock(folder / LOCK):
         data = load_records(folder / policy.data, name, consortium)
         service = SiloService(folder, consortium, name, data, policy)
@@ -425,8 +413,9 @@ def save_records(path: Path, data: SiloData) -> None:
     arrays: dict[str, Any] = {"x": data.x, "y": data.y, "user": data.user}
     if data.budget is not None:
         arrays["budget"] = data.budget
-    with open(path, "wb", opener=_open_private) as file:
-        np.savez(file, **arrays)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    write_durably(path, content.getvalue(), PRIVATE_FILE)
 
 
 def load_identity(folder: Path, name: str) -> Identity:

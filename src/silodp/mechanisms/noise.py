@@ -45,6 +45,11 @@ class Randomness:
         """Return reproducible streams, for experiments only."""
         return cls(hashlib.sha256(f"silodp seed {seed}".encode()).digest())
 
+    @classmethod
+    def of_run(cls, seed: int | None) -> Randomness:
+        """Return the streams of a run: secret without a seed, reproducible with one."""
+        return cls.secret() if seed is None else cls.from_seed(seed)
+
     @property
     def reproducible(self) -> bool:
         """Whether the same purposes give the same numbers again (then nothing drawn here may be released)."""

@@ -96,6 +96,23 @@ def count_events(event_in: Callable[[int], Event], rounds: int) -> list[EventCou
     return found
 
 
+def compute_largest_cost(
+    spec: RunSpec, delta: float, accountant: Accountant
+) -> dict[Adversary, float | None]:
+    """Return ε of all rounds by adversary if every round has its largest cost over all numbers of answers.
+
+    Args:
+        spec: of the run.
+        delta: δ.
+        accountant: composes the events.
+    """
+    at_most = {
+        a: count_events(lambda r, a=a: spec.costliest_events(r)[a], spec.rounds)  # type: ignore[misc]
+        for a in ADVERSARIES
+    }
+    return {a: compute_cost(spent, delta, accountant).epsilon for a, spent in at_most.items()}
+
+
 def compute_epsilon(
     method: str,
     fields: Mapping[str, Any],

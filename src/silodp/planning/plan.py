@@ -25,7 +25,7 @@ from silodp.planning.budget_plan import (
     plan_budgets,
     with_noise_multiplier,
 )
-from silodp.planning.epsilon import compute_cost, count_events
+from silodp.planning.epsilon import compute_cost, compute_largest_cost, count_events
 from silodp.report.guarantee_text import format_claim, is_only_claimed
 
 MOST_ROUNDS = 10**7
@@ -222,11 +222,7 @@ def _of_any_dropouts(
     """Return ε if every round has its largest cost over all numbers of answers; None where all silos must answer."""
     if spec.min_silos == spec.population.silos:
         return None
-    at_most = {
-        a: count_events(lambda r, a=a: spec.costliest_events(r)[a], spec.rounds)  # type: ignore[misc]
-        for a in ADVERSARIES
-    }
-    return {a: compute_cost(spent, delta, accountant).epsilon for a, spent in at_most.items()}
+    return compute_largest_cost(spec, delta, accountant)
 
 
 def _claims(spec: RunSpec, delta: float, accountant: Accountant) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ A guarantee that states a claimed ε is refused like every ε below the charged 
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from silodp.accounting.accountant import (
 from silodp.accounting.events import Event
 from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee
-from silodp.accounting.ledger import Budget, Ledger, LedgerHeader
+from silodp.accounting.ledger import Budget, Ledger, LedgerHeader, reopen_ledger
 from silodp.accounting.steps import flatten_per_unit
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.errors import SilodpError, counted
@@ -283,15 +282,5 @@ def _is_unknown(ledger: Ledger) -> bool:
 
 
 def _open_ledger(path: Path) -> Ledger:
-    """Open a ledger with the settings in its first line; this checks the hash and the event of every line."""
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.readline())
-        budget = None if header["budget"] is None else Budget(**header["budget"])
-        delta, name, run = float(header["delta"]), str(header["accountant"]), str(header["run"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise SilodpError(
-            f"ledger {path} is damaged in line 1: restore it from a copy.", code="ledger.damaged"
-        ) from None
-    accountant = name if name in ACCOUNTANTS else _UnknownAccountant(name)
-    return Ledger(path, delta, accountant, budget, run=run)
+    """Open a ledger; that of an accountant outside the package is read without it."""
+    return reopen_ledger(path, lambda name: name if name in ACCOUNTANTS else _UnknownAccountant(name))

@@ -25,13 +25,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
 
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary
-from silodp.accounting.ledger import Ledger
+from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.aggregators.attempts import common_digest, model_and_sample
 from silodp.aggregators.base import state_of
 from silodp.aggregators.run_spec import RunSpec
@@ -415,15 +416,14 @@ class Gate:
         # many it has answered.
         position = len({charge.round for charge in self.ledger.history} - {request.round})
         events = self._spec.costliest_events(min(request.round, position), release)
-        for adversary, limit in self._limits.items():
-            spent = self.ledger.epsilon_after(events, adversary)
-            if spent is None or spent > limit:
-                told = "no ε at all" if spent is None else f"ε = {spent:.4g}"
-                self._refuse(
-                    "gate.budget",
-                    f"would have spent {told} against '{adversary}' after round {request.round + 1}, beyond its own "
-                    f"limit of {limit:g}",
-                )
+        over = find_exceeded_limit(self._limits, partial(self.ledger.epsilon_after, events))
+        if over is not None:
+            adversary, told = over
+            self._refuse(
+                "gate.budget",
+                f"would have spent {told} against '{adversary}' after round {request.round + 1}, beyond its own "
+                f"limit of {self._limits[adversary]:g}",
+            )
         if (exceeded := self._find_exceeded(events)) is not None:
             self._refuse("gate.budget", f"would have spent {exceeded}, after round {request.round + 1}")
         self.ledger.charge(request.round, release, events)

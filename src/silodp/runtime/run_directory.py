@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,7 @@ from silodp.accounting.guarantee import FORMAT, Adversary, Guarantee
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import RunSpec
-from silodp.errors import SilodpError, counted, name_file
+from silodp.errors import SilodpError, counted
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.silo import make_ledger
@@ -28,6 +27,7 @@ from silodp.wire.store import (
     DirectoryStore,
     MemoryStore,
     Store,
+    append_durably,
     make_private_folder,
     write_durably,
 )
@@ -291,12 +291,7 @@ class Metrics:
         """Append a row durably, and call `on_round` with it."""
         self.rows.append(row)
         if self._path is not None:
-            if not self._path.exists():
-                write_durably(self._path, b"")  # syncs the entry in the directory too
-            with name_file(self._path), self._path.open("ab") as file:
-                file.write((json.dumps(row) + "\n").encode())
-                file.flush()
-                os.fsync(file.fileno())
+            append_durably(self._path, json.dumps(row).encode())
         if on_round is not None:
             on_round(row)
 

@@ -79,7 +79,7 @@ class Simulation:
     @contextmanager
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:
         """Make silos, keys and stores; those of a resumed run continue from their stores."""
-        randomness = Randomness.secret() if spec.seed is None else Randomness.from_seed(spec.seed)
+        randomness = Randomness.of_run(spec.seed)
         stores = {name: directory.make_store("silos", f"{s:03}") for s, name in enumerate(spec.names)}
         # Between organizations, each party makes its key, and pins the public keys of the others.
         identities = {name: _load_identity(name, store) for name, store in stores.items()}

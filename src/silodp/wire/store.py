@@ -38,6 +38,24 @@ def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
             os.close(directory)
 
 
+def append_durably(path: Path, line: bytes, mode: int = 0o666) -> None:
+    """Append a line to a file; it is on disk when this returns.
+
+    Args:
+        path: of the file, made if it is not there. A last line that a crash cut off stays a line of its own.
+        line: without its end.
+        mode: permissions of a new file, less the process's umask.
+    """
+    if not path.exists():
+        write_durably(path, b"", mode)  # syncs the entry in the directory too
+    with path.open("rb") as file:
+        is_cut_off = file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+    with name_file(path), path.open("ab") as file:
+        file.write((b"\n" if is_cut_off else b"") + line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def seal(data: bytes) -> bytes:
     """Return the data behind its SHA-256, so that damage is noticed."""
     return hashlib.sha256(data).digest() + data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -16,25 +17,13 @@ from silodp.config.schema import load_config
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
 from silodp.deploy.policy import Policy
+from silodp.deploy.server import StatusFile
 from silodp.deploy.setup import draft_public, make_keys
 from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost
 from silodp.errors import SilodpError
+from silodp.wire.store import PRIVATE_FILE, append_durably
+from support.commands import CONFIG
 from support.refusals import refused
-
-CONFIG = """
-name = "one"
-rounds = 2
-[data]
-source = "embedded"
-users = 20
-silos = 2
-[method]
-name = "uldp-avg"
-noise_multiplier = 5.0
-clip = 0.1
-[method.local]
-learning_rate = 0.01
-"""
 
 
 @pytest.fixture
@@ -256,3 +245,35 @@ def test_silos_agree_on_who_is_who_or_need_not(
     with refused(code):
         draft()
     assert not (tmp_path / "public").exists()
+
+
+def test_the_status_has_two_writers(tmp_path: Path) -> None:
+    """A silo connects while a round ends: without a lock one of the threads finds its temporary file gone."""
+    status = StatusFile(tmp_path / "status.json", lambda: {"north": 1.0, "south": None}, 5)
+    failed: list[Exception] = []
+
+    def write(number: int) -> None:
+        try:
+            for round_ in range(200):
+                status.write(round=round_, error=f"{number}")
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    found = json.loads((tmp_path / "status.json").read_text())
+    assert (found["rounds"], found["seconds_since_seen"]) == (5, {"north": 1.0, "south": None})
+
+
+def test_an_appended_line_is_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    append_durably(path, b"1", PRIVATE_FILE)
+    path.write_bytes(path.read_bytes() + b"cut o")  # by a crash
+    append_durably(path, b"2", PRIVATE_FILE)
+    append_durably(path, b"3", PRIVATE_FILE)
+    assert path.read_bytes() == b"1\ncut o\n2\n3\n"
+    assert path.stat().st_mode & 0o777 == 0o600
