@@ -22,9 +22,9 @@ test: $(DEVELOPED)
 test-slow: $(DEVELOPED)
 	$(PYTEST) -m slow
 
-# Server and silos as separate processes over TLS, and their faults; a part of make test and make test-slow.
+# Server and silos as separate processes over TLS, and their faults; 300 random kills, of which test-slow has 10.
 test-deploy: $(DEVELOPED)
-	$(PYTEST) -m "slow or not slow" tests/end_to_end/test_deployment.py tests/unit/deploy
+	SILODP_KILLS=300 $(PYTEST) -m "slow or not slow" tests/end_to_end/test_deployment*.py tests/unit/deploy
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
 test-fuzz: $(DEVELOPED)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import hmac
 import json
 import logging
@@ -85,6 +86,7 @@ class _Exchange:
 class _Line:
     """What the server knows of one silo's connection."""
 
+    name: str
     token: str = ""
     seen: float | None = None
     pending: _Exchange | None = None
@@ -119,7 +121,7 @@ class HttpsServer:
         self._silos, self._digest = dict(silos), digest
         self._patience, self._most_bytes = patience, most_bytes
         self._on_change = on_change or (lambda: None)
-        self._lines = {name: _Line() for name in silos}
+        self._lines = {name: _Line(name) for name in silos}
         self._secret = secrets.token_bytes(32)
         self._used: dict[str, float] = {}
         self._closing = False
@@ -347,6 +349,9 @@ class HttpsServer:
             return Response(status_code=_OVER)
         code = request.headers.get(_REFUSED)
         if code is None:
+            if _log.isEnabledFor(logging.DEBUG):  # to be compared with the silo's audit log
+                digest = hashlib.sha256(body).hexdigest()
+                _log.debug("answer of silo '%s': %d bytes, sha256 %s", line.name, len(body), digest)
             exchange.answer.set_result(body)
         else:
             known = code if code in CODES else "deploy.silo_failed"
