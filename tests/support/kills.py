@@ -68,7 +68,11 @@ class KilledConsortium:
         return self.folder / "server" / "run"
 
     def start(self, name: str) -> None:
-        command = ["server" if name == "server" else "silo", str(self.folder / "public"), str(self.home(name))]
+        command = [
+            "server" if name == "server" else "silo",
+            str(self.folder / "public"),
+            str(self.home(name)),
+        ]
         arguments = [*command, "--log-level", "debug"] + (["--patience", "60"] if name == "server" else [])
         process = self._context.Process(
             target=run_party, args=(arguments, self.home(name) / "log.txt"), daemon=True
@@ -136,9 +140,9 @@ class KilledConsortium:
             if process.exitcode is None or (name == "server" and process.exitcode == 0):
                 continue
             assert name == "server", f"{name} ended: {self.log(name)[-3000:]}"
-            code = _CODE.findall(self.log("server"))[-1:]
-            assert code and code[0] in RESUMABLE, self.log("server")[-3000:]
-            self.ended[code[0]] += 1
+            code = ["none", *_CODE.findall(self.log("server"))][-1]
+            assert code in RESUMABLE, self.log("server")[-3000:]
+            self.ended[code] += 1
             self.start("server")
         return self._running["server"].exitcode is None
 
