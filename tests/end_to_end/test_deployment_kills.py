@@ -100,11 +100,12 @@ def test_random_kills_change_neither_the_model_nor_what_is_charged(tmp_path: Pat
         settings = load_config(config)
         folder = tmp_path / str(runs)
         make_local(settings, settings.federation(), folder, find_free_port())
-        parties = KilledConsortium(folder, random)
+        parties = KilledConsortium(folder, True, random=random)
         try:
             parties.run_to_the_end(min(left, KILLS_PER_RUN))
         finally:
-            parties.stop()
+            for name in list(parties.running):
+                parties.kill(name)
         check(parties, simulated[aggregator])
         killed += parties.killed
         ended += parties.ended

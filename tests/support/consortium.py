@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Protocol
 
 from silodp.config.schema import load_config
 from silodp.deploy.consortium import Consortium
@@ -18,6 +21,31 @@ from silodp.deploy.setup import make_local
 from support.ports import find_free_port
 
 COMMAND = (sys.executable, "-m", "silodp.cli.main")
+_PRELOAD = ["silodp.cli.main", "silodp.deploy.server", "silodp.runtime.train", "scipy.stats"]
+
+
+class Running(Protocol):
+    """A process that was started."""
+
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A process that was forked from one that has imported everything, with the interface of one from `subprocess`."""
+
+    process: BaseProcess
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("silodp", timeout or 0)
+        return self.process.exitcode
+
+    def send_signal(self, sig: int) -> None:
+        if self.process.exitcode is None:
+            os.kill(self.process.pid or 0, sig)
 
 
 @dataclass
@@ -26,11 +54,13 @@ class Processes:
 
     Attributes:
         folder: public/, server/, silos/NAME/.
+        forked: whether processes are forked, which starts them at once; else each is a command of its own.
         running: processes by the name of their party.
     """
 
     folder: Path
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    forked: bool = False
+    running: dict[str, Running] = field(default_factory=dict)
 
     @property
     def public(self) -> Path:
@@ -47,11 +77,11 @@ class Processes:
         path = self.home(name) / "log.txt"
         return path.read_text() if path.exists() else ""
 
-    def start(self, name: str, *options: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start one party."""
-        process = start_party(self.public, self.home(name), name, *options, **environment)
-        self.running[name] = process
-        return process
+    def start(self, name: str, *options: str, **environment: str) -> Running:
+        """Start one party; with variables of the environment it is a command of its own."""
+        start = fork_party if self.forked and not environment else start_party
+        self.running[name] = start(self.public, self.home(name), name, *options, **environment)
+        return self.running[name]
 
     def start_all(self) -> None:
         for name in (*self.names, "server"):
@@ -75,7 +105,12 @@ class Processes:
         return found
 
     def audit(self, name: str) -> list[dict[str, object]]:
-        return [json.loads(line) for line in (self.home(name) / "audit.jsonl").read_text().splitlines()]
+        """The lines of a silo's audit log; where a kill cut one off, nothing left the silo."""
+        found = []
+        for line in (self.home(name) / "audit.jsonl").read_text().splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return found
 
 
 def start_party(
@@ -89,14 +124,34 @@ def start_party(
         )
 
 
+def fork_party(public: Path, home: Path, name: str, *options: str) -> Forked:
+    """Start the server or a silo in a fork of a process that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    command = ["server" if name == "server" else "silo", str(public), str(home), *options]
+    process = context.Process(target=_run_command, args=(command, home / "log.txt"), daemon=True)
+    process.start()
+    return Forked(process)
+
+
+def _run_command(arguments: list[str], log: Path) -> None:
+    """Run a command in this process, with its output in a file."""
+    from silodp.cli.main import main
+
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    main(arguments)
+
+
 @contextmanager
-def start_consortium(folder: Path, config: str) -> Iterator[Processes]:
+def start_consortium(folder: Path, config: str, *, forked: bool = False) -> Iterator[Processes]:
     """Write a local consortium of a configuration; its processes are killed at the end."""
     path = folder / "consortium.toml"
     path.write_text(config)
     settings = load_config(path)
     make_local(settings, settings.federation(), folder / "parties", find_free_port())
-    processes = Processes(folder / "parties")
+    processes = Processes(folder / "parties", forked)
     try:
         yield processes
     finally:

@@ -2,90 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
 import re
-import sys
+import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 from random import Random
 
 from silodp.accounting.ledger import Ledger, reopen_ledger
-from silodp.deploy.consortium import Consortium
+from support.consortium import Processes, Running
 
-_PRELOAD = ["silodp.cli.main", "silodp.deploy.server", "silodp.runtime.train", "scipy.stats"]
 _ANSWER = re.compile(r"answer of silo '(.+)': \d+ bytes, sha256 ([0-9a-f]{64})")
 _CODE = re.compile(r"^error: .* \[([a-z_.]+)\]$", re.MULTILINE)
 RESUMABLE = {"gate.restarted"}
 """Codes with which a server may end because a silo was killed; whoever supervises it starts it again."""
 
 
-def run_party(arguments: list[str], log: Path) -> None:
-    """Run the command of a party in this process, with its output in a file."""
-    from silodp.cli.main import main
-
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    main(arguments)
-
-
 @dataclass
-class KilledConsortium:
-    """The processes of a consortium, forked from one that has imported everything, so that they start at once.
+class KilledConsortium(Processes):
+    """The processes of a consortium, which a program kills and a supervisor starts again.
 
     Attributes:
-        folder: of `make_local`.
         random: decides who is killed, and when.
         killed: number of kills by party.
         ended: codes with which servers ended by themselves, and were started again.
     """
 
-    folder: Path
-    random: Random
+    random: Random = field(default_factory=Random)
     killed: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
-    _running: dict[str, BaseProcess] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOAD)
-        self.names = Consortium.load(self.folder / "public").data.silos
-
-    def home(self, name: str) -> Path:
-        return self.folder / "server" if name == "server" else self.folder / "silos" / name
-
-    def log(self, name: str) -> str:
-        path = self.home(name) / "log.txt"
-        return path.read_text() if path.exists() else ""
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "server" / "run"
-
-    def start(self, name: str) -> None:
-        command = [
-            "server" if name == "server" else "silo",
-            str(self.folder / "public"),
-            str(self.home(name)),
-        ]
-        arguments = [*command, "--log-level", "debug"] + (["--patience", "60"] if name == "server" else [])
-        process = self._context.Process(
-            target=run_party, args=(arguments, self.home(name) / "log.txt"), daemon=True
-        )
-        process.start()
-        self._running[name] = process
-
-    def kill(self, name: str) -> None:
-        """Kill one party with SIGKILL."""
-        process = self._running.pop(name)
-        process.kill()
-        process.join(30)
-        process.close()
+    def start(self, name: str, *options: str, **environment: str) -> Running:
+        """Start one party with options for these tests."""
+        more = ("--patience", "60") if name == "server" else ()
+        return super().start(name, "--log-level", "debug", *more, *options, **environment)
 
     def run_to_the_end(self, kills: int, seconds: float = 300) -> int:
         """Start all parties, kill some of them at random moments, start them again, and wait for the server's end.
@@ -136,19 +86,22 @@ class KilledConsortium:
 
     def _is_going(self) -> bool:
         """Return whether the run goes on; a server that asks to be resumed is started again."""
-        for name, process in list(self._running.items()):
-            if process.exitcode is None or (name == "server" and process.exitcode == 0):
+        for name in self.running:
+            if (status := self._status(name)) is None or (name == "server" and status == 0):
                 continue
             assert name == "server", f"{name} ended: {self.log(name)[-3000:]}"
             code = ["none", *_CODE.findall(self.log("server"))][-1]
             assert code in RESUMABLE, self.log("server")[-3000:]
             self.ended[code] += 1
             self.start("server")
-        return self._running["server"].exitcode is None
+        return self._status("server") is None
 
-    def stop(self) -> None:
-        for name in list(self._running):
-            self.kill(name)
+    def _status(self, name: str) -> int | None:
+        """Return the exit status of a party; None while it runs."""
+        try:
+            return self.running[name].wait(0)
+        except subprocess.TimeoutExpired:
+            return None
 
     # --- what is found afterwards ---
 
@@ -160,16 +113,6 @@ class KilledConsortium:
         ledgers = [reopen_ledger(path) for path in (self.home(name) / "ledgers").glob("*.jsonl")]
         (charged,) = (ledger for ledger in ledgers if ledger.history)
         return charged
-
-    def audit(self, name: str) -> list[dict[str, object]]:
-        """The lines of a silo's audit log; one that a kill cut off left nothing."""
-        found = []
-        for line in (self.home(name) / "audit.jsonl").read_text().splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                print(f"a line of {name}'s audit log was cut off", file=sys.stderr)
-        return found
 
     def received(self) -> dict[str, set[str]]:
         """What arrived at the server, by its debug log: silo → SHA-256 of its answers."""

@@ -310,9 +310,16 @@ def silo(
         roster = consortium.sealed
         address = url or f"https://{roster.host}:{roster.port}"
         most_bytes = service.most_bytes + SIGNED_BYTES
-        HttpsClient(address, tls, service.identity, consortium.digest, service, most_bytes).run(
-            threading.Event()
+        client = HttpsClient(
+            address,
+            tls,
+            service.identity,
+            consortium.digest,
+            service,
+            most_bytes,
+            count_answers=lambda: service.answers,
         )
+        client.run(threading.Event())
 
 
 def audit_log(

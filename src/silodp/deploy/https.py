@@ -64,9 +64,20 @@ _NO_REQUEST, _OVER = 204, 410
 _EXCHANGE, _REFUSED = "X-Silodp-Exchange", "X-Silodp-Refused"
 
 
-def _connect_text(digest: str, name: str, challenge: str) -> bytes:
+_ADVICE = {
+    "deploy.digest": "get the public folder again from the coordinator, and accept it",
+    "deploy.key": "use the folder in which the request was made, or send a new request to the coordinator",
+    "deploy.server_stopped": "nothing needs to be done",
+    "deploy.set_back": "restore the newest copy of the folder, or begin a new run",
+    "deploy.unknown_silo": "ask the coordinator which roster the server has",
+    "deploy.version": "install the version of silodp that the server has",
+}
+"""What a silo's operator can do when the server refuses the connection."""
+
+
+def _connect_text(digest: str, name: str, challenge: str, answers: str) -> bytes:
     """Return the bytes that a silo signs to connect."""
-    return f"silodp connect 1\n{digest}\n{name}\n{challenge}".encode()
+    return f"silodp connect 2\n{digest}\n{name}\n{challenge}\n{answers}".encode()
 
 
 # --- the server's end ---
@@ -84,9 +95,14 @@ class _Exchange:
 
 @dataclass
 class _Line:
-    """What the server knows of one silo's connection."""
+    """What the server knows of one silo's connection.
+
+    Attributes:
+        answers: number of answers that have left the silo, at least.
+    """
 
     name: str
+    answers: int = 0
     token: str = ""
     seen: float | None = None
     pending: _Exchange | None = None
@@ -104,6 +120,8 @@ class HttpsServer:
         patience: seconds that a silo has for an answer.
         most_bytes: of an answer; longer ones are refused while they arrive.
         on_change: called when a silo connects.
+        answers: by silo, how many answers have left it at least, as `answers` of an earlier process says. A silo that
+            knows of fewer has been set back to an old copy, and is refused.
     """
 
     def __init__(
@@ -116,12 +134,14 @@ class HttpsServer:
         patience: float,
         most_bytes: int,
         on_change: Callable[[], None] | None = None,
+        answers: Mapping[str, int] | None = None,
     ) -> None:
         self.traffic = Traffic()
         self._silos, self._digest = dict(silos), digest
         self._patience, self._most_bytes = patience, most_bytes
         self._on_change = on_change or (lambda: None)
-        self._lines = {name: _Line(name) for name in silos}
+        self._lines = {name: _Line(name, (answers or {}).get(name, 0)) for name in silos}
+        self._refusals: dict[tuple[str, str], float] = {}
         self._secret = secrets.token_bytes(32)
         self._used: dict[str, float] = {}
         self._closing = False
@@ -214,6 +234,10 @@ class HttpsServer:
         now = time.monotonic()
         return {name: None if line.seen is None else now - line.seen for name, line in self._lines.items()}
 
+    def answers(self) -> dict[str, int]:
+        """Return for each silo how many answers have left it, at least."""
+        return {name: line.answers for name, line in self._lines.items()}
+
     def ask(
         self, requests: Mapping[str, bytes], timeout: float | None = None
     ) -> tuple[dict[str, bytes], dict[str, Failure]]:
@@ -291,24 +315,45 @@ class HttpsServer:
     async def _connect(self, request: Request) -> Response:
         fields = await _read_json(request)
         name, challenge = fields.get("name", ""), fields.get("challenge", "")
+        if self._closing:
+            raise HTTPException(503, "deploy.server_stopped")
         if name not in self._silos or not self._is_open(challenge, name):
             raise HTTPException(403, "deploy.unknown_silo")
         if fields.get("version") != silodp.__version__:
-            raise HTTPException(409, "deploy.version")
+            raise self._refuse(name, 409, "deploy.version")
         if fields.get("digest") != self._digest:
-            raise HTTPException(409, "deploy.digest")
+            raise self._refuse(name, 409, "deploy.digest")
         try:
+            stated = fields.get("answers", "")
             signature = bytes.fromhex(fields.get("signature", ""))
             key = Ed25519PublicKey.from_public_bytes(self._silos[name])
-            key.verify(signature, _connect_text(self._digest, name, challenge))
+            key.verify(signature, _connect_text(self._digest, name, challenge, stated))
+            answers = int(stated)
         except (ValueError, InvalidSignature):
-            raise HTTPException(403, "deploy.key") from None
+            raise self._refuse(name, 403, "deploy.key") from None
         self._used[challenge] = time.monotonic() + _CHALLENGE_SECONDS
         line = self._lines[name]
+        if answers < line.answers:
+            raise self._refuse(name, 409, "deploy.set_back")
+        line.answers = answers
         line.token, line.seen = secrets.token_hex(32), time.monotonic()
         _log.info("silo '%s' is connected", name)
         self._on_change()
         return JSONResponse({"token": line.token})
+
+    def _refuse(self, name: str, status: int, code: str) -> HTTPException:
+        """Return the refusal of a connection; it is logged once a minute, as the silo tries again and again."""
+        now = time.monotonic()
+        if now > self._refusals.get((name, code), -math.inf) + _REMINDER_SECONDS:
+            self._refusals[name, code] = now
+            _log.warning(
+                "refused the connection of silo '%s': %s; its operator has to %s [%s]",
+                name,
+                CODES[code],
+                _ADVICE[code],
+                code,
+            )
+        return HTTPException(status, code)
 
     def _line_of(self, request: Request) -> _Line:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -352,6 +397,7 @@ class HttpsServer:
             if _log.isEnabledFor(logging.DEBUG):  # to be compared with the silo's audit log
                 digest = hashlib.sha256(body).hexdigest()
                 _log.debug("answer of silo '%s': %d bytes, sha256 %s", line.name, len(body), digest)
+            line.answers += 1
             exchange.answer.set_result(body)
         else:
             known = code if code in CODES else "deploy.silo_failed"
@@ -422,6 +468,7 @@ class HttpsClient:
         endpoint: answers signed requests.
         most_bytes: of a request; a longer one is not read to its end.
         most_seconds: longest pause between two tries to reach the server.
+        count_answers: returns how many answers have left the silo.
     """
 
     def __init__(
@@ -433,7 +480,9 @@ class HttpsClient:
         endpoint: Endpoint,
         most_bytes: int,
         most_seconds: float = 30.0,
+        count_answers: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._count_answers = count_answers
         self._url, self._identity, self._digest, self._endpoint = url, identity, digest, endpoint
         self._most_bytes, self._most_seconds = most_bytes, most_seconds
         if not url.startswith("https://"):
@@ -471,17 +520,25 @@ class HttpsClient:
                     self._token = ""
                     code = error.response.text[:100]
                     if error.response.status_code != 401:  # the server was restarted: connect again at once
-                        known = f"{CODES[code]} [{code}]" if code in CODES else code
+                        known, advice = (
+                            CODES.get(code, "an unknown reason"),
+                            _ADVICE.get(code, "ask its operator"),
+                        )
                         _log.warning(
-                            "the server refused the connection: %s; trying again in %.1f s", known, pause
+                            "the server refused the connection: %s; %s [%s]; trying again in %.1f s",
+                            known,
+                            advice,
+                            code,
+                            pause,
                         )
                         pause = self._wait(stop, pause)
                 except (httpx.HTTPError, _OddReplyError) as error:
                     self._token = ""
                     _log.warning(
-                        "the server at %s cannot be reached (%s); trying again in %.1f s",
+                        "the server at %s cannot be reached (%s); trying again in %.1f s; if this goes on, check that "
+                        "it is running and that this address can be reached from here",
                         self._url,
-                        error,
+                        str(error) or type(error).__name__,
                         pause,
                     )
                     pause = self._wait(stop, pause)
@@ -493,9 +550,11 @@ class HttpsClient:
     def _connect(self) -> None:
         name = self._identity.name
         challenge = str(self._post("/v1/challenge", {"name": name}).get("challenge"))
-        signature = self._identity.sign(_connect_text(self._digest, name, challenge)).hex()
+        answers = str(self._count_answers())
+        signature = self._identity.sign(_connect_text(self._digest, name, challenge, answers)).hex()
         fields = {
             "name": name,
+            "answers": answers,
             "challenge": challenge,
             "digest": self._digest,
             "version": silodp.__version__,

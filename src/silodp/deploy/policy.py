@@ -12,9 +12,10 @@ from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, shorten
 
 _HEADER = "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
+_GIB = 1 << 30
 _Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -33,6 +34,12 @@ class Policy(BaseModel):
         min_silos: fewest silos in a sum that this silo takes part in.
         most_runs: number of runs, counted over the life of the silo's folder; one that is resumed is the same run.
         allow_seed: for tests: whether the noise may follow from a seed that everyone knows.
+        max_message_bytes: longest message that a run may have.
+        max_run_bytes: most bytes that the store may hold of one run.
+        max_disk_bytes: most bytes of the store, the ledgers and the audit log, of all runs together.
+        max_sessions: most sessions of the set-up in one run; each time the server resumes it, it may begin another.
+        max_answers: most answers in one run, repeated ones included: each is a line of the audit log.
+        max_run_days: days from the first request of a run after which no request of it is answered.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -48,6 +55,12 @@ class Policy(BaseModel):
     min_silos: Annotated[int, Field(ge=1)] = 2
     most_runs: Annotated[int, Field(ge=1, le=50)] = 20
     allow_seed: bool = False
+    max_message_bytes: Annotated[int, Field(ge=1)] = 2 * _GIB
+    max_run_bytes: Annotated[int, Field(ge=1)] = 10 * _GIB
+    max_disk_bytes: Annotated[int, Field(ge=1)] = 100 * _GIB
+    max_sessions: Annotated[int, Field(ge=1)] = 100
+    max_answers: Annotated[int, Field(ge=1)] = 1_000_000
+    max_run_days: Annotated[int, Field(ge=1)] = 365
 
     def check(self, digest: str, spec: RunSpec) -> None:
         """Refuse a run that the operator has not allowed.
@@ -98,6 +111,13 @@ class Policy(BaseModel):
                 code="policy.not_allowed",
                 field="min_silos",
             )
+        if (longest := find_most_bytes(spec)) > self.max_message_bytes:
+            raise SilodpError(
+                f"messages of the run have up to {longest:,} bytes, and the policy allows "
+                f"{self.max_message_bytes:,}: raise max_message_bytes, or do not take part.",
+                code="policy.not_allowed",
+                field="max_message_bytes",
+            )
         if not spec.is_secret and not self.allow_seed:
             raise SilodpError(
                 "the run has a seed, so whoever knows it can remove the noise: take the seed out of config.toml "
@@ -113,8 +133,15 @@ class Policy(BaseModel):
         Raises:
             SilodpError: it is missing, or a field is unknown or wrong.
         """
+        table = read_toml(path)
+        if unknown := sorted(table.keys() - cls.model_fields.keys()):
+            raise SilodpError(
+                f"{path}: unknown field {shorten(unknown[0])}; known fields are {', '.join(cls.model_fields)}.",
+                code="config.unknown_field",
+                field=unknown[0],
+            )
         try:
-            return cls.model_validate(read_toml(path))
+            return cls.model_validate(table)
         except ValidationError as error:
             wrong = convert_validation_error(error)
             raise SilodpError(f"{path}: {wrong}", code=wrong.code, field=wrong.field) from None
@@ -122,3 +149,8 @@ class Policy(BaseModel):
     def to_toml(self) -> str:
         """Return the content of policy.toml."""
         return _HEADER + tomli_w.dumps(self.model_dump())
+
+
+def find_most_bytes(spec: RunSpec) -> int:
+    """Return the bytes of the longest message that a silo of a run sends or receives, not signed."""
+    return max(spec.aggregator.script(spec, name).most_bytes for name in spec.names)

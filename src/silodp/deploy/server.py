@@ -19,6 +19,7 @@ from silodp.crypto.keys import Identity
 from silodp.deploy.certificates import make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
+from silodp.deploy.policy import find_most_bytes
 from silodp.deploy.silo import IDENTITY, TLS_KEY, load_identity
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
@@ -86,12 +87,17 @@ class StatusFile:
         path: of the file.
         seconds_since_seen: returns for each silo the seconds since its last call; None before its first.
         rounds: T.
+        answers: returns for each silo how many answers have left it, at least.
     """
 
     def __init__(
-        self, path: Path, seconds_since_seen: Callable[[], Mapping[str, float | None]], rounds: int
+        self,
+        path: Path,
+        seconds_since_seen: Callable[[], Mapping[str, float | None]],
+        rounds: int,
+        answers: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        self._path, self._seconds_since_seen = path, seconds_since_seen
+        self._path, self._seconds_since_seen, self._answers = path, seconds_since_seen, answers
         self._fields: dict[str, Any] = {"round": 0, "rounds": rounds, "epsilon": {}, "error": None}
         self._lock = threading.Lock()
 
@@ -101,13 +107,31 @@ class StatusFile:
             self._fields.update(changes)
             since = self._seconds_since_seen()
             seen = {name: None if s is None else round(s, 1) for name, s in since.items()}
-            content = {"written": time.time(), **self._fields, "seconds_since_seen": seen}
+            content = {
+                "written": time.time(),
+                **self._fields,
+                "seconds_since_seen": seen,
+                "answers": dict(self._answers()),
+            }
             write_durably(self._path, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def find_most_bytes(spec: RunSpec) -> int:
-    """Return the bytes of the longest message that a silo of this run sends or receives, not signed."""
-    return max(spec.aggregator.script(spec, name).most_bytes for name in spec.names)
+def load_answers(path: Path) -> dict[str, int]:
+    """Return the number of answers of each silo that an earlier process has written to status.json.
+
+    Raises:
+        SilodpError: the file is damaged (code checkpoint.damaged).
+    """
+    try:
+        found = json.loads(path.read_bytes()).get("answers", {})
+        return {str(name): int(count) for name, count in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise SilodpError(
+            f"{path} is damaged: delete it if no silo's machine was restored from a backup.",
+            code="checkpoint.damaged",
+        ) from None
 
 
 def serve(
@@ -163,8 +187,9 @@ def serve(
         patience=patience,
         most_bytes=find_most_bytes(spec) + SIGNED_BYTES,
         on_change=lambda: status.write(),
+        answers=load_answers(folder / STATUS),
     ) as https:
-        status = StatusFile(folder / STATUS, https.seconds_since_seen, spec.rounds)
+        status = StatusFile(folder / STATUS, https.seconds_since_seen, spec.rounds, https.answers)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
         connect = partial(https.wait_for_silos, 0.0 if is_finished else patience if resume else None)

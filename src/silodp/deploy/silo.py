@@ -39,6 +39,7 @@ from silodp.crypto.streams import KEY_BYTES
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.reader import read_tables
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
@@ -176,6 +177,9 @@ class SiloService:
             )
         self._script = self._spec.aggregator.script(self._spec, name)
         self.most_bytes = self._script.most_bytes
+        audit = folder / AUDIT
+        files = (folder / "store", folder / "ledgers", audit)
+        self._limits = SiloLimits(name, policy, self._store, files, audit, self.most_bytes)
         self._silos: dict[str, Silo] = {}
         self._most_runs = policy.most_runs
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon)
@@ -192,6 +196,11 @@ class SiloService:
                 "spent there is not known; restore the newest ledger.",
                 code="ledger.missing",
             )
+
+    @property
+    def answers(self) -> int:
+        """Number of answers that have left this silo, by its audit log."""
+        return self._limits.answers.total()
 
     def receive(self, data: bytes) -> bytes:
         """Verify a request, answer it, write what leaves to the audit log, and return the signed answer.
@@ -213,6 +222,7 @@ class SiloService:
                 f"silo '{self.name}' was asked in a run whose id is not 32 hexadecimal digits; nothing was sent.",
                 code="gate.run",
             )
+        self._limits.check(request)
         if run not in self._silos:
             spec = replace(self._spec, run=run)
             if run not in self.lifetime.runs:
@@ -223,6 +233,7 @@ class SiloService:
                     f"silo '{self.name}' took part in run {run} with other settings; nothing was sent.",
                     code="gate.run",
                 )
+            self._limits.begin(run)
             self._silos[run] = Silo(
                 self._data,
                 self._task,
@@ -268,6 +279,7 @@ class SiloService:
             "charges": len(ledger.history),
         }
         append_durably(self._folder / AUDIT, json.dumps(line).encode(), PRIVATE_FILE)
+        self._limits.answers[request.run] += 1
 
 
 @contextmanager

@@ -61,7 +61,14 @@ class Parties:
             is_server=is_server,
         )
 
-    def server(self, port: int = 0, patience: float = 20, digest: str = DIGEST, most_bytes: int = 10**6):
+    def server(
+        self,
+        port: int = 0,
+        patience: float = 20,
+        digest: str = DIGEST,
+        most_bytes: int = 10**6,
+        answers: dict[str, int] | None = None,
+    ):
         publics = {name: identity.public for name, identity in SILOS.items()}
         return HttpsServer(
             ("127.0.0.1", port),
@@ -70,6 +77,7 @@ class Parties:
             digest,
             patience=patience,
             most_bytes=most_bytes,
+            answers=answers,
         )
 
 
@@ -90,6 +98,7 @@ def serving(parties: Parties, port: int, name: str, endpoint: Echo, **changes) -
         endpoint,
         most_bytes=10**6,
         most_seconds=0.2,
+        count_answers=changes.get("count_answers", lambda: 0),
     )
     stop = threading.Event()
     thread = threading.Thread(target=client.run, args=(stop,), daemon=True)
@@ -345,10 +354,35 @@ def test_a_challenge_is_signed_once(parties: Parties) -> None:
             "challenge": challenge,
             "digest": DIGEST,
             "version": silodp.__version__,
-            "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge)).hex(),
+            "answers": "0",
+            "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge, "0")).hex(),
         }
         assert client.post(f"{url}/connect", json=fields).status_code == 200
         assert client.post(f"{url}/connect", json=fields).status_code == 403
+
+
+def test_a_silo_that_knows_of_fewer_answers_than_its_server_is_refused(
+    parties: Parties, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its machine was restored from a backup: its ledger may have less than it has spent."""
+    port = find_free_port()
+    with (
+        parties.server(port) as server,
+        serving(parties, port, "north", Echo(), count_answers=lambda: 3),
+    ):
+        for asked in (b"12", b"34"):
+            assert server.ask({"north": asked})[0] == {"north": asked[::-1]}
+        assert server.answers() == {"north": 5, "south": 0}
+    for count, refused in ((4, True), (5, False)):
+        north = Echo()
+        with (
+            parties.server(port, answers=server.answers()) as server,
+            serving(parties, port, "north", north, count_answers=lambda count=count: count),
+        ):
+            answers, _ = server.ask({"north": b"56"}, timeout=1 if refused else 20)
+            assert (answers == {}) is refused
+            assert (north.asked == []) is refused
+    assert "deploy.set_back" in caplog.text
 
 
 def test_a_server_waits_for_its_silos(parties: Parties) -> None:

@@ -1,0 +1,234 @@
+"""Faults of networks, disks and machines, on real processes; docs/deployment.md lists what was observed here.
+
+Every run ends as the one that nothing happened to, or stops with a code, and no ledger has less than was released.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+from test_deployment import (
+    LONG,
+    aggregation,
+    assert_same_run,
+    simulate,
+    wait_for,
+    wait_for_round,
+)
+
+from silodp.accounting.ledger import reopen_ledger
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.policy import Policy
+from support.consortium import Processes, start_consortium
+from support.ports import find_free_port
+from support.proxy import Proxy, make_other_version, open_relay
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+ROUNDS = 12
+SOME = LONG + aggregation("masked", "min_silos = 3")
+"""Sums of three of the four silos will do, so that a silo may have missed rounds."""
+
+
+def count_charges(processes: Processes, silo: str) -> int:
+    """Number of releases in the ledgers of a silo that was stopped."""
+    found = 0
+    for path in (processes.home(silo) / "ledgers").iterdir():
+        with reopen_ledger(path) as ledger:
+            found += len(ledger.history)
+    return found
+
+
+def check_the_end(processes: Processes, simulated: Path, most: int = 1) -> None:
+    """Wait for the end, and check model, ε and that silos were charged for all rounds, and for few more."""
+    assert processes.wait_for_server(200) == 0, processes.log("server")
+    assert_same_run(processes, simulated)
+    for silo in processes.names:
+        processes.kill(silo)
+        assert ROUNDS <= count_charges(processes, silo) <= ROUNDS + most
+
+
+def start_with(processes: Processes, silo: str, port: int) -> None:
+    """Start all parties, one silo with another address of the server."""
+    for name in processes.names:
+        processes.start(name, *(("--url", f"https://127.0.0.1:{port}") if name == silo else ()))
+    processes.start("server")
+
+
+# --- the network ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["cut", "outage", "delay", "lost"])
+def test_a_network_that_fails_and_comes_back_changes_nothing(fault: str, tmp_path: Path) -> None:
+    simulated = simulate(tmp_path, LONG)
+    with start_consortium(tmp_path, LONG, forked=True) as processes:
+        proxy = Proxy(Consortium.load(processes.public).sealed.port)
+        start_with(processes, "silo-2", proxy.port)
+        wait_for_round(processes, 2)
+        match fault:
+            case "cut":  # in the middle of a body, three times
+                for count in (1, 2, 3):
+                    proxy.cut_after(700 * count)
+                    wait_for(processes, lambda count=count: proxy.cuts >= count)
+            case "outage":  # the line is down for a while; nobody closes a connection
+                proxy.hold()
+                time.sleep(5)
+                proxy.restore()
+                wait_for_round(processes, 5)
+                proxy.refuse()
+                wait_for(processes, lambda: "cannot be reached" in processes.log("silo-2"))
+                proxy.restore()
+            case "delay":
+                proxy.delay(0.1)
+                wait_for_round(processes, 6)
+            case "lost":  # connections of now never say anything again
+                proxy.lose()
+                time.sleep(2)
+                proxy.restore()
+        check_the_end(processes, simulated)
+        if fault in ("cut", "lost"):
+            assert "cannot be reached" in processes.log("silo-2")
+        proxy.close()
+
+
+def test_requests_that_come_again_or_in_another_order_change_nothing(tmp_path: Path) -> None:
+    """By whoever ends TLS between a silo and the server; an old answer in place of a new one stops the server."""
+    simulated = simulate(tmp_path, LONG)
+    with (
+        start_consortium(tmp_path, LONG, forked=True) as processes,
+        open_relay(processes, "silo-2", Random(3)) as (relay, port),
+    ):
+        start_with(processes, "silo-2", port)
+        wait_for_round(processes, 5)
+        relay.plays_back = True
+        assert processes.wait_for_server() == 2
+        assert "[message.signature]" in processes.log("server")
+        assert relay.played == 1
+        relay.plays_back = False
+        processes.start("server")
+        check_the_end(processes, simulated)
+        assert relay.repeated >= 3
+        assert relay.doubled >= 3
+        assert "[gate.past]" in processes.log("silo-2")
+
+
+# --- machines ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restored", ["all", "store", "ledgers"])
+def test_a_silo_that_was_restored_from_a_backup_is_noticed(restored: str, tmp_path: Path) -> None:
+    """Other silos are enough for a sum, so the silo cannot know whether it has only missed some rounds.
+
+    Its server knows, where the whole folder is old. With an old ledger alone the silo knows. An old store beside the
+    newest ledger does no harm: rounds that were charged are refused, and others go on.
+    """
+    with start_consortium(tmp_path, SOME, forked=True) as processes:
+        for name in processes.names:
+            path = processes.home(name) / "policy.toml"  # releases that are repeated without a silo cost more
+            policy = Policy.load(path)
+            more = {adversary: 3 * epsilon for adversary, epsilon in policy.lifetime_epsilon.items()}
+            path.write_text(policy.model_copy(update={"lifetime_epsilon": more}).to_toml())
+            processes.start(name)
+        processes.start("server", "--patience", "5")
+        wait_for_round(processes, 2)
+        processes.kill("silo-2")
+        home, backup = processes.home("silo-2"), tmp_path / "backup"
+        shutil.copytree(home, backup)
+        processes.start("silo-2")
+        wait_for(processes, lambda: len(processes.audit("silo-2")) > len(backup_audit(backup)) + 2)
+        processes.kill("silo-2")
+        for part in (home, backup):
+            (part / "log.txt").unlink()
+        if restored == "all":
+            shutil.rmtree(home)
+            shutil.copytree(backup, home)
+        else:
+            shutil.rmtree(home / restored)
+            shutil.copytree(backup / restored, home / restored)
+        before = count_charges(processes, "silo-2")
+        processes.start("silo-2")
+        code = {"all": "deploy.set_back", "store": None, "ledgers": "gate.set_back"}[restored]
+        if code is not None:
+            wait_for(processes, lambda: f"[{code}]" in processes.log("silo-2"))
+        # A silo that is not connected is missing; one that refuses a request stops the run.
+        assert processes.wait_for_server() == (2 if restored == "ledgers" else 0), processes.log("server")
+        processes.kill("silo-2")
+        assert (f"[{code}]" in processes.log("server")) is (code is not None)
+        if code is not None:
+            assert count_charges(processes, "silo-2") == before
+        answers: dict[tuple[object, ...], set[object]] = {}
+        for line in processes.audit("silo-2"):
+            key = tuple(line[part] for part in ("run", "kind", "round", "attempt"))
+            answers.setdefault(key, set()).add(line["sha256"])
+        assert {len(digests) for digests in answers.values()} == {
+            1
+        }  # with the newest ledger no round comes again
+
+
+def backup_audit(folder: Path) -> list[str]:
+    return (folder / "audit.jsonl").read_text().splitlines()
+
+
+def test_two_servers_with_one_identity_and_a_server_that_was_restored(tmp_path: Path) -> None:
+    """The copy of an earlier moment asks silos for a round that they have answered: they refuse."""
+    simulated = simulate(tmp_path, LONG)
+    with start_consortium(tmp_path, LONG, forked=True) as processes:
+        processes.start_all()
+        wait_for_round(processes, 3)
+        processes.kill("server")
+        copy = Processes(tmp_path / "copy", forked=True)
+        shutil.copytree(processes.public, copy.public)
+        shutil.copytree(processes.home("server"), copy.home("server"))
+        (copy.home("server") / "log.txt").unlink()
+        processes.start("server")
+        wait_for_round(processes, 6)
+        port = find_free_port()
+        processes.kill("silo-1")  # one silo is led to the other server
+        processes.start("silo-1", "--url", f"https://127.0.0.1:{port}")
+        second = copy.start("server", "--listen", f"127.0.0.1:{port}", "--patience", "3")
+        assert second.wait(90) == 2
+        assert "[gate.past]" in copy.log("server") or "[run.no_answer]" in copy.log("server")
+        processes.kill("silo-1")
+        processes.start("silo-1")
+        check_the_end(processes, simulated)
+
+
+def test_a_silo_of_another_version_is_not_connected(tmp_path: Path) -> None:
+    with start_consortium(tmp_path, LONG, forked=True) as processes:
+        processes.start("server")
+        for silo in processes.names[1:]:
+            processes.start(silo)
+        processes.start("silo-1", PYTHONPATH=make_other_version(tmp_path / "other", "9.9.9"))
+        wait_for(processes, lambda: "[deploy.version]" in processes.log("silo-1"))
+        wait_for(processes, lambda: "[deploy.version]" in processes.log("server"))
+        assert not (processes.home("silo-1") / "audit.jsonl").exists()
+        processes.kill("silo-1")
+        processes.start("silo-1")
+        assert processes.wait_for_server(200) == 0, processes.log("server")
+
+
+# --- disks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", ["silo-2", "server"])
+def test_a_full_disk_stops_the_run_until_there_is_room(full: str, tmp_path: Path) -> None:
+    """A file that every round is written to becomes /dev/full, where each write fails as on a full disk."""
+    simulated = simulate(tmp_path, LONG)
+    with start_consortium(tmp_path, LONG, forked=True) as processes:
+        processes.start_all()
+        wait_for_round(processes, 3)
+        path = processes.run / "metrics.jsonl" if full == "server" else processes.home(full) / "audit.jsonl"
+        path.rename(kept := path.with_name("kept"))
+        path.symlink_to("/dev/full")
+        assert processes.wait_for_server() == 2
+        assert "[run.disk_full]" in processes.log("server")
+        if full != "server":
+            assert "No space left" in processes.log(full)
+        path.unlink()
+        kept.rename(path)
+        processes.start("server")
+        check_the_end(processes, simulated)

@@ -1,0 +1,171 @@
+"""A server that asks too much cannot fill a silo's disk: what policy.toml bounds, and what is kept then."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from silodp.config.schema import load_config
+from silodp.crypto.keys import Identity
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.limits import SiloLimits
+from silodp.deploy.policy import Policy, find_most_bytes
+from silodp.deploy.server import RemoteParties
+from silodp.deploy.setup import make_local
+from silodp.deploy.silo import SiloService, load_identity, open_silo
+from silodp.runtime.train import run
+from silodp.wire.messages import Message
+from silodp.wire.store import MemoryStore
+from silodp.wire.transport import Failure, Traffic, sign, verify
+from support.commands import CONFIG
+from support.refusals import refused
+
+MASKED = 'aggregator = "masked"\n' + CONFIG
+
+
+class StopError(Exception):
+    """The server of a test has asked enough."""
+
+
+@dataclass
+class Recorder:
+    """A transport that keeps the first request, and stops the run."""
+
+    requests: list[dict[str, bytes]] = field(default_factory=list)
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None
+    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+        self.requests.append(dict(requests))
+        raise StopError
+
+
+@dataclass
+class Asked:
+    """One silo, and a server that may ask it anything."""
+
+    service: SiloService
+    server: Identity
+    hello: Message
+    folder: Path
+
+    def ask(self, session: int) -> bytes:
+        return self.service.receive(
+            sign(replace(self.hello, attempt=session), self.server, self.service.name)
+        )
+
+    def count_bytes(self) -> int:
+        paths = [path for top in ("store", "ledgers") for path in (self.folder / top).iterdir()]
+        return sum(path.stat().st_size for path in (*paths, self.folder / "audit.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("limits")
+    (folder / "one.toml").write_text(MASKED)
+    settings = load_config(folder / "one.toml")
+    make_local(settings, settings.federation(), folder / "parties", 1)
+    return folder / "parties"
+
+
+@contextmanager
+def ask_silo(parties: Path, tmp_path: Path, **changes: int) -> Iterator[Asked]:
+    """A silo with these limits, whose folder is a fresh copy."""
+    folder = tmp_path / "silo-1"
+    shutil.copytree(parties / "silos" / "silo-1", folder)
+    policy = Policy.load(folder / "policy.toml").model_copy(update=changes)
+    (folder / "policy.toml").write_text(policy.to_toml())
+    consortium = Consortium.load(parties / "public")
+    server, recorder = load_identity(parties / "server", "server"), Recorder()
+    with suppress(StopError):
+        run(consortium.spec, RemoteParties(consortium, recorder, server, lambda: None), out=tmp_path / "run")
+    with open_silo(folder, consortium) as service:
+        setup = recorder.requests[0]["silo-1"]  # "hello" follows it
+        service.receive(setup)
+        hello = Message("hello", verify(setup, server.public, "the server", "silo-1").run)
+        yield Asked(service, server, hello, folder)
+
+
+def test_sessions_of_a_set_up_are_bounded(parties: Path, tmp_path: Path) -> None:
+    with ask_silo(parties, tmp_path, max_sessions=4) as silo:
+        for session in range(4):
+            silo.ask(session)
+        kept = silo.count_bytes()
+        with refused("policy.limit") as caught:
+            silo.ask(4)
+        assert caught.value.field == "max_sessions"
+        assert silo.count_bytes() == kept
+        silo.ask(3)  # the last one may be asked again
+
+
+def test_repeated_requests_are_bounded(parties: Path, tmp_path: Path) -> None:
+    with ask_silo(parties, tmp_path, max_answers=10) as silo:
+        for _ in range(9):  # "setup" was the first
+            silo.ask(0)
+        with refused("policy.limit") as caught:
+            silo.ask(0)
+        assert caught.value.field == "max_answers"
+        assert len((silo.folder / "audit.jsonl").read_text().splitlines()) == 10
+    with (
+        open_silo(silo.folder, Consortium.load(parties / "public")) as again,
+        refused("policy.limit"),
+    ):  # counted by the audit log, so it holds after a restart
+        again.receive(sign(silo.hello, silo.server, again.name))
+
+
+@pytest.mark.parametrize("field", ["max_run_bytes", "max_disk_bytes"])
+def test_the_disk_of_a_silo_is_bounded(field: str, parties: Path, tmp_path: Path) -> None:
+    most = find_most_bytes(Consortium.load(parties / "public").spec) + 30_000
+    with ask_silo(parties, tmp_path, **{field: most, "max_sessions": 10**6}) as silo:
+        sessions = iter(range(10**4))
+        with refused("policy.limit") as caught:
+            while True:
+                silo.ask(next(sessions))
+        assert caught.value.field == field
+        assert next(sessions) > 5
+        assert silo.count_bytes() <= most
+
+
+def test_a_run_that_began_long_ago_is_not_answered(parties: Path, tmp_path: Path) -> None:
+    with ask_silo(parties, tmp_path, max_run_days=30) as silo:
+        limits = silo.service._limits
+        now = datetime.now(UTC)
+        limits.check(silo.hello, now + timedelta(days=29))
+        with refused("policy.limit") as caught:
+            limits.check(silo.hello, now + timedelta(days=31))
+        assert caught.value.field == "max_run_days"
+        limits.check(replace(silo.hello, run="f" * 32), now + timedelta(days=31))  # another run
+
+
+def test_messages_of_a_run_are_bounded(parties: Path, tmp_path: Path) -> None:
+    spec = Consortium.load(parties / "public").spec
+    policy = Policy.load(parties / "silos" / "silo-1" / "policy.toml")
+    digest = policy.accepted[0]
+    policy.model_copy(update={"max_message_bytes": find_most_bytes(spec)}).check(digest, spec)
+    with refused("policy.not_allowed") as caught:
+        policy.model_copy(update={"max_message_bytes": find_most_bytes(spec) - 1}).check(digest, spec)
+    assert caught.value.field == "max_message_bytes"
+
+
+def test_lines_that_a_crash_cut_off_are_counted_for_no_run(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    audit.write_text('{"run": "a"}\n{"run": "a"}\n{"ru\n[]\n')
+    policy = Policy(accepted=[], data="t.csv", lifetime_epsilon={})
+    limits = SiloLimits("north", policy, MemoryStore(), (tmp_path, audit), audit, 10)
+    assert limits.answers == {"a": 2, "": 2}
+
+
+def test_an_unknown_field_is_named_with_the_known_ones(parties: Path, tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("most_run = 3\n" + (parties / "silos" / "silo-1" / "policy.toml").read_text())
+    with refused("config.unknown_field") as caught:
+        Policy.load(path)
+    assert "'most_run'" in str(caught.value)
+    assert all(name in str(caught.value) for name in Policy.model_fields)
