@@ -125,7 +125,8 @@ def send_frame(connection: socket.socket, header: dict[str, str], body: Bytes = 
     """Send one frame; the body is not copied."""
     encoded = json.dumps(header).encode()
     connection.sendall(_LENGTHS.pack(len(encoded), len(body)) + encoded)
-    connection.sendall(body)
+    if len(body):  # a peer that has the whole frame may have closed the connection
+        connection.sendall(body)
 
 
 def receive_frame(
