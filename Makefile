@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 NEWEST ?= .venv-newest
+FLOWER ?= .venv-flower
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 DEVELOPED = $(VENV)/.developed
@@ -11,7 +12,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-fuzz test-newest lint types imports docs benchmarks pages errors listings clean
+.PHONY: demo test test-slow test-deploy test-flower test-fuzz test-newest lint types imports docs benchmarks pages errors listings clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -25,6 +26,10 @@ test-slow: $(DEVELOPED)
 # Server and silos as separate processes over TLS, and their faults; 300 random kills, of which test-slow has 10.
 test-deploy: $(DEVELOPED)
 	SILODP_KILLS=300 $(PYTEST) -m "slow or not slow" tests/end_to_end/test_deployment*.py tests/unit/deploy
+
+# Messages over Flower, which has an environment of its own; without it these tests are skipped.
+test-flower: $(DEVELOPED) $(FLOWER)/.installed
+	SILODP_FLOWER=$(FLOWER) $(PYTEST) -m slow tests/end_to_end/test_flower.py
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
 test-fuzz: $(DEVELOPED)
@@ -82,5 +87,13 @@ $(DOCUMENTED): $(INSTALLED)
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[docs]'
 	touch $(DOCUMENTED)
 
+$(FLOWER)/.installed: pyproject.toml constraints-flower.txt
+	@$(CHECK)
+	@echo "Installing Flower into $(FLOWER): 54 packages ..."
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python $(PIP) --constraint constraints-flower.txt flwr
+	$(FLOWER)/bin/python $(PIP) --no-deps --editable .
+	touch $(FLOWER)/.installed
+
 clean:
-	rm -rf $(VENV) $(NEWEST) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(FLOWER) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from socket import create_server
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +26,18 @@ deploy_app = typer.Typer(
 
 Public = Annotated[Path, typer.Argument(metavar="PUBLIC", help="The consortium's public folder.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The party's own folder, with its keys.")]
+Socket = Annotated[
+    Path | None,
+    typer.Option(
+        "--socket", metavar="PATH", help="Unix socket for a courier, in place of HTTPS; see docs/couriers.md."
+    ),
+]
+SocketGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--socket-group", metavar="GROUP", help="Members may use the socket. Default: this user alone."
+    ),
+]
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 
 
@@ -256,6 +268,12 @@ def server(
     patience: Annotated[
         float, typer.Option("--patience", help="Seconds that a silo has for an answer.", min=1.0)
     ] = 300.0,
+    socket: Socket = None,
+    socket_group: SocketGroup = None,
+    repeat: Annotated[
+        float,
+        typer.Option("--repeat", help="Seconds after which a request is offered to couriers again.", min=0.1),
+    ] = 30.0,
     log_level: LogLevel = "info",
     as_json: Json = False,
 ) -> None:
@@ -263,15 +281,17 @@ def server(
     _start_logging(log_level)
     from silodp.accounting.guarantee import format_rounded_up
     from silodp.deploy.consortium import take_copy
-    from silodp.deploy.server import serve
+    from silodp.deploy.server import SocketOptions, serve
 
+    _refuse_both("listen", listen, socket)
     consortium = take_copy(public, folder)
 
     def tell(row: dict[str, Any]) -> None:
         spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in row["epsilon"].items())
         log(f"round {row['round']}/{consortium.config.rounds}  ε {spent or 0}")
 
-    result = serve(folder, consortium, listen=_parse_address(listen), patience=patience, on_round=tell)
+    way = _parse_address(listen) if socket is None else SocketOptions(socket, socket_group, repeat)
+    result = serve(folder, consortium, listen=way, patience=patience, on_round=tell)
     done = result.guarantees["released"].rounds
     summary = {"run": str(folder / "run"), "rounds": done, "stopped": result.stopped}
     show(
@@ -287,6 +307,8 @@ def silo(
     url: Annotated[
         str | None, typer.Option("--url", help="Of the server. Default: that of the roster.")
     ] = None,
+    socket: Socket = None,
+    socket_group: SocketGroup = None,
     log_level: LogLevel = "info",
 ) -> None:
     """Serve one silo of a consortium until it is stopped (Ctrl-C, or SIGTERM). It alone opens the silo's records."""
@@ -295,12 +317,18 @@ def silo(
     from silodp.deploy.consortium import AUTHORITY, take_copy
     from silodp.deploy.https import HttpsClient
     from silodp.deploy.silo import TLS_KEY, open_silo
+    from silodp.deploy.sockets import SiloSocket
     from silodp.wire.transport import SIGNED_BYTES
 
+    _refuse_both("url", url, socket)
     for number in (signal.SIGTERM, signal.SIGINT):  # safe at any moment, as a crash is
         signal.signal(number, lambda *_: sys.exit(0))
     consortium = take_copy(public, folder)
     with open_silo(folder, consortium) as service:
+        most_bytes = service.most_bytes + SIGNED_BYTES
+        if socket is not None:
+            SiloSocket(socket, service, most_bytes, socket_group).run(threading.Event())
+            return
         tls = make_context(
             consortium.folder / AUTHORITY,
             consortium.certificate(service.name),
@@ -309,7 +337,6 @@ def silo(
         )
         roster = consortium.sealed
         address = url or f"https://{roster.host}:{roster.port}"
-        most_bytes = service.most_bytes + SIGNED_BYTES
         client = HttpsClient(
             address,
             tls,
@@ -346,6 +373,15 @@ def audit_log(
     show({"entries": entries}, as_json, text or ["nothing has left this silo"])
 
 
+def _refuse_both(name: str, value: str | None, socket: Path | None) -> None:
+    if value is not None and socket is not None:
+        raise SilodpError(
+            f"{name} = '{value}' is for HTTPS, and the socket is for other couriers: give --{name} or --socket.",
+            code="argument.conflict",
+            field=name,
+        )
+
+
 def _parse_address(text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
@@ -360,7 +396,7 @@ def _parse_address(text: str | None) -> tuple[str, int] | None:
 
 
 def _find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
+    with create_server(("127.0.0.1", 0)) as one:
         return int(one.getsockname()[1])
 
 

@@ -1,1 +1,8 @@
-"""A consortium of parties on machines of their own: its public folder, keys, policies, and the courier between them."""
+"""A consortium of parties on machines of their own: its public folder, keys, policies, and the couriers between them.
+
+What is exported is what a courier program calls; see docs/couriers.md. It needs the standard library alone.
+"""
+
+from silodp.deploy.courier import Reply, Request, ask_silo, give_reply, take_request
+
+__all__ = ["Reply", "Request", "ask_silo", "give_reply", "take_request"]

@@ -12,7 +12,6 @@ server, and gets a token for its further calls. Nothing depends on clocks.
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import hmac
 import json
@@ -34,6 +33,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 import silodp
 from silodp.crypto.keys import Identity
+from silodp.deploy.sockets import answer_request, make_refusal
 from silodp.errors import CODES, SilodpError, shorten
 from silodp.wire.transport import Endpoint, Failure, Traffic
 
@@ -400,10 +400,7 @@ class HttpsServer:
             line.answers += 1
             exchange.answer.set_result(body)
         else:
-            known = code if code in CODES else "deploy.silo_failed"
-            exchange.answer.set_result(
-                Failure("refused", f"{CODES[known]} (the silo's own log says more)", known)
-            )
+            exchange.answer.set_result(make_refusal(code))
         if line.pending is exchange:
             line.pending = None
             line.arrived.clear()
@@ -600,21 +597,9 @@ class HttpsClient:
         if fetched is None:
             return
         exchange, request = fetched
-        try:
-            answer = self._endpoint.receive(request)
-        except SilodpError as error:
-            # The text stays here: it may say something about this silo's data. The code is one of a fixed list.
-            _log.warning("refused: %s [%s]", error, error.code)
-            headers[_REFUSED], answer = error.code, b""
-        except OSError as error:
-            _log.error("failed: %s", error)
-            headers[_REFUSED], answer = (
-                "run.disk_full" if error.errno == errno.ENOSPC else "deploy.silo_failed",
-                b"",
-            )
-        except Exception:
-            _log.exception("failed")
-            headers[_REFUSED], answer = "deploy.silo_failed", b""
-        sent = self._client.post(f"/v1/answer/{exchange}", headers=headers, content=answer)
+        reply = answer_request(self._endpoint, request)
+        if reply.refused:
+            headers[_REFUSED] = reply.refused
+        sent = self._client.post(f"/v1/answer/{exchange}", headers=headers, content=bytes(reply.body))
         if sent.status_code != _OVER:  # the server's patience was over: it will ask again, or go on without
             sent.raise_for_status()

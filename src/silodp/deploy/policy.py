@@ -12,6 +12,7 @@ from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import convert_validation_error
 from silodp.config.toml_values import read_toml
+from silodp.deploy.agreement import JOIN_BYTES
 from silodp.errors import SilodpError, shorten
 
 _HEADER = "# What this silo takes part in, whatever the server asks. Written by 'silodp deploy accept'.\n"
@@ -153,4 +154,4 @@ class Policy(BaseModel):
 
 def find_most_bytes(spec: RunSpec) -> int:
     """Return the bytes of the longest message that a silo of a run sends or receives, not signed."""
-    return max(spec.aggregator.script(spec, name).most_bytes for name in spec.names)
+    return max(JOIN_BYTES, *(spec.aggregator.script(spec, name).most_bytes for name in spec.names))

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
+from silodp.deploy.agreement import AgreedTransport
 from silodp.deploy.certificates import make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
 from silodp.deploy.policy import find_most_bytes
 from silodp.deploy.silo import IDENTITY, TLS_KEY, load_identity
+from silodp.deploy.sockets import ServerSocket
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.report.page import write_report
@@ -134,11 +136,75 @@ def load_answers(path: Path) -> dict[str, int]:
         ) from None
 
 
+@dataclass(frozen=True)
+class _Link:
+    """The way to the silos, and what a courier says of it."""
+
+    transport: Transport
+    seconds_since_seen: Callable[[], Mapping[str, float | None]]
+    wait_for_silos: Callable[[float | None], None]
+    answers: Callable[[], Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class SocketOptions:
+    """Where couriers of somebody's own meet the server (docs/couriers.md).
+
+    Attributes:
+        path: of the Unix socket.
+        group: whose members may connect too; None: this user alone.
+        repeat: seconds after which a request without an answer is offered to couriers again.
+    """
+
+    path: Path
+    group: str | None = None
+    repeat: float = 30.0
+
+
+@contextmanager
+def _open_link(
+    folder: Path,
+    consortium: Consortium,
+    identity: Identity,
+    way: tuple[str, int] | SocketOptions | None,
+    patience: float,
+    on_change: Callable[[], None],
+) -> Iterator[_Link]:
+    roster = consortium.sealed
+    most_bytes = find_most_bytes(consortium.spec) + SIGNED_BYTES
+    if isinstance(way, SocketOptions):
+        with ServerSocket(
+            way.path,
+            roster.silos,
+            patience=patience,
+            most_bytes=most_bytes,
+            repeat=way.repeat,
+            group=way.group,
+        ) as couriers:
+            agreed = AgreedTransport(couriers, identity, roster.silos, consortium.digest, patience, on_change)
+            yield _Link(agreed, couriers.seconds_since_seen, agreed.wait_for_silos, dict)
+        return
+    tls = make_context(
+        consortium.folder / AUTHORITY, consortium.certificate("server"), folder / TLS_KEY, is_server=True
+    )
+    with HttpsServer(
+        way or ("", roster.port),
+        tls,
+        roster.silos,
+        consortium.digest,
+        patience=patience,
+        most_bytes=most_bytes,
+        on_change=on_change,
+        answers=load_answers(folder / STATUS),
+    ) as https:
+        yield _Link(https, https.seconds_since_seen, https.wait_for_silos, https.answers)
+
+
 def serve(
     folder: Path,
     consortium: Consortium,
     *,
-    listen: tuple[str, int] | None = None,
+    listen: tuple[str, int] | SocketOptions | None = None,
     patience: float = 300.0,
     on_round: Callable[[MetricsRow], None] | None = None,
 ) -> Result:
@@ -147,7 +213,8 @@ def serve(
     Args:
         folder: of the server: its keys; `run/` and status.json are written there.
         consortium: the public folder.
-        listen: (host, port); None: all addresses, and the port of the roster.
+        listen: (host, port) for silos that connect over HTTPS; None: all addresses, and the port of the roster. Or a
+            socket for other couriers.
         patience: seconds that a silo has for an answer. A new run waits for its silos to connect without a limit, one
             that is resumed at most for this time.
         on_round: called with each row of metrics.
@@ -166,9 +233,6 @@ def serve(
             "was made.",
             code="deploy.key",
         )
-    tls = make_context(
-        consortium.folder / AUTHORITY, consortium.certificate("server"), folder / TLS_KEY, is_server=True
-    )
     directory = folder / "run"
 
     def note_round(row: MetricsRow) -> None:
@@ -179,25 +243,16 @@ def serve(
         if on_round is not None:
             on_round(row)
 
-    with HttpsServer(
-        listen or ("", roster.port),
-        tls,
-        roster.silos,
-        consortium.digest,
-        patience=patience,
-        most_bytes=find_most_bytes(spec) + SIGNED_BYTES,
-        on_change=lambda: status.write(),
-        answers=load_answers(folder / STATUS),
-    ) as https:
-        status = StatusFile(folder / STATUS, https.seconds_since_seen, spec.rounds, https.answers)
+    with _open_link(folder, consortium, identity, listen, patience, on_change=lambda: status.write()) as link:
+        status = StatusFile(folder / STATUS, link.seconds_since_seen, spec.rounds, link.answers)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
-        connect = partial(https.wait_for_silos, 0.0 if is_finished else patience if resume else None)
+        connect = partial(link.wait_for_silos, 0.0 if is_finished else patience if resume else None)
         status.write()
         try:
             result = run(
                 spec,
-                RemoteParties(consortium, https, identity, connect),
+                RemoteParties(consortium, link.transport, identity, connect),
                 out=directory,
                 resume=resume,
                 evaluate_every=consortium.config.evaluate_every,

@@ -38,6 +38,7 @@ from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.reader import read_tables
+from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy
@@ -176,7 +177,8 @@ class SiloService:
                 field="methods",
             )
         self._script = self._spec.aggregator.script(self._spec, name)
-        self.most_bytes = self._script.most_bytes
+        self.most_bytes = max(self._script.most_bytes, JOIN_BYTES)
+        self._digest = consortium.digest
         audit = folder / AUDIT
         files = (folder / "store", folder / "ledgers", audit)
         self._limits = SiloLimits(name, policy, self._store, files, audit, self.most_bytes)
@@ -209,7 +211,10 @@ class SiloService:
             SilodpError: the request is not the server's, or the silo refuses it.
         """
         request = verify(data, self._server, "the server", self.name, most_bytes=self.most_bytes)
-        answer = self._silo_of(request).answer(request)
+        if request.kind == JOIN.name:
+            answer = answer_join(request, self.name, self._digest)
+        else:
+            answer = self._silo_of(request).answer(request)
         signed = sign(answer, self.identity, SERVER, request.digest())
         self._log_answer(request, signed)
         return signed
@@ -267,7 +272,7 @@ class SiloService:
 
     def _log_answer(self, request: Message, signed: bytes) -> None:
         """Append one line about an answer; it is on disk before the answer leaves."""
-        ledger = self.lifetime.runs[request.run]
+        ledger = self.lifetime.runs.get(request.run)  # None: "join" belongs to no run
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "run": request.run,
@@ -276,7 +281,7 @@ class SiloService:
             "attempt": request.attempt,
             "bytes": len(signed),
             "sha256": hashlib.sha256(signed).hexdigest(),
-            "charges": len(ledger.history),
+            "charges": 0 if ledger is None else len(ledger.history),
         }
         append_durably(self._folder / AUDIT, json.dumps(line).encode(), PRIVATE_FILE)
         self._limits.answers[request.run] += 1

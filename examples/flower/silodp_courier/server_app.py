@@ -1,0 +1,94 @@
+"""At the server: takes requests at its socket, sends them to SuperNodes, and gives the answers back.
+
+Flower loses a reply now and then, and never sends it again. The silodp server offers the request again after its
+`--repeat`, so nothing is repeated here.
+"""
+
+import time
+from logging import INFO
+
+import httpx
+from flwr.app import Context, Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from silodp.deploy import Reply, Request, give_reply, take_request
+from silodp_courier.parcels import unwrap, wrap
+
+app = ServerApp()
+QUERY_SECONDS, ANSWER_SECONDS, PAUSE_SECONDS = 60.0, 3600.0, 0.2
+
+
+class Courier:
+    """What is under way; all of it may be lost at any time.
+
+    Args:
+        grid: reaches the SuperNodes.
+        socket: path of the silodp server's socket.
+    """
+
+    def __init__(self, grid: Grid, socket: str) -> None:
+        self._grid, self._socket = grid, socket
+        self._nodes: dict[str, int] = {}  # by the name of the silo
+        self._asked: dict[int, float] = {}  # when a node was asked for its silo
+        self._held: list[Request] = []  # for silos whose node is not known yet
+        self._sent: dict[str, tuple[str, float, int]] = {}  # message → exchange, end, node
+
+    def carry(self) -> None:
+        """Take requests, send them, and give back what has come."""
+        request = take_request(self._socket, wait=PAUSE_SECONDS)
+        while request is not None:
+            self._held = [one for one in self._held if one.exchange != request.exchange] + [request]
+            request = take_request(self._socket, wait=0.0)
+        if any(one.silo not in self._nodes for one in self._held):
+            self._find_nodes()
+        ready = [one for one in self._held if one.silo in self._nodes]
+        self._held = [one for one in self._held if one.silo not in self._nodes]
+        for one in ready:
+            self._send("train.answer", wrap(one.body), self._nodes[one.silo], one.exchange, ANSWER_SECONDS)
+        self._receive()
+
+    def _find_nodes(self) -> None:
+        """Ask every node for its silo, and again after a while if it has not answered."""
+        now = time.monotonic()
+        for node in self._grid.get_node_ids():
+            if node not in self._nodes.values() and now > self._asked.get(node, 0.0):
+                self._asked[node] = now + QUERY_SECONDS
+                self._send("query.silo", wrap(b""), node, "", QUERY_SECONDS)
+
+    def _send(self, kind: str, content: object, node: int, exchange: str, seconds: float) -> None:
+        message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds)
+        for id_ in filter(None, self._grid.push_messages([message])):  # None: Flower did not take it
+            self._sent[id_] = exchange, time.monotonic() + seconds, node
+
+    def _receive(self) -> None:
+        now = time.monotonic()
+        self._sent = {id_: sent for id_, sent in self._sent.items() if sent[1] > now}
+        for reply in self._grid.pull_messages(list(self._sent)) if self._sent else ():
+            exchange, _, node = self._sent.pop(reply.metadata.reply_to_message_id, ("", 0.0, 0))
+            if reply.has_error():
+                log(INFO, "node %s: %s", node, reply.error.reason)
+                # Perhaps another SuperNode stands beside this silo by now.
+                self._nodes = {silo: known for silo, known in self._nodes.items() if known != node}
+                self._asked.pop(node, None)
+                continue
+            body, texts = unwrap(reply.content)
+            if exchange:
+                give_reply(self._socket, exchange, Reply(body, texts["refused"]))
+            elif "silo" in texts:
+                log(INFO, "node %s stands beside silo '%s'", node, texts["silo"])
+                self._nodes[texts["silo"]] = node
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Carry messages until there has been no silodp server for a while."""
+    courier = Courier(grid, str(context.run_config["socket"]))
+    last = time.monotonic()
+    while time.monotonic() < last + float(context.run_config["grace"]):
+        try:
+            courier.carry()
+            last = time.monotonic()
+        except (OSError, httpx.HTTPError) as error:
+            log(INFO, "the silodp server or the SuperLink cannot be reached: %s", error)
+            time.sleep(1)

@@ -1,0 +1,147 @@
+"""The agreement of a server and its silos on the public folder, where a courier says nothing about it.
+
+Over HTTPS a silo proves when it connects that it has accepted the server's public folder. Over other couriers the
+server asks for it: before the first request of a silo, it sends "join" with a random number, and the silo answers with
+the digest that it has accepted and its version. Both messages are signed, and the answer is bound to the random number,
+so that a courier can neither change nor repeat it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+import silodp
+from silodp.crypto.keys import Identity
+from silodp.errors import CODES, SilodpError
+from silodp.wire.messages import Message
+from silodp.wire.schemas import Blob, Kind, Schema, is_digest
+from silodp.wire.transport import SERVER, Failure, Traffic, Transport, sign, verify
+
+_log = logging.getLogger(__name__)
+
+JOIN = Kind(
+    "join",
+    Schema(blobs={"nonce": Blob.of(32)}),
+    Schema(fields={"digest": is_digest, "version": lambda value: isinstance(value, str)}),
+)
+"""Asked outside of any run; a silo answers it whenever it is asked."""
+JOIN_BYTES = max(JOIN.request.most_bytes, JOIN.answer.most_bytes)
+_NO_RUN = "-"
+_REMINDER_SECONDS, _PAUSE_SECONDS = 60.0, 5.0
+
+
+def answer_join(request: Message, name: str, digest: str) -> Message:
+    """Return a silo's answer to "join".
+
+    Args:
+        request: from the server, verified.
+        name: of the silo.
+        digest: of the public folder that the silo has accepted.
+
+    Raises:
+        SilodpError: the request is malformed.
+    """
+    JOIN.request.check(request, f"the server of silo '{name}'")
+    fields = {"digest": digest, "version": silodp.__version__}
+    return Message(JOIN.name, request.run, request.round, request.attempt, fields)
+
+
+class AgreedTransport:
+    """A transport that asks a silo for nothing else before the silo has joined.
+
+    Args:
+        transport: carries the bytes.
+        identity: the server's long-term key.
+        silos: the silos' public keys by name, 32 bytes each.
+        digest: of the server's public folder.
+        patience: seconds that a silo has for an answer.
+        on_change: called when a silo has joined.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        identity: Identity,
+        silos: Mapping[str, bytes],
+        digest: str,
+        patience: float,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._transport, self._identity, self._silos = transport, identity, silos
+        self._digest, self._patience, self._on_change = digest, patience, on_change
+        self._joined: set[str] = set()
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was sent so far."""
+        return self._transport.traffic
+
+    def wait_for_silos(self, timeout: float | None = None) -> None:
+        """Wait until every silo has joined.
+
+        Args:
+            timeout: seconds to wait at most; None: no limit.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while missing := [name for name in self._silos if name not in self._joined]:
+            if (left := end - time.monotonic()) <= 0:
+                return
+            _log.info("waiting for %s to join", ", ".join(missing))
+            started = time.monotonic()
+            self._ask_or_join({}, missing, min(left, _REMINDER_SECONDS))
+            # A silo that refuses does so at once; it is asked again when its operator may have done something.
+            if self._joined.issuperset(self._silos):
+                return
+            time.sleep(max(0.0, min(left, _PAUSE_SECONDS) - (time.monotonic() - started)))
+
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None
+    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+        """Ask each silo that has joined, and the others as soon as they have joined; see `Transport.ask`."""
+        timeout = self._patience if timeout is None else timeout
+        end = time.monotonic() + timeout
+        joined = {name: data for name, data in requests.items() if name in self._joined}
+        answers, failures = self._ask_or_join(
+            joined, [name for name in requests if name not in joined], timeout
+        )
+        late = {name: requests[name] for name in requests if name in self._joined and name not in joined}
+        if late:
+            more, failed = self._transport.ask(late, max(0.0, end - time.monotonic()))
+            answers, failures = {**answers, **more}, {**failures, **failed}
+        return answers, failures
+
+    def _ask_or_join(
+        self, requests: Mapping[str, bytes], new: list[str], timeout: float
+    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+        """Send requests to some silos, and "join" to others, side by side; return what came of the requests."""
+        joins = {name: Message(JOIN.name, _NO_RUN, blobs={"nonce": secrets.token_bytes(32)}) for name in new}
+        sent = {name: sign(join, self._identity, name) for name, join in joins.items()}
+        answers, failures = self._transport.ask({**requests, **sent}, timeout)
+        for name, join in joins.items():
+            if name in answers:
+                code = self._find_refusal(name, join, answers.pop(name))
+                if code is None:
+                    self._joined.add(name)
+                    _log.info("silo '%s' has joined", name)
+                    self._on_change()
+                else:
+                    failures[name] = Failure("refused", CODES[code], code)
+            if name in failures:
+                _log.warning("silo '%s' has not joined: %s", name, failures[name].reason)
+        return answers, failures
+
+    def _find_refusal(self, name: str, join: Message, data: bytes) -> str | None:
+        """Return the code for which a silo's answer to "join" does not let it take part; None where it does."""
+        sender = f"silo '{name}'"
+        try:
+            answer = verify(data, self._silos[name], sender, SERVER, join.digest(), JOIN_BYTES)
+            JOIN.answer.check(answer, sender)
+        except SilodpError as error:
+            return error.code
+        if answer.fields["version"] != silodp.__version__:
+            return "deploy.version"
+        return None if answer.fields["digest"] == self._digest else "deploy.digest"

@@ -1,0 +1,359 @@
+"""The sockets at which couriers meet the server and the silos; see `silodp.deploy.courier` for a courier's end.
+
+`ServerSocket` is a `Transport`: it offers every request to couriers, again and again, until an answer is given or the
+server's patience is over. `SiloSocket` lets an endpoint answer. Neither trusts a courier: what authenticates a message
+is its signature.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import logging
+import os
+import queue
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from silodp.deploy.courier import Reply, receive_frame, send_frame
+from silodp.errors import CODES, SilodpError
+from silodp.wire.transport import Endpoint, Failure, Traffic
+
+_log = logging.getLogger(__name__)
+
+_READ_SECONDS = 60.0
+"""A courier that sends nothing for so long in the middle of a frame is left."""
+_MOST_WAIT = 60.0
+_MOST_CALLS, _MOST_REQUESTS = 64, 4
+"""Connections at the server's socket, where couriers wait for requests, and at a silo's, where each holds a request."""
+_WAIT = re.compile(r"\d{1,6}(\.\d{1,9})?")
+
+
+def answer_request(endpoint: Endpoint, request: bytes) -> Reply:
+    """Let a silo answer; a refusal leaves it as a code from a fixed list.
+
+    The text of an error stays in the silo's log: it may say something about the silo's data.
+    """
+    try:
+        return Reply(endpoint.receive(request))
+    except SilodpError as error:
+        _log.warning("refused: %s [%s]", error, error.code)
+        return Reply(b"", error.code)
+    except OSError as error:
+        _log.error("failed: %s", error)
+        return Reply(b"", "run.disk_full" if error.errno == errno.ENOSPC else "deploy.silo_failed")
+    except Exception:
+        _log.exception("failed")
+        return Reply(b"", "deploy.silo_failed")
+
+
+def make_refusal(stated: str) -> Failure:
+    """Return the failure of a silo that refuses with a code; an unknown code counts as deploy.silo_failed."""
+    known = stated if stated in CODES else "deploy.silo_failed"
+    return Failure("refused", f"{CODES[known]} (the silo's own log says more)", known)
+
+
+# --- a socket in the file system ---
+
+
+class _Listener:
+    """A Unix socket that calls `serve` with every connection, each in a thread of its own.
+
+    Args:
+        path: where the socket is made; one that a stopped process has left is replaced.
+        group: name of a group whose members may connect too; None: the user of this process alone.
+        most_connections: that are served at the same time; further ones wait.
+        serve: is called with each connection.
+    """
+
+    def __init__(
+        self, path: Path, group: str | None, most_connections: int, serve: Callable[[socket.socket], None]
+    ) -> None:
+        self._path, self._serve = path, serve
+        self._free = threading.BoundedSemaphore(most_connections)
+        self._stop = threading.Event()
+        self._socket = _listen(path, group)
+        self._thread = threading.Thread(target=self._accept, name="couriers", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._path.unlink(missing_ok=True)
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while not self._stop.is_set():
+            self._free.acquire()
+            try:
+                connection, _ = self._socket.accept()
+            except OSError as error:
+                self._free.release()
+                if not self._stop.is_set():
+                    _log.warning("a courier could not connect: %s", error)
+                    self._stop.wait(0.1)
+                continue
+            threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(_READ_SECONDS)
+                self._serve(connection)
+        except (OSError, SilodpError) as error:  # the courier may call again
+            _log.info("a courier's call failed: %s", error)
+        finally:
+            self._free.release()
+
+
+def _listen(path: Path, group: str | None) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        _remove_abandoned(path)
+        listener.bind(str(path))
+        # Nobody can connect before listen(), so that there is no moment with other permissions.
+        path.chmod(0o600)
+        if group is not None:
+            os.chown(path, -1, _find_group(group))
+            path.chmod(0o660)
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise SilodpError(
+            f"no socket can be made at {path} ({error.strerror or error}): choose a path of at most 100 characters, in "
+            "a folder that exists and that this user may write to.",
+            code="deploy.address",
+            field="socket",
+        ) from error
+    except SilodpError:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Delete a socket at which nobody listens any more; refuse to replace anything else."""
+    if not path.exists():
+        return
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+                return
+    raise SilodpError(
+        f"{path} is there, and is in use or no socket: stop the process that uses it, or choose another path with "
+        "--socket.",
+        code="deploy.address",
+        field="socket",
+    )
+
+
+def _find_group(name: str) -> int:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise SilodpError(
+            f"socket_group = '{name}': this machine has no such group.",
+            code="argument.value",
+            field="socket_group",
+        ) from None
+
+
+# --- a silo's end ---
+
+
+@dataclass
+class _Waiting:
+    """A request that a courier has brought, and the reply that it waits for."""
+
+    request: bytes
+    reply: Reply | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+
+class SiloSocket:
+    """A silo's end: an endpoint answers what couriers bring, one request after the other.
+
+    Args:
+        path: of the socket.
+        endpoint: answers signed requests.
+        most_bytes: of a request; a longer one is not read.
+        group: whose members may connect too; None: this user alone.
+    """
+
+    def __init__(self, path: Path, endpoint: Endpoint, most_bytes: int, group: str | None = None) -> None:
+        self._endpoint, self._most_bytes = endpoint, most_bytes
+        self._requests: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._listener = _Listener(path, group, _MOST_REQUESTS, self._serve)
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set.
+
+        The thread that calls this answers: if it is interrupted, no reply leaves in the name of the silo.
+        """
+        with self._listener:
+            while not stop.is_set():
+                try:
+                    waiting = self._requests.get(timeout=0.2)
+                except queue.Empty:
+                    continue
+                waiting.reply = answer_request(self._endpoint, waiting.request)
+                waiting.answered.set()
+
+    def _serve(self, connection: socket.socket) -> None:
+        header, body = receive_frame(connection, self._most_bytes)
+        if header.get("do") != "answer":
+            raise ConnectionError("a call that a silo does not know")
+        waiting = _Waiting(bytes(body))
+        self._requests.put(waiting)
+        waiting.answered.wait()
+        assert waiting.reply is not None
+        send_frame(connection, {"refused": waiting.reply.refused}, waiting.reply.body)
+
+
+# --- the server's end ---
+
+
+@dataclass
+class _Exchange:
+    """A request that waits for its answer; it is offered to couriers from the moment `due` on."""
+
+    silo: str
+    request: bytes
+    due: float
+    outcome: bytes | Failure | None = None
+
+
+class ServerSocket:
+    """The server's end, a `Transport`; a context manager that listens while it is entered.
+
+    Args:
+        path: of the socket.
+        silos: their names.
+        patience: seconds that a silo has for an answer.
+        most_bytes: of an answer; a longer one is not read.
+        repeat: seconds after which a request without an answer is offered again.
+        group: whose members may connect too; None: this user alone.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        silos: Iterable[str],
+        *,
+        patience: float,
+        most_bytes: int,
+        repeat: float = 30.0,
+        group: str | None = None,
+    ) -> None:
+        self.traffic = Traffic()
+        self._patience, self._most_bytes, self._repeat = patience, most_bytes, repeat
+        self._exchanges: dict[str, _Exchange] = {}
+        self._seen: dict[str, float | None] = dict.fromkeys(silos)
+        self._changed = threading.Condition()
+        self._listener = _Listener(path, group, _MOST_CALLS, self._serve)
+
+    def __enter__(self) -> Self:
+        self._listener.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.__exit__(kind, error, trace)
+
+    def seconds_since_seen(self) -> dict[str, float | None]:
+        """Return for each silo the seconds since a reply of it was given; None before the first."""
+        now = time.monotonic()
+        return {name: None if seen is None else now - seen for name, seen in self._seen.items()}
+
+    def ask(
+        self, requests: Mapping[str, bytes], timeout: float | None = None
+    ) -> tuple[dict[str, bytes], dict[str, Failure]]:
+        """Offer couriers each silo's request until its answer is given or patience is over; see `Transport.ask`."""
+        timeout = self._patience if timeout is None else timeout
+        asked = {name: _Exchange(name, request, time.monotonic()) for name, request in requests.items()}
+        ids = {secrets.token_hex(16): exchange for exchange in asked.values()}
+        with self._changed:
+            self._exchanges.update(ids)
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(
+                    lambda: all(one.outcome is not None for one in asked.values()), timeout
+                )
+            finally:
+                for id_ in ids:
+                    del self._exchanges[id_]
+        found = {name: one.outcome for name, one in asked.items()}
+        answers = {name: outcome for name, outcome in found.items() if isinstance(outcome, bytes)}
+        late = Failure("timeout", f"no courier brought its answer within {timeout:g} seconds")
+        failures = {
+            name: outcome or late for name, outcome in found.items() if not isinstance(outcome, bytes)
+        }
+        down, up = sum(map(len, requests.values())), sum(map(len, answers.values()))
+        self.traffic = Traffic(self.traffic.down + down, self.traffic.up + up)
+        return answers, failures
+
+    def _serve(self, connection: socket.socket) -> None:
+        header, body = receive_frame(connection, self._most_bytes)
+        if header.get("do") == "take" and _WAIT.fullmatch(header.get("wait", "")):
+            self._offer(connection, min(float(header["wait"]), _MOST_WAIT))
+        elif header.get("do") == "give":
+            is_awaited = self._take_reply(header.get("exchange", ""), header.get("refused", ""), bytes(body))
+            send_frame(connection, {"awaited": "yes" if is_awaited else "no"})
+        else:
+            raise ConnectionError("a call that the server does not know")
+
+    def _offer(self, connection: socket.socket, wait: float) -> None:
+        taken = self._take_due(wait)
+        if taken is None:
+            send_frame(connection, {})
+            return
+        id_, exchange = taken
+        try:
+            send_frame(connection, {"exchange": id_, "silo": exchange.silo}, exchange.request)
+        except OSError:
+            with self._changed:
+                exchange.due = time.monotonic()  # the courier has gone: another one may take it at once
+                self._changed.notify_all()
+            raise
+
+    def _take_due(self, wait: float) -> tuple[str, _Exchange] | None:
+        """Return a request that is due, and have it offered again later."""
+        end = time.monotonic() + wait
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                unanswered = [item for item in self._exchanges.items() if item[1].outcome is None]
+                for id_, exchange in unanswered:
+                    if exchange.due <= now:
+                        exchange.due = now + self._repeat
+                        return id_, exchange
+                if now >= end:
+                    return None
+                self._changed.wait(min([end, *(exchange.due for _, exchange in unanswered)]) - now)
+
+    def _take_reply(self, id_: str, refused: str, body: bytes) -> bool:
+        with self._changed:
+            exchange = self._exchanges.get(id_)
+            if exchange is None or exchange.outcome is not None:
+                return False  # patience was over, or a courier repeats itself
+            exchange.outcome = make_refusal(refused) if refused else body
+            self._seen[exchange.silo] = time.monotonic()
+            self._changed.notify_all()
+            return True

@@ -1,0 +1,135 @@
+"""Couriers of somebody's own between real processes: the model of the simulation, whatever a courier does."""
+
+from __future__ import annotations
+
+import re
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from silodp.crypto.keys import Identity
+from silodp.deploy.courier import ask_silo
+from silodp.wire.messages import Message
+from silodp.wire.transport import sign
+from support.consortium import Processes, start_consortium
+from support.deployed import MASKED, PLAIN, assert_same_run, simulate, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "couriers.md"
+
+
+def read_courier() -> str:
+    """Return the program that the page shows."""
+    found = re.search(r"<!-- folder_courier.py -->\s+```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@contextmanager
+def start_couriers(folder: Path, processes: Processes, program: str) -> Iterator[None]:
+    """Start a courier beside every party; it has the standard library and the package's source, and nothing else."""
+    (folder / "courier.py").write_text(program)
+    command = [sys.executable, "-S", str(folder / "courier.py")]
+    letters = folder / "letters"
+    with (folder / "couriers.txt").open("wb") as log:
+        running = [
+            subprocess.Popen([*command, *arguments], stderr=log, env={"PYTHONPATH": str(ROOT / "src")})
+            for arguments in (
+                ("server", str(folder / "server.sock"), str(letters)),
+                *(("silo", str(folder / f"{name}.sock"), str(letters / name)) for name in processes.names),
+            )
+        ]
+        try:
+            yield
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+
+def start_parties(folder: Path, processes: Processes, *options: str) -> None:
+    for name in processes.names:
+        processes.start(name, "--socket", str(folder / f"{name}.sock"))
+    processes.start("server", "--socket", str(folder / "server.sock"), *options)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["masked", pytest.param("plain", marks=pytest.mark.slow)])
+def test_the_courier_of_the_page_trains_the_model_of_the_simulation(name: str, tmp_path: Path) -> None:
+    text = {"masked": MASKED, "plain": PLAIN}[name]
+    simulated = simulate(tmp_path, text)
+    with (
+        start_consortium(tmp_path, text) as processes,
+        start_couriers(tmp_path, processes, read_courier()),
+    ):
+        start_parties(tmp_path, processes)
+        wait_for(processes, (tmp_path / "server.sock").exists)
+        for socket in tmp_path.glob("*.sock"):
+            assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+        assert processes.wait_for_server() == 0, processes.log("server")
+        assert_same_run(processes, simulated)
+        for silo in processes.names:
+            audit = processes.audit(silo)
+            assert [one["round"] for one in audit if one["kind"] == "update"] == [0, 1, 2]
+            assert audit[0]["kind"] == "join"
+
+
+BAD_COURIER = """
+import silodp.deploy
+import random, zlib
+
+taken, asked = silodp.deploy.take_request, silodp.deploy.ask_silo
+old = []
+
+def take_request(path, wait):
+    request = taken(path, wait)
+    if request is None or random.random() < 0.3:
+        return None  # lost
+    return request
+
+def ask_silo(path, body):
+    if old and random.random() < 0.5:
+        asked(path, random.choice(old))  # played back; nobody sees the answer
+    old.append(body)
+    reply = asked(path, body)
+    repeated = asked(path, body)
+    if random.random() < 0.3:
+        raise OSError("lost on the way back")
+    return random.choice([reply, repeated])
+
+silodp.deploy.take_request, silodp.deploy.ask_silo = take_request, ask_silo
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_courier_that_loses_and_repeats_messages_changes_nothing(tmp_path: Path) -> None:
+    simulated = simulate(tmp_path, MASKED)
+    with (
+        start_consortium(tmp_path, MASKED) as processes,
+        start_couriers(tmp_path, processes, textwrap.dedent(BAD_COURIER) + read_courier()),
+    ):
+        start_parties(tmp_path, processes, "--repeat", "0.5")
+        assert processes.wait_for_server(200) == 0, processes.log("server")
+        assert_same_run(processes, simulated)
+        assert "lost on the way back" in (tmp_path / "couriers.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_silo_answers_nobody_but_its_server_at_its_socket(tmp_path: Path) -> None:
+    with start_consortium(tmp_path, PLAIN) as processes:
+        (silo, *_) = processes.names
+        processes.start(silo, "--socket", str(tmp_path / "silo.sock"))
+        wait_for(processes, (tmp_path / "silo.sock").exists)
+        request = Message("join", "-", blobs={"nonce": bytes(32)})
+        for body in (b"", b"x" * 1000, sign(request, Identity.fresh("server"), silo)):
+            reply = ask_silo(tmp_path / "silo.sock", body)
+            assert (reply.body, reply.refused) == (b"", "message.signature")
+        assert not (processes.home(silo) / "audit.jsonl").exists()
