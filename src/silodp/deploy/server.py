@@ -71,7 +71,7 @@ class RemoteParties:
         yield Connection(channel, RoundStore(directory.make_store("server")), randomness, lambda round_: {})
 
     def evaluate(self, params: Tensor) -> MetricsRow:
-        """Measure nothing: the server has no records."""
+        """Measure nothing: the server has no records (`Evaluator` measures by sums, where the run does)."""
         return {"loss": None, "metrics": {}}
 
     def describe(self) -> MetricsRow:
@@ -107,7 +107,8 @@ class StatusFile:
 
 def find_most_bytes(spec: RunSpec) -> int:
     """Return the bytes of the longest message that a silo of this run sends or receives, not signed."""
-    return max(spec.aggregator.script(spec, name).most_bytes for name in spec.names)
+    both = [spec, *([spec.evaluation_spec] if spec.evaluation_spec else [])]
+    return max(one.aggregator.script(one, name).most_bytes for one in both for name in spec.names)
 
 
 def serve(

@@ -225,6 +225,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "rounds": spec.rounds,
         "delta": spec.delta,
         "epsilon": compute_largest_cost(spec, spec.noise_delta, spec.accountant),
+        "evaluation": None if spec.evaluation is None else spec.evaluation.across,
+        "evaluations": spec.evaluations,
         "columns": list(spec.data.features),
         "label": getattr(schema, "label", None) or getattr(schema, "time", None),
         "code_files": sorted(path.name for path in consortium.folder.glob("*.py")),
