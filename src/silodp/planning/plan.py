@@ -102,9 +102,10 @@ def plan_run(
         "claims": [],
         "budget": None,
         "target": None,
-        "evaluation": _plan_evaluation(spec, delta, accountant),
         "aggregation": aggregator.describe(spec),
     }
+    if (planned := _plan_evaluation(spec, delta, accountant)) is not None:
+        result["evaluation"] = planned
     result["claims"] = [
         claim
         for claim in _claims(spec, delta, accountant)
@@ -300,7 +301,7 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
             f"  if all {result['silos']} silos answer; released ε = {format_rounded_up(fewest['epsilon'])} if only "
             f"{fewest['silos']} ever do, {describe_any_dropouts(result['any_dropouts']['released'])}"
         )
-    if (evaluation := result["evaluation"]) is not None:
+    if (evaluation := result.get("evaluation")) is not None:
         lines += _format_evaluation(evaluation)
     if (budget := result["budget"]) is not None:
         lines.append(
