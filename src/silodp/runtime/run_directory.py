@@ -247,6 +247,7 @@ class RunDirectory:
             "private": released.private,
             "run": spec.run,
             "starts": self._read_starts(self.path),
+            **({} if spec.evaluation is None else {"evaluation": spec.evaluation.across}),
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
         text = json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n"
