@@ -124,6 +124,7 @@ CODES: dict[str, str] = {
     "deploy.version": "two parties have different versions of silodp",
     "evaluation.aggregator": "evaluation by sums of counts is not known under this aggregator",
     "evaluation.labels": "evaluation by sums of counts is for classes and survival, not for real numbers",
+    "evaluation.no_records": "no silo has held-out records, and the run is to be evaluated across silos",
     "evaluation.noise": "evaluation by sums of counts has no noise, or noise and ε are both set",
     "evaluation.target": "a plan is asked for a target ε, and the run has an evaluation that costs ε",
     "evaluation.times": "evaluation by sums of counts needs public edges between survival times",

@@ -28,6 +28,8 @@ class Policy(BaseModel):
         lifetime_epsilon: most ε by adversary that all runs of this silo together may spend.
         methods: names of methods that are allowed; () allows all.
         aggregators: names of aggregators that are allowed; () allows all.
+        evaluation: kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums");
+            () allows all.
         columns: features that a model may be trained on; () allows those of the accepted data description.
         allow_counts: whether a method may ask for the number of records of each person in clear.
         min_silos: fewest silos in a sum that this silo takes part in.
@@ -43,6 +45,7 @@ class Policy(BaseModel):
     lifetime_epsilon: dict[Adversary, _Epsilon]
     methods: list[str] = []
     aggregators: list[str] = []
+    evaluation: list[str] = []
     columns: list[str] = []
     allow_counts: bool = False
     min_silos: Annotated[int, Field(ge=1)] = 2
@@ -69,6 +72,7 @@ class Policy(BaseModel):
         for field, name, allowed in (
             ("methods", spec.method.name, self.methods),
             ("aggregators", spec.aggregator.name, self.aggregators),
+            ("evaluation", "none" if spec.evaluation is None else spec.evaluation.across, self.evaluation),
         ):
             if allowed and name not in allowed:
                 raise SilodpError(

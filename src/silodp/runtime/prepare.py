@@ -77,8 +77,17 @@ def prepare_run(
         SilodpError: a setting that cannot be run.
     """
     _check_method(method)
+    evaluation = _make_evaluation(evaluation)
     if isinstance(data, Federation):
         tested = data.test is not None and len(data.test) > 0
+        asks_silos = evaluation is not None and evaluation.across != "none"
+        if asks_silos and all(silo.test is None for silo in data.silos):
+            raise SilodpError(
+                "evaluation across silos needs held-out records in the silos: set data.schema.test_share or "
+                "data.schema.split, or give SiloData.test.",
+                code="evaluation.no_records",
+                field="evaluation.across",
+            )
         # The number of records is public where records are the unit, and private elsewhere.
         data = data.public(with_records=method.unit == "record")
     check_type("federation", data, (Federation, PublicData), "Federation.from_tables(...)")
@@ -89,7 +98,6 @@ def prepare_run(
     check_delta("delta", delta)
     delta = float(delta)
     aggregator, budget = _find_aggregator(aggregator), _make_budget(budget, delta)
-    evaluation = _make_evaluation(evaluation)
     if not isinstance(task, ModelSpec):
         _check_task(data, task, method)
     method.check(data, rounds, delta)
