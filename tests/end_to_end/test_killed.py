@@ -11,7 +11,9 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("aggregator", ["masked", "lattice", "paillier"])
+@pytest.mark.parametrize(
+    "aggregator", ["masked", "lattice", "paillier", "masked evaluated", "plain evaluated"]
+)
 def test_kill_9_loses_nothing_and_charges_once(aggregator):
     """At every eleventh of a run's operations on disk the process dies, and once more when it is resumed."""
     program = Path(__file__).parents[1] / "support" / "killed.py"

@@ -17,6 +17,7 @@ import torch
 from silodp.aggregators import Plain
 from silodp.aggregators.masked import Masked
 from silodp.methods import UldpAvg
+from silodp.methods.evaluation import Evaluation
 from silodp.runtime.train import train
 from silodp.training.sgd.local import LocalTraining
 from support.oracles import logistic_task, small_federation
@@ -27,18 +28,20 @@ METHOD = UldpAvg(
 )
 BY_RECORDS = replace(METHOD, weighting="records")
 RUNS = {
-    "plain": (Plain(), METHOD, 12, 3),
-    "masked": (Masked(), METHOD, 12, 3),
-    "lattice": (LATTICE, BY_RECORDS, 4, 2),
-    "paillier": (PAILLIER, BY_RECORDS, 4, 2),
+    "plain": (Plain(), METHOD, 12, 3, None),
+    "masked": (Masked(), METHOD, 12, 3, None),
+    "lattice": (LATTICE, BY_RECORDS, 4, 2, None),
+    "paillier": (PAILLIER, BY_RECORDS, 4, 2, None),
+    "masked evaluated": (Masked(), METHOD, 12, 3, Evaluation("sums", noise_multiplier=0.5, every=2)),
+    "plain evaluated": (Plain(), METHOD, 12, 3, Evaluation("local", every=2)),
 }
 NAME, STRIDE = [*sys.argv[1:], *("plain", "1")[len(sys.argv) - 1 :]]
-AGGREGATOR, METHOD, USERS, ROUNDS = RUNS[NAME]
+AGGREGATOR, METHOD, USERS, ROUNDS, EVALUATION = RUNS[NAME]
 
 
 def run(out: Path | None, resume: bool) -> torch.Tensor:
     return train(
-        small_federation(users=USERS),
+        small_federation(users=USERS, held_out=40),
         logistic_task(),
         METHOD,
         rounds=ROUNDS,
@@ -46,6 +49,7 @@ def run(out: Path | None, resume: bool) -> torch.Tensor:
         seed=0,
         out=out,
         resume=resume,
+        evaluation=EVALUATION,
     ).params
 
 
@@ -99,7 +103,11 @@ def main() -> None:
                 while not child(out, None):
                     pass
             guarantee = json.loads((out / "guarantee.json").read_text())["guarantees"][0]
-            rounds = [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+            rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+            rounds = [[row["round"], row.get("metrics"), row.get("evaluation")] for row in rows]
+            for path in sorted((out / "checkpoint").glob("silo_metrics/*")):
+                lines = [json.loads(line) for line in path.read_text().splitlines()]
+                rounds.append([[line["round"], line["loss"]] for line in lines])
             model = (out / "model.safetensors").read_bytes().hex()
             print(
                 json.dumps(

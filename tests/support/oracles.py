@@ -27,17 +27,34 @@ def judges_std(samples: np.ndarray, sigma: float) -> bool:
 
 
 def small_federation(
-    silos: int = 3, users: int = 12, features: int = 4, records: int = 60, seed: int = 0, **changes: object
+    silos: int = 3,
+    users: int = 12,
+    features: int = 4,
+    records: int = 60,
+    seed: int = 0,
+    held_out: int = 0,
+    **changes: object,
 ) -> Federation:
-    """A learnable table, spread at random."""
+    """A learnable table, spread at random; `held_out`: test records of each silo, two of every person."""
     rng = np.random.default_rng(seed)
     slope = rng.normal(size=features)
     x = rng.normal(size=(records + 200, features)).astype(np.float32)
     y = (x @ slope + 0.3 * rng.normal(size=len(x)) > 0).astype(np.int64)
     silo = rng.integers(silos, size=records)
     user = rng.integers(users, size=records)
+    places = [slice(records + s * held_out, records + (s + 1) * held_out) for s in range(silos)]
+    tests = [
+        SiloData(f"silo{s}", x[place], y[place], np.arange(held_out) // 2) if held_out else None
+        for s, place in enumerate(places)
+    ]
     parts = tuple(
-        SiloData(f"silo{s}", x[:records][silo == s], y[:records][silo == s], user[silo == s].astype(np.int64))
+        SiloData(
+            f"silo{s}",
+            x[:records][silo == s],
+            y[:records][silo == s],
+            user[silo == s].astype(np.int64),
+            test=tests[s],
+        )
         for s in range(silos)
     )
     test = SiloData("test", x[records:], y[records:], np.full(200, -1))

@@ -76,11 +76,25 @@ class LedgerHeader:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One line of the ledger: a release and its round, both counted from 0, with an event per adversary."""
+    """One line of the ledger: a release and its round, both counted from 0, with an event per adversary.
+
+    Attributes:
+        round: the round; of an evaluation the last round that was charged before it.
+        release: number of the release in its round or evaluation.
+        events: by adversary.
+        evaluation: number of the evaluation, counted from 0; None for a round of training.
+    """
 
     round: int
     release: int
     events: Mapping[Adversary, Event]
+    evaluation: int | None = None
+
+    @property
+    def place(self) -> tuple[bool, int, int]:
+        """What is charged once: whether it is an evaluation, the number of the round or evaluation, the release."""
+        number = self.round if self.evaluation is None else self.evaluation
+        return self.evaluation is not None, number, self.release
 
 
 class Ledger:
@@ -93,6 +107,9 @@ class Ledger:
         budget: what may be spent; None for no limit.
         run: the run's id; a ledger of another run is refused.
         subject: what the events are about; None takes what the file states, if it does.
+
+    Attributes:
+        reserved: events that the budget must still hold after, whatever is charged before; {} for none.
 
     Raises:
         SilodpError: the file is another run's or was begun with other settings, is damaged, or is in use.
@@ -112,7 +129,8 @@ class Ledger:
         self.path, self.delta, self.budget, self.run = path, delta, budget, run
         self.accountant = find_accountant(accountant)
         self.subject = _subject_of(path, subject)
-        self._charges: dict[tuple[int, int], LedgerEntry] = {}
+        self.reserved: Mapping[Adversary, Event] = {}
+        self._charges: dict[tuple[bool, int, int], LedgerEntry] = {}
         self._counts: dict[Adversary, Counter[Event]] = {adversary: Counter() for adversary in ADVERSARIES}
         self._reported: dict[tuple[Adversary, float], float] = {}
         self._reasons: dict[Adversary, str] = {}
@@ -144,24 +162,46 @@ class Ledger:
             SilodpError: other events stand under (round, release), an adversary is missing or new, an event
                 is out of range, or the file cannot be written.
         """
-        charge = LedgerEntry(int(round), int(release), dict(events))
-        known = self._charges.get((charge.round, charge.release))
+        self._charge(LedgerEntry(int(round), int(release), dict(events)))
+
+    def _charge(self, charge: LedgerEntry) -> None:
+        known = self._charges.get(charge.place)
+        is_evaluation, number, _ = charge.place
         if known is None:
             self._check(charge)
             if self._journal is not None:
                 lines = {adversary: event_to_dict(event) for adversary, event in charge.events.items()}
-                self._journal.append({"round": charge.round, "release": charge.release, "events": lines})
+                about = {"evaluation": charge.evaluation} if is_evaluation else {}
+                self._journal.append(
+                    {"round": charge.round, "release": charge.release, **about, "events": lines}
+                )
             self._count(charge)
         elif known.events != charge.events:
             raise SilodpError(
-                f"release {charge.release + 1} of round {charge.round + 1} is in the ledger with other events: repeat "
-                "it as it was charged, or charge a further release.",
+                f"release {charge.release + 1} of {'evaluation' if is_evaluation else 'round'} {number + 1} is in the "
+                "ledger with other events: repeat it as it was charged, or charge a further release.",
                 code="ledger.charge",
             )
 
     def charged(self, round: int, release: int = 0) -> bool:
         """Return whether (round, release) was charged."""
-        return (round, release) in self._charges
+        return (False, round, release) in self._charges
+
+    def charge_evaluation(self, number: int, release: int, events: Mapping[Adversary, Event]) -> None:
+        """Charge a release of an evaluation, after the last round charged; as `charge`.
+
+        Args:
+            number: of the evaluation, counted from 0.
+            release: of the evaluation, counted from 0.
+            events: by adversary.
+        """
+        known = self._charges.get((True, number, release))
+        after = max(self.rounds - 1, 0) if known is None else known.round
+        self._charge(LedgerEntry(after, int(release), dict(events), int(number)))
+
+    def charged_evaluation(self, number: int, release: int = 0) -> bool:
+        """Return whether a release of an evaluation was charged."""
+        return (True, number, release) in self._charges
 
     def affords(self, events: Mapping[Adversary, Event]) -> bool:
         """Return whether the budget still holds after these events; True without a budget.
@@ -187,7 +227,9 @@ class Ledger:
                 code="accounting.no_guarantee",
                 field="budget.adversary",
             )
-        return self._spent(adversary, self.budget.delta, event) <= self.budget.epsilon
+        reserved = self.reserved.get(adversary)
+        more = (event,) if reserved is None else (event, reserved)
+        return self._spent(adversary, self.budget.delta, *more) <= self.budget.epsilon
 
     def epsilon(self, adversary: Adversary, delta: float | None = None) -> float | None:
         """Return ε spent against `adversary` at δ (by default the ledger's); None where nothing is promised."""
@@ -239,8 +281,8 @@ class Ledger:
 
     @property
     def rounds(self) -> int:
-        """Number of rounds charged, each counted once however often it was released."""
-        return len({round for round, _ in self._charges})
+        """Number of rounds charged, each counted once however often it was released; evaluations are none."""
+        return len({number for is_evaluation, number, _ in self._charges if not is_evaluation})
 
     @property
     def history(self) -> tuple[LedgerEntry, ...]:
@@ -264,7 +306,9 @@ class Ledger:
         try:
             events = {adversary: event_from_dict(event) for adversary, event in fields["events"].items()}
             release = "release" if "release" in fields else "attempt"  # its name in older files
-            charge = LedgerEntry(index(fields["round"]), index(fields[release]), events)
+            evaluation = fields.get("evaluation")
+            evaluation = None if evaluation is None else index(evaluation)
+            charge = LedgerEntry(index(fields["round"]), index(fields[release]), events, evaluation)
             self._check(charge)
         except (SilodpError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise SilodpError(
@@ -290,21 +334,21 @@ class Ledger:
             count_kinds(Composed((event, *self._counts[adversary])))
 
     def _count(self, charge: LedgerEntry) -> None:
-        self._charges[charge.round, charge.release] = charge
+        self._charges[charge.place] = charge
         for adversary, event in charge.events.items():
             if (reason := reason_of(event)) is not None:
                 self._reasons.setdefault(adversary, reason)
             self._counts[adversary][event] += 1
 
-    def _spent(self, adversary: Adversary, delta: float, more: Event | None = None) -> float:
-        """Return ε at δ of all charges, and of one event more.
+    def _spent(self, adversary: Adversary, delta: float, *more: Event) -> float:
+        """Return ε at δ of all charges, and of further events.
 
         It never falls: a new, smaller kind of event refines the grid of `pld`, which may lower ε by a part in 10⁵.
         """
-        counts = self._counts[adversary] + Counter(() if more is None else (more,))
+        counts = self._counts[adversary] + Counter(more)
         spent = compute_epsilon(counts.items(), delta, self.accountant)
         spent = max(spent, self._reported.get((adversary, delta), 0.0))
-        if more is None:
+        if not more:
             self._reported[adversary, delta] = spent
         return spent
 

@@ -17,6 +17,7 @@ from silodp.aggregators.base import Aggregator
 from silodp.data.public import PublicData
 from silodp.mechanisms.clipping import Bounds
 from silodp.methods.base import Method, Population
+from silodp.methods.evaluation import Evaluation
 
 FORMAT = 1
 """Of run_spec.json."""
@@ -56,7 +57,8 @@ class RunSpec:
         seed: None where all randomness is the operating system's; a number makes the run repeatable and its model
             not for release.
         silo_limits: ε by adversary that every silo's own ledger lets the run spend, at `noise_delta`.
-        tested: whether held-out records measure the model.
+        tested: whether held-out records, pooled, measure the model.
+        evaluation: how silos' held-out records measure it; None: not at all.
         run: random id of one execution; "" before it begins. It is no part of `digest`.
     """
 
@@ -72,6 +74,7 @@ class RunSpec:
     seed: int | None = None
     silo_limits: Mapping[Adversary, float] = field(default_factory=dict, hash=False)
     tested: bool = False
+    evaluation: Evaluation | None = None
     run: str = ""
 
     # --- what follows from the constants ---
@@ -99,7 +102,7 @@ class RunSpec:
     @property
     def sum_size(self) -> int:
         """Numbers in what silos add up: d, and the method's extra coordinates."""
-        return self.size + self.method.extra_coordinates
+        return self.method.sum_size(self.size)
 
     @property
     def bounds(self) -> Bounds | None:
@@ -131,7 +134,7 @@ class RunSpec:
 
         The rounds, the budget and the silos' limits are no part of it: a run may be resumed with others.
         """
-        return {
+        identity = {
             "data": self.data.to_dict(),
             "model": vars(self.model),
             "method": {"name": self.method.name, "settings": repr(self.method)},
@@ -141,6 +144,9 @@ class RunSpec:
             "accountant": self.accountant.name,
             "seed": self.seed,
         }
+        if self.evaluation is not None:  # runs without keep their digests
+            identity["evaluation"] = repr(self.evaluation)
+        return identity
 
     @cached_property
     def digest(self) -> str:
@@ -206,6 +212,37 @@ class RunSpec:
             for survivors in range(self.min_silos, len(self.names) + 1)
         ]
         return {name: find_costliest_event([cost[name] for cost in found]) for name in found[0]}
+
+    # --- evaluation ---
+
+    @cached_property
+    def evaluation_spec(self) -> RunSpec | None:
+        """The specification of the run's evaluation (`aggregators.evaluation`); None where silos are asked nothing.
+
+        Raises:
+            SilodpError: the evaluation is not proven for this run (codes evaluation.*).
+        """
+        from silodp.aggregators.evaluation import (
+            derive_evaluation,  # it needs aggregators, which need this module
+        )
+
+        return derive_evaluation(self)
+
+    @property
+    def charged_evaluation(self) -> RunSpec | None:
+        """`evaluation_spec` where evaluations cost ε, else None."""
+        return self.evaluation_spec if self.evaluation is not None and self.evaluation.adds_sums else None
+
+    @property
+    def evaluations(self) -> int:
+        """The number of evaluations in T rounds."""
+        return 0 if self.evaluation is None else self.evaluation.count(self.rounds)
+
+    def list_events(self) -> tuple[Event, ...]:
+        """Return what a round, and an evaluation if there is one, cost against all adversaries."""
+        derived = self.charged_evaluation
+        more = () if derived is None else derived.round_events().values()
+        return (*self.round_events().values(), *more)
 
     def calibrate(self) -> RunSpec:
         """Return the same run, its method knowing what the units' own budgets allow; every party finds the same.

@@ -105,6 +105,7 @@ def compare_methods(
 def _prepare(config: RunConfig, federation: Federation, task: Task, spec: MethodSpec) -> RunSpec:
     """Return the specification of the runs of a method, checked before any method trains."""
     settings = {**config.settings(), "aggregator": _choose_aggregator(config, spec), "seed": 0}
+    settings["evaluation"] = None  # methods are compared on pooled held-out records, by exact metrics
     budget = settings.pop("budget")
     try:
         prepared = prepare_run(federation, task, spec.method, **settings)

@@ -183,6 +183,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         f"  protects    {who}; U = {agreed['users']:,} persons",
         f"  aggregator  {agreed['aggregator']}",
         f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
+        *_format_evaluation(agreed["evaluation"], agreed["evaluations"]),
         f"  columns     {columns}",
         f"  label       {agreed['label'] or 'as in data.json'}",
         f"  model       {agreed['model']['size']:,} parameters, loss {agreed['model']['loss']}",
@@ -194,6 +195,17 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         *(["  FOR TESTS: all keys were made on one machine"] if agreed["for_tests"] else []),
     ]
     return [_escape_controls(line) for line in lines]
+
+
+def _format_evaluation(across: str | None, times: int) -> list[str]:
+    """Return the line about held-out records of an agreement."""
+    if across == "local":
+        return ["  evaluation  on this silo's held-out records, by itself; nothing of it leaves the silo"]
+    if across == "sums":
+        return [
+            f"  evaluation  {counted(times, 'noisy sum')} of counts of held-out records, within the ε above"
+        ]
+    return []
 
 
 def _escape_controls(text: str) -> str:
@@ -364,7 +376,7 @@ def audit_log(
         except ValueError:
             cut_off += 1  # by a crash: the answer of that line did not leave
     text = [
-        f"{one['time']}  run {one['run'][:8]}  {one['kind']}  round {one['round'] + 1}  {one['bytes']:,} bytes  "
+        f"{one['time']}  run {one['run'][:8]}  {_name_answer(one)}  round {one['round'] + 1}  {one['bytes']:,} bytes  "
         f"sha256 {one['sha256'][:16]}  charges {one['charges']}"
         for one in entries
     ]
@@ -380,6 +392,11 @@ def _refuse_both(name: str, value: str | None, socket: Path | None) -> None:
             code="argument.conflict",
             field=name,
         )
+
+
+def _name_answer(entry: dict[str, Any]) -> str:
+    is_evaluation = entry.get("about") == "evaluation"
+    return f"{entry['kind']} of the evaluation" if is_evaluation else str(entry["kind"])
 
 
 def _parse_address(text: str | None) -> tuple[str, int] | None:

@@ -181,6 +181,8 @@ def _summarize(
     attacks: Mapping[Adversary, MembershipAttack],
 ) -> dict[str, Any]:
     last: MetricsRow = next((row for row in reversed(result.metrics) if "metrics" in row), {})
+    estimates = (last.get("evaluation") or {}).get("estimates", {})
+    errors = {name: as_number(one["standard_error"]) for name, one in estimates.items()}
     released = result.guarantees["released"]
     return {
         "name": config.name,
@@ -192,6 +194,7 @@ def _summarize(
         "stopped": result.stopped,
         "loss": as_number(last.get("loss")),
         "metrics": {name: as_number(value) for name, value in last.get("metrics", {}).items()},
+        **({"standard_errors": errors} if errors else {}),
         "warnings": [*find_divergence(result.metrics), *describe_refused(result.metrics)],
         "epsilon": released.epsilon,
         "delta": released.delta,
@@ -213,7 +216,7 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
     if summary["stopped"] == "budget":
         head += " (stopped by the privacy budget)"
     head += "".join(f", {name} {value:.4g}" for name, value in results.items() if value is not None)
-    lines = [head, *summary["in_words"]]
+    lines = [head, *_format_errors(summary.get("standard_errors", {})), *summary["in_words"]]
     if summary["private"] and not summary["releasable"]:
         lines.append("Not for release: the noise came from a fixed seed.")
     persons = ", ".join(
@@ -222,6 +225,14 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
     )
     lines.append(f"Persons with training records (private, not for release): {persons}.")
     return [*lines, *summary["beyond"], f"Report: {summary['report']}"]
+
+
+def _format_errors(errors: Mapping[str, float | None]) -> list[str]:
+    """Return the line on metrics by noised sums, if these are."""
+    if not errors:
+        return []
+    found = ", ".join(f"{name} {error:.2g}" for name, error in errors.items() if error is not None)
+    return [f"Metrics by noised sums, which ε covers. Standard error of their noise: {found}."]
 
 
 # --- progress ------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ def build_public_spec(config: RunConfig, users: int | None = None) -> tuple[RunS
         budget=config.budget(),
         seed=config.seed,
         silo_limits=config.silo_limits,
+        evaluation=config.evaluation(),
     )
     return spec.calibrate(), is_assumed
 

@@ -42,6 +42,7 @@ from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.errors import MOST_WHOLE, SilodpError, check_whole, shorten
 from silodp.methods import Method, Population
+from silodp.methods.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -84,10 +85,10 @@ class TaskSection(_Section):
 class RunConfig(_Section):
     """Everything that a run depends on; all of it is public.
 
-    [data], [method], [methods.NAME], [aggregation], [budget] and [budgets] hold exactly the arguments of the loader,
-    the method, the aggregator, `Budget` and `BudgetDistribution`; they are checked against those when the configuration
-    is made. [silo_limits] holds ε by adversary. A method with `rounds` and `delta` gets those of the run unless its
-    table sets them.
+    [data], [method], [methods.NAME], [aggregation], [budget], [budgets] and [evaluation] hold exactly the arguments of
+    the loader, the method, the aggregator, `Budget`, `BudgetDistribution` and `Evaluation`; they are checked against
+    those when the configuration is made. [silo_limits] holds ε by adversary. A method with `rounds` and `delta` gets
+    those of the run unless its table sets them.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
@@ -107,6 +108,7 @@ class RunConfig(_Section):
         default_factory=dict
     )
     budgets_section: TomlTable | None = Field(default=None, alias="budgets")
+    evaluation_section: TomlTable | None = Field(default=None, alias="evaluation")
 
     @field_validator("accountant")
     @classmethod
@@ -134,6 +136,7 @@ class RunConfig(_Section):
                         field=f"methods.{name}.{field}",
                     )
         self.budget()
+        self.evaluation()
         self.check_budgets(self.method())
         self._check_budgets_are_used()
         return self
@@ -255,6 +258,12 @@ class RunConfig(_Section):
             )
         return budget
 
+    def evaluation(self) -> Evaluation | None:
+        """Build the evaluation across silos, if any."""
+        if self.evaluation_section is None:
+            return None
+        return build(Evaluation, self.evaluation_section, "an evaluation", "evaluation")
+
     def budget_distribution(self) -> BudgetDistribution | None:
         """Build the distribution of [budgets], if any."""
         return None if self.budgets_section is None else build_budget_distribution(self.budgets_section)
@@ -306,6 +315,7 @@ class RunConfig(_Section):
             "delta": self.delta,
             "accountant": self.build_accountant(),
             "silo_limits": self.silo_limits,
+            "evaluation": self.evaluation(),
         }
 
     def build_accountant(self) -> Accountant | str | None:

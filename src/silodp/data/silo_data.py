@@ -28,6 +28,8 @@ class SiloData:
         budget: (n,) float64, the ε that each record may be charged, finite and above 0; None if records have no
             budgets. Budgets are public. If the unit of privacy is the record, the number of records is public
             too.
+        test: held-out records of this organization, with persons numbered among themselves (0, 1, …) and no budgets;
+            None where it has none.
 
     n may be 0. The arrays are kept, not copied: do not write to them.
 
@@ -40,6 +42,7 @@ class SiloData:
     y: NDArray[Any]
     user: NDArray[np.int64]
     budget: NDArray[np.float64] | None = None
+    test: SiloData | None = None
 
     def __post_init__(self) -> None:
         name = self.name
@@ -60,6 +63,8 @@ class SiloData:
             )
         if self.budget is not None:
             check_budgets(self.budget, len(self.x), f"silo {name!r}", "record")
+        if self.test is not None:
+            self._check_test(self.test)
         for field in ("x", "y"):
             finite = np.isfinite(getattr(self, field))
             if not finite.all():
@@ -72,6 +77,18 @@ class SiloData:
                 "y holds an event other than 0 or 1, or a negative time; give [event, time] with event 0 (censored) "
                 "or 1 and time ≥ 0"
             )
+
+    def _check_test(self, test: SiloData) -> None:
+        """Check that held-out records are of the same kind as the others, and belong to persons."""
+        if not isinstance(test, SiloData):
+            raise self._refusal(f"test is a {type(test).__name__}; give a SiloData")
+        alike = test.x.shape[1:] == self.x.shape[1:] and test.y.shape[1:] == self.y.shape[1:]
+        if not alike or test.y.dtype != self.y.dtype:
+            raise self._refusal(
+                "test has records of another shape or kind; give both the same columns and label"
+            )
+        if (test.user < 0).any():
+            raise self._refusal("test has records of no person; number their persons from 0")
 
     def _check_types(self) -> None:
         """Check shapes and dtypes of x, y and user."""
@@ -116,6 +133,13 @@ class SiloData:
         shapes = [f"{name}={array.dtype}{array.shape}" for name, array in arrays.items()]
         records = [f"records={len(self)}"] if "x" in arrays and self.x.ndim else []
         return f"SiloData({', '.join([repr(self.name), *records, *shapes])})"
+
+    @property
+    def held_out(self) -> SiloData:
+        """The held-out records, of which there may be none."""
+        if self.test is not None:
+            return self.test
+        return SiloData(self.name, self.x[:0], self.y[:0], self.user[:0])
 
     def digest(self) -> str:
         """Return the SHA-256 (hex) of the name and of the shapes, dtypes and bytes of all arrays.

@@ -30,6 +30,8 @@ class Policy(BaseModel):
         lifetime_epsilon: most ε by adversary that all runs of this silo together may spend.
         methods: names of methods that are allowed; () allows all.
         aggregators: names of aggregators that are allowed; () allows all.
+        evaluation: kinds of evaluation on this silo's held-out records that are allowed ("none", "local", "sums");
+            () allows all.
         columns: features that a model may be trained on; () allows those of the accepted data description.
         allow_counts: whether a method may ask for the number of records of each person in clear.
         min_silos: fewest silos in a sum that this silo takes part in.
@@ -51,6 +53,7 @@ class Policy(BaseModel):
     lifetime_epsilon: dict[Adversary, _Epsilon]
     methods: list[str] = []
     aggregators: list[str] = []
+    evaluation: list[str] = []
     columns: list[str] = []
     allow_counts: bool = False
     min_silos: Annotated[int, Field(ge=1)] = 2
@@ -83,6 +86,7 @@ class Policy(BaseModel):
         for field, name, allowed in (
             ("methods", spec.method.name, self.methods),
             ("aggregators", spec.aggregator.name, self.aggregators),
+            ("evaluation", "none" if spec.evaluation is None else spec.evaluation.across, self.evaluation),
         ):
             if allowed and name not in allowed:
                 raise SilodpError(
@@ -154,4 +158,7 @@ class Policy(BaseModel):
 
 def find_most_bytes(spec: RunSpec) -> int:
     """Return the bytes of the longest message that a silo of a run sends or receives, not signed."""
-    return max(JOIN_BYTES, *(spec.aggregator.script(spec, name).most_bytes for name in spec.names))
+    both = [spec, *([spec.evaluation_spec] if spec.evaluation_spec else [])]
+    return max(
+        JOIN_BYTES, *(one.aggregator.script(one, name).most_bytes for one in both for name in spec.names)
+    )

@@ -74,7 +74,7 @@ class RemoteParties:
         yield Connection(channel, RoundStore(directory.make_store("server")), randomness, lambda round_: {})
 
     def evaluate(self, params: Tensor) -> MetricsRow:
-        """Measure nothing: the server has no records."""
+        """Measure nothing: the server has no records (`Evaluator` measures by sums, where the run does)."""
         return {"loss": None, "metrics": {}}
 
     def describe(self) -> MetricsRow:

@@ -76,9 +76,24 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
     spec = derive_spec(config, data, config.task(data))
     if config.source == "tables":
         check_index(config, spec)
+        _check_held_out(config)
     folder.mkdir(parents=True, exist_ok=True)
     write_public(folder, _without_private_paths(config, folder).to_toml(), data, spec)
     return spec
+
+
+def _check_held_out(config: RunConfig) -> None:
+    """Refuse an evaluation across silos where no rule says which records of a table are held out."""
+    evaluation, schema = config.evaluation(), config.resolve_data()[1].get("schema")
+    if evaluation is None or evaluation.across == "none":
+        return
+    if getattr(schema, "split", None) is None and getattr(schema, "test_share", None) is None:
+        raise SilodpError(
+            "evaluation across silos needs a public rule for held-out records: set data.schema.test_share (whole "
+            "persons, the same in every silo) or data.schema.split (a column).",
+            code="evaluation.no_records",
+            field="evaluation.across",
+        )
 
 
 def _without_private_paths(config: RunConfig, folder: Path) -> RunConfig:
@@ -225,6 +240,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "rounds": spec.rounds,
         "delta": spec.delta,
         "epsilon": compute_largest_cost(spec, spec.noise_delta, spec.accountant),
+        "evaluation": None if spec.evaluation is None else spec.evaluation.across,
+        "evaluations": spec.evaluations,
         "columns": list(spec.data.features),
         "label": getattr(schema, "label", None) or getattr(schema, "time", None),
         "code_files": sorted(path.name for path in consortium.folder.glob("*.py")),
@@ -299,6 +316,7 @@ def accept(
             },
             methods=[spec.method.name],
             aggregators=[spec.aggregator.name],
+            evaluation=["none" if spec.evaluation is None else spec.evaluation.across],
             columns=list(spec.data.features),
             min_silos=spec.min_silos,
             allow_seed=allow_seed,

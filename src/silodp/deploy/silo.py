@@ -8,6 +8,7 @@ Its folder, which its operator alone may enter, holds:
     store/         durable memory of all runs; secret
     ledgers/       one ledger for each run; the policy's limits hold for all of them together
     audit.jsonl    everything that left this silo
+    metrics.jsonl  what this silo measures for itself alone, where the run evaluates within silos
     lock           held by the process that serves
 """
 
@@ -32,10 +33,12 @@ from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Ledger, find_exceeded_limit, reopen_ledger
+from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
+from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.reader import read_tables
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
@@ -44,6 +47,7 @@ from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
+from silodp.runtime.evaluation import EvaluatedSilo, make_silo
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.wire.messages import Message
@@ -59,6 +63,7 @@ from silodp.wire.store import (
 from silodp.wire.transport import SERVER, sign, verify
 
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
+METRICS = "metrics.jsonl"
 _RESERVED = 0.01
 _MOST_BEGUN = 1000
 """Runs that were begun, with or without a charge: each keeps a few files."""
@@ -119,7 +124,7 @@ def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]
     """Return ε by adversary that a silo's ledger has after all T rounds of a first run, if no round is repeated.
 
     Args:
-        spec: of the run.
+        spec: of the run, with its evaluations.
         delta: δ of the limits over all runs.
 
     Returns:
@@ -128,6 +133,9 @@ def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]
     ledger = make_ledger(replace(spec, run="cost"))
     for round_ in range(spec.rounds):
         ledger.charge(round_, 0, spec.costliest_events(round_))
+    if (evaluation := spec.charged_evaluation) is not None:
+        for number in range(spec.evaluations):
+            ledger.charge_evaluation(number, 0, evaluation.costliest_events(number))
     lifetime = LifetimeLedger(delta, {}, {"cost": ledger})
     found = {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES}
     return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
@@ -177,12 +185,14 @@ class SiloService:
                 field="methods",
             )
         self._script = self._spec.aggregator.script(self._spec, name)
-        self.most_bytes = max(self._script.most_bytes, JOIN_BYTES)
+        evaluation = self._spec.evaluation_spec
+        scripts = [self._script, *([evaluation.aggregator.script(evaluation, name)] if evaluation else [])]
+        self.most_bytes = max(JOIN_BYTES, *(script.most_bytes for script in scripts))
         self._digest = consortium.digest
         audit = folder / AUDIT
         files = (folder / "store", folder / "ledgers", audit)
         self._limits = SiloLimits(name, policy, self._store, files, audit, self.most_bytes)
-        self._silos: dict[str, Silo] = {}
+        self._silos: dict[str, Silo | EvaluatedSilo] = {}
         self._most_runs = policy.most_runs
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon)
         make_private_folder(folder / "ledgers")
@@ -219,15 +229,15 @@ class SiloService:
         self._log_answer(request, signed)
         return signed
 
-    def _silo_of(self, request: Message) -> Silo:
-        """Return this silo's side of the run that a request names."""
-        run = request.run
+    def _silo_of(self, request: Message) -> Silo | EvaluatedSilo:
+        """Return this silo's side of the run that a request names, or of its evaluation."""
+        run = find_run(request.run)
         if _RUN_ID.fullmatch(run) is None:
             raise SilodpError(
                 f"silo '{self.name}' was asked in a run whose id is not 32 hexadecimal digits; nothing was sent.",
                 code="gate.run",
             )
-        self._limits.check(request)
+        self._limits.check(replace(request, run=run))  # an evaluation belongs to its run
         if run not in self._silos:
             spec = replace(self._spec, run=run)
             if run not in self.lifetime.runs:
@@ -239,7 +249,7 @@ class SiloService:
                     code="gate.run",
                 )
             self._limits.begin(run)
-            self._silos[run] = Silo(
+            self._silos[run] = make_silo(
                 self._data,
                 self._task,
                 spec,
@@ -248,15 +258,15 @@ class SiloService:
                 self.identity,
                 self._pins,
                 self.lifetime.runs[run],
-                spec.silo_limits,
                 self.lifetime.find_exceeded,
+                self._folder / METRICS,
             )
         return self._silos[run]
 
     def _check_new_run(self, request: Message) -> None:
         """Refuse a run that may not begin, before anything is kept of it."""
         first = self._script.setup[0]
-        if request.kind != first.name:
+        if request.kind != first.name or request.run != find_run(request.run):
             raise SilodpError(
                 f"silo '{self.name}' was asked '{request.kind}' in a run that it does not know: it expects "
                 f"'{first.name}'; nothing was sent.",
@@ -272,10 +282,12 @@ class SiloService:
 
     def _log_answer(self, request: Message, signed: bytes) -> None:
         """Append one line about an answer; it is on disk before the answer leaves."""
-        ledger = self.lifetime.runs.get(request.run)  # None: "join" belongs to no run
+        run = find_run(request.run)
+        ledger = self.lifetime.runs.get(run)  # None: "join" belongs to no run
         line = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "run": request.run,
+            "run": run,
+            "about": "training" if request.run == run else "evaluation",
             "kind": request.kind,
             "round": request.round,
             "attempt": request.attempt,
@@ -284,7 +296,7 @@ class SiloService:
             "charges": 0 if ledger is None else len(ledger.history),
         }
         append_durably(self._folder / AUDIT, json.dumps(line).encode(), PRIVATE_FILE)
-        self._limits.answers[request.run] += 1
+        self._limits.answers[run] += 1
 
 
 @contextmanager
@@ -339,7 +351,7 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
 
     Args:
         path: a table, read by the schema of the configuration, or a .npz file with the arrays x, y, user and budget of
-            a `SiloData`.
+            a `SiloData`, and test_x, test_y and test_user of its held-out records.
         name: of the silo.
         consortium: the public folder.
 
@@ -350,7 +362,10 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
     if path.suffix == ".npz":
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                data = SiloData(name, arrays["x"], arrays["y"], arrays["user"], arrays.get("budget"))
+                test = None
+                if "test_x" in arrays:
+                    test = SiloData(name, arrays["test_x"], arrays["test_y"], arrays["test_user"])
+                data = SiloData(name, arrays["x"], arrays["y"], arrays["user"], arrays.get("budget"), test)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise SilodpError(
                 f"{path} cannot be read ({type(error).__name__}): give a .npz file with the arrays x, y and user.",
@@ -366,10 +381,7 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
             f"{public.record_shape}: prepare them as the description of the data says.",
             code="deploy.data",
         )
-    if data.y.shape[1:] != ((2,) if public.labels == "survival" else ()) or (
-        public.labels == "classes"
-        and (data.y.dtype != np.int64 or not np.isin(data.y, np.arange(public.classes or 0)).all())
-    ):
+    if not all(_has_label(one, public) for one in (data, data.held_out)):
         raise SilodpError(
             f"the labels in {path} are not of the kind '{public.labels}' with {public.classes or 'no'} classes, which "
             "the consortium agreed on: prepare them as the description of the data says.",
@@ -382,6 +394,16 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
             code="deploy.data",
         )
     return data
+
+
+def _has_label(data: SiloData, public: PublicData) -> bool:
+    """Return whether labels are of the kind that the consortium agreed on."""
+    if public.labels == "survival":
+        return data.y.shape[1:] == (2,)
+    if data.y.shape[1:] != ():
+        return False
+    is_class = data.y.dtype == np.int64 and np.isin(data.y, np.arange(public.classes or 0)).all()
+    return public.labels != "classes" or bool(is_class)
 
 
 def check_index(config: RunConfig, spec: RunSpec) -> None:
@@ -430,6 +452,8 @@ def save_records(path: Path, data: SiloData) -> None:
     arrays: dict[str, Any] = {"x": data.x, "y": data.y, "user": data.user}
     if data.budget is not None:
         arrays["budget"] = data.budget
+    if data.test is not None:
+        arrays |= {"test_x": data.test.x, "test_y": data.test.y, "test_user": data.test.user}
     content = io.BytesIO()
     np.savez(content, **arrays)
     write_durably(path, content.getvalue(), PRIVATE_FILE)

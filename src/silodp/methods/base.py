@@ -289,6 +289,10 @@ class Method(ABC):
     extra_coordinates: ClassVar[int] = 0
     """How many numbers each row carries behind the d of the model, under the same clip, noise and event."""
 
+    def sum_size(self, size: int) -> int:
+        """Return how many numbers silos add up, for a model of d = `size` parameters."""
+        return size + self.extra_coordinates
+
     def initial_state(self, population: Population) -> dict[str, np.ndarray]:
         """Return the state before the first round: public arrays by name, none by default.
 

@@ -96,20 +96,39 @@ def count_events(event_in: Callable[[int], Event], rounds: int) -> list[EventCou
     return found
 
 
+def count_run(
+    spec: RunSpec, adversary: Adversary, survivors: int | None = None, *, costliest: bool = False
+) -> list[EventCount]:
+    """Return the events of all rounds and evaluations of a run with their counts.
+
+    Args:
+        spec: of the run.
+        adversary: against whom.
+        survivors: number of silos that answer; None: all.
+        costliest: whether each costs the most over all numbers of answers instead.
+    """
+
+    def event_in(about: RunSpec, round_: int) -> Event:
+        events = about.costliest_events(round_) if costliest else about.round_events(survivors, round_)
+        return events[adversary]
+
+    found = count_events(lambda round_: event_in(spec, round_), spec.rounds)
+    if spec.charged_evaluation is not None and spec.evaluations:
+        found.append((event_in(spec.charged_evaluation, 0), spec.evaluations))
+    return found
+
+
 def compute_largest_cost(
     spec: RunSpec, delta: float, accountant: Accountant
 ) -> dict[Adversary, float | None]:
-    """Return ε of all rounds by adversary if every round has its largest cost over all numbers of answers.
+    """Return ε of all rounds and evaluations by adversary if each has its largest cost over all numbers of answers.
 
     Args:
         spec: of the run.
         delta: δ.
         accountant: composes the events.
     """
-    at_most = {
-        a: count_events(lambda r, a=a: spec.costliest_events(r)[a], spec.rounds)  # type: ignore[misc]
-        for a in ADVERSARIES
-    }
+    at_most = {a: count_run(spec, a, costliest=True) for a in ADVERSARIES}
     return {a: compute_cost(spent, delta, accountant).epsilon for a, spent in at_most.items()}
 
 

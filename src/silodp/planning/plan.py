@@ -13,6 +13,8 @@ from silodp.accounting import calibration
 from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, describe_any_dropouts, format_rounded_up
+from silodp.accounting.ledger import Budget
+from silodp.aggregators.evaluation import compute_count_std
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
@@ -25,7 +27,7 @@ from silodp.planning.budget_plan import (
     plan_budgets,
     with_noise_multiplier,
 )
-from silodp.planning.epsilon import compute_cost, compute_largest_cost, count_events
+from silodp.planning.epsilon import compute_cost, compute_largest_cost, count_run
 from silodp.report.guarantee_text import format_claim, is_only_claimed
 
 MOST_ROUNDS = 10**7
@@ -69,14 +71,19 @@ def plan_run(
             "method.personal.adversary to its adversary.",
             code="argument.conflict",
         )
+    evaluation = spec.charged_evaluation
+    if target is not None and evaluation is not None:
+        raise SilodpError(
+            f"target epsilon = {target:g}: settings for a target are found for the training alone, and the evaluation "
+            "costs ε too; plan without it (--set evaluation.across=none) for a smaller target.",
+            code="evaluation.target",
+            field="evaluation.across",
+        )
     aggregator, rounds, budget = spec.aggregator, spec.rounds, spec.budget
     aggregator.check(spec)
     events = spec.round_events()
-    spent = {
-        a: count_events(lambda r, a=a: spec.round_events(round_=r)[a], rounds)  # type: ignore[misc]
-        for a in ADVERSARIES
-    }
-    accountant = choose_accountant(events.values()) if accountant is None else find_accountant(accountant)
+    spent = {a: count_run(spec, a) for a in ADVERSARIES}
+    accountant = choose_accountant(spec.list_events()) if accountant is None else find_accountant(accountant)
     delta = spec.noise_delta
     result: dict[str, Any] = {
         "method": spec.method.name,
@@ -97,6 +104,8 @@ def plan_run(
         "target": None,
         "aggregation": aggregator.describe(spec),
     }
+    if (planned := _plan_evaluation(spec, delta, accountant)) is not None:
+        result["evaluation"] = planned
     result["claims"] = [
         claim
         for claim in _claims(spec, delta, accountant)
@@ -108,7 +117,11 @@ def plan_run(
         event = events[adversary]
         most = 0
         if not isinstance(event, NonPrivate):
-            most = calibration.calibrate_rounds(event, limit, delta, accountant)
+            most = (
+                calibration.calibrate_rounds(event, limit, delta, accountant)
+                if evaluation is None
+                else _count_affordable_rounds(spec, budget, delta, accountant)
+            )
         # Where records retire, all rounds together cost less than the first one times T.
         whole = result["adversaries"][adversary]["epsilon"]
         most = max(most, rounds if whole is not None and whole <= limit else 0)
@@ -212,7 +225,7 @@ def _of_fewest(spec: RunSpec, delta: float, accountant: Accountant) -> dict[str,
     fewest = spec.min_silos
     if fewest == spec.population.silos:
         return None
-    spent = count_events(lambda r: spec.round_events(fewest, r)["released"], spec.rounds)
+    spent = count_run(spec, "released", fewest)
     return {"silos": fewest, "epsilon": compute_cost(spent, delta, accountant).epsilon if spent else None}
 
 
@@ -223,6 +236,42 @@ def _of_any_dropouts(
     if spec.min_silos == spec.population.silos:
         return None
     return compute_largest_cost(spec, delta, accountant)
+
+
+def _plan_evaluation(spec: RunSpec, delta: float, accountant: Accountant) -> dict[str, Any] | None:
+    """Return how often the model is evaluated across silos, and what that costs by itself; None where it is not."""
+    if spec.evaluation is None or spec.evaluation.across == "none":
+        return None
+    found: dict[str, Any] = {"across": spec.evaluation.across, "times": spec.evaluations}
+    derived = spec.charged_evaluation
+    if derived is None:
+        return {**found, "epsilon": dict.fromkeys(ADVERSARIES, 0.0), "cells": None, "noise_std": None}
+    cost = derived.round_events()
+    return {
+        **found,
+        "epsilon": {
+            a: compute_cost([(cost[a], spec.evaluations)], delta, accountant).epsilon for a in ADVERSARIES
+        },
+        "cells": derived.sum_size,
+        "noise_std": compute_count_std(derived),
+    }
+
+
+def _count_affordable_rounds(spec: RunSpec, budget: Budget, delta: float, accountant: Accountant) -> int:
+    """Return the most rounds that a budget allows with their evaluations."""
+
+    def fits(rounds: int) -> bool:
+        cost = compute_cost(count_run(replace(spec, rounds=rounds), budget.adversary), delta, accountant)
+        return cost.epsilon is not None and cost.epsilon <= budget.epsilon
+
+    beyond = 1
+    while beyond <= MOST_ROUNDS and fits(beyond):
+        beyond *= 2
+    least, most = beyond // 2, min(beyond, MOST_ROUNDS + 1)
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    return least
 
 
 def _claims(spec: RunSpec, delta: float, accountant: Accountant) -> list[dict[str, Any]]:
@@ -252,6 +301,8 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
             f"  if all {result['silos']} silos answer; released ε = {format_rounded_up(fewest['epsilon'])} if only "
             f"{fewest['silos']} ever do, {describe_any_dropouts(result['any_dropouts']['released'])}"
         )
+    if (evaluation := result.get("evaluation")) is not None:
+        lines += _format_evaluation(evaluation)
     if (budget := result["budget"]) is not None:
         lines.append(
             f"budget ε = {budget['epsilon']:g} ({budget['adversary']}): enough for "
@@ -270,6 +321,17 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
     lines += _format_facts(result["aggregation"], "  ")
     return lines + [
         format_claim(claim["epsilon"], claim["why"], f" ({claim['adversary']})") for claim in result["claims"]
+    ]
+
+
+def _format_evaluation(evaluation: Mapping[str, Any]) -> list[str]:
+    times = counted(evaluation["times"], "evaluation")
+    if evaluation["across"] == "local":
+        return [f"{times} within each silo: nothing leaves a silo, so no ε"]
+    spent = ", ".join(f"{name} ε = {format_rounded_up(e)}" for name, e in evaluation["epsilon"].items())
+    return [
+        f"of this {times} by sums of {evaluation['cells']:,} counts: alone {spent}",
+        f"  noise in each count: standard deviation {evaluation['noise_std']:.4g} records",
     ]
 
 

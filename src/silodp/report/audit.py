@@ -106,7 +106,9 @@ def audit_run(
                 wrong = wrong and f"against '{guarantee.adversary}' it says {wrong}"
         if wrong is not None:
             raise _contradicted(directory, "ledger", wrong)
-        wrong = None if rows is None or _is_unknown(ledger) else _compare_rows(rows, ledger)
+        wrong = None if rows is None else _compare_evaluations(rows, ledger)
+        if wrong is None and rows is not None and not _is_unknown(ledger):
+            wrong = _compare_rows(rows, ledger)
         if wrong is not None:
             raise SilodpError(
                 f"{directory / 'metrics.jsonl'} is contradicted by the run's ledger: {wrong}; restore it from a copy, "
@@ -147,6 +149,15 @@ def _bound_attacks(guarantees: Iterable[Guarantee], ledger: Ledger) -> dict[Adve
         for guarantee in guarantees
         if guarantee.epsilon is not None
     }
+
+
+def _compare_evaluations(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
+    """Return a row with noisy sums of counts for which the ledger has no charge."""
+    charged = {charge.round + 1 for charge in ledger.history if charge.evaluation is not None}
+    for row in rows:
+        if row.get("evaluation") is not None and row["round"] not in charged:
+            return f"round {row['round']} has an evaluation by sums, and the ledger has no charge for one"
+    return None
 
 
 def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, TECHNICAL, Adversary, Guarantee
+from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, TECHNICAL, Adversary, Guarantee
 from silodp.errors import counted, name_file
 from silodp.report import guarantee_text, plots
 from silodp.report.divergence import describe_refused, find_divergence, get_measure, list_quantities
@@ -85,6 +85,23 @@ class Picture:
     caption: str
 
 
+@dataclass(frozen=True)
+class EvaluationSection:
+    """The last evaluation by noisy sums on the page.
+
+    Attributes:
+        round: after which it was made.
+        noise_std: standard deviation of the noise in a count.
+        estimates: by metric {"value", "standard_error", "low", "high"}.
+        confusion: noisy counts by true and predicted class; None for survival.
+    """
+
+    round: int
+    noise_std: float
+    estimates: Mapping[str, Mapping[str, float]]
+    confusion: Sequence[Sequence[float]] | None
+
+
 def write_report(
     directory: str | Path, allocation: NDArray[np.int64] | None = None, silo_names: Sequence[str] = ()
 ) -> Path:
@@ -129,13 +146,14 @@ def write_report(
         example=next((one for one in adversaries if one.guarantee.private), None),
         to_sign=_group_assumptions(run.guarantees, technical=False),
         technical=_group_assumptions(run.guarantees, technical=True),
-        not_covered=_list_not_covered(released, run.rows),
+        not_covered=_list_not_covered(released, run),
         diverged=find_divergence(run.rows),
         refused=describe_refused(run.rows),
         versions=format_versions(),
         who=WHO,
         unit=unit,
         ends=_list_ends(run.rows),
+        evaluation=_find_evaluation(run),
         utility=utility,
         epsilon=figure and pictures.add("epsilon", figure, _epsilon_caption(run)),
         allocation=run.allocation
@@ -238,10 +256,16 @@ def _group_assumptions(
     return everyone, [(" and ".join(WHO[a] for a in against), texts) for against, texts in widest_first]
 
 
-def _list_not_covered(released: Guarantee, rows: Sequence[MetricsRow]) -> list[str]:
-    """Return what no ε covers; held-out records only where there are some."""
-    measured = any(row.get("loss") is not None for row in rows)
-    return [text for text in released.not_covered if measured or text != HELD_OUT]
+def _list_not_covered(released: Guarantee, run: RunRecord) -> list[str]:
+    """Return what no ε covers; held-out records only where pooled ones measured the model."""
+    measured = any(row.get("loss") is not None for row in run.rows)
+    found = [text for text in released.not_covered if measured or text != HELD_OUT]
+    if run.summary.get("evaluation") == "sums":
+        found = [
+            f"{text} (the noised sums below are covered)" if text == NOT_COVERED[0] else text
+            for text in found
+        ]
+    return found
 
 
 def _list_ends(rows: Sequence[MetricsRow]) -> list[tuple[str, float | None, float, int]]:
@@ -254,6 +278,27 @@ def _list_ends(rows: Sequence[MetricsRow]) -> list[tuple[str, float | None, floa
     return ends
 
 
+def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
+    """Return the last evaluation by sums; None where there is none, or the rows do not hold one."""
+    if run.summary.get("evaluation") != "sums":
+        return None
+    for row in reversed(run.rows):
+        found = row.get("evaluation")
+        if isinstance(found, dict):
+            try:
+                estimates = {
+                    str(name): {key: float(one[key]) for key in ("value", "standard_error", "low", "high")}
+                    for name, one in found["estimates"].items()
+                }
+                confusion = found["confusion"]
+                if confusion is not None:
+                    confusion = [[float(value) for value in line] for line in confusion]
+                return EvaluationSection(row["round"], float(found["noise_std"]), estimates, confusion)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                return None  # the page shows the metrics of the row all the same
+    return None
+
+
 def _utility_caption(rows: Sequence[MetricsRow], name: str) -> str:
     _, untrained, last, round_ = next(end for end in _list_ends(rows) if end[0] == name)
     start = (
@@ -261,7 +306,8 @@ def _utility_caption(rows: Sequence[MetricsRow], name: str) -> str:
         if untrained is not None
         else ""
     )
-    return f"{name} on held-out records: {format_measure(last)} after round {round_}{start}."
+    how = " by noisy sums" if any(row.get("evaluation") for row in rows) else ""
+    return f"{name} on held-out records{how}: {format_measure(last)} after round {round_}{start}."
 
 
 def _epsilon_caption(run: RunRecord) -> str:

@@ -225,6 +225,7 @@ def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
             accountant=ledger.accountant,
             seed=config.seed,
             tested=bool(stored["tested"]),
+            evaluation=config.evaluation(),
             run=ledger.run,
         )
         mine = json.loads(json.dumps(spec.to_dict()))
@@ -247,14 +248,22 @@ def _find_other_cost(spec: RunSpec, ledger: Ledger) -> str | None:
     """Return a round whose charge in the ledger does not follow from the specification for any number of silos."""
     for charge in ledger.history:
         if charge.release:
-            continue  # its round is checked
+            continue  # its round or evaluation is checked
+        about, number = spec, charge.round
+        if charge.evaluation is not None:
+            if spec.charged_evaluation is None:
+                return (
+                    f"by the ledger there was an evaluation after round {charge.round + 1}, and it has none"
+                )
+            about, number = spec.charged_evaluation, charge.evaluation
         kept = {name: event_to_dict(event) for name, event in charge.events.items()}
         for survivors in range(len(spec.names), spec.min_silos - 1, -1):
-            cost = spec.round_events(survivors, charge.round)
+            cost = about.round_events(survivors, number)
             if is_same({name: event_to_dict(event) for name, event in cost.items()}, kept):
                 break
         else:
-            return f"by the ledger the cost of round {charge.round + 1} is not that of its settings"
+            what = "round" if about is spec else "evaluation"
+            return f"by the ledger the cost of {what} {number + 1} is not that of its settings"
     return None
 
 

@@ -173,7 +173,7 @@ def _check_summary(summary: Mapping[str, Any]) -> None:
 
     "simulation" is missing in files of format 1, whose runs all were simulations.
     """
-    texts = [summary.get(name, "") for name in ("method", "settings", "stopped")]
+    texts = [summary.get(name, "") for name in ("method", "settings", "stopped", "evaluation")]
     if not all(isinstance(text, str) for text in texts) or type(summary.get("simulation", True)) is not bool:
         raise ValueError
 

@@ -30,9 +30,10 @@ from typing import NoReturn
 
 import numpy as np
 
+from silodp.accounting.evaluation_charges import Charges
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary
-from silodp.accounting.ledger import Ledger, find_exceeded_limit
+from silodp.accounting.ledger import find_exceeded_limit
 from silodp.aggregators.attempts import common_digest, model_and_sample
 from silodp.aggregators.base import state_of
 from silodp.aggregators.run_spec import RunSpec
@@ -115,7 +116,7 @@ class Gate:
         spec: RunSpec,
         store: RoundStore,
         counts: np.ndarray,
-        ledger: Ledger,
+        ledger: Charges,
         limits: Mapping[Adversary, float] | None = None,
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:
@@ -414,7 +415,9 @@ class Gate:
         store.put(place, asked)
         # Units retire by what they have spent in this silo. If the silo missed rounds, its own ledger says how
         # many it has answered.
-        position = len({charge.round for charge in self.ledger.history} - {request.round})
+        position = len(
+            {charge.round for charge in self.ledger.history if charge.evaluation is None} - {request.round}
+        )
         events = self._spec.costliest_events(min(request.round, position), release)
         over = find_exceeded_limit(self._limits, partial(self.ledger.epsilon_after, events))
         if over is not None:

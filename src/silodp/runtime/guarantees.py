@@ -45,7 +45,7 @@ def build_guarantees(
     views = spec.aggregator.views(spec.method, len(spec.names))
     integers = spec.aggregator.adds_integers and spec.bounds is not None
     at_most = _costliest_releases(spec, ledger)
-    cost = spec.round_events()
+    cost, evaluation = spec.round_events(), spec.charged_evaluation
     result: dict[Adversary, Guarantee] = {}
     for adversary in ADVERSARIES:
         event = cost[adversary]
@@ -66,6 +66,7 @@ def build_guarantees(
             else list_assumptions(views[adversary], integers)
             + (spec.aggregator.assumptions if adversary != "released" else ())
             + spec.method.assumptions
+            + (() if evaluation is None else evaluation.method.assumptions)
             + spec.data.assumptions
             + delta_warning(spec.delta, spec.population.users),
             not_covered=tuple(text for text in NOT_COVERED if spec.tested or text != HELD_OUT),
@@ -91,7 +92,13 @@ def _costliest_releases(spec: RunSpec, ledger: Ledger) -> list[Mapping[Adversary
     """Return for every charged release its largest cost over all numbers of answers; [] if all silos must answer."""
     if spec.min_silos == len(spec.names):
         return []
-    return [spec.costliest_events(charge.round, charge.release) for charge in ledger.history]
+    evaluation = spec.charged_evaluation
+    return [
+        spec.costliest_events(charge.round, charge.release)
+        if charge.evaluation is None or evaluation is None
+        else evaluation.costliest_events(charge.evaluation, charge.release)
+        for charge in ledger.history
+    ]
 
 
 def _any_dropouts(
@@ -137,5 +144,6 @@ def _claims(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[s
     event = replace(spec, method=claimed).round_events()[adversary]
     if isinstance(event, NonPrivate):
         return ()
-    spent = compute_epsilon([(event, len(ledger.history))], ledger.delta, ledger.accountant)
+    releases = sum(charge.evaluation is None for charge in ledger.history)
+    spent = compute_epsilon([(event, releases)], ledger.delta, ledger.accountant)
     return ({"epsilon": spent, "why": claimed.assumptions[-1]},) if math.isfinite(spent) else ()

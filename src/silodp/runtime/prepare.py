@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from silodp.accounting.accountant import (
@@ -31,6 +32,7 @@ from silodp.errors import (
     counted,
 )
 from silodp.methods.base import Method
+from silodp.methods.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -49,6 +51,7 @@ def prepare_run(
     accountant: Accountant | str | None = None,
     silo_limits: Mapping[Adversary, float] | None = None,
     tested: bool = False,
+    evaluation: Evaluation | Mapping[str, Any] | None = None,
 ) -> RunSpec:
     """Check a run by its public facts alone, and return its specification.
 
@@ -64,7 +67,8 @@ def prepare_run(
         delta: see `train`.
         accountant: see `train`.
         silo_limits: see `train`.
-        tested: whether held-out records measure the model; of a federation it is known.
+        tested: whether held-out records, pooled, measure the model; of a federation it is known.
+        evaluation: see `train`.
 
     Returns:
         The specification; its method is calibrated where units have privacy budgets.
@@ -73,8 +77,17 @@ def prepare_run(
         SilodpError: a setting that cannot be run.
     """
     _check_method(method)
+    evaluation = _make_evaluation(evaluation)
     if isinstance(data, Federation):
         tested = data.test is not None and len(data.test) > 0
+        asks_silos = evaluation is not None and evaluation.across != "none"
+        if asks_silos and all(silo.test is None for silo in data.silos):
+            raise SilodpError(
+                "evaluation across silos needs held-out records in the silos: set data.schema.test_share or "
+                "data.schema.split, or give SiloData.test.",
+                code="evaluation.no_records",
+                field="evaluation.across",
+            )
         # The number of records is public where records are the unit, and private elsewhere.
         data = data.public(with_records=method.unit == "record")
     check_type("federation", data, (Federation, PublicData), "Federation.from_tables(...)")
@@ -98,11 +111,12 @@ def prepare_run(
         delta=delta,
         seed=seed,
         silo_limits=_check_limits(silo_limits),
-        tested=tested,
+        tested=tested and evaluation is None,
+        evaluation=evaluation,
     )
     aggregator.check(spec)
     spec = spec.calibrate()
-    cost = spec.round_events()
+    cost, every = spec.round_events(), spec.list_events()
     if aggregator.max_rounds is not None and rounds > aggregator.max_rounds:
         raise SilodpError(
             f"rounds = {rounds}: aggregator '{aggregator.name}' is set for "
@@ -111,9 +125,9 @@ def prepare_run(
             code="argument.conflict",
             field="rounds",
         )
-    default = choose_accountant(cost.values())
+    default = choose_accountant(every)
     chosen = default if accountant is None else find_accountant(accountant)
-    if not supports_all(chosen, cost.values()):
+    if not supports_all(chosen, every):
         raise SilodpError(
             f"accountant = '{chosen.name}' has no rule for a release of '{method.name}' under '{aggregator.name}' "
             f"('pld' has none for integer noise): choose '{default.name}', or leave it out.",
@@ -178,6 +192,22 @@ def _make_budget(given: Budget | Mapping[str, Any] | None, delta: float) -> Budg
     return given
 
 
+def _make_evaluation(given: Evaluation | Mapping[str, Any] | None) -> Evaluation | None:
+    if isinstance(given, Mapping):
+        known = {field.name for field in fields(Evaluation)}
+        if set(given) - known or "across" not in given:
+            raise SilodpError(
+                f"evaluation has the fields {sorted(given)}: set across, and if need be any of "
+                f"{', '.join(sorted(known - {'across'}))}.",
+                code="argument.value",
+                field="evaluation",
+            )
+        return Evaluation(**given)
+    if given is not None:
+        check_type("evaluation", given, Evaluation, "Evaluation(across='sums', noise_multiplier=5.0)")
+    return given
+
+
 def _check_limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, float]:
     if given is None:
         return {}
@@ -213,12 +243,18 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
 
 def _check_affordable(spec: RunSpec, cost: dict[Adversary, Event]) -> None:
     """Refuse a budget that is smaller than the ε of one round."""
-    budget, accountant = spec.budget, spec.accountant
-    if budget is None or Ledger(None, budget.delta, accountant, budget, run="").affords(cost):
+    budget, accountant, evaluation = spec.budget, spec.accountant, spec.charged_evaluation
+    if budget is None:
         return
-    spent = compute_epsilon([(cost[budget.adversary], 1)], budget.delta, accountant)
+    ledger = Ledger(None, budget.delta, accountant, budget, run="")
+    ledger.reserved = {} if evaluation is None else evaluation.round_events()
+    if ledger.affords(cost):
+        return
+    charges = Counter([cost[budget.adversary], *([ledger.reserved[budget.adversary]] if evaluation else [])])
+    spent = compute_epsilon(charges.items(), budget.delta, accountant)
+    and_evaluation = "" if evaluation is None else " and its evaluation"
     raise SilodpError(
-        f"budget.epsilon = {budget.epsilon} is less than one round costs against '{budget.adversary}' "
+        f"budget.epsilon = {budget.epsilon} is less than one round{and_evaluation} costs against '{budget.adversary}' "
         f"(ε = {spent:.4g}): raise it, or raise noise_multiplier ('silodp plan' finds one).",
         code="budget.out_of_reach",
         field="budget.epsilon",

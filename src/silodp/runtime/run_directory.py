@@ -196,6 +196,14 @@ class RunDirectory:
             path = folder / f"{place:03}.jsonl"
         return make_ledger(spec, path)
 
+    def find_silo_metrics(self, place: int) -> Path | None:
+        """Return the file of what a silo measures for itself alone; `place` is its position in the public order."""
+        if self.path is None:
+            return None
+        folder = self.path / "checkpoint" / "silo_metrics"
+        make_private_folder(folder)
+        return folder / f"{place:03}.jsonl"
+
     def make_store(self, *place: str) -> Store:
         """Return the store of one party."""
         return (
@@ -239,6 +247,7 @@ class RunDirectory:
             "private": released.private,
             "run": spec.run,
             "starts": self._read_starts(self.path),
+            **({} if spec.evaluation is None else {"evaluation": spec.evaluation.across}),
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
         text = json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n"

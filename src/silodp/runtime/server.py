@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.accounting.evaluation_charges import Charges
 from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Adversary
-from silodp.accounting.ledger import Ledger
 from silodp.aggregators.base import ServerAggregator, request_state
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
@@ -37,7 +37,7 @@ class Server:
 
     spec: RunSpec
     transport: Channel
-    ledger: Ledger
+    ledger: Charges
     store: RoundStore
     randomness: Randomness
 
@@ -99,13 +99,17 @@ class Server:
                 the round is over.
         """
         self._forget_before(round_)
-        if not self.ledger.charged(round_, 0) and not self.ledger.affords(self._events(None, round_)):
+        if not self.affords_round(round_):
             return None
         sample = get_or_draw(self.store.round(round_), "sample", self.spec.run, partial(self._sample, round_))
         drawn = {"sample": sample, "clients": self.participation.draw(round_)}
         drawn = {name: draw for name, draw in drawn.items() if draw.size}
         arrays = {"params": params.cpu().numpy(), **drawn, **request_state(state)}
         return self.side.total(self, round_, arrays)
+
+    def affords_round(self, round_: int) -> bool:
+        """Return whether a round that every silo answers may be charged, or was charged before."""
+        return self.ledger.charged(round_, 0) or self.ledger.affords(self._events(None, round_))
 
     @property
     def participation(self) -> Participation:

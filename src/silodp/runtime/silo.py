@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from silodp.accounting.accountant import choose_accountant
+from silodp.accounting.evaluation_charges import Charges
 from silodp.accounting.events import Event
 from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
@@ -63,7 +64,7 @@ class Silo:
         store: Store,
         identity: Identity | None = None,
         pins: Mapping[str, bytes] | None = None,
-        ledger: Ledger | None = None,
+        ledger: Charges | None = None,
         limits: Mapping[Adversary, float] | None = None,
         find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     ) -> None:
@@ -98,6 +99,11 @@ class Silo:
 
     def __repr__(self) -> str:
         return f"Silo({self.name!r})"  # nothing of its records or keys
+
+    @property
+    def run(self) -> str:
+        """Id of the run."""
+        return self._run
 
     @property
     def most_bytes(self) -> int:
@@ -308,5 +314,5 @@ def make_ledger(spec: RunSpec, path: Path | None = None) -> Ledger:
         spec: the run's specification.
         path: its file; None: in memory.
     """
-    accountant = choose_accountant(spec.round_events().values())
+    accountant = choose_accountant(spec.list_events())
     return Ledger(path, spec.noise_delta, accountant, run=spec.run)

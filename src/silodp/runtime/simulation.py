@@ -13,8 +13,8 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.mechanisms.noise import Randomness
+from silodp.runtime.evaluation import make_silo
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
-from silodp.runtime.silo import Silo
 from silodp.training.task import Task
 from silodp.wire.store import RoundStore, Store
 from silodp.wire.transport import Channel, InProcess, SignedChannel, SignedParty
@@ -87,7 +87,7 @@ class Simulation:
         # An error from here on closes every ledger that is open by then.
         with ExitStack() as ledgers:
             silos = [
-                Silo(
+                make_silo(
                     data,
                     self.task,
                     spec,
@@ -96,7 +96,7 @@ class Simulation:
                     identities[data.name],
                     pins,
                     ledgers.enter_context(directory.make_silo_ledger(spec, place)),
-                    spec.silo_limits,
+                    metrics=directory.find_silo_metrics(place),
                 )
                 for place, data in enumerate(self.federation.silos)
             ]

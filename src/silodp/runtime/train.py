@@ -20,7 +20,9 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.data.federation import Federation, find_linkage_doubts
 from silodp.errors import SilodpError, check_type, check_whole
 from silodp.methods.base import Method
+from silodp.methods.evaluation import Evaluation
 from silodp.runtime.checkpoint import Checkpoint
+from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.guarantees import build_guarantees
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
@@ -74,6 +76,7 @@ def train(
     resume: bool = False,
     evaluate_every: int = 1,
     silo_limits: Mapping[Adversary, float] | None = None,
+    evaluation: Evaluation | Mapping[str, Any] | None = None,
     on_round: Callable[[MetricsRow], None] | None = None,
 ) -> Result:
     """Train one model over all silos, in one process.
@@ -101,6 +104,9 @@ def train(
             the run spend, whatever the server requests. A silo's own ledger charges the largest cost over all
             numbers of silos that may answer. If a round would exceed a limit, the silo refuses it, and the run
             ends with an error; it can be resumed with other limits.
+        evaluation: how the silos' held-out records measure the model: an `Evaluation`, or a dict with its fields, for
+            example {"across": "sums", "noise_multiplier": 5.0}: noisy sums of counts, which ε covers. None: on
+            `federation.test`, which ε does not cover.
         on_round: called with each row of metrics.
 
     Returns:
@@ -121,6 +127,7 @@ def train(
         delta=delta,
         accountant=accountant,
         silo_limits=silo_limits,
+        evaluation=evaluation,
     )
     if spec.method.unit == "user":
         for doubt in find_linkage_doubts(federation):
@@ -175,18 +182,28 @@ def run(
 
     directory = RunDirectory(None if out is None else Path(out))
     state = directory.load_state(spec, task, resume)  # refuses before anything is written
-    untrained = parties.evaluate(state.params) if state.round == 0 else None
+    evaluation = spec.evaluation
+    untrained = None
+    if state.round == 0:
+        untrained = parties.evaluate(state.params) if evaluation is None else NOTHING_MEASURED
     with directory.open(spec, task, state, resume) as (state, ledger):
         spec = replace(spec, run=state.run)
         with parties.open(spec, directory) as connection:
             server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
             server.check_store_version(state.round)
+            evaluator = None
+            if spec.evaluation_spec is not None:
+                evaluator = Evaluator(
+                    spec, connection.channel, connection.store, connection.randomness, ledger
+                )
             metrics = directory.load_metrics(state.round if resume else None, server.spent_by_round)
             if not metrics.rows and untrained is not None:
                 row = {"round": 0, **untrained, "epsilon": server.spent(), **parties.describe()}
                 metrics.add(row, on_round)
             if ledger.rounds == 0:  # later a silo that lost its set-up must not be set up again
                 server.set_up()
+                if evaluator is not None:
+                    evaluator.set_up()
             stopped: Literal["rounds", "budget"] = "rounds"
             while state.round < spec.rounds:
                 started, sent = time.perf_counter(), server.transport.traffic
@@ -196,8 +213,13 @@ def run(
                     break
                 state, refusal = _advance(server, state, total)
                 row = {"round": state.round}
-                if state.round % evaluate_every == 0 or state.round == spec.rounds:
-                    row |= parties.evaluate(released(state))
+                if evaluation is None:
+                    if state.round % evaluate_every == 0 or state.round == spec.rounds:
+                        row |= parties.evaluate(released(state))
+                elif evaluator is not None:
+                    is_last = state.round == spec.rounds or not server.affords_round(state.round)
+                    if evaluation.is_due(state.round, is_last):
+                        row |= evaluator.measure(state.round, released(state), is_last)
                 row["epsilon"] = server.spent()
                 row["seconds"] = round(time.perf_counter() - started, 4)
                 row["bytes"] = asdict(server.transport.traffic.since(sent))

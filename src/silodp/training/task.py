@@ -183,19 +183,28 @@ class Task:
         inputs, targets = self.tensors(x, y)
         if len(inputs) == 0:
             raise SilodpError("there are no records to evaluate on", code="data.no_records")
-        model = self.load(params)
         with torch.no_grad():
             # The outputs of all batches before the loss: a Cox loss is not a mean over batches.
-            try:
-                outputs = torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
-            except (Exception, SystemExit) as error:
-                raise _describe_failure(self.model, error) from error
+            outputs = self.predict(params, inputs)
             everyone = torch.ones(len(outputs), dtype=self.dtype, device=self.device)
             values = {"loss": float(self.loss.compute(outputs, targets, everyone))}
         values |= {
             name: _measure_metric(name, metric, outputs, targets) for name, metric in self.metrics.items()
         }
         return {name: value for name, value in values.items() if name == "loss" or not math.isnan(value)}
+
+    def predict(self, params: Tensor, inputs: Tensor) -> Tensor:
+        """Return the model's outputs (n, ...) at parameters (d,) for n ≥ 1 inputs (n, ...), in eval mode.
+
+        Raises:
+            SilodpError: the model raised.
+        """
+        model = self.load(params)
+        with torch.no_grad():
+            try:
+                return torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
+            except (Exception, SystemExit) as error:
+                raise _describe_failure(self.model, error) from error
 
     def check(self, example_x: Any, example_y: Any = None) -> None:
         """Refuse a model or a loss that cannot be trained or stored, before anything is spent on it.

@@ -71,6 +71,7 @@ def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
         "accountant": None,
         "silo_limits": {},
         "budget": config.budget(),
+        "evaluation": None,
     }
     federation = config.federation()
     assert (federation.users, len(federation.silos), config.silos) == (20, 2, 2)

@@ -189,6 +189,45 @@ def test_bad_tables_are_one_sentence(tmp_path, old, new, options, sentence):
     assert "; " in str(caught.value)
 
 
+def many(silo: str, persons: int = 400) -> str:
+    rows = [f"{person},50,f,{'yes' if person % 2 else 'no'}" for person in range(persons)]
+    return "\n".join(["patient,age,sex,ill", *rows, *rows[: persons // 2], ""])
+
+
+def test_a_share_of_persons_is_for_testing_in_every_silo(tmp_path):
+    """All records of a person, in all silos, are on the same side, whichever silo reads its table, and alone."""
+    options = {"test_share": 0.25}
+    built = read(tmp_path, berlin=many("berlin"), paris=many("paris"), options=options)
+    alone = read(tmp_path, paris=many("paris"), options=options)
+    train = [set(np.array(built.user_keys)[silo.user]) for silo in built.silos]
+    assert train[0] == train[1] == set(alone.user_keys)
+    assert 60 < 400 - len(train[0]) < 140
+    for silo in built.silos:
+        assert silo.test is not None
+        assert len(silo) + len(silo.test) == 600
+        assert len(np.unique(silo.test.user)) == 400 - len(train[0])
+        assert np.bincount(silo.test.user).max() == 2  # records of a person have one number
+    assert len(built.test) == sum(len(silo.test) for silo in built.silos)
+    assert not any("both the training and the test split" in said for said in built.assumptions)
+    assert read(tmp_path, berlin=many("berlin"), options={"test_share": 0.0}).silos[0].test.x.shape[0] == 0
+
+
+def test_held_out_records_of_a_split_column_stay_in_their_silo(tmp_path):
+    text = BERLIN.replace("ill\n", "ill,part\n").replace("yes\n", "yes,test\n").replace("no\n", "no,train\n")
+    paris = "patient,age,sex,ill,part\n4,20,m,no,train\n"
+    built = read(tmp_path, berlin=text, paris=paris, options={"split": "part"})
+    assert [len(silo.test) for silo in built.silos] == [2, 0]
+    assert built.silos[0].test.user.tolist() == [0, 0]  # patient 17, who has no number among training users
+    assert built.test.user.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("options", [{"test_share": 0.2, "split": "part"}, {"test_share": 1.5}])
+def test_a_share_that_cannot_be_is_refused(options):
+    with pytest.raises(SilodpError) as caught:
+        schema(**options)
+    assert caught.value.field == "data.schema.test_share"
+
+
 def test_bad_split_value(tmp_path):
     text = "patient,age,sex,ill,part\n1,50,f,yes,train\n2,20,m,no,valid\n"
     with pytest.raises(SilodpError, match="column 'part' is 'valid' in data row 2, which is no split"):

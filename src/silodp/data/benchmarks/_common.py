@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,13 +68,24 @@ def check_normalize(value: str, *allowed: str) -> None:
 
 
 def make_fixed_silos(
-    parts: list[tuple[str, Floats, Floats]], users: int, allocation: str, seed: int, pairs: bool = False
+    parts: list[tuple[str, Floats, Floats]],
+    users: int,
+    allocation: str,
+    seed: int,
+    pairs: bool = False,
+    tests: Sequence[tuple[Floats, Floats]] | None = None,
 ) -> tuple[SiloData, ...]:
-    """Make silos of (name, x, y), which keep their records; only the users are drawn."""
+    """Make silos of (name, x, y), which keep their records; only the users are drawn.
+
+    Held-out records (x, y) of each silo are persons of their own.
+    """
     sizes = [len(y) for _, _, y in parts]
     generator = np.random.default_rng(seed)
     user, silo = allocate(allocation, users=users, generator=generator, sizes=sizes, pairs=pairs)
-    return tuple(SiloData(name, x, y, user[silo == s]) for s, (name, x, y) in enumerate(parts))
+    held_out = [None if tests is None else hold_out(name, *tests[s]) for s, (name, _, _) in enumerate(parts)]
+    return tuple(
+        SiloData(name, x, y, user[silo == s], test=held_out[s]) for s, (name, x, y) in enumerate(parts)
+    )
 
 
 def make_free_silos(
@@ -85,8 +97,9 @@ def make_free_silos(
     seed: int,
     labels_per_user: int | None = None,
     labels_per_silo: int | None = None,
+    test: tuple[Floats, Floats] | None = None,
 ) -> tuple[SiloData, ...]:
-    """Draw both the silo and the user of every record."""
+    """Draw both the silo and the user of every record; held-out records (x, y) go to the silos in turn."""
     user, silo = allocate(
         allocation,
         users=users,
@@ -97,7 +110,20 @@ def make_free_silos(
         labels_per_user=labels_per_user,
         labels_per_silo=labels_per_silo,
     )
-    return tuple(SiloData(f"silo-{s + 1}", x[silo == s], y[silo == s], user[silo == s]) for s in range(silos))
+    names = [f"silo-{s + 1}" for s in range(silos)]
+    held_out = [
+        None if test is None else hold_out(name, test[0][s::silos], test[1][s::silos])
+        for s, name in enumerate(names)
+    ]
+    return tuple(
+        SiloData(name, x[silo == s], y[silo == s], user[silo == s], test=held_out[s])
+        for s, name in enumerate(names)
+    )
+
+
+def hold_out(name: str, x: Floats, y: Floats) -> SiloData:
+    """Return held-out records of a silo; each is a person of its own, as no user is simulated for it."""
+    return SiloData(name, x, y, np.arange(len(y), dtype=np.int64))
 
 
 def count_users(allocation: str, users: int, records: int) -> int:

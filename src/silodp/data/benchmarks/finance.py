@@ -15,6 +15,7 @@ from silodp.data.benchmarks._common import (
     count_users,
     data_root,
     find_file,
+    hold_out,
     make_free_silos,
     make_test,
 )
@@ -96,7 +97,9 @@ def creditcard(
         x = np.column_stack([x[:, 0] / 86_400 - 1, components, np.log1p(x[:, 29]) / 5 - 1])
     x = x.astype(np.float32)
     return Federation(
-        silos=make_free_silos(x[train], y[train], users, silos, allocation, seed, labels_per_user),
+        silos=make_free_silos(
+            x[train], y[train], users, silos, allocation, seed, labels_per_user, test=(x[test], y[test])
+        ),
         users=count_users(allocation, users, len(train)),
         test=make_test(x[test], y[test]),
         assumptions=(CREDITCARD.private_scaling,) if normalize == "private" else (),
@@ -165,7 +168,10 @@ def acs_income(
         test_y.append(y[:held])
         kept = len(y) - held
         # A copy: a view would keep the held-out rows in memory.
-        silos.append(SiloData(str(states[code]), x[held:].copy(), y[held:], np.arange(users, users + kept)))
+        test = hold_out(str(states[code]), x[:held].copy(), y[:held])
+        silos.append(
+            SiloData(str(states[code]), x[held:].copy(), y[held:], np.arange(users, users + kept), test=test)
+        )
         users += kept
     return Federation(
         silos=tuple(silos),

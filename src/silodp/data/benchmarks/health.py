@@ -145,6 +145,7 @@ def heart_disease(
     if silos == 1:
         _, features, labels = zip(*parts, strict=True)
         parts = [("pooled", np.concatenate(features), np.concatenate(labels))]
+        tests = [(np.concatenate([x for x, _ in tests]), np.concatenate([y for _, y in tests]))]
     elif silos != len(parts):
         raise SilodpError(
             f"silos is {silos}; heart_disease has 4, or 1 when they are pooled",
@@ -152,7 +153,7 @@ def heart_disease(
             field="silos",
         )
     return Federation(
-        silos=make_fixed_silos(parts, users, allocation, seed),
+        silos=make_fixed_silos(parts, users, allocation, seed, tests=tests),
         users=count_users(allocation, users, sum(len(y) for _, _, y in parts)),
         test=make_test(np.concatenate([x for x, _ in tests]), np.concatenate([y for _, y in tests])),
         assumptions=(HEART_DISEASE.private_scaling,) if normalize == "private" else (),
@@ -206,7 +207,9 @@ def tcga_brca(
         parts.append((name, x[train], y[train]))
     pooled = np.concatenate(test)
     return Federation(
-        silos=make_fixed_silos(parts, users, allocation, seed, pairs=True),
+        silos=make_fixed_silos(
+            parts, users, allocation, seed, pairs=True, tests=[(x[rows], y[rows]) for rows in test]
+        ),
         users=count_users(allocation, users, sum(len(y) for _, _, y in parts)),
         test=make_test(x[pooled], y[pooled]),
         name="tcga_brca",
@@ -235,7 +238,7 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
     y = (table.target == 0).astype(np.int64)  # scikit-learn's 0 is malignant
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, random_state=SPLIT_SEED, stratify=y)
     return Federation(
-        silos=make_free_silos(x[train], y[train], users, silos, allocation, seed),
+        silos=make_free_silos(x[train], y[train], users, silos, allocation, seed, test=(x[test], y[test])),
         users=count_users(allocation, users, len(train)),
         test=make_test(x[test], y[test]),
         name="embedded",

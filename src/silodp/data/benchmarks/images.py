@@ -92,7 +92,7 @@ def _images(
         parts[part] = (pixels[:, None].astype(np.float32) * scale - shift, labels)
     train, test = _split(parts["train"], parts["t10k"], split, shares.seed)
     return Federation(
-        silos=make_free_silos(*train, **asdict(shares)),
+        silos=make_free_silos(*train, **asdict(shares), test=test),
         users=count_users(shares.allocation, shares.users, len(train[1])),
         test=make_test(*test),
         assumptions=(dataset.private_scaling,) if normalize == "private" else (),

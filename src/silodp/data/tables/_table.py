@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from silodp.data._identifiers import MISSING
 from silodp.data.identity import IdentityProfile
 from silodp.data.silo_data import check_budgets, scale_to_range
-from silodp.data.tables.schema import Schema, text_of
+from silodp.data.tables.schema import Schema, is_test_person, text_of
 from silodp.errors import SilodpError, first_line
 
 _log = logging.getLogger(__name__)
@@ -128,6 +128,9 @@ class Table:
 
     def test_rows(self) -> NDArray[np.bool_]:
         """Return (n,) bool: which rows are test records."""
+        share = self.schema.test_share
+        if share is not None:
+            return np.array([is_test_person(key, share) for key in self.keys()], dtype=bool)
         if self.schema.split is None:
             return np.zeros(len(self.columns[self.schema.user]), dtype=bool)
         split = np.array([text.lower() for text in self.columns[self.schema.split]])

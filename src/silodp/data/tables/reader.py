@@ -33,7 +33,7 @@ class LoadedTables:
 
     Attributes:
         silos: training records, one table per silo.
-        test: test records, pooled; None without a split column.
+        test: test records, pooled; None without a split column and a share of test persons.
         user_keys: the keys in the order of the users' index: (U,), and fewer where an identity profile declares U.
         assumptions: what was taken from private rows, one sentence each.
         profile: the identity profile by which the keys were read; None without one.
@@ -76,7 +76,12 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
         x, y, is_test, kept = table.features(), table.labels(), table.test_rows(), table.kept_rows()
         user = table.users(known, is_test)
         train, test = kept & ~is_test, kept & is_test
-        silos.append(SiloData(silo, x[train], y[train], user[train], table.budgets(train)))
+        held_out = None
+        if schema.split is not None or schema.test_share is not None:
+            # Numbered among themselves: persons with test records alone have no number in the users' index.
+            persons = np.unique(table.keys()[test].astype(str), return_inverse=True)[1].astype(np.int64)
+            held_out = SiloData(silo, x[test], y[test], persons)
+        silos.append(SiloData(silo, x[train], y[train], user[train], table.budgets(train), held_out))
         held.append((x[test], y[test], user[test]))
         in_train.update(user[train].tolist())
         in_test.update(user[test].tolist())
@@ -87,8 +92,9 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
     if schema.out_of_range == "clip" and schema.numeric:
         assumptions.append(ASSUMES_CLIPPING)
     test_data = None
-    if schema.split is not None:
-        test_data = SiloData("test", *(np.concatenate(arrays) for arrays in zip(*held, strict=True)))
+    if schema.split is not None or schema.test_share is not None:
+        x, y, user = (np.concatenate(arrays) for arrays in zip(*held, strict=True))
+        test_data = SiloData("test", x, y, user)
     return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions), profile)
 
 

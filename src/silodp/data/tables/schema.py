@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from silodp.data.identity import IdentityProfile, load_profile
-from silodp.errors import SilodpError, first_line
+from silodp.errors import SilodpError, check_real, first_line
 
 ASSUMES_INDEX_FROM_TABLES = (
     "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
@@ -43,6 +44,8 @@ class Schema:
         numeric: column → public range (low, high), which is mapped to [-1, 1].
         categorical: column → public categories, one-hot in this order.
         split: optional column holding "train" or "test".
+        test_share: instead of `split`: the share of persons whose records are all for testing, between 0 and 1.
+            A public hash of the user key decides, so a person is for testing in every silo or in none.
         users: the public list of user keys, or a text file with one key per line; U is its length. Without it
             U is counted in the tables, and the guarantee says so.
         identity: the file of an `IdentityProfile`, which then says how user keys are read, and declares U. It takes
@@ -67,6 +70,7 @@ class Schema:
     out_of_range: Literal["refuse", "clip"] = "refuse"
     budget: str | None = None
     identity: str | Path | None = None
+    test_share: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("classes", "real", "survival"):
@@ -91,6 +95,14 @@ class Schema:
                 "argument.conflict",
                 "users",
             )
+        if self.test_share is not None:
+            if self.split is not None:
+                raise _refusal(
+                    "split and test_share both say which records are for testing; keep one of them",
+                    "argument.conflict",
+                    "test_share",
+                )
+            check_real("data.schema.test_share", self.test_share, least=0, most=1, what="share of persons")
         self._check_label()
         for section, values in (("numeric", "(low, high)"), ("categorical", "their categories")):
             if not isinstance(getattr(self, section), Mapping):
@@ -224,6 +236,17 @@ def text_of(value: object) -> str:
     text = unicodedata.normalize("NFC", str(value).strip())
     whole = _WHOLE.fullmatch(text)
     return whole[1] if whole else text
+
+
+def is_test_person(key: str, share: float) -> bool:
+    """Return whether a person's records are for testing: a public function of their key, equal in every silo.
+
+    Args:
+        key: as tables have it once it is normalized.
+        share: of persons, in [0, 1].
+    """
+    digest = hashlib.sha256(f"silodp test person {key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
 
 def normalize_key(value: object) -> str:

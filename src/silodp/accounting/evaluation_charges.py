@@ -1,0 +1,111 @@
+"""The charges of evaluations in the ledger of a run, and what a gate and a server need of any ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from silodp.accounting.events import Composed, Event
+from silodp.accounting.guarantee import Adversary
+from silodp.accounting.ledger import Ledger, LedgerEntry
+
+
+class Charges(Protocol):
+    """What a gate and a server need of a ledger."""
+
+    @property
+    def history(self) -> tuple[LedgerEntry, ...]:
+        """All entries, in the order they were written."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds charged."""
+
+    def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
+        """Charge a release durably; the same one is charged once."""
+
+    def charged(self, round: int, release: int = 0) -> bool:
+        """Return whether a release was charged."""
+
+    def affords(self, events: Mapping[Adversary, Event]) -> bool:
+        """Return whether the budget still holds after these events."""
+
+    def epsilon(self, adversary: Adversary) -> float | None:
+        """Return ε spent; None where nothing is promised."""
+
+    def epsilon_after(self, events: Mapping[Adversary, Event], adversary: Adversary) -> float | None:
+        """Return ε if these events were charged too; None where nothing is promised."""
+
+    def epsilon_by_round(self, adversary: Adversary) -> dict[int, float | None]:
+        """Return ε after 0, 1, … rounds."""
+
+    def reason(self, adversary: Adversary) -> str | None:
+        """Return why nothing is promised; None where something is."""
+
+
+class EvaluationCharges:
+    """The charges of evaluations in a ledger, numbered from 0; the budget and the limits are those of the whole ledger.
+
+    Args:
+        ledger: of the run.
+
+    Attributes:
+        is_last: whether what `Ledger.reserved` kept may be spent now.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.is_last = False
+
+    @property
+    def history(self) -> tuple[LedgerEntry, ...]:
+        """The entries of evaluations, with their numbers as rounds."""
+        return tuple(
+            replace(entry, round=entry.evaluation)
+            for entry in self._ledger.history
+            if entry.evaluation is not None
+        )
+
+    @property
+    def rounds(self) -> int:
+        """Number of evaluations charged."""
+        return len({entry.round for entry in self.history})
+
+    def charge(self, round: int, release: int, events: Mapping[Adversary, Event]) -> None:
+        """Charge a release of an evaluation, after the last round charged; as `Ledger.charge`.
+
+        What costs nothing against anyone is not written down.
+        """
+        if all(event == Composed(()) for event in events.values()):
+            return
+        self._ledger.charge_evaluation(round, release, events)
+
+    def charged(self, round: int, release: int = 0) -> bool:
+        """Return whether a release of an evaluation was charged."""
+        return self._ledger.charged_evaluation(round, release)
+
+    def affords(self, events: Mapping[Adversary, Event]) -> bool:
+        """Return whether the budget still holds after these events; the last evaluation may spend what was reserved."""
+        reserved = self._ledger.reserved
+        try:
+            self._ledger.reserved = {} if self.is_last else reserved
+            return self._ledger.affords(events)
+        finally:
+            self._ledger.reserved = reserved
+
+    def epsilon(self, adversary: Adversary) -> float | None:
+        """As `Ledger.epsilon`."""
+        return self._ledger.epsilon(adversary)
+
+    def epsilon_after(self, events: Mapping[Adversary, Event], adversary: Adversary) -> float | None:
+        """As `Ledger.epsilon_after`."""
+        return self._ledger.epsilon_after(events, adversary)
+
+    def epsilon_by_round(self, adversary: Adversary) -> dict[int, float | None]:
+        """As `Ledger.epsilon_by_round`, by rounds of training."""
+        return self._ledger.epsilon_by_round(adversary)
+
+    def reason(self, adversary: Adversary) -> str | None:
+        """As `Ledger.reason`."""
+        return self._ledger.reason(adversary)

@@ -1,0 +1,221 @@
+"""The specification of a run's evaluation: a second run of the same silos, whose method adds up counts.
+
+Nothing of it is new to a party: its messages, masks, gate, stored answers and noise are those of any run, and its
+charges are in the ledger of the run that it belongs to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from silodp.accounting.accountant import choose_accountant
+from silodp.accounting.calibration import calibrate_noise_multiplier
+from silodp.accounting.events import Event
+from silodp.accounting.guarantee import View
+from silodp.aggregators.base import (
+    Aggregator,
+    Handler,
+    LocalUpdateFn,
+    ServerAggregator,
+    ServerContext,
+    SiloAggregator,
+    SiloContext,
+    round_arrays,
+    setup_kinds,
+)
+from silodp.aggregators.masked import Masked
+from silodp.aggregators.plain import Plain
+from silodp.aggregators.run_spec import RunSpec
+from silodp.errors import SilodpError
+from silodp.methods.evaluation import NOTHING, Evaluation, EvaluationSums, SilentEvaluation
+from silodp.training.counts import CountTable
+from silodp.wire.messages import Message
+from silodp.wire.schemas import Kind, Schema, Script
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SUFFIX = "-evaluation"
+
+
+def derive_evaluation(spec: RunSpec) -> RunSpec | None:
+    """Return the specification of the evaluation of a run; None where silos are asked nothing.
+
+    Args:
+        spec: of the run.
+
+    Raises:
+        SilodpError: the evaluation is not proven for this run, or its counts say nothing of its labels
+            (codes evaluation.*).
+    """
+    settings = spec.evaluation
+    if settings is None or settings.across == "none":
+        return None
+    run = spec.run and name_evaluation(spec.run)
+    if settings.across == "local":
+        return replace(
+            spec,
+            method=SilentEvaluation(spec.method.unit),
+            aggregator=Delivery(),
+            evaluation=None,
+            budget=None,
+            run=run,
+        )
+    _check_sums(spec)
+    aggregator = _find_aggregator(spec)
+
+    def with_noise(noise_multiplier: float) -> RunSpec:
+        clip = settings.clip if spec.method.unit == "user" else 1.0
+        method = EvaluationSums(spec.method.unit, noise_multiplier, clip, choose_table(spec, settings))
+        return replace(spec, method=method, aggregator=aggregator, evaluation=None, budget=None, run=run)
+
+    if settings.noise_multiplier is not None:
+        derived = with_noise(settings.noise_multiplier)
+    else:
+        derived = with_noise(_calibrate(with_noise, settings.epsilon or 0.0, spec.noise_delta))
+    aggregator.check(derived)
+    return derived
+
+
+def _calibrate(with_noise: Callable[[float], RunSpec], epsilon: float, delta: float) -> float:
+    """Return σ, rounded up to three figures, so that all parties find the same one."""
+
+    def event(noise_multiplier: float) -> Event:
+        return with_noise(noise_multiplier).round_events()["released"]
+
+    found = calibrate_noise_multiplier(event, 1, epsilon, delta, choose_accountant([event(1.0)]))
+    step = 10.0 ** (math.floor(math.log10(found)) - 2)
+    return round(math.ceil(found / step * (1 - 1e-9)) * step, 10)
+
+
+def compute_count_std(spec: RunSpec) -> float:
+    """Return the standard deviation of the noise in one count, in records, if all silos answer.
+
+    Args:
+        spec: of an evaluation by sums.
+    """
+    method = spec.method
+    assert isinstance(method, EvaluationSums)
+    return method.count_std(spec.population)
+
+
+def name_evaluation(run: str) -> str:
+    """Return the id under which silos are asked about the evaluation of a run."""
+    return run + _SUFFIX
+
+
+def find_run(name: str) -> str:
+    """Return the id of the run that a message belongs to, be it about the run or its evaluation."""
+    return name.removesuffix(_SUFFIX)
+
+
+def choose_table(spec: RunSpec, settings: Evaluation) -> CountTable:
+    """Return the cells that fit the labels of a run.
+
+    Raises:
+        SilodpError: labels are numbers, or survival times without edges (codes evaluation.labels, evaluation.times).
+    """
+    data = spec.data
+    if data.labels == "survival":
+        if not settings.times:
+            raise SilodpError(
+                "evaluation by sums of counts needs bins of survival times: set evaluation.times to public edges, for "
+                "example [365.0, 730.0].",
+                code="evaluation.times",
+                field="evaluation.times",
+            )
+        return CountTable("survival", bins=settings.bins, times=settings.times)
+    if data.labels != "classes" or data.classes is None:
+        raise SilodpError(
+            "evaluation by sums of counts is for classes and survival, and the labels are real numbers: set "
+            'evaluation.across = "local" or "none".',
+            code="evaluation.labels",
+            field="evaluation.across",
+        )
+    kind = "scores" if data.classes == 2 else "classes"
+    return CountTable(kind, data.classes, settings.bins)  # type: ignore[arg-type]
+
+
+def _check_sums(spec: RunSpec) -> None:
+    method = spec.method
+    why = None
+    if method.unit is None:
+        why = f"'{method.name}' protects nobody"
+    elif method.budget_unit is not None:
+        why = f"in '{method.name}' every {method.unit} has a privacy budget, and an evaluation would be charged to all"
+    if why is not None:
+        raise SilodpError(
+            f'evaluation by sums of counts is not proven for this run: {why}; set evaluation.across = "local" or '
+            '"none", or choose another method.',
+            code="evaluation.unit",
+            field="evaluation.across",
+        )
+
+
+def _find_aggregator(spec: RunSpec) -> Aggregator:
+    """Return the aggregator of the counts: `plain` for a run under `plain`, else `masked` with as many silos."""
+    if type(spec.aggregator) is Plain:
+        return spec.aggregator
+    if spec.aggregator.adds_integers:
+        return Masked(min_silos=spec.min_silos)
+    raise SilodpError(
+        f"evaluation by sums of counts is not known under the aggregator '{spec.aggregator.name}': set "
+        'evaluation.across = "local" or "none", or choose plain, masked, lattice or paillier.',
+        code="evaluation.aggregator",
+        field="evaluation.across",
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Delivery(Aggregator):
+    """Silos get a model and answer with nothing: an aggregator of no values, for evaluation within silos."""
+
+    name = "delivery"
+
+    def event(self, spec: RunSpec, view: View) -> Event:
+        """Return the event that costs nothing."""
+        return NOTHING
+
+    def script(self, spec: RunSpec, name: str) -> Script:
+        """Return the set-up, then models, whose answers have no entries."""
+        return Script(setup_kinds(spec), Kind("update", Schema(arrays=round_arrays(spec)), Schema()))
+
+    def server(self, spec: RunSpec) -> ServerAggregator:
+        """Return the side that sends."""
+        return _DeliveryServer(spec)
+
+    def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
+        """Return the side that answers with nothing."""
+        return _DeliverySilo()
+
+
+@dataclass(frozen=True)
+class _DeliveryServer:
+    spec: RunSpec
+
+    def set_up(self, context: ServerContext) -> None:
+        """Do nothing."""
+
+    def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
+        """Send the model; a silo that is gone misses it where silos may be missing."""
+        import torch
+
+        request = Message("update", self.spec.run, round_, arrays=dict(arrays))
+        requests = {name: request for name in self.spec.names}
+        if self.spec.min_silos == len(self.spec.names):
+            context.ask_all(requests)
+        else:
+            context.ask(requests)
+        return torch.zeros(0, dtype=torch.float64)
+
+
+class _DeliverySilo:
+    handlers: Mapping[str, Handler] = {}
+
+    def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
+        return request.answer(), 0

@@ -1,0 +1,240 @@
+"""Evaluation on the silos' held-out records, written as a method, so that noise, masks and charges are those of a run.
+
+What silos add up is a table of counts (`silodp.training.counts`). A unit's part of it is clipped, silos add noise to
+their sums, and an evaluation is charged like a round of training. Or silos evaluate for themselves, and send nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from silodp.accounting.events import Composed, Event, Gaussian, NonPrivate
+from silodp.accounting.guarantee import Unit, View
+from silodp.errors import (
+    SilodpError,
+    check_choice,
+    check_clip,
+    check_epsilon,
+    check_fields,
+    check_noise_multiplier,
+    check_whole,
+    optional,
+)
+from silodp.mechanisms.clipping import (
+    Bounds,
+    ClippedRows,
+    ClippedRowStream,
+    LocallyNoisedUpdate,
+    clip_rows,
+)
+from silodp.methods.base import LocalContext, Method, Population
+from silodp.methods.uldp import UldpAvg
+from silodp.training.counts import CountTable
+
+Across = Literal["none", "local", "sums"]
+
+NOTHING: Event = Composed(())
+"""The event of an evaluation in which nothing leaves a silo."""
+
+_ROOM = 1 << 20
+"""Units that the ring of secure aggregation has room for at least: test persons may not be on the list of users."""
+_UNITS_AT_ONCE = 1 << 12
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model is evaluated on the held-out records of the silos; all of it is public.
+
+    Attributes:
+        across: "none"; "local": every silo evaluates the released models on its records, and sends nothing; "sums":
+            noisy sums of counts over all silos, which are charged.
+        every: rounds from one evaluation to the next; None: only after the last round.
+        noise_multiplier: σ of an evaluation by sums, in units of `clip`.
+        epsilon: instead of `noise_multiplier`: ε that one evaluation costs by itself, against whoever sees the metrics.
+        clip: C, the 2-norm that one unit's counts are clipped to; with 1, one record of a person counts in full.
+        bins: bins of scores, an even number.
+        times: edges between bins of survival times.
+    """
+
+    across: Across
+    every: int | None = None
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    clip: float = 1.0
+    bins: int = 10
+    times: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("across", self.across, ("none", "local", "sums"))
+        check_fields(
+            self,
+            "evaluation.",
+            every=optional(check_whole),
+            noise_multiplier=optional(check_noise_multiplier),
+            epsilon=optional(check_epsilon),
+            clip=check_clip,
+        )
+        object.__setattr__(self, "times", tuple(float(time) for time in self.times))
+        CountTable("survival", bins=self.bins, times=self.times)
+        given = self.noise_multiplier is not None, self.epsilon is not None
+        if self.across == "sums" and sum(given) != 1:
+            raise SilodpError(
+                'evaluation across = "sums" needs noise: set either noise_multiplier or epsilon.',
+                code="evaluation.noise",
+                field="evaluation.noise_multiplier",
+            )
+
+    @property
+    def adds_sums(self) -> bool:
+        """Whether silos add up counts, which costs ε."""
+        return self.across == "sums"
+
+    def is_due(self, round_: int, is_last: bool) -> bool:
+        """Return whether the model after so many rounds is evaluated."""
+        if self.across == "none" or round_ == 0:
+            return False
+        return is_last or (self.every is not None and round_ % self.every == 0)
+
+    def count(self, rounds: int) -> int:
+        """Return how many evaluations a run of so many rounds has."""
+        if self.across == "none" or rounds == 0:
+            return 0
+        return 1 if self.every is None else math.ceil(rounds / self.every)
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationMethod(Method):
+    """Base of both kinds of evaluation: a request carries the model, and how many rounds led to it.
+
+    Attributes:
+        unit: whom the run protects.
+    """
+
+    unit: Unit | None = "user"
+
+    ROUNDS: ClassVar[str] = "rounds"
+
+    def initial_state(self, population: Population) -> dict[str, np.ndarray]:
+        """Return what a request carries beside the model: the number of rounds that led to it."""
+        return {self.ROUNDS: np.zeros(1, np.int64)}
+
+
+@dataclass(frozen=True, repr=False)
+class SilentEvaluation(EvaluationMethod):
+    """Silos get the released model, evaluate it by themselves, and answer with nothing."""
+
+    name: str = field(default="evaluation-local", init=False)
+
+    def sum_size(self, size: int) -> int:
+        """Return 0: nothing is added up."""
+        return 0
+
+    def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
+        """Return an empty update; the silo writes its metrics to its folder (`runtime.evaluation`)."""
+        import torch
+
+        return LocallyNoisedUpdate(torch.zeros(0, dtype=torch.float64))
+
+    def bounds(self, population: Population) -> None:
+        """Return None: there are no rows."""
+
+    def dp_event(self, view: View) -> Event:
+        """Return the event that costs nothing."""
+        return NOTHING
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationSums(EvaluationMethod):
+    """Σ_s w·Σ_u clip_C(counts of u's held-out records in s) + noise σC.
+
+    Where the unit is a person, w = 1/S, as in `uldp-avg` with uniform weights, whose bounds and events these are: all
+    that a person has in all silos moves the sum by at most C. Where it is a record, which lies in one silo, w = 1 and
+    a record is one unit vector; its event is that of `ddp` with one step, all records and equal clients.
+
+    Attributes:
+        noise_multiplier: σ.
+        clip: C.
+        table: the cells.
+    """
+
+    noise_multiplier: float = 0.0
+    clip: float = 1.0
+    table: CountTable = field(default_factory=lambda: CountTable("scores"))
+
+    name: str = field(default="evaluation-sums", init=False)
+
+    def sum_size(self, size: int) -> int:
+        """Return the number of cells, whatever the size of the model."""
+        return self.table.size
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the charge of an evaluation rests on."""
+        whose = (
+            "a silo knows all held-out records of a person by one id"
+            if self.unit == "user"
+            else "how many held-out records each silo has is public"
+        )
+        return (
+            f"{whose}; ε covers the metrics computed from sums of counts over held-out records, and no other metrics",
+        )
+
+    def spread(self, population: Population) -> int:
+        """Return the number of silos that a unit's weight is spread over: S for persons, 1 for records."""
+        return population.silos if self.unit == "user" else 1
+
+    def bounds(self, population: Population) -> Bounds:
+        """Return the bounds of `uldp-avg`; where the unit is a record, one silo may hold all of a unit."""
+        bounds = UldpAvg(self.noise_multiplier, self.clip).bounds(population)
+        total = max(population.users, _ROOM) * self.clip
+        return replace(bounds, total=total, spread_over=self.spread(population))
+
+    def dp_event(self, view: View) -> Event:
+        """Return the event of one evaluation: all units are in, so nothing is amplified."""
+        if self.unit == "user":
+            return UldpAvg(self.noise_multiplier, self.clip).dp_event(view)
+        if self.noise_multiplier == 0:
+            return NonPrivate("noise_multiplier is 0")
+        # A record lies in one silo and moves the sum by at most C, under the noise that the adversary does not know.
+        unknown = 1 if view.sees_shares else view.n - (view.colluding if view.adversary == "silo" else 0)
+        if unknown < 1:
+            return NonPrivate("no silo is left whose noise the colluding silos do not know")
+        return Gaussian(self.noise_multiplier * math.sqrt(unknown / view.m))
+
+    def count_std(self, population: Population) -> float:
+        """Return the largest standard deviation of the noise in a count, over all numbers of silos that may answer."""
+        share = self.noise_multiplier * self.clip / math.sqrt(population.m)
+        return share * math.sqrt(population.silos) * self.spread(population)
+
+    def local_update(self, context: LocalContext) -> ClippedRowStream:
+        """Return one row of clipped counts for every unit with held-out records here."""
+        return ClippedRowStream(
+            self._rows(context), self.table.size, self.bounds(context.population), weighted=False
+        )
+
+    def _rows(self, context: LocalContext) -> Iterator[ClippedRows]:
+        import torch
+
+        if len(context.x) == 0:
+            return
+        cells = self.table.find_cells(context.task.predict(context.params, context.x), context.y)
+        if self.unit == "user":
+            _, unit = torch.unique(context.user, return_inverse=True)
+        else:
+            unit = torch.arange(len(cells))
+        spread = self.spread(context.population)
+        order = torch.argsort(unit, stable=True)
+        unit, cells = unit[order], cells[order]
+        for first in range(0, int(unit[-1]) + 1, _UNITS_AT_ONCE):
+            here = (unit >= first) & (unit < first + _UNITS_AT_ONCE)
+            owners = torch.arange(first, min(first + _UNITS_AT_ONCE, int(unit[-1]) + 1))
+            rows = torch.zeros(len(owners), self.table.size, dtype=torch.float64)
+            rows.index_put_((unit[here] - first, cells[here]), torch.ones(()).double(), accumulate=True)
+            clipped = clip_rows(owners, rows, self.clip)
+            # The weight is a public constant, so it is a part of the factor: no silo has to be told weights.
+            yield ClippedRows(owners, rows, clipped.factors / spread, self.clip / spread)

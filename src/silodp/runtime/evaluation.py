@@ -1,0 +1,271 @@
+"""The evaluation of a run on the held-out records of its silos: the server's side, and a silo's.
+
+Who calls whom, by sums:
+
+    run, after a round -> Evaluator.measure -> Server.run_round -> the aggregator: charges, asks, adds
+    EvaluatedSilo.answer -> Silo.answer -> Gate: checks, charges -> EvaluationSums: counts, clips -> noise, masks
+
+Messages, gate, stored answers and charges are those of a round of training, under the run id of the evaluation. So an
+evaluation that was interrupted is repeated with the same counts and the same noise, and charged once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.accounting.evaluation_charges import EvaluationCharges
+from silodp.accounting.events import Event
+from silodp.accounting.guarantee import Adversary
+from silodp.accounting.ledger import Ledger
+from silodp.aggregators.base import state_of
+from silodp.aggregators.run_spec import RunSpec
+from silodp.crypto.keys import Identity
+from silodp.data.silo_data import SiloData
+from silodp.mechanisms.noise import Randomness
+from silodp.methods.evaluation import EvaluationMethod, EvaluationSums
+from silodp.runtime.run_directory import MetricsRow
+from silodp.runtime.server import Server
+from silodp.runtime.silo import Silo
+from silodp.training.task import Task
+from silodp.wire.messages import Message
+from silodp.wire.store import PRIVATE_FILE, RoundStore, Store, append_durably
+from silodp.wire.transport import Channel
+
+_log = logging.getLogger(__name__)
+
+PURPOSE = "evaluation"
+"""Prefix of the evaluation's entries in the store of the server, and of its random streams."""
+_RESULT = "result/"
+NOTHING_MEASURED: MetricsRow = {"loss": None, "metrics": {}}
+
+
+class Evaluator:
+    """The server's side of the evaluation of a run.
+
+    Args:
+        spec: of the run; its `evaluation_spec` is not None.
+        channel: to the silos.
+        store: of the server.
+        randomness: of the server.
+        ledger: of the run. Its budget must hold with the last evaluation from now on.
+    """
+
+    def __init__(
+        self, spec: RunSpec, channel: Channel, store: RoundStore, randomness: Randomness, ledger: Ledger
+    ) -> None:
+        derived = spec.evaluation_spec
+        assert derived is not None
+        self._spec, self._charges = derived, EvaluationCharges(ledger)
+        self._store = RoundStore(store.run, f"{PURPOSE}/")
+        self._server = Server(derived, channel, self._charges, self._store, randomness.child(PURPOSE))
+        if spec.charged_evaluation is not None:
+            ledger.reserved = derived.round_events()
+
+    def set_up(self) -> None:
+        """Set up the silos, once, before the first round of training."""
+        self._server.set_up()
+
+    def measure(self, rounds: int, params: Tensor, is_last: bool) -> MetricsRow:
+        """Evaluate a model; the same model after the same rounds is evaluated and charged once.
+
+        Args:
+            rounds: number of rounds that led to the model.
+            params: (d,), the model as it is released.
+            is_last: whether no further evaluation follows, so that what the budget reserves may be spent.
+
+        Returns:
+            The metrics, and how large their noise is, for a row of metrics.jsonl; nothing measured where silos send
+            nothing, or where the budget forbids it.
+        """
+        stored = self._store.run.get(f"{_RESULT}{rounds}")
+        if stored is None:
+            number = sum(name.startswith(_RESULT) for name in self._store.run.names())
+            self._charges.is_last = is_last
+            state = {EvaluationMethod.ROUNDS: np.array([rounds], np.int64)}
+            total = self._server.run_round(number, params, state)
+            if total is None:
+                _log.warning("no evaluation after round %d: the privacy budget does not allow it", rounds)
+                return NOTHING_MEASURED
+            stored = Message(
+                "evaluated", self._spec.run, number, arrays={"total": total.double().numpy()}
+            ).encode()
+            # On disk before anything else happens: a later evaluation must have the next number.
+            self._store.run.put(f"{_RESULT}{rounds}", stored)
+        method = self._spec.method
+        if not isinstance(method, EvaluationSums):
+            return NOTHING_MEASURED
+        return describe_counts(method, self._spec, Message.decode(stored).arrays["total"])
+
+
+def describe_counts(method: EvaluationSums, spec: RunSpec, total: np.ndarray) -> MetricsRow:
+    """Return the entries of a row of metrics.jsonl that follow from noisy sums.
+
+    Args:
+        method: of the evaluation.
+        spec: of the evaluation.
+        total: (k,) float64, the sum over silos.
+    """
+    std = method.count_std(spec.population)
+    counts = torch.from_numpy(np.asarray(total, np.float64)) * method.spread(spec.population)
+    estimates = method.table.estimate(counts, std)
+    confusion = method.table.confusion(counts)
+    evaluation = {
+        "noise_std": round(std, 6),
+        "estimates": {name: asdict(estimate) for name, estimate in estimates.items()},
+        "confusion": None if confusion is None else confusion.round(decimals=3).tolist(),
+        "counts": counts.reshape(method.table.shape).round(decimals=3).tolist(),
+    }
+    metrics = {name: estimate.value for name, estimate in estimates.items()}
+    return {"loss": None, "metrics": metrics, "evaluation": evaluation}
+
+
+@dataclass(frozen=True)
+class EvaluatedSilo:
+    """A silo's side of a run and of its evaluation; a `Party`.
+
+    Attributes:
+        training: its side of the run.
+        evaluation: its side of the evaluation, which has the held-out records alone.
+        note_model: called with each model that the silo evaluates by itself, and the number of rounds; None where it
+            does not.
+    """
+
+    training: Silo
+    evaluation: Silo
+    note_model: Callable[[str, Tensor, int], None] | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The silo's name."""
+        return self.training.name
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the longest request, when encoded."""
+        return max(self.training.most_bytes, self.evaluation.most_bytes)
+
+    @property
+    def nonfinite_counts(self) -> dict[int, int]:
+        """By round, how many rows of the training were not finite."""
+        return self.training.nonfinite_counts
+
+    def answer(self, request: Message) -> Message:
+        """Answer a request about the run, or about its evaluation.
+
+        Raises:
+            SilodpError: the gate of that part refuses it.
+        """
+        if request.run != self.evaluation.run:
+            return self.training.answer(request)
+        answer = self.evaluation.answer(request)
+        if self.note_model is not None and request.kind == "update":
+            rounds = int(state_of(request)[EvaluationMethod.ROUNDS][0])
+            self.note_model(request.run, torch.from_numpy(request.arrays["params"]), rounds)
+        return answer
+
+
+def make_silo(
+    data: SiloData,
+    task: Task,
+    spec: RunSpec,
+    randomness: Randomness,
+    store: Store,
+    identity: Identity,
+    pins: Mapping[str, bytes],
+    ledger: Ledger,
+    find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
+    metrics: Path | None = None,
+) -> Silo | EvaluatedSilo:
+    """Return a silo's side of a run, and of its evaluation where there is one.
+
+    Args:
+        data: the silo's records; `data.test` are those of the evaluation.
+        task: see `Silo`.
+        spec: of the run; its limits are those of the silo.
+        randomness: see `Silo`.
+        store: see `Silo`.
+        identity: see `Silo`.
+        pins: see `Silo`.
+        ledger: see `Silo`; an evaluation is charged there too.
+        find_exceeded: see `Silo`.
+        metrics: file of what the silo measures for itself alone; None keeps nothing.
+    """
+    limits = spec.silo_limits
+    silo = Silo(data, task, spec, randomness, store, identity, pins, ledger, limits, find_exceeded)
+    derived = spec.evaluation_spec
+    if derived is None:
+        return silo
+    test = data.held_out
+    evaluation = Silo(
+        test,
+        task,
+        derived,
+        randomness.child(PURPOSE),
+        store,
+        identity,
+        pins,
+        EvaluationCharges(ledger),
+        limits,
+        find_exceeded,
+    )
+    if spec.charged_evaluation is not None:
+        return EvaluatedSilo(silo, evaluation)
+    return EvaluatedSilo(silo, evaluation, LocalMetrics(test, task, metrics).note)
+
+
+@dataclass(frozen=True)
+class LocalMetrics:
+    """What a silo measures for itself alone: none of it leaves the silo, and no ε covers it.
+
+    Attributes:
+        data: held-out records.
+        task: the model, its loss and its metrics.
+        path: a file, one line for each model; None keeps nothing.
+    """
+
+    data: SiloData
+    task: Task
+    path: Path | None
+
+    def note(self, run: str, params: Tensor, rounds: int) -> None:
+        """Evaluate a model and append a line to the file, once for each model.
+
+        Args:
+            run: id of the evaluation.
+            params: (d,), the model.
+            rounds: number of rounds that led to it.
+        """
+        place = {"run": run, "round": rounds}
+        if self.path is not None and place in self._list_places():
+            return
+        values: dict[str, float] = {}
+        if len(self.data):
+            values = self.task.evaluate(params.to(self.task.device), self.data.x, self.data.y)
+        line = {**place, "records": len(self.data), "loss": values.pop("loss", None), "metrics": values}
+        if self.path is not None:
+            append_durably(self.path, json.dumps(line).encode(), PRIVATE_FILE)
+        _log.info(
+            "silo '%s' evaluated the model after round %d on its %d held-out records: the metrics are in %s, and none "
+            "of them was sent",
+            self.data.name, rounds, len(self.data), self.path,
+        )  # fmt: skip
+
+    def _list_places(self) -> list[dict[str, object]]:
+        if self.path is None or not self.path.exists():
+            return []
+        found = []
+        for line in self.path.read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+                found.append({"run": row["run"], "round": row["round"]})
+            except (ValueError, KeyError, TypeError):
+                continue  # cut off by a crash: that model is evaluated again
+        return found

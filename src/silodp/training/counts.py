@@ -1,0 +1,223 @@
+"""Metrics from a public table of counts: every test record falls into one cell, and nothing else about it is kept.
+
+The cells are (true class, bin of the score) for two classes, (true class, predicted class) for more, and (bin of the
+time, event or censored, bin of the score) for survival. Accuracy, confusion matrix, area under the ROC curve and
+concordance are functions of such counts. They may carry noise: every metric comes with the standard error that
+this noise causes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from silodp.errors import SilodpError, check_choice, check_whole
+from silodp.training.losses import flatten_outputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TableKind = Literal["scores", "classes", "survival"]
+_LEAST_CERTAIN = 3.0
+"""Standard deviations of its noise that a count must exceed before a metric is divided by it."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric computed from counts.
+
+    Attributes:
+        value: the metric.
+        standard_error: standard deviation of the value that the noise in the counts causes, to first order.
+        low, high: the metric of the records themselves lies between them if counts have no noise; they differ where
+            a bin holds several records whose order is not known.
+    """
+
+    value: float
+    standard_error: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class CountTable:
+    """The public cells of a table of counts.
+
+    Attributes:
+        kind: "scores" for two classes, "classes" for more, "survival".
+        classes: number of classes K.
+        bins: number B of bins of scores, even; equal steps of the probability 1/(1 + e^−score).
+        times: edges between the bins of times, ascending; for survival.
+    """
+
+    kind: TableKind
+    classes: int = 2
+    bins: int = 10
+    times: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, ("scores", "classes", "survival"))
+        check_whole("bins", self.bins, 2, 1000)
+        if self.bins % 2:
+            raise SilodpError(
+                f"bins = {self.bins}: set an even number, so that a probability of one half is an edge.",
+                code="argument.value",
+                field="bins",
+            )
+        if list(self.times) != sorted(set(self.times)) or not all(map(math.isfinite, self.times)):
+            raise SilodpError(
+                f"times = {list(self.times)}: set finite times in ascending order, each once.",
+                code="argument.value",
+                field="times",
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of cells in each direction."""
+        if self.kind == "survival":
+            return len(self.times) + 1, 2, self.bins
+        return self.classes, self.bins if self.kind == "scores" else self.classes
+
+    @property
+    def size(self) -> int:
+        """Number of cells k."""
+        return math.prod(self.shape)
+
+    def find_cells(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cell of every record.
+
+        Args:
+            outputs: (n,), (n, 1) or (n, K) logits, or (n,) or (n, 1) log hazards; NaN counts as the lowest score.
+            targets: (n,) class numbers, or (n, 2) = [event, time].
+
+        Returns:
+            (n,) int64, in 0..k−1.
+        """
+        import torch
+
+        outputs = outputs.detach().double().cpu().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        targets = targets.cpu()
+        if self.kind == "classes":
+            return targets.long() * self.classes + outputs.argmax(1)
+        if outputs.dim() == 2 and outputs.shape[1] == 2:
+            # The larger logit decides, also where one is infinite; equal ones are class 0, as for `argmax`.
+            scores = torch.where(
+                outputs[:, 1] == outputs[:, 0], torch.zeros(()).double(), outputs[:, 1] - outputs[:, 0]
+            )
+        else:
+            scores = flatten_outputs(outputs)
+        bins = torch.searchsorted(self._score_edges(), scores)  # the number of edges below the score
+        if self.kind == "scores":
+            return targets.long() * self.bins + bins
+        # A time equal to an edge belongs to the bin above it.
+        times = torch.searchsorted(
+            torch.tensor(self.times, dtype=torch.float64), targets[:, 1].double(), right=True
+        )
+        return (times * 2 + (targets[:, 0] > 0)) * self.bins + bins
+
+    def _score_edges(self) -> Tensor:
+        """Return (B − 1,) float64: the scores with probability b/B; the middle one is exactly 0."""
+        import torch
+
+        above = torch.arange(1, self.bins, dtype=torch.float64)
+        return torch.log(above / (self.bins - above))
+
+    def confusion(self, counts: Tensor) -> Tensor | None:
+        """Return the counts (K, K) by true and predicted class; None for survival.
+
+        Args:
+            counts: (k,) float64.
+        """
+        if self.kind == "survival":
+            return None
+        table = counts.reshape(self.shape)
+        return table if self.kind == "classes" else table.reshape(2, 2, self.bins // 2).sum(2)
+
+    def estimate(self, counts: Tensor, noise_std: float) -> dict[str, Estimate]:
+        """Return the metrics of the counts; those that are not defined, or lost in the noise, are left out.
+
+        Args:
+            counts: (k,) float64.
+            noise_std: standard deviation of the noise in each count.
+        """
+        found: dict[str, Estimate] = {}
+        measures: dict[str, Callable[[Tensor], _Ratio]] = {"concordance": self._concordance}
+        if self.kind != "survival":
+            measures = {"accuracy": self._accuracy}
+        if self.kind == "scores":
+            measures["roc_auc"] = self._roc_auc
+        for name, measure in measures.items():
+            if (estimate := _estimate(measure, counts.double(), noise_std)) is not None:
+                found[name] = estimate
+        return found
+
+    def _accuracy(self, counts: Tensor) -> _Ratio:
+        confusion: Any = self.confusion(counts)
+        right, total = confusion.diagonal().sum(), confusion.sum()
+        return _Ratio(right, total, (total,))
+
+    def _roc_auc(self, counts: Tensor) -> _Ratio:
+        negative, positive = counts.reshape(self.shape)
+        below = negative.cumsum(0) - negative
+        ties = positive @ negative
+        every = positive.sum() * negative.sum()
+        return _Ratio(positive @ below + ties / 2, every, (positive.sum(), negative.sum()), ties=ties)
+
+    def _concordance(self, counts: Tensor) -> _Ratio:
+        import torch
+
+        censored, event = counts.reshape(self.shape).unbind(1)  # (times, bins) each
+        everyone = censored + event
+        later = everyone.flip(0).cumsum(0).flip(0) - everyone  # in later bins of time, by score
+        lower = later.cumsum(1) - later
+        ties = (event * later).sum()
+        pairs = (event.sum(1) * later.sum(1)).sum()
+        events, others = event.sum(1), censored.sum(1)
+        same = torch.clamp(events * (events - 1) / 2 + events * others, min=0).sum()
+        return _Ratio(
+            (event * lower).sum() + ties / 2, pairs, (event.sum(), counts.sum()),
+            ties=ties, unknown=same,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Ratio:
+    """A metric as a ratio of functions of counts.
+
+    Attributes:
+        above, below: numerator and denominator.
+        sums: counts that the denominator is made of.
+        ties: pairs whose order is not known: half of them are in the numerator.
+        unknown: pairs of which it is not known whether they count; they are in neither.
+    """
+
+    above: Tensor
+    below: Tensor
+    sums: tuple[Tensor, ...]
+    ties: Tensor | float = 0.0
+    unknown: Tensor | float = 0.0
+
+
+def _estimate(measure: Callable[[Tensor], _Ratio], counts: Tensor, noise_std: float) -> Estimate | None:
+    """Return the ratio with its first-order standard error; None where it divides by what may be zero."""
+    import torch
+
+    ratio = measure(counts)
+    largest_noise = _LEAST_CERTAIN * noise_std * math.sqrt(len(counts))
+    if not all(float(one) > largest_noise for one in ratio.sums) or float(ratio.below) <= 0:
+        return None
+
+    def divide(changed: Tensor) -> Tensor:
+        again = measure(changed)
+        return again.above / again.below
+
+    gradient = torch.func.grad(divide)(counts)
+    above, below, ties, unknown = (
+        float(one) for one in (ratio.above, ratio.below, ratio.ties, ratio.unknown)
+    )
+    low = (above - ties / 2) / (below + unknown)
+    high = (above + ties / 2 + unknown) / (below + unknown)
+    error = noise_std * float(torch.linalg.vector_norm(gradient))
+    return Estimate(min(max(above / below, 0.0), 1.0), error, max(low, 0.0), min(high, 1.0))
