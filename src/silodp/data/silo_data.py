@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ class SiloData:
         budget: (n,) float64, the ε that each record may be charged, finite and above 0; None if records have no
             budgets. Budgets are public. If the unit of privacy is the record, the number of records is public
             too.
+        identifiers: what identifies the users, by their numbers, the same text in all silos; None where all silos
+            number users alike. It is private.
 
     n may be 0. The arrays are kept, not copied: do not write to them.
 
@@ -40,6 +43,7 @@ class SiloData:
     y: NDArray[Any]
     user: NDArray[np.int64]
     budget: NDArray[np.float64] | None = None
+    identifiers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         name = self.name
@@ -126,6 +130,8 @@ class SiloData:
         for array in (self.x, self.y, self.user, *(() if self.budget is None else (self.budget,))):
             hasher.update(f"{array.shape}{array.dtype.str}".encode())
             hasher.update(np.ascontiguousarray(array).data)
+        if self.identifiers is not None:
+            hasher.update(json.dumps(self.identifiers).encode())
         return hasher.hexdigest()
 
 

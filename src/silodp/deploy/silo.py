@@ -381,31 +381,13 @@ def check_index(config: RunConfig, spec: RunSpec) -> None:
             code="deploy.no_index",
             field="data.schema.users",
         )
-    if schema.users is None and needs_common_index(spec):
+    if schema.users is None and spec.needs_common_index:
         raise SilodpError(
             "with an identity profile every silo numbers its persons by itself, and this run needs one numbering for "
-            "all: set data.schema.users to a public list of users, or use uniform weights, all users in every round "
-            "and one budget.",
+            "all: set data.schema.users to a public list of users, or use uniform weights and one budget.",
             code="deploy.no_index",
             field="data.schema.users",
         )
-
-
-def needs_common_index(spec: RunSpec) -> bool:
-    """Return whether the server and the silos must number persons alike in a run.
-
-    With uniform weights and all persons in every round they need not: each silo gives everyone the weight 1/S.
-    """
-    if spec.method.unit != "user":
-        return False
-    some = replace(spec.population, users=2, budgets=None)
-    sampled = spec.method.sample_users(some, np.random.default_rng(0)) is not None
-    return (
-        spec.method.needs_counts
-        or spec.aggregator.weights_privately
-        or spec.data.user_budgets is not None
-        or sampled
-    )
 
 
 def save_records(path: Path, data: SiloData) -> None:

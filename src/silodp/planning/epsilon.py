@@ -231,7 +231,11 @@ def compute_epsilon(
         "rounds": rounds,
         "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
         "assumptions": [
-            *list_assumptions(view, chosen_aggregator.adds_integers and spec.bounds is not None),
+            *list_assumptions(
+                view,
+                chosen_aggregator.adds_integers and spec.bounds is not None,
+                samples_users=made.samples_users,
+            ),
             *(chosen_aggregator.assumptions if adversary != "released" else ()),
             *(_without_fillers(text, fields) for text in made.assumptions),
             *list_delta_remarks(delta, users),
@@ -295,6 +299,12 @@ def _check_question(method: Method, adversary: str, silos: int | None, colluding
     if silos is None and adversary == "silo" and method.unit == "user":
         raise SilodpError(
             "silos is missing: ε against another silo depends on their number.",
+            code="argument.missing",
+            field="silos",
+        )
+    if silos is None and method.unit == "user" and method.bounds(Population(1, 1)) is None:
+        raise SilodpError(
+            f"silos is missing: {method.name} splits a person's records over the silos, so ε depends on their number.",
             code="argument.missing",
             field="silos",
         )

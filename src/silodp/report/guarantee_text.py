@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import Adversary, Guarantee, describe_any_dropouts, format_rounded_up
+from silodp.accounting.guarantee import Adversary, Guarantee, describe_reservations, format_rounded_up
 from silodp.report.formatting import as_number, compute_attack_accuracy, format_accuracy, format_epsilon
 
 WHO: dict[Adversary, str] = {
@@ -127,7 +127,7 @@ def describe_guarantee(guarantee: Guarantee, attack: MembershipAttack | None = N
     accuracy = (
         compute_attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
     )
-    cap = "" if guarantee.any_dropouts is None else f" ({describe_any_dropouts(guarantee.any_dropouts)})"
+    cap = describe_reservations(guarantee.any_dropouts, guarantee.sample_known)
     return (
         f"Against {who}: ε = {format_rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}; "
         f"an attacker who gives even odds that {took_part} in the data guesses right at most "
@@ -220,6 +220,13 @@ def is_valid_guarantee(guarantee: Guarantee) -> bool:
             and 0 < guarantee.delta < 1
             and is_count(guarantee.rounds)
             and is_epsilon(guarantee.any_dropouts)
+            and is_epsilon(guarantee.sample_known)
+            and all(
+                isinstance(row["case"], str)
+                and is_epsilon(row["epsilon"])
+                and isinstance(row["estimate"], bool)
+                for row in guarantee.linkage
+            )
             and all(is_count(k) and k >= 1 and is_epsilon(value) for k, value in guarantee.persons)
             and all(
                 (as_number(group["budget"]) or 0) > 0

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.events import Event, NonPrivate
+from silodp.accounting.accountant import compute_epsilon, find_accountant, supports_all
+from silodp.accounting.events import Event, NonPrivate, reveal_samples
 from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import (
     ADVERSARIES,
     HELD_OUT,
     NOT_COVERED,
+    ON_THE_LIST,
     Adversary,
     Guarantee,
     View,
@@ -24,6 +25,7 @@ from silodp.accounting.guarantee import (
 )
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.run_spec import RunSpec
+from silodp.data.tables.schema import ASSUMES_INDEX_BY_PROFILE
 
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
@@ -63,16 +65,28 @@ def build_guarantees(
             reason=event.reason if isinstance(event, NonPrivate) else ledger.reason(adversary),
             assumptions=()
             if spent is None
-            else list_assumptions(views[adversary], integers)
+            else list_assumptions(
+                views[adversary],
+                integers,
+                public_index=spec.has_public_index,
+                samples_users=spec.method.samples_users,
+            )
+            + ((ASSUMES_INDEX_BY_PROFILE,) if spec.data.identity_digest and spec.needs_common_index else ())
             + (spec.aggregator.assumptions if adversary != "released" else ())
             + spec.method.assumptions
             + spec.data.assumptions
             + delta_warning(spec.delta, spec.population.users),
-            not_covered=tuple(text for text in NOT_COVERED if spec.tested or text != HELD_OUT),
+            not_covered=tuple(
+                text
+                for text in NOT_COVERED
+                if (spec.tested or text != HELD_OUT) and (spec.has_public_index or text != ON_THE_LIST)
+            ),
             persons=() if spent is None or spec.method.unit != "record" else _persons(ledger, adversary),
             groups=() if spent is None else _groups(spec, ledger, views[adversary], count_participation),
             claims=_claims(spec, adversary, ledger),
             any_dropouts=None if spent is None else _any_dropouts(at_most, adversary, ledger),
+            sample_known=None if spent is None else _sample_known(spec, adversary, ledger),
+            linkage=() if spent is None else _linkage(spec, adversary, ledger),
         )
     return result
 
@@ -104,6 +118,40 @@ def _any_dropouts(
         Counter(events[adversary] for events in at_most).items(), ledger.delta, ledger.accountant
     )
     return spent if math.isfinite(spent) else None
+
+
+def _sample_known(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> float | None:
+    """Return ε against a server that learns who was sampled; None where it knows it, or nobody is sampled."""
+    if adversary != "server" or not spec.method.samples_users:
+        return None
+    charged = Counter(charge.events[adversary] for charge in ledger.history)
+    revealed = {reveal_samples(event): count for event, count in charged.items()}
+    if list(revealed) == list(charged):
+        return None
+    spent = compute_epsilon(revealed.items(), ledger.delta, ledger.accountant)
+    return spent if math.isfinite(spent) else None
+
+
+def _linkage(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
+    """Return ε of persons whom silos do not recognize as one, or confuse with another (`Method.linkage_cases`)."""
+    # The fewer silos are in a sum, the more one id too many counts.
+    view = spec.aggregator.views(spec.method, len(spec.names), spec.min_silos)[adversary]
+    charged = Counter(charge.events[adversary] for charge in ledger.history)
+    by_charge = [(spec.method.linkage_cases(event, view), count) for event, count in charged.items()]
+    rows = []
+    for alike in zip(*(cases for cases, _ in by_charge), strict=True):
+        events = [(case.event, count) for case, (_, count) in zip(alike, by_charge, strict=True)]
+        is_estimate = any(case.is_estimate for case in alike)
+        # What is believed of several coins is believed of Rényi divergences.
+        accountant = ledger.accountant
+        if is_estimate or not supports_all(accountant, [event for event, _ in events]):
+            accountant = find_accountant("rdp")
+        if not supports_all(accountant, [event for event, _ in events]):
+            continue
+        spent = compute_epsilon(events, ledger.delta, accountant)
+        found = spent if math.isfinite(spent) else None
+        rows.append({"case": alike[0].case, "epsilon": found, "estimate": is_estimate})
+    return tuple(rows)
 
 
 def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | None], ...]:

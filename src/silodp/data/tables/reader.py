@@ -19,7 +19,6 @@ from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.schema import (
     ASSUMES_CLIPPING,
-    ASSUMES_INDEX_BY_PROFILE,
     ASSUMES_INDEX_FROM_TABLES,
     Schema,
     normalize_key,
@@ -71,12 +70,14 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
     profile = schema.read_identity()
     tables = {silo: Table.read(path, schema, profile) for silo, path in paths.items()}
     known, assumptions = _user_index(tables, schema, profile)
+    identifiers = None if profile is None else tuple(known)
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
         x, y, is_test, kept = table.features(), table.labels(), table.test_rows(), table.kept_rows()
         user = table.users(known, is_test)
         train, test = kept & ~is_test, kept & is_test
-        silos.append(SiloData(silo, x[train], y[train], user[train], table.budgets(train)))
+        budgets = table.budgets(train)
+        silos.append(SiloData(silo, x[train], y[train], user[train], budgets, identifiers))
         held.append((x[test], y[test], user[test]))
         in_train.update(user[train].tolist())
         in_test.update(user[test].tolist())
@@ -88,7 +89,8 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
         assumptions.append(ASSUMES_CLIPPING)
     test_data = None
     if schema.split is not None:
-        test_data = SiloData("test", *(np.concatenate(arrays) for arrays in zip(*held, strict=True)))
+        x, y, user = (np.concatenate(arrays) for arrays in zip(*held, strict=True))
+        test_data = SiloData("test", x, y, user)
     return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions), profile)
 
 
@@ -155,8 +157,8 @@ def _user_index(
         )
     # Whole numbers by size, then texts: the order must not depend on the order of rows.
     ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
-    assumption = ASSUMES_INDEX_FROM_TABLES if profile is None else ASSUMES_INDEX_BY_PROFILE
-    return {key: number for number, key in enumerate(ordered)}, [assumption]
+    assumptions = [ASSUMES_INDEX_FROM_TABLES] if profile is None else []
+    return {key: number for number, key in enumerate(ordered)}, assumptions
 
 
 def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:
