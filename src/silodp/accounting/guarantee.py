@@ -181,8 +181,12 @@ LOCAL_INDEX = (
     "settings of the run"
 )
 SECRET_SAMPLE = (
-    "the server knows no silo's secrets, no silo tells it who was sampled, and whether, when and with what error a "
-    "silo fails depends on no sample"
+    "the silos have compared their keys by another channel, and none of them tells the server who was sampled; "
+    "whether, when and with what error a silo fails depends on no sample"
+)
+COINS = (
+    TECHNICAL
+    + "who was sampled stays unknown as long as nobody breaks X25519, Ed25519, HMAC-SHA256 or AES-256"
 )
 
 
@@ -218,7 +222,7 @@ def list_assumptions(
         ),
         "server": (
             "the server does not collude with a silo",
-            *((SECRET_SAMPLE,) if samples_users and not view.knows_sample else ()),
+            *((SECRET_SAMPLE, COINS) if samples_users and not view.knows_sample else ()),
         ),
         "silo": (
             f"at most {view.colluding} of the {view.silos} silos pool what they know, without the server; "

@@ -38,6 +38,19 @@ class PersonTable:
 
 
 @dataclass(frozen=True)
+class LinkageTable:
+    """ε of persons whom silos do not recognize as one, or confuse with another.
+
+    Attributes:
+        against: the adversaries, one column each.
+        rows: (case, whether ε is an estimate, ε against each adversary); None where nothing is guaranteed.
+    """
+
+    against: tuple[Adversary, ...]
+    rows: tuple[tuple[str, bool, tuple[float | None, ...]], ...]
+
+
+@dataclass(frozen=True)
 class BudgetSpending:
     """Requested and charged ε of units with privacy budgets.
 
@@ -85,6 +98,20 @@ def tabulate_persons(guarantees: Iterable[Guarantee]) -> PersonTable | None:
         (k, tuple(dict(guarantee.persons).get(k) for guarantee in about_records)) for k in numbers if k > 1
     ]
     return PersonTable(tuple(guarantee.adversary for guarantee in about_records), tuple(rows))
+
+
+def tabulate_linkage(guarantees: Iterable[Guarantee]) -> LinkageTable | None:
+    """Return ε of persons who are not recognized; None where no guarantee says anything of them."""
+    known = [guarantee for guarantee in guarantees if guarantee.private and guarantee.linkage]
+    if not known:
+        return None
+    cases = dict.fromkeys(row["case"] for guarantee in known for row in guarantee.linkage)
+    rows = []
+    for case in cases:
+        found = [next((row for row in one.linkage if row["case"] == case), None) for one in known]
+        is_estimate = any(row is not None and row["estimate"] for row in found)
+        rows.append((case, is_estimate, tuple(None if row is None else row["epsilon"] for row in found)))
+    return LinkageTable(tuple(guarantee.adversary for guarantee in known), tuple(rows))
 
 
 def collect_spending(guarantees: Iterable[Guarantee]) -> tuple[BudgetSpending, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import compute_epsilon, find_accountant, supports_all
+from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant, supports_all
 from silodp.accounting.events import Event, NonPrivate, reveal_samples
 from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import (
@@ -26,6 +26,7 @@ from silodp.accounting.guarantee import (
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.tables.schema import ASSUMES_INDEX_BY_PROFILE
+from silodp.methods.base import Method
 
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
@@ -133,24 +134,38 @@ def _sample_known(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> float 
 
 
 def _linkage(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
-    """Return ε of persons whom silos do not recognize as one, or confuse with another (`Method.linkage_cases`)."""
     # The fewer silos are in a sum, the more one id too many counts.
     view = spec.aggregator.views(spec.method, len(spec.names), spec.min_silos)[adversary]
     charged = Counter(charge.events[adversary] for charge in ledger.history)
-    by_charge = [(spec.method.linkage_cases(event, view), count) for event, count in charged.items()]
+    return compute_linkage(spec.method, view, charged.items(), ledger.delta, ledger.accountant)
+
+
+def compute_linkage(
+    method: Method, view: View, charged: Iterable[tuple[Event, int]], delta: float, accountant: Accountant
+) -> tuple[dict[str, Any], ...]:
+    """Return ε of persons whom silos do not recognize as one, or confuse with another (`Method.linkage_cases`).
+
+    Args:
+        method: of the run.
+        view: of the adversary, with the fewest silos that may be in a sum.
+        charged: events of a person who is recognized, each with the number of times it was charged.
+        delta: δ of the accounting.
+        accountant: of the run.
+
+    Returns:
+        JSON-ready {"case", "epsilon", "estimate"}; cases for which no accountant has a rule are left out.
+    """
+    by_charge = [(method.linkage_cases(event, view), count) for event, count in charged]
     rows = []
     for alike in zip(*(cases for cases, _ in by_charge), strict=True):
         events = [(case.event, count) for case, (_, count) in zip(alike, by_charge, strict=True)]
         is_estimate = any(case.is_estimate for case in alike)
         # What is believed of several coins is believed of Rényi divergences.
-        accountant = ledger.accountant
-        if is_estimate or not supports_all(accountant, [event for event, _ in events]):
-            accountant = find_accountant("rdp")
-        if not supports_all(accountant, [event for event, _ in events]):
-            continue
-        spent = compute_epsilon(events, ledger.delta, accountant)
-        found = spent if math.isfinite(spent) else None
-        rows.append({"case": alike[0].case, "epsilon": found, "estimate": is_estimate})
+        found = find_accountant("rdp") if is_estimate else accountant
+        if supports_all(found, [event for event, _ in events]):
+            spent = compute_epsilon(events, delta, found)
+            known = spent if math.isfinite(spent) else None
+            rows.append({"case": alike[0].case, "epsilon": known, "estimate": is_estimate})
     return tuple(rows)
 
 
