@@ -52,7 +52,7 @@ def test_silos_agree_on_the_persons_they_share():
     second = PersonCoins(SECRET, "run", "p", ["x", "c", "a"])
     for round_ in range(64):
         one, other = first.toss(round_, 0.5), second.toss(round_, 0.5)
-        assert one[0] == other[2] and one[2] == other[1]
+        assert (one[0], one[2]) == (other[2], other[1])
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.99])
@@ -93,7 +93,8 @@ def test_rates_may_differ_and_samples_are_nested():
     assert not (few & ~many).any()
     rates = np.where(np.arange(1000) % 2 == 0, 0.2, 1.0)
     mixed = coins.toss(0, rates)
-    assert mixed[1::2].all() and (mixed[::2] == few[::2]).all()
+    assert mixed[1::2].all()
+    assert (mixed[::2] == few[::2]).all()
 
 
 def test_a_silo_without_persons_has_no_coins():
@@ -102,4 +103,5 @@ def test_a_silo_without_persons_has_no_coins():
 
 def test_nothing_of_the_secret_or_the_persons_is_printed():
     text = repr(PersonCoins(SECRET, "run", "p", ["a secret person"]))
-    assert "secret" not in text and SECRET.hex() not in text
+    assert "secret" not in text
+    assert SECRET.hex() not in text
