@@ -222,7 +222,7 @@ PROFILE = 'identity = "profile.toml"'
     [
         (PROFILE, "", None),
         ("", "", "deploy.no_index"),
-        (PROFILE, "user_sampling = 0.5", "deploy.no_index"),
+        (PROFILE, "user_sampling = 0.5", None),
         (PROFILE, 'weighting = "records"', "deploy.no_index"),
         ('users = ["a", "b", "c"]', "user_sampling = 0.5", None),
     ],
