@@ -144,6 +144,7 @@ CODES: dict[str, str] = {
     "identity.column": "a column of identifiers holds numbers that may have lost digits, or no text",
     "identity.exists": "there is a file already where an identity profile would be written",
     "identity.file": "an identity profile is not there, or is not TOML in UTF-8",
+    "identity.index": "the file by which a trust center numbers persons has a wrong or repeated entry",
     "identity.population": "the tables have more persons than the identity profile declares",
     "identity.profile": "a setting of an identity profile is unknown, missing, or has a value that it may not have",
     "invalid": "an error from outside silodp (a method or transport of somebody's own) that names no code",

@@ -380,14 +380,6 @@ def test_a_file_that_is_no_profile_is_refused(content: bytes, tmp_path: Path) ->
             load_profile(path)
 
 
-def test_encoding_separates_its_parts() -> None:
-    encoded = HEART.encode("person", NHS)
-    parts = [b"person", bytes.fromhex(HEART.digest), b"heart-2026", b"digits", NHS.encode()]
-    assert encoded == b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-    assert HEART.encode("perso", "n") != HEART.encode("person", "")
-    assert replace(HEART, missing="drop").encode("person", NHS) != encoded
-
-
 def test_a_column_of_50000_is_read_in_less_than_a_third_of_a_second() -> None:
     rng = np.random.default_rng(0)
     digits = rng.integers(0, 10, (60_000, 9))

@@ -223,7 +223,7 @@ PROFILE = 'identity = "profile.toml"'
         (PROFILE, "", None),
         ("", "", "deploy.no_index"),
         (PROFILE, "user_sampling = 0.5", None),
-        (PROFILE, 'weighting = "records"', "deploy.no_index"),
+        (PROFILE, 'weighting = "records"', None),
         ('users = ["a", "b", "c"]', "user_sampling = 0.5", None),
     ],
 )

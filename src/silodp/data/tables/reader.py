@@ -50,12 +50,17 @@ class LoadedTables:
         return len(self.user_keys) if self.profile is None else self.profile.population
 
 
-def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: Schema) -> LoadedTables:
+def read_tables(
+    files: Mapping[str, str | Path] | Sequence[str | Path],
+    schema: Schema,
+    index: Mapping[str, int] | None = None,
+) -> LoadedTables:
     """Read one table per silo.
 
     Args:
         files: silo name → path, or a list of paths whose stems are the names.
         schema: what the columns mean.
+        index: numbers of users by key, where a trust center gives them; None: as the schema says.
 
     Raises:
         SilodpError: as `Federation.from_tables`.
@@ -69,8 +74,8 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
     paths = _silo_paths(files)
     profile = schema.read_identity()
     tables = {silo: Table.read(path, schema, profile) for silo, path in paths.items()}
-    known, assumptions = _user_index(tables, schema, profile)
-    identifiers = None if profile is None else tuple(known)
+    known, assumptions = _user_index(tables, schema, profile) if index is None else (dict(index), [])
+    identifiers = None if profile is None else _list_by_number(known)
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
         x, y, is_test, kept = table.features(), table.labels(), table.test_rows(), table.kept_rows()
@@ -92,6 +97,14 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
         x, y, user = (np.concatenate(arrays) for arrays in zip(*held, strict=True))
         test_data = SiloData("test", x, y, user)
     return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions), profile)
+
+
+def _list_by_number(known: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the keys by their numbers; "" where a number is free."""
+    keys = [""] * (max(known.values(), default=-1) + 1)
+    for key, number in known.items():
+        keys[number] = key
+    return tuple(keys)
 
 
 def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
