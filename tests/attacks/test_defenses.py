@@ -36,11 +36,11 @@ AVG = UldpAvg(5.0, 0.5, TRAIN, server_learning_rate=20.0)
 GROUP = UldpGroup(2.0, 0.5, 4, 0.2, local_steps=3, expected_batch_size=4, local_learning_rate=0.5)
 
 
-def quiet_party(method, store=None) -> Silo:
+def quiet_party(method, store=None, place=0) -> Silo:
     federation = small_federation()
     quiet = replace(method, noise_multiplier=0.0)
     return Silo(
-        federation.silos[0],
+        federation.silos[place],
         logistic_task(),
         make_spec("run", tuple(silo.name for silo in federation.silos), quiet, Population(3, 12), 5),
         Randomness.secret(),
@@ -48,19 +48,16 @@ def quiet_party(method, store=None) -> Silo:
     )
 
 
-def answer(silo: Silo, allotment: np.ndarray, **arrays: np.ndarray) -> np.ndarray:
+def answer(silo: Silo, weights: np.ndarray | None = None) -> np.ndarray:
+    arrays = {} if weights is None else {"weights": weights}
     if silo._method.needs_counts:
         silo.answer(Message("counts", "run"))
-    silo.answer(Message("setup", "run", arrays={"allotment": allotment}))
-    request = Message("update", "run", 0, arrays={"params": np.zeros(5, np.float32), **arrays})
+    silo.answer(Message("setup", "run", arrays=arrays))
+    request = Message("update", "run", 0, arrays={"params": np.zeros(5, np.float32)})
     return silo.answer(request).arrays["share"]
 
 
-def test_a_silo_heeds_sample_allotment_and_quota():
-    third, nobody = np.full(12, 1 / 3), np.zeros(12, dtype=bool)
-    sampled = replace(AVG, user_sampling=0.5)
-    assert np.abs(answer(quiet_party(AVG), third)).max() > 0
-    assert (answer(quiet_party(sampled), third, sample=nobody) == 0).all()
+def test_a_silo_heeds_weights():
     # Full batches: the same people move the same way, however much they count.
     records = replace(AVG, weighting="records", local=LocalTraining(0.1))
     weights = (small_federation().counts()[0] > 0) / 4
@@ -68,22 +65,31 @@ def test_a_silo_heeds_sample_allotment_and_quota():
         answer(quiet_party(records), weights), answer(quiet_party(records), weights / 2) * 2
     )
     assert (answer(quiet_party(records), np.zeros(12)) == 0).all()
-    everyone = replace(GROUP, record_sampling=1.0)
-    most = np.minimum(small_federation().counts()[0], GROUP.group_size)
-    assert np.abs(answer(quiet_party(everyone), most)).max() > 0
-    assert (answer(quiet_party(everyone), np.zeros(12, dtype=np.int64)) == 0).all()
+
+
+def test_a_silo_uses_only_the_records_it_has_admitted():
+    """One of three records: silo 0 may use 1 record of each person, the last silos none (k = 1)."""
+    for k, limits in ((1, (1, 0, 0)), (4, (2, 1, 1))):
+        method = replace(GROUP, record_sampling=1.0, group_size=k)
+        for place, limit in enumerate(limits):
+            silo = quiet_party(method, place=place)
+            given = answer(silo)
+            admitted = silo._admitted()[0]
+            counts = small_federation().counts()[place]
+            held = np.bincount(small_federation().silos[place].user[admitted], minlength=12)
+            np.testing.assert_array_equal(held, np.minimum(counts, limit))
+            assert bool(np.abs(given).max() > 0) == (limit > 0)
 
 
 def test_who_is_admitted_is_drawn_once_and_survives_a_restart():
-    quota = np.minimum(small_federation().counts()[0], 1)
     store = MemoryStore()
     silo = quiet_party(GROUP, store)
-    answer(silo, quota)
+    answer(silo)
     again = quiet_party(GROUP, store)
-    again.answer(Message("setup", "run", arrays={"allotment": quota}))
+    again.answer(Message("setup", "run"))
     np.testing.assert_array_equal(silo._admitted()[0], again._admitted()[0])
     other = quiet_party(GROUP)
-    answer(other, quota)
+    answer(other)
     assert not np.array_equal(other._admitted()[0], silo._admitted()[0]), "it is drawn"
 
 
@@ -100,6 +106,8 @@ def test_no_stream_of_random_numbers_is_used_for_two_things(method, monkeypatch)
     monkeypatch.setattr(Randomness, "_subkey", counted)
     train(small_federation(), logistic_task(), method, rounds=3, seed=0)
     assert len([purpose for purpose in used if purpose[-1] in ("noise", "share noise")]) >= 3 * 3
+    # The silos' common secret is the only key that is asked for more than once: all silos toss the same coins with it.
+    del used["who is sampled",]
     assert set(used.values()) == {1}
 
 
@@ -116,12 +124,27 @@ def test_noise_is_drawn_in_double_precision():
     assert (draws.float().double() != draws).sum() > 90
 
 
-def test_persons_and_records_are_sampled_at_their_rates(monkeypatch):
-    method = replace(AVG, user_sampling=0.3)
-    draws = [method.sample_users(Population(3, 5000), Randomness.secret().stream()) for _ in range(2)]
-    assert not np.array_equal(*draws)
-    assert abs(np.mean(draws) - 0.3) < 5 * np.sqrt(0.21 / 10_000)
+def test_persons_are_sampled_at_their_rate(monkeypatch):
+    """Whose weights are not 0 when a silo trains, over all rounds of a run; every round draws its own sample."""
+    trained: list[np.ndarray] = []
+    update = UldpAvg.local_update
 
+    def recorded(self, context):
+        persons = np.unique(context.user.numpy())
+        trained.append(context.weights.numpy()[persons] > 0)
+        return update(self, context)
+
+    monkeypatch.setattr(UldpAvg, "local_update", recorded)
+    federation = small_federation(silos=1, users=300, records=1500)
+    method = replace(AVG, user_sampling=0.3, noise_multiplier=50.0)
+    train(federation, logistic_task(), method, rounds=30, seed=0)
+    drawn = np.array(trained)
+    assert drawn.shape[0] == 30
+    assert len({row.tobytes() for row in drawn}) == 30
+    assert abs(drawn.mean() - 0.3) < 5 * np.sqrt(0.21 / drawn.size)
+
+
+def test_records_are_sampled_at_their_rate(monkeypatch):
     batches: list[torch.Tensor] = []
     gradients = RecordGradients.of
 
@@ -152,7 +175,7 @@ def test_weights_below_zero_or_not_numbers_are_refused_and_rounding_is_scaled_aw
 def test_plain_says_who_sees_what():
     views = Plain().views(replace(AVG, weighting="records"), 4)
     assert views["released"] == View("released", 4)
-    assert views["server"] == View("server", 4, sees_shares=True, knows_sample=True, counts_disclosed=True)
+    assert views["server"] == View("server", 4, sees_shares=True, counts_disclosed=True)
     assert views["silo"] == View("silo", 4, knows_sample=True, counts_disclosed=True)
     assert not Plain().views(AVG, 4)["server"].counts_disclosed
 

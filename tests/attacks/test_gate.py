@@ -41,6 +41,7 @@ METHODS = {
     "uniform": AVG,
     "records": RECORDS,
     "sampled": SAMPLED,
+    "uniform sampled": replace(AVG, user_sampling=0.5),
 }
 RUNS = {
     **{f"plain {name}": (Plain(), method) for name, method in METHODS.items()},
@@ -51,7 +52,7 @@ RUNS = {
     "paillier": (PAILLIER, RECORDS),
     "paillier hidden": (HIDDEN["paillier"], HALF),
 }
-SHOWN = {"plain group", "masked group", "plain records", "masked records", "plain sampled", "masked sampled"}
+SHOWN = {"plain records", "masked records", "plain sampled", "masked sampled"}
 """Runs whose guarantee says that counts are disclosed."""
 
 
@@ -108,10 +109,11 @@ def offer(session: str) -> bytes:
 
 WRONG = {
     "silenced silos": ("sampled", {"clients": np.array([True, False, False])}),
-    "a person counted twice": ("sampled", {"sample": np.full(12, 2, np.int64)}),
-    "a sample of bytes": ("sampled", {"sample": np.full(12, 7, np.uint8).view(bool)}),
+    "a sample": ("sampled", {"sample": np.ones(12, bool)}),
+    "a sample of one person": ("uniform sampled", {"sample": np.arange(12) == 3}),
     "a sample where nobody is drawn": ("uniform", {"sample": np.ones(12, bool)}),
-    "a sample too short": ("sampled", {"sample": np.ones(11, bool)}),
+    "weights in a round": ("records", {"weights": np.full(12, 0.5)}),
+    "uniform weights in a round": ("uniform sampled", {"weights": np.full(12, 1 / 3)}),
     "a model too short": ("uniform", {"params": np.zeros(4, np.float32)}),
     "a model of another type": ("uniform", {"params": np.zeros(5)}),
     "a model that is not finite": ("uniform", {"params": np.full(5, np.nan, np.float32)}),
@@ -128,44 +130,44 @@ def test_arrays_that_the_method_does_not_define_are_refused(lie, aggregator):
     asked = parties.last("update")
     with refused("message.malformed"):
         parties.silos["silo0"].answer(replace(asked, round=1, arrays={**asked.arrays, **arrays}))
-    if "sample" in asked.arrays:
-        bare = {name: array for name, array in asked.arrays.items() if name != "sample"}
-        with refused("message.malformed"):
-            parties.silos["silo0"].answer(replace(asked, round=1, arrays=bare))
     parties.run_round(1)
 
 
-ALLOTMENTS = [
-    ("uniform", np.full(12, 1000.0)),
-    ("uniform", np.full(12, 0.5)),
-    ("uniform", np.zeros(12)),
-    ("records", np.full(12, 1.5)),
-    ("records", np.full(12, -0.1)),
-    ("group", np.full(12, 5)),
-    ("group", np.full(12, -1)),
-]
-
-
-@pytest.mark.parametrize(("name", "allotment"), ALLOTMENTS)
-def test_allotments_beyond_what_the_method_allots_are_refused(name, allotment):
-    fresh = restored(Parties(Plain(), METHODS[name]), "silo0", {})
-    if name != "uniform":
-        fresh.answer(Message("counts", "run"))
+@pytest.mark.parametrize("weight", [1.5, -0.1])
+def test_weights_out_of_range_are_refused(weight):
+    fresh = restored(Parties(Plain(), RECORDS), "silo0", {})
+    fresh.answer(Message("counts", "run"))
+    weights = np.full(12, weight)
     with refused("gate.allotment"):
-        fresh.answer(Message("setup", "run", arrays={"allotment": allotment}))
-    for other in (allotment[:-1], allotment.astype(np.float32), np.full(12, np.inf)):
+        fresh.answer(Message("setup", "run", arrays={"weights": weights}))
+    for other in (weights[:-1], weights.astype(np.float32), np.full(12, np.inf)):
         with refused("message.malformed"):
-            fresh.answer(Message("setup", "run", arrays={"allotment": other}))
+            fresh.answer(Message("setup", "run", arrays={"weights": other}))
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in SHOWN])
+@pytest.mark.parametrize("array", ["weights", "allotment"])
+def test_a_silo_takes_no_weights_where_it_knows_them_itself(name, array):
+    """A server that gave one person the weight 1 and the others 0 read that person off the sum."""
+    parties = Parties(*RUNS[name])
+    fresh = restored(parties, "silo0", {})
+    one = (np.arange(12) == 3).astype(np.float64)
+    for weights in (one, np.full(12, 1 / 3), np.full(12, 5)):
+        with refused("message.malformed"):
+            fresh.answer(Message("setup", "run", arrays={array: weights}))
+    fresh.answer(parties.last("setup"))
+    kept = fresh._admitted()[1]
+    np.testing.assert_allclose(kept, np.full(12, 1 / 3 if "uniform" in name else 1.0), rtol=1e-15)
 
 
 def test_a_weight_for_a_person_without_records_is_refused():
     parties = Parties(Plain(), RECORDS, federation=small_federation(users=40, records=12))
-    counts = parties.last("setup").arrays["allotment"] > 0
+    counts = parties.last("setup").arrays["weights"] > 0
     assert not counts.all()
     fresh = restored(parties, "silo0", {})
     fresh.answer(Message("counts", "run"))
     with refused("gate.allotment"):
-        fresh.answer(Message("setup", "run", arrays={"allotment": np.full(40, 0.5)}))
+        fresh.answer(Message("setup", "run", arrays={"weights": np.full(40, 0.5)}))
 
 
 # --- S4: the silo's own bounds and ledger ---
@@ -549,7 +551,7 @@ def test_a_silo_that_lost_its_store_begins_nothing_anew():
         parties.started("silo0", ledger=ledger).answer(parties.last("setup"))
 
 
-@pytest.mark.parametrize("name", ["lattice", "paillier", "masked uniform"])
+@pytest.mark.parametrize("name", ["lattice", "paillier", "masked uniform", "plain sampled"])
 def test_the_set_up_of_a_session_is_not_gone_on_with_by_another_process(name):
     """From a store that was set back, silo 0 would offer its tables twice: every N[u] was read."""
     parties = Parties(*RUNS[name])

@@ -182,16 +182,21 @@ def test_no_message_holds_counts_and_no_silo_is_sent_the_sample(aggregator):
     assert {m.kind for m in asked} >= {"setup", "hello", "update", "open"}
     for message in asked + answered:
         assert not any(holds(message, vector) for vector in (*COUNTS, *samples)), message.kind
-        assert not {"counts", "sample", "allotment"} & set(message.arrays)
+        assert not {"counts", "sample", "weights"} & set(message.arrays)
     for message in asked:
         if message.kind == "update":
             assert set(message.arrays) <= {"params", "sampled"}
             assert message.arrays.get("sampled", np.ones(1)).tolist() == [1]
 
 
-def test_where_weights_are_not_private_both_are_found():
+def test_where_weights_are_not_private_counts_are_found_and_a_sample_would_be():
     """Else the search above would find nothing anywhere."""
-    parties, samples = played(Masked())
-    assert any(holds(message, samples[0]) for _, message in parties.transport.asked)
+    parties = Parties(Masked(), SAMPLED, federation=PERSONS)
+    parties.run_round(0)
     for vector in COUNTS[:3]:
         assert any(holds(message, vector) for _, message in parties.transport.answered)
+    sample = np.random.default_rng(0).random(40) < 0.5
+    asked = parties.last("update")
+    assert not holds(asked, sample)
+    for shown in (sample, sample.astype(np.float64), np.packbits(sample)):
+        assert holds(replace(asked, arrays={**asked.arrays, "more": shown}), sample)

@@ -178,9 +178,7 @@ class Parties:
             )
             for data in federation.silos
         }  # fmt: skip
-        self.ask(
-            {n: Message("setup", "run", arrays={"allotment": np.full(12, 1 / silos)}) for n in self.names}
-        )
+        self.ask({name: Message("setup", "run") for name in self.names})
         self.session = run_key_agreement("run", self.names, self.ask)
 
     def ask(self, requests: dict[str, Message]) -> dict[str, Message]:

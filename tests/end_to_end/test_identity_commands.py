@@ -8,7 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from silodp.accounting.guarantee import LOCAL_INDEX, ON_THE_LIST, PUBLIC_INDEX
 from silodp.data.identity import load_profile
+from silodp.data.tables.schema import ASSUMES_INDEX_BY_PROFILE
 from support.commands import Silodp, assert_sentence
 
 NEW = "identity new --study heart-2026 --width 10 --layout ###-###-#### --check mod11 --population 50 --json"
@@ -183,6 +185,25 @@ def test_a_run_is_bound_to_the_profile(folder: Path, silodp: Silodp) -> None:
     (folder / "identity.toml").write_text(text.replace("heart-2026", "heart-2027"))
     resumed = silodp("run", run, "--resume")
     assert_sentence(resumed, code="checkpoint.setup")
+
+
+def test_sampling_needs_no_list_and_shows_no_identifier_and_weights_by_records_need_one(
+    folder: Path, silodp: Silodp
+) -> None:
+    """Coins are tossed by identifiers, which stay in the silos: nobody need learn whose they are."""
+    for setting, local in (("method.user_sampling=0.5", True), ("method.weighting=records", False)):
+        run = folder / "runs" / setting
+        done = silodp("run", "two.toml", "--set", setting, "--out", run, "--json")
+        assert done.status == 0, done.err
+        released = json.loads((run / "guarantee.json").read_text())["guarantees"][0]
+        assert released["epsilon"] is not None
+        assert (LOCAL_INDEX in released["assumptions"]) is local
+        assert (PUBLIC_INDEX in released["assumptions"]) is not local
+        assert (ASSUMES_INDEX_BY_PROFILE in released["assumptions"]) is not local
+        assert (ON_THE_LIST in released["not_covered"]) is not local
+        assert silodp("report", run).status == 0
+        for path in run.rglob("*"):
+            assert not path.is_file() or not shows_identifier(path.read_bytes().decode("latin-1")), path
 
 
 def test_a_run_needs_the_file_and_the_population(folder: Path, silodp: Silodp) -> None:

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.events import NonPrivate, RevealedSample, Skellam
+from silodp.accounting.events import NonPrivate, PoissonSampled, RevealedSample, Skellam
 from silodp.accounting.guarantee import View
 from silodp.aggregators import masked
 from silodp.aggregators.masked import Masked
@@ -186,14 +186,15 @@ def test_a_silo_lost_while_seals_open_costs_a_second_charge_and_fresh_noise(when
 
 
 def test_a_second_release_of_one_sample_is_charged_without_amplification(wire, tmp_path):  # noqa: F811
-    """The server knows that the sample is the same: two known samples would cost less than what it sees."""
+    """Everyone knows that the sample is the same: two samples, known or not, would cost less than what is seen."""
     wire.fails = staticmethod(
         lambda name, request: "after" if (name, request.kind, request.round) == ("silo2", "open", 0) else None
     )
     run(Masked(min_silos=3), replace(AVG, user_sampling=0.3), rounds=1, silos=4, out=tmp_path)
-    first, second = (charge["events"]["server"] for charge in charges(tmp_path))
-    assert first["kind"] == "KnownSample"
-    assert second["kind"] == "Skellam"
+    for adversary, kind in (("server", "PoissonSampled"), ("silo", "KnownSample")):
+        first, second = (charge["events"][adversary] for charge in charges(tmp_path))
+        assert first["kind"] == kind
+        assert second["kind"] == "Skellam"
 
 
 def test_a_curious_silo_is_charged_in_the_steps_of_one_silos_share():
@@ -306,10 +307,11 @@ def test_views_under_secure_aggregation():
     views = Masked(min_silos=4).views(replace(AVG, user_sampling=0.5), 5, survivors=4)
     sampled = replace(AVG, user_sampling=0.5)
     events = {name: Masked(min_silos=4).event(spec(sampled, 5, 4), view) for name, view in views.items()}
-    assert events["server"] == RevealedSample(
+    assert events["server"] == events["released"]
+    assert events["server"] == PoissonSampled(
         0.5, Skellam(pytest.approx(5.0 / (4 / 5)), (1 << 18) * 4 // 5, 5)
     )
-    assert events["released"].event.noise_multiplier == pytest.approx(5.0 / (4 / 5))
+    assert isinstance(events["silo"], RevealedSample)
     # Four shares sized for four, none of them the curious silo's; a person moves their sum by 4/5 of the clip at most.
     assert events["silo"].event.noise_multiplier == pytest.approx(5.0 / (4 / 5))
     records = replace(AVG, weighting="records")

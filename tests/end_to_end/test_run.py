@@ -222,7 +222,7 @@ def party(store: MemoryStore | None = None) -> Silo:
         Randomness.secret(),
         store or MemoryStore(),
     )
-    silo.answer(Message("setup", "run", arrays={"allotment": np.full(12, 1 / 3)}))
+    silo.answer(Message("setup", "run"))
     return silo
 
 
@@ -257,7 +257,7 @@ def test_a_silo_is_set_up_once_whatever_the_request_calls_itself(another):
     """Weights that change within a run are not those that its noise is for."""
     silo = party()
     with refused("gate.order"):
-        silo.answer(Message("setup", "run", arrays={"allotment": np.full(12, 1 / 3)}, **another))
+        silo.answer(Message("setup", "run", **another))
 
 
 def test_answers_carry_nothing_but_the_noisy_share():

@@ -83,7 +83,7 @@ class _Weighted:
         users = spec.population.users
         counts = Kind("counts", answer=Schema(arrays={"counts": Array("int64", (users,))}))
         fields = {"release": is_whole, "roster": is_roster(spec.names)}
-        arrays = round_arrays(spec, shows_sample=False)
+        arrays = round_arrays(spec)
         return Script(
             (*setup_kinds(spec, weights_privately=True), counts),
             Kind("update", Schema(fields | {"v": bool}, arrays), Schema({"integers": bool})),
@@ -156,7 +156,7 @@ class _WeightedServer:
         counts = desk.ask_all({name: Message("counts", run) for name in roster})
         capped = sum(np.minimum(c.arrays["counts"], self.aggregator.count_cap) for c in counts.values())
         sample = arrays.get("sample", np.ones(len(capped)))
-        if self.aggregator.samples_users_privately:
+        if self.aggregator.sampled_by == "nobody":
             sample = self.aggregator.drawn[round_]
         v = [
             self.aggregator.reciprocal(self.spec, int(n)) * int(b)

@@ -58,7 +58,7 @@ def mutant(message: Message, generator: random.Random) -> Message:
             continue
         known = parts[place]
         name = generator.choice(
-            [*known, "more", "sample", "clients", "allotment", "session", "roster", "release"]
+            [*known, "more", "sample", "clients", "weights", "session", "roster", "release"]
         )
         if generator.random() < 0.2:
             known.pop(name, None)

@@ -267,6 +267,31 @@ def double_shift(event: Additive) -> Additive:
             return CorrelatedReleases(double_shift(first), double_shift(second))  # type: ignore[arg-type]
 
 
+def scale_shift(event: Event, factor: float) -> Event:
+    """Return the same releases of sums that a unit moves `factor` ≥ 1 times as far.
+
+    Steps of integer noise stay as they are: with the same multiplier, fewer steps cost more.
+    """
+    match event:
+        case Gaussian() | Skellam():
+            return replace(event, noise_multiplier=event.noise_multiplier / factor)
+        case CorrelatedReleases(first, second):
+            return CorrelatedReleases(scale_shift(first, factor), scale_shift(second, factor))  # type: ignore[arg-type]
+    return _rebuilt(event, lambda inner: scale_shift(inner, factor))
+
+
+def replace_unit(event: Event) -> Event:
+    """Return the same releases where what a unit adds is replaced by something else, and not removed."""
+    match event:
+        case Gaussian() | Skellam() | CorrelatedReleases():
+            return double_shift(event)
+        case PoissonSampled(q, inner):
+            return SampledReplacement(q, inner)
+        case SampledReplacement():
+            return scale_shift(event, 2)
+    return _rebuilt(event, replace_unit)
+
+
 def remove_amplification(event: Event) -> Event:
     """Return the event without amplification by sampling, for a further release of samples that were released before.
 
@@ -278,6 +303,15 @@ def remove_amplification(event: Event) -> Event:
     if isinstance(event, SampledReplacement):
         return double_shift(event.event)
     return _rebuilt(event, remove_amplification)
+
+
+def reveal_samples(event: Event) -> Event:
+    """Return the event against an adversary who learns the samples that it takes as unknown."""
+    if isinstance(event, PoissonSampled):
+        return RevealedSample(event.sampling_probability, event.event)
+    if isinstance(event, SampledReplacement):
+        return RevealedSample(event.sampling_probability, double_shift(event.event))
+    return _rebuilt(event, reveal_samples)
 
 
 def _inside(event: Event) -> tuple[Event, ...]:

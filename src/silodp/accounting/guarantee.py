@@ -10,8 +10,9 @@ Adversary = Literal["released", "server", "silo"]
 ADVERSARIES: tuple[Adversary, ...] = ("released", "server", "silo")
 Unit = Literal["user", "record"]
 
-FORMAT = 2
-"""Version of guarantee.json. 2: assumptions worded as below, and the field "simulation". 1, or no "format":
+FORMAT = 3
+"""Version of guarantee.json. 3: the fields "sample_known" and "linkage", and assumptions on samples that silos draw. 2:
+assumptions worded as below, and the field "simulation". 1, or no "format":
 assumptions worded as at commit 9d96a47."""
 
 
@@ -76,6 +77,10 @@ class Guarantee:
             guarantee.
         any_dropouts: where some silos may fail to answer, the ε that holds even if dropouts depend on the
             models.
+        sample_known: where users are sampled and the adversary does not know who was, the ε against one who learns
+            it, for example because a silo hands on the secret of all silos.
+        linkage: ε of a person who is known under several ids, or whose records are filed under another person's,
+            {"case", "epsilon", "estimate"}; an estimate is computed and not proven.
     """
 
     adversary: Adversary
@@ -94,12 +99,14 @@ class Guarantee:
     groups: tuple[dict[str, Any], ...] = ()
     claims: tuple[dict[str, Any], ...] = ()
     any_dropouts: float | None = None
+    sample_known: float | None = None
+    linkage: tuple[dict[str, Any], ...] = ()
 
     def __str__(self) -> str:
         if self.epsilon is None:
             return f"{self.adversary:9} no guarantee: {self.reason}"
         whom = "one record" if self.unit == "record" else "all records of one person"
-        cap = "" if self.any_dropouts is None else f" ({describe_any_dropouts(self.any_dropouts)})"
+        cap = describe_reservations(self.any_dropouts, self.sample_known)
         return (
             f"{self.adversary:9} ε = {format_rounded_up(self.epsilon)} at δ = {self.delta:g}, for {whom}{cap}"
         )
@@ -113,7 +120,7 @@ class Guarantee:
         """Return the guarantee of fields that `to_dict` made."""
         lists = {
             name: tuple(fields.get(name, ()))
-            for name in ("assumptions", "not_covered", "persons", "groups", "claims")
+            for name in ("assumptions", "not_covered", "persons", "groups", "claims", "linkage")
         }
         lists["persons"] = tuple((records, epsilon) for records, epsilon in lists["persons"])
         return cls(**{**fields, **lists})
@@ -129,15 +136,28 @@ def describe_any_dropouts(epsilon: float) -> str:
     return f"at most {format_rounded_up(epsilon)} if silos drop out depending on the models"
 
 
+def describe_sample_known(epsilon: float) -> str:
+    """Return a phrase with the ε against an adversary who learns who was sampled."""
+    return f"{format_rounded_up(epsilon)} if it learns who was sampled"
+
+
+def describe_reservations(any_dropouts: float | None, sample_known: float | None) -> str:
+    """Return " (...)" with the ε that hold under weaker assumptions; "" where there are none."""
+    phrases = [] if any_dropouts is None else [describe_any_dropouts(any_dropouts)]
+    phrases += [] if sample_known is None else [describe_sample_known(sample_known)]
+    return f" ({'; '.join(phrases)})" if phrases else ""
+
+
 HELD_OUT = (
     "records held out for testing: they are not trained on, and the metrics on them are published as they are"
 )
+ON_THE_LIST = "that a person's id is on the public list of ids"
 NOT_COVERED: tuple[str, ...] = (
     "metrics computed on private records, held-out ones included, and everything chosen by looking at them: the best "
     "round, early stopping, tuning",
     "further runs on the same people: each adds its own ε",
     "how long rounds took and how many updates were not finite, which metrics.jsonl and the report tell",
-    "that a person's id is on the public list of ids",
+    ON_THE_LIST,
     HELD_OUT,
 )
 """What no ε of a run covers (docs/privacy.md, section 1)."""
@@ -152,12 +172,34 @@ TECHNICAL = "technical: "
 "Assumptions that somebody must sign"."""
 
 
-def list_assumptions(view: View, integers: bool = False) -> tuple[str, ...]:
+PUBLIC_INDEX = (
+    "every silo knows a person by the same id, and anyone may learn whose ids are on the list of ids, which silos take "
+    "part, and all settings of the run"
+)
+LOCAL_INDEX = (
+    "every silo knows a person by one id, the same in all silos; anyone may learn which silos take part, and all "
+    "settings of the run"
+)
+SECRET_SAMPLE = (
+    "the silos have compared their keys by another channel, and none of them tells the server who was sampled; "
+    "whether, when and with what error a silo fails depends on no sample"
+)
+COINS = (
+    TECHNICAL
+    + "who was sampled stays unknown as long as nobody breaks X25519, Ed25519, HMAC-SHA256 or AES-256"
+)
+
+
+def list_assumptions(
+    view: View, integers: bool = False, *, public_index: bool = True, samples_users: bool = False
+) -> tuple[str, ...]:
     """Return the assumptions of a guarantee against this adversary under any method.
 
     Args:
         view: of the adversary.
         integers: whether noise is added to integers.
+        public_index: whether the run needs a public list of ids.
+        samples_users: whether users are sampled.
     """
     arithmetic = TECHNICAL + (
         "updates are computed in floating point before they are put on a grid: what rounding in a shared computation "
@@ -167,8 +209,7 @@ def list_assumptions(view: View, integers: bool = False) -> tuple[str, ...]:
         "floating-point noise, and what rounding in a shared computation may tell, are not excluded"
     )
     common = (
-        "every silo knows a person by the same id, and anyone may learn whose ids are on the list of ids, which silos "
-        "take part, and all settings of the run",
+        PUBLIC_INDEX if public_index else LOCAL_INDEX,
         DROPOUTS,
         arithmetic,
         "the run's directory was never copied or restored and continued twice",
@@ -179,7 +220,10 @@ def list_assumptions(view: View, integers: bool = False) -> tuple[str, ...]:
             if view.knows_sample
             else "whoever sees the models sees neither single silos' updates nor who was sampled in a round",
         ),
-        "server": ("the server does not collude with a silo",),
+        "server": (
+            "the server does not collude with a silo",
+            *((SECRET_SAMPLE, COINS) if samples_users and not view.knows_sample else ()),
+        ),
         "silo": (
             f"at most {view.colluding} of the {view.silos} silos pool what they know, without the server; "
             "the guarantee is about a person's records in the other silos",

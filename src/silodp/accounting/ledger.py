@@ -30,12 +30,15 @@ from silodp.errors import SilodpError, check_choice, check_delta, check_epsilon
 
 FORMAT = 1
 
-ACCOUNTING = 2
+ACCOUNTING = 3
 """Version of the rules that turn a run into events.
 
 Since 2, with uniform weights, n of S silos are charged n/S of a clip (1: a whole one), `rpdp-filter` spends the exact
 Gaussian limit (1: the limit at one Rényi order), and a silo that does not see the coin is charged
 a `SampledReplacement` (1: a sampled release of twice the shift).
+
+Since 3, silos draw the sample of users, so that the server is charged a `PoissonSampled` (2: a `RevealedSample`), and
+`uldp-group` splits k over the silos (2: any k records of a person, wherever they are).
 """
 
 

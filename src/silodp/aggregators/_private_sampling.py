@@ -61,6 +61,13 @@ def sampling_ratio(method: Method, places: int | None) -> SamplingRatio | None:
     if places is None:
         return None
     rate = float(getattr(method, "user_sampling", 1.0))
+    if rate == 1 and method.samples_users:
+        raise SilodpError(
+            f"hidden_sample = {places} draws everyone with the same rate, and personal.by = 'sampling' needs one for "
+            "each: set personal.by = 'clip', or take hidden_sample out.",
+            code="argument.conflict",
+            field="personal.by",
+        )
     if rate == 1:
         raise SilodpError(
             f"hidden_sample = {places} hides who is sampled, but {method.name} has user_sampling = 1: set "

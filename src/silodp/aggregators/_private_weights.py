@@ -17,7 +17,7 @@ from silodp.accounting.guarantee import Adversary, View
 from silodp.aggregators._private_sampling import ASSUMPTION as SAMPLING_ASSUMPTION
 from silodp.aggregators._private_sampling import sampling_ratio
 from silodp.aggregators.attempts import MaskedAggregator, MaskedSilo
-from silodp.aggregators.base import RECIPIENT, LocalUpdateFn, Visibility
+from silodp.aggregators.base import RECIPIENT, LocalUpdateFn, SampledBy, Visibility
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Session
 from silodp.crypto.private_sampling import SamplingRatio
@@ -77,20 +77,20 @@ class PrivateWeighting(MaskedAggregator):
     """What silo 0 sees in addition to the other silos, where the server draws the sample."""
 
     @property
-    def samples_users_privately(self) -> bool:
-        """Whether nobody, the server included, knows who is sampled."""
-        return self.hidden_sample is not None
+    def sampled_by(self) -> SampledBy:
+        """The server, or nobody where the sample is hidden."""
+        return "server" if self.hidden_sample is None else "nobody"
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions of the protocol, and of the private sample where there is one."""
-        more = (SAMPLING_ASSUMPTION,) if self.samples_users_privately else ()
+        more = (SAMPLING_ASSUMPTION,) if self.sampled_by == "nobody" else ()
         return (*self.protocol_assumptions, *more)
 
     @property
     def visibility(self) -> tuple[Visibility, ...]:
         """Nobody sees counts or weights; the server sees the sample where it draws it."""
-        if self.samples_users_privately:
+        if self.sampled_by == "nobody":
             return (*_SAMPLE_UNKNOWN, RECIPIENT)
         return (*_SAMPLE_DRAWN_BY_SERVER, *self.first_silo, RECIPIENT)
 

@@ -141,7 +141,7 @@ class MaskedAggregator(Aggregator):
         fields: dict[str, Check] = {
             "session": is_digest, "release": is_whole, "roster": is_roster(spec.names)
         }  # fmt: skip
-        update = Schema(fields, round_arrays(spec, shows_sample=not private), blobs or {})
+        update = Schema(fields, round_arrays(spec), blobs or {})
         opening = Schema({**fields, "request": is_digest})
         return Script(
             (*setup_kinds(spec, private), *key_agreement_kinds(spec.names, name), *setup),
@@ -388,6 +388,10 @@ class MaskedSilo(ABC):
         self._seals = SiloAttempts.of(aggregator, spec, context)
         self._member = self._seals.member
         self.handlers: Mapping[str, Handler] = self._seals.handlers
+
+    def group_secret(self, run: str) -> bytes:
+        """Return the secret of the session that all silos share."""
+        return self._member.group_secret(run)
 
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         """Answer an update with this silo's noisy integers under the attempt's masks and seal."""

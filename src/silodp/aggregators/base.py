@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,9 @@ LocalUpdateFn = Callable[[int], "tuple[Update, Tensor, np.random.Generator]"]
 
 Handler = Callable[[Message], Message]
 """Answer one kind of request."""
+
+SampledBy = Literal["silos", "server", "nobody"]
+"""Who knows which users take part in a round: every silo and not the server, the server alone, or nobody."""
 
 
 class ServerContext(Protocol):
@@ -101,6 +104,9 @@ class SiloAggregator(Protocol):
 
     handlers: Mapping[str, Handler]
     """By kind, for every request of the script but "counts", "setup" and "update"."""
+
+    def group_secret(self, run: str) -> bytes:
+        """Return the secret (32 bytes) that all silos of the session share; asked for where silos draw the sample."""
 
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         """Answer a round's request with this silo's share.
@@ -195,9 +201,9 @@ class Aggregator(ABC):
         return False
 
     @property
-    def samples_users_privately(self) -> bool:
-        """Whether the parties draw each round's user sample between them, so that nobody knows it."""
-        return False
+    def sampled_by(self) -> SampledBy:
+        """Who draws a round's sample of users, and therefore knows it: by default the silos (`PersonCoins`)."""
+        return "silos"
 
     @property
     def max_rounds(self) -> int | None:
@@ -240,7 +246,7 @@ class Aggregator(ABC):
         disclosed = method.needs_counts
         return {
             "released": View("released", silos),
-            "server": View("server", silos, sees_shares=True, knows_sample=True, counts_disclosed=disclosed),
+            "server": View("server", silos, sees_shares=True, counts_disclosed=disclosed),
             "silo": View("silo", silos, knows_sample=True, counts_disclosed=disclosed),
         }
 
@@ -299,27 +305,19 @@ def setup_kinds(spec: RunSpec, weights_privately: bool = False) -> tuple[Kind, .
         weights_privately: whether the server sees neither counts nor weights.
 
     Returns:
-        "counts" where the method needs them, then "setup" with the silo's weights where it has any.
+        "setup", after "counts" and with the silo's weights where they go by counts. Other weights and the sample of a
+        round travel in no message: silos find them by themselves.
     """
     persons = (spec.population.users,)
-    dtype = None if weights_privately else spec.method.allotment_dtype
-    allotment = {} if dtype is None else {"allotment": Array(dtype, persons, finite=True)}
-    setup = Kind("setup", Schema(arrays=allotment))
     if weights_privately or not spec.method.needs_counts:
-        return (setup,)
-    return Kind("counts", answer=Schema(arrays={"counts": Array("int64", persons)})), setup
+        return (Kind("setup"),)
+    counts = Kind("counts", answer=Schema(arrays={"counts": Array("int64", persons)}))
+    return counts, Kind("setup", Schema(arrays={"weights": Array("float64", persons, finite=True)}))
 
 
-def round_arrays(spec: RunSpec, shows_sample: bool = True) -> dict[str, Array]:
-    """Return the arrays of an update: the model, the users and silos that the method samples, and its state.
-
-    Args:
-        spec: public constants.
-        shows_sample: whether silos see which users were sampled.
-    """
+def round_arrays(spec: RunSpec) -> dict[str, Array]:
+    """Return the arrays of an update: the model, the silos that the method samples, and its state."""
     arrays = {"params": Array(spec.dtype, (spec.size,), finite=True)}
-    if shows_sample and spec.method.samples_users:
-        arrays["sample"] = Array("bool", (spec.population.users,))
     if spec.method.samples_silos:
         arrays["clients"] = Array("bool", (spec.population.silos,))
     initial = spec.method.initial_state(spec.population)

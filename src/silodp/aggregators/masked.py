@@ -43,7 +43,7 @@ from silodp.wire.schemas import Array, Schema, Script
 
 @dataclass(frozen=True, repr=False)
 class Masked(MaskedAggregator):
-    """Secure aggregation: the server draws the user sample, and knows counts where weights go by records.
+    """Secure aggregation: the silos draw the user sample; the server knows counts where weights go by records.
 
     Args:
         min_silos: m, the fewest silos whose answers are added up; noise is sized for them (None: all must answer).
@@ -58,9 +58,9 @@ class Masked(MaskedAggregator):
     visibility = (
         Visibility(
             "The server",
-            f"the noisy sum over the silos that answered, and which silos these were; whom it sampled; "
+            f"the noisy sum over the silos that answered, and which silos these were; "
             f"{DISCLOSED_COUNTS}, silo by silo",
-            "any single silo's sum, with noise or without; records; a single person's update",
+            "who was sampled; any single silo's sum, with noise or without; records; a single person's update",
         ),
         Visibility(
             "Each silo",
@@ -82,7 +82,7 @@ class Masked(MaskedAggregator):
         released = View("released", silos, shares_for=m, survivors=survivors)
         return {
             "released": released,
-            "server": replace(released, adversary="server", knows_sample=True, counts_disclosed=disclosed),
+            "server": replace(released, adversary="server", counts_disclosed=disclosed),
             "silo": replace(released, adversary="silo", knows_sample=True, counts_disclosed=disclosed),
         }
 

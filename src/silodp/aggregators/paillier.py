@@ -204,7 +204,7 @@ class _Server(MaskedServer):
         request = Message("blinded counts", self.spec.run, 0, session.number, named, blobs=blobs)
         answers = context.ask_all({name: request for name in self.spec.names})
         server.receive_counts([answer.blobs["counts"] for answer in answers.values()])
-        if self.aggregator.samples_users_privately:
+        if self.aggregator.sampled_by == "nobody":
             OtServer(self.spec, context).set_up(session)
         context.store.run.put("paillier", server.pack())
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from silodp.aggregators._key_agreement import SiloKeyAgreement, key_agreement_kinds, set_up
 from silodp.aggregators.base import (
     Aggregator,
     Handler,
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Plain(Aggregator):
-    """The server adds what it receives: it sees every silo's noisy share, and drew the user sample itself.
+    """The server adds what it receives: it sees every silo's noisy share.
 
-    Weights travel in clear. A silo sees which persons have weight 0 this round, and with weights by records it can work
-    out each person's total from its own count.
+    With weights by records, counts and weights travel in clear, and a silo can work out each person's total from its
+    own count. Where users are sampled, silos agree on a secret that the server does not know, and draw the sample
+    with it.
     """
 
     name = "plain"
@@ -43,9 +45,12 @@ class Plain(Aggregator):
         return {"bytes up, per silo and round": 8 * spec.sum_size, "exactness": "floating point"}
 
     def script(self, spec: RunSpec, name: str) -> Script:
-        """Return the set-up, then updates in clear."""
+        """Return the set-up, with a key agreement where users are sampled, then updates in clear."""
         share = Schema(arrays={"share": Array("float64", (spec.sum_size,))})
-        return Script(setup_kinds(spec), Kind("update", Schema(arrays=round_arrays(spec)), share))
+        agreement = key_agreement_kinds(spec.names, name) if spec.method.samples_users else ()
+        return Script(
+            (*setup_kinds(spec), *agreement), Kind("update", Schema(arrays=round_arrays(spec)), share)
+        )
 
     def server(self, spec: RunSpec) -> ServerAggregator:
         """Return the side that asks and adds."""
@@ -53,7 +58,7 @@ class Plain(Aggregator):
 
     def silo(self, spec: RunSpec, context: SiloContext) -> SiloAggregator:
         """Return the side that weights, sums, adds noise and sends."""
-        return _PlainSilo()
+        return _PlainSilo(spec, context)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,9 @@ class PlainServer:
     spec: RunSpec
 
     def set_up(self, context: ServerContext) -> None:
-        """Do nothing."""
+        """Let the silos agree on a secret, where they draw samples of users."""
+        if self.spec.method.samples_users:
+            set_up(self.spec.run, self.spec.names, context.store.run, context.ask_all, lambda session: None)
 
     def total(self, context: ServerContext, round_: int, arrays: Mapping[str, np.ndarray]) -> Tensor | None:
         """Charge the round, ask every silo, and combine the shares."""
@@ -84,7 +91,12 @@ class PlainServer:
 
 
 class _PlainSilo:
-    handlers: Mapping[str, Handler] = {}
+    def __init__(self, spec: RunSpec, context: SiloContext) -> None:
+        self._member = SiloKeyAgreement(context.identity, context.pins, spec.digest, context.store.run)
+        self.handlers: Mapping[str, Handler] = self._member.handlers if spec.method.samples_users else {}
+
+    def group_secret(self, run: str) -> bytes:
+        return self._member.group_secret(run)
 
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
         share = share_in_clear(*work(0))

@@ -105,6 +105,21 @@ class RunSpec:
         return self.method.sum_size(self.size)
 
     @property
+    def needs_common_index(self) -> bool:
+        """Whether the server and the silos must number persons alike.
+
+        With uniform weights they need not: each silo gives everyone the weight 1/S, and the coins that decide who takes
+        part in a round are tossed by identifiers.
+        """
+        known = self.method.needs_counts or self.data.user_budgets is not None
+        return self.method.unit == "user" and known
+
+    @property
+    def has_public_index(self) -> bool:
+        """Whether anyone may learn whose identifiers are on a list."""
+        return self.needs_common_index or not self.data.identity_digest
+
+    @property
     def bounds(self) -> Bounds | None:
         """What holds for the rows that silos add up; None where silos add the noise themselves."""
         return self.method.bounds(self.population)

@@ -121,11 +121,31 @@ def seal(
     show({"digest": made.digest, "code": made.code}, as_json, lines)
 
 
+def _find_file(folder: Path, field: str, name: str) -> str:
+    """Return the absolute path of a file that an operator named, here or in the silo's folder."""
+    found = next((path for path in (Path(name), folder / name) if path.is_file()), None)
+    if found is None:
+        raise SilodpError(
+            f"there is no file {name}, neither here nor in {folder}: give the path of the silo's {field} file.",
+            code="data.no_file",
+            field=field,
+        )
+    return str(found.resolve())
+
+
 @deploy_app.command("accept")
 def accept_command(
     public: Public,
     folder: Folder,
     data: Annotated[str, typer.Option("--data", metavar="FILE", help="The silo's table, here or in FOLDER.")],
+    index: Annotated[
+        str | None,
+        typer.Option(
+            "--index",
+            metavar="FILE",
+            help="The file by which a trust center numbers the silo's persons, for weights by records.",
+        ),
+    ] = None,
     code: Annotated[
         str | None,
         typer.Option(
@@ -158,14 +178,9 @@ def accept_command(
             code="deploy.digest",
             field="code",
         )
-    table = next((path for path in (Path(data), folder / data) if path.is_file()), None)
-    if table is None:
-        raise SilodpError(
-            f"there is no file {data}, neither here nor in {folder}: give the silo's table.",
-            code="data.no_file",
-            field="data",
-        )
-    policy = accept(folder, consortium, str(table.resolve()), epsilon)
+    table = _find_file(folder, "data", data)
+    numbers = "" if index is None else _find_file(folder, "index", index)
+    policy = accept(folder, consortium, table, epsilon, index=numbers)
     lines = [f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}"]
     show({"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}, as_json, lines)
 

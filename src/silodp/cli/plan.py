@@ -157,7 +157,7 @@ def epsilon(
     """Compute ε of a method against one adversary. Without a configuration file."""
     from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_rounded_up
     from silodp.config.toml_values import apply_override
-    from silodp.planning.epsilon import LARGE_MODEL, compute_epsilon, format_records
+    from silodp.planning.epsilon import LARGE_MODEL, compute_epsilon, format_linkage, format_records
     from silodp.report.guarantee_text import WHO, format_claim
 
     given = {
@@ -194,6 +194,6 @@ def epsilon(
     if result["any_dropouts"] is not None:
         line += f", if every silo answers; {describe_any_dropouts(result['any_dropouts'])}"
     assumptions = [f"  assuming that {text.removeprefix(TECHNICAL)}" for text in result["assumptions"]]
-    lines = [line, *format_records(result), *assumptions]
+    lines = [line, *format_records(result), *format_linkage(result), *assumptions]
     lines += [f"  {format_claim(claim['epsilon'], claim['why'])}" for claim in result["claims"]]
     show(result, as_json, lines if result["private"] else [f"no guarantee: {result['reason']}"])

@@ -14,7 +14,6 @@ from silodp.data.federation import Federation
 from silodp.data.public import PublicData
 from silodp.data.tables.schema import (
     ASSUMES_CLIPPING,
-    ASSUMES_INDEX_BY_PROFILE,
     ASSUMES_INDEX_FROM_TABLES,
     Schema,
 )
@@ -28,10 +27,8 @@ class TableDataset(Dataset):
         """Return the facts that the schema declares; only the public list of users or the profile is read."""
         schema: Schema = arguments["schema"]
         profile = schema.read_identity()
-        if profile is not None:
-            assumptions = [ASSUMES_INDEX_BY_PROFILE]
-        else:
-            assumptions = [] if schema.users is not None else [ASSUMES_INDEX_FROM_TABLES]
+        is_declared = profile is not None or schema.users is not None
+        assumptions = [] if is_declared else [ASSUMES_INDEX_FROM_TABLES]
         if schema.out_of_range == "clip" and schema.numeric:
             assumptions.append(ASSUMES_CLIPPING)
         return PublicData(

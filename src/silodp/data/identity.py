@@ -240,26 +240,6 @@ class IdentityProfile:
         canonical = json.dumps(settings, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def encode(self, label: str, value: str) -> bytes:
-        """Return an identifier as input of a keyed function.
-
-        Args:
-            label: what the function is for; two purposes never share inputs.
-            value: an identifier that `normalize` returned.
-
-        Returns:
-            Label, digest of the profile (32 bytes), study, kind and value, each behind its length in 8 bytes, big
-            endian: two different inputs never have equal bytes.
-        """
-        parts = (
-            label.encode(),
-            bytes.fromhex(self.digest),
-            self.study.encode(),
-            self.kind.encode(),
-            value.encode(),
-        )
-        return _join(parts)
-
     @cached_property
     def agreement_code(self) -> str:
         """Eight groups of four hexadecimal digits that silos compare by telephone.

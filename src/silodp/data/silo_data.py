@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ class SiloData:
             too.
         test: held-out records of this organization, with persons numbered among themselves (0, 1, …) and no budgets;
             None where it has none.
+        identifiers: what identifies the users, by their numbers, the same text in all silos; None where all silos
+            number users alike. It is private.
 
     n may be 0. The arrays are kept, not copied: do not write to them.
 
@@ -43,6 +46,7 @@ class SiloData:
     user: NDArray[np.int64]
     budget: NDArray[np.float64] | None = None
     test: SiloData | None = None
+    identifiers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         name = self.name
@@ -150,6 +154,8 @@ class SiloData:
         for array in (self.x, self.y, self.user, *(() if self.budget is None else (self.budget,))):
             hasher.update(f"{array.shape}{array.dtype.str}".encode())
             hasher.update(np.ascontiguousarray(array).data)
+        if self.identifiers is not None:
+            hasher.update(json.dumps(self.identifiers).encode())
         return hasher.hexdigest()
 
 

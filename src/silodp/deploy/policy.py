@@ -26,6 +26,8 @@ class Policy(BaseModel):
     Attributes:
         accepted: digests (hex) of the public folders that the operator has accepted.
         data: file with this silo's records, relative to the policy; it never leaves the silo.
+        index: file by which a trust center numbers the silo's persons, relative to the policy; "" where the run needs
+            none. It never leaves the silo.
         delta: δ of the lifetime limits.
         lifetime_epsilon: most ε by adversary that all runs of this silo together may spend.
         methods: names of methods that are allowed; () allows all.
@@ -49,6 +51,7 @@ class Policy(BaseModel):
 
     accepted: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
     data: str
+    index: str = ""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     lifetime_epsilon: dict[Adversary, _Epsilon]
     methods: list[str] = []

@@ -272,6 +272,7 @@ def accept(
     data: str,
     lifetime_epsilon: float | None = None,
     *,
+    index: str = "",
     allow_seed: bool = False,
 ) -> Policy:
     """Write the policy of a silo, or add the digest to the one that is there.
@@ -282,6 +283,7 @@ def accept(
         data: file with the silo's records.
         lifetime_epsilon: most ε against each adversary that all runs together may spend, at the run's δ, for a new
             policy; None: as much as this run needs.
+        index: file by which a trust center numbers the silo's persons, where the run needs one.
         allow_seed: for tests: whether the run may have a seed.
 
     Returns:
@@ -302,13 +304,14 @@ def accept(
             )
         policy = Policy.load(path)
         digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
-        policy = policy.model_copy(update={"accepted": digests, "data": data})
+        policy = policy.model_copy(update={"accepted": digests, "data": data, "index": index})
     else:
         spec = consortium.stated_spec
         needed = compute_lifetime_cost(spec, spec.delta)
         policy = Policy(
             accepted=[consortium.digest],
             data=data,
+            index=index,
             delta=spec.delta,
             lifetime_epsilon={
                 name: _round_up(e) if lifetime_epsilon is None else lifetime_epsilon

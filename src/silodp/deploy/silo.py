@@ -40,7 +40,9 @@ from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
+from silodp.data.tables.person_index import read_person_index
 from silodp.data.tables.reader import read_tables
+from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import SiloLimits
@@ -320,7 +322,8 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
     # Before a model file is executed, or a record is read.
     policy.check(consortium.digest, consortium.stated_spec)
     with hold_lock(folder / LOCK):
-        data = load_records(folder / policy.data, name, consortium)
+        index = folder / policy.index if policy.index else None
+        data = load_records(folder / policy.data, name, consortium, index)
         service = SiloService(folder, consortium, name, data, policy)
         try:
             yield service
@@ -346,14 +349,16 @@ def find_name(folder: Path, consortium: Consortium) -> str:
     )
 
 
-def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
+def load_records(path: Path, name: str, consortium: Consortium, index: Path | None = None) -> SiloData:
     """Read the records of one silo.
 
     Args:
-        path: a table, read by the schema of the configuration, or a .npz file with the arrays x, y, user and budget of
-            a `SiloData`, and test_x, test_y and test_user of its held-out records.
+        path: a table, read by the schema of the configuration, or a .npz file with the arrays x, y, user, budget and
+            identifiers of a `SiloData`, and test_x, test_y and test_user of its held-out records.
         name: of the silo.
         consortium: the public folder.
+        index: file by which a trust center numbers the persons; needed where the run has an identity profile and
+            weights by records.
 
     Raises:
         SilodpError: the file cannot be read, or does not fit the public description of the data.
@@ -365,7 +370,10 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
                 test = None
                 if "test_x" in arrays:
                     test = SiloData(name, arrays["test_x"], arrays["test_y"], arrays["test_user"])
-                data = SiloData(name, arrays["x"], arrays["y"], arrays["user"], arrays.get("budget"), test)
+                names = arrays.get("identifiers")
+                known = None if names is None else tuple(names.tolist())
+                budget = arrays.get("budget")
+                data = SiloData(name, arrays["x"], arrays["y"], arrays["user"], budget, test, known)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise SilodpError(
                 f"{path} cannot be read ({type(error).__name__}): give a .npz file with the arrays x, y and user.",
@@ -373,8 +381,8 @@ def load_records(path: Path, name: str, consortium: Consortium) -> SiloData:
             ) from None
     else:
         check_index(consortium.config, consortium.spec)
-        _, arguments = consortium.config.resolve_data()
-        (data,) = read_tables({name: path}, arguments["schema"]).silos
+        schema = consortium.config.resolve_data()[1]["schema"]
+        (data,) = read_tables({name: path}, schema, _read_index(index, schema, consortium.spec)).silos
     if data.x.shape[1:] != public.record_shape:
         raise SilodpError(
             f"the records in {path} have the shape {data.x.shape[1:]}, and the consortium agreed on "
@@ -420,31 +428,29 @@ def check_index(config: RunConfig, spec: RunSpec) -> None:
             code="deploy.no_index",
             field="data.schema.users",
         )
-    if schema.users is None and needs_common_index(spec):
+    if schema.users is None and spec.data.user_budgets is not None:
         raise SilodpError(
-            "with an identity profile every silo numbers its persons by itself, and this run needs one numbering for "
-            "all: set data.schema.users to a public list of users, or use uniform weights, all users in every round "
-            "and one budget.",
+            "with an identity profile there is no public list of persons, and personal budgets are public by such a "
+            "list: set data.schema.users to a public list of users, or use one budget.",
             code="deploy.no_index",
             field="data.schema.users",
         )
 
 
-def needs_common_index(spec: RunSpec) -> bool:
-    """Return whether the server and the silos must number persons alike in a run.
-
-    With uniform weights and all persons in every round they need not: each silo gives everyone the weight 1/S.
-    """
-    if spec.method.unit != "user":
-        return False
-    some = replace(spec.population, users=2, budgets=None)
-    sampled = spec.method.sample_users(some, np.random.default_rng(0)) is not None
-    return (
-        spec.method.needs_counts
-        or spec.aggregator.weights_privately
-        or spec.data.user_budgets is not None
-        or sampled
-    )
+def _read_index(path: Path | None, schema: Schema, spec: RunSpec) -> dict[str, int] | None:
+    """Return the trust center's numbers of persons where the run needs them; None where it does not."""
+    profile = schema.read_identity()
+    if profile is None or not spec.needs_common_index:
+        return None
+    if path is None:
+        raise SilodpError(
+            "weights by records need one numbering of persons for all silos, and the run has an identity profile, so "
+            "there is no public list: get a file with the columns id and position from a trust center, and name it: "
+            "silodp deploy accept --index FILE.",
+            code="deploy.no_index",
+            field="index",
+        )
+    return read_person_index(path, profile)
 
 
 def save_records(path: Path, data: SiloData) -> None:
@@ -454,6 +460,8 @@ def save_records(path: Path, data: SiloData) -> None:
         arrays["budget"] = data.budget
     if data.test is not None:
         arrays |= {"test_x": data.test.x, "test_y": data.test.y, "test_user": data.test.user}
+    if data.identifiers is not None:
+        arrays["identifiers"] = np.array(data.identifiers)
     content = io.BytesIO()
     np.savez(content, **arrays)
     write_durably(path, content.getvalue(), PRIVATE_FILE)

@@ -63,6 +63,10 @@ class Randomness:
         """Return a ChaCha20 generator for this purpose, good for noise and for private samples."""
         return np.random.Generator(ChaCha(key=int.from_bytes(self._subkey(purpose), "little"), rounds=20))
 
+    def key_for(self, *purpose: str | int) -> bytes:
+        """Return a key of 32 bytes for this purpose, as secret as the streams are."""
+        return self._subkey(purpose)
+
     def torch(self, *purpose: str | int, device: str = "cpu") -> torch.Generator:
         """Return a torch generator for batch order, dropout and initial weights; never noise (64 bits of seed)."""
         import torch

@@ -94,6 +94,21 @@ EventsBySurvivors = Mapping[Adversary, Sequence[tuple[View, Event]]]
 """For every number of silos that may answer a round: its view, and what it costs with the noise that is drawn."""
 
 
+@dataclass(frozen=True)
+class LinkageCase:
+    """One way in which the records of a person are not filed under one id of their own.
+
+    Attributes:
+        case: for people.
+        event: what a round costs such a person.
+        is_estimate: whether the event is believed, and computed for many cases, but not proven to cover them all.
+    """
+
+    case: str
+    event: Event
+    is_estimate: bool = False
+
+
 @dataclass(frozen=True, repr=False)
 class Method(ABC):
     """Base class of methods.
@@ -196,12 +211,15 @@ class Method(ABC):
 
     @property
     def samples_users(self) -> bool:
-        """Whether `sample_users` draws users in every round."""
+        """Whether some user's `sampling_rates` are below 1, so that a sample of users is drawn in every round."""
         return False
 
-    def sample_users(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
-        """Draw who takes part in a round, in all silos at once: (U,) bool; None: everyone."""
-        return None
+    def sampling_rates(self, population: Population) -> float | np.ndarray:
+        """Return the probability with which a user takes part in a round, by one coin for all silos.
+
+        It is a function of public constants: one number for all users, or (U,) one each.
+        """
+        return 1.0
 
     @property
     def samples_silos(self) -> bool:
@@ -215,7 +233,8 @@ class Method(ABC):
     def select_records(
         self,
         user: np.ndarray,
-        quotas: np.ndarray | None,
+        place: int,
+        population: Population,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -223,66 +242,41 @@ class Method(ABC):
 
         Args:
             user: (n,) int64, whose record each is.
-            quotas: (U,) int64, what `record_quotas` gave this silo; None where the method has none.
+            place: of the silo in the public order, counted from 0.
+            population: the public size of the federation.
             stream: the silo's own.
             budget: (n,) the records' own ε; None where they have none.
         """
         return np.ones(len(user), dtype=bool)
 
-    # --- Weights of users, or quotas of their records; a method has one of them at most ---
-
-    weights_users: ClassVar[bool] = False
-    """Whether `user_weights` weights users; it must then be defined."""
+    # --- Weights of users ---
 
     def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
-        """Return w[s,u], (S, U) float64, with Σ_s w[s,u] ≤ 1 for every user.
+        """Return w[s,u], (S, U) float64, with Σ_s w[s,u] ≤ 1 for every user; by default all are 1.
+
+        Without counts the weights are a function of public constants, so that every silo finds those of its users by
+        itself. Otherwise the server computes them, and sends each silo its own.
 
         Args:
             counts: (S, U) int64; None unless `needs_counts`.
             population: the public size of the federation.
         """
-        raise NotImplementedError
+        return np.broadcast_to(1.0, (population.silos, population.users))
 
-    def weights_problem(
-        self, weights: np.ndarray, counts: np.ndarray, population: Population, silo: int
-    ) -> str | None:
+    def weights_problem(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
         """Check the weights that the server gives to a silo, which takes the server for an adversary.
 
         A silo sees its own weights only; that they add to at most 1 over all silos it cannot check.
 
         Args:
-            weights: (U,) float64.
+            weights: (U,) float64, finite.
             counts: (U,) int64, the silo's own record counts.
-            population: the public size of the federation.
-            silo: its place in the public order.
 
         Returns:
             what is wrong, as the end of a sentence ("is not …"); None if they are as the method defines them.
         """
         within = (weights >= 0) & (weights <= 1)
-        return None if within.all() else "is not between 0 and 1 for every person"
-
-    limits_records: ClassVar[bool] = False
-    """Whether `record_quotas` limits the records of a user; it must then be defined."""
-
-    def record_quotas(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> np.ndarray:
-        """Draw how many of each user's records each silo may use: (S, U) int64.
-
-        Args:
-            counts: (S, U) int64; None unless `needs_counts`.
-            population: the public size of the federation.
-            stream: the server's.
-        """
-        raise NotImplementedError
-
-    def quotas_problem(
-        self, quotas: np.ndarray, counts: np.ndarray, population: Population, silo: int
-    ) -> str | None:
-        """Check the quotas, (U,) int64, that the server gives to a silo, as `weights_problem` does the weights."""
-        within = (quotas >= 0) & (quotas <= counts)
-        return None if within.all() else "is not a part of each person's records here"
+        return None if within.all() else "is not between 0 and 1"
 
     # --- State that changes from round to round ---
 
@@ -426,6 +420,15 @@ class Method(ABC):
         """Return the method that treats all units alike."""
         return self
 
+    def linkage_cases(self, event: Event, view: View) -> tuple[LinkageCase, ...]:
+        """Return what a round costs a person whom silos do not recognize as one, or confuse with another.
+
+        Args:
+            event: what the round costs a person who is recognized.
+            view: of the adversary.
+        """
+        return ()
+
     # --- Not to be overridden ---
 
     def __post_init__(self) -> None:
@@ -446,23 +449,3 @@ class Method(ABC):
         shown = [f.name for f in fields(self) if f.repr and f.name != "server_optimizer"]
         shown += [] if self.server_optimizer is None else ["server_optimizer"]
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
-
-    @property
-    def allotment_dtype(self) -> str | None:
-        """numpy's name of the type of weights or quotas; None where there are neither."""
-        return "float64" if self.weights_users else "int64" if self.limits_records else None
-
-    def allotments(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> np.ndarray | None:
-        """Return the weights or quotas, (S, U), that the server sends out at set-up as "allotment"; None: neither."""
-        if self.weights_users:
-            return self.user_weights(counts, population)
-        return self.record_quotas(counts, population, stream) if self.limits_records else None
-
-    def allotment_problem(
-        self, allotment: np.ndarray, counts: np.ndarray, population: Population, silo: int
-    ) -> str | None:
-        """Check the weights or quotas (U,) that a silo receives (see `weights_problem`)."""
-        problem = self.weights_problem if self.weights_users else self.quotas_problem
-        return problem(allotment, counts, population, silo)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import ClassVar
 
 import numpy as np
 
-from silodp.accounting.events import Event, Gaussian, Group, NonPrivate, PoissonSampled, SelfComposed
+from silodp.accounting.events import (
+    Composed,
+    Event,
+    Gaussian,
+    Group,
+    NonPrivate,
+    PoissonSampled,
+    SelfComposed,
+    list_nested,
+    scale_shift,
+)
 from silodp.accounting.guarantee import Unit, View
 from silodp.errors import SilodpError, check_probability, check_real
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.methods.base import LocalContext, Method, Population
+from silodp.methods.base import LinkageCase, LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd
 
 _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has long lost any meaning
@@ -20,14 +30,15 @@ _LARGEST_GROUP = 4096  # the accountant's mixture grows with its square; ε has 
 
 @dataclass(frozen=True, repr=False)
 class UldpGroup(Method):
-    """Each silo runs `local_steps` of DP-SGD (Poisson rate γ, per-record clip C, noise σC) on ≤ k records per person.
+    """Each silo runs `local_steps` of DP-SGD (Poisson rate γ, per-record clip C, noise σC) on its part of k records.
 
     All settings are the same public constants in every silo.
 
     Attributes:
         noise_multiplier: σ, of every step in every silo.
         clip: C, of every record's gradient.
-        group_size: k, the largest number of records of a person that are used, in all silos together.
+        group_size: k, the largest number of records of a person that are used, in all silos together; each of S silos
+            uses at most k/S of them, the first ones one more where k/S is not whole.
         record_sampling: γ.
         local_steps: the number of steps in a round.
         expected_batch_size: divides every gradient sum; the realized batch size is private and divides nothing.
@@ -48,7 +59,6 @@ class UldpGroup(Method):
 
     name: str = field(default="uldp-group", init=False)
     unit: Unit | None = field(default="user", init=False)
-    needs_counts: bool = field(default=True, init=False)
     clips_records: bool = field(default=True, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,56 +80,27 @@ class UldpGroup(Method):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the selection of k records shows to whom."""
+        """How the k records are chosen."""
         return (
-            f"group_size = {self.group_size} is a public constant, not read off the data",
-            "whoever coordinates the selection of at most group_size records per person (here the server) sees how "
-            "many records each person has in each silo, and a silo sees how many of a person's records it may use; "
-            "ε does not cover that",
+            f"group_size = {self.group_size} is a public constant, not read off the data; it is split evenly over the "
+            "silos, and each silo chooses its part of a person's records by itself",
         )
-
-    limits_records: ClassVar[bool] = True
-
-    def record_quotas(
-        self, counts: np.ndarray | None, population: Population, stream: np.random.Generator
-    ) -> np.ndarray:
-        """Draw which k of each person's N[u] records are used, uniformly: (S, U) how many of them in each silo."""
-        if counts is None:
-            raise SilodpError(
-                "uldp-group needs the record counts of every silo to admit at most group_size records.",
-                code="method.not_set_up",
-            )
-        quota = counts.copy()
-        for user in np.flatnonzero(counts.sum(axis=0) > self.group_size):
-            quota[:, user] = stream.multivariate_hypergeometric(counts[:, user], self.group_size)
-        return quota
-
-    def quotas_problem(
-        self, quotas: np.ndarray, counts: np.ndarray, population: Population, silo: int
-    ) -> str | None:
-        """Check that quotas are at most k, and at most the records that are here."""
-        within = (quotas >= 0) & (quotas <= np.minimum(counts, self.group_size))
-        return None if within.all() else f"is not 0 to {self.group_size} of each person's records here"
 
     def select_records(
         self,
         user: np.ndarray,
-        quotas: np.ndarray | None,
+        place: int,
+        population: Population,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Draw `quotas[u]` of each person's records, uniformly."""
-        if quotas is None:
-            raise SilodpError(
-                "uldp-group cannot admit records without allotments: run the set-up first.",
-                code="method.not_set_up",
-            )
+        """Draw at most the silo's part of k (`split_group`) of each person's records, uniformly."""
         shuffled = stream.permutation(len(user))
         order = shuffled[np.argsort(user[shuffled], kind="stable")]  # grouped by person, shuffled within
         grouped = user[order]
         position = np.arange(len(order)) - np.searchsorted(grouped, grouped)
         admitted = np.zeros(len(user), dtype=bool)
-        admitted[order] = position < quotas[grouped]
+        admitted[order] = position < split_group(self.group_size, population.silos)[place]
         return admitted
 
     def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
@@ -130,8 +111,40 @@ class UldpGroup(Method):
         """Return None: silos add the noise themselves."""
 
     def dp_event(self, view: View) -> Event:
-        """Return the event of one round: only the silo's own noise counts, so it is the same against everyone."""
+        """Return the event of one round: every silo's DP-SGD on its part of the k records, with its own noise alone.
+
+        A silo that sees the sum, or every share, has the same event. Silos that pool what they know are charged for the
+        others' parts, the largest ones.
+        """
+        return self._event(view, ids=1)
+
+    def _event(self, view: View, ids: int) -> SelfComposed | Composed | NonPrivate:
+        """Return the event of a person whom every silo takes for so many persons."""
         if self.noise_multiplier == 0:
             return NonPrivate("noise_multiplier is 0")
         step = PoissonSampled(self.record_sampling, Gaussian(self.noise_multiplier))
-        return SelfComposed(Group(self.group_size, step), self.local_steps)
+        others = view.silos - (view.colluding if view.adversary == "silo" else 0)
+        parts = Counter(split_group(self.group_size, view.silos)[: max(others, 0)])
+        events = tuple(
+            SelfComposed(Group(ids * size, step), self.local_steps * silos)
+            for size, silos in parts.items()
+            if size > 0
+        )
+        if not events:
+            return NonPrivate("no silo is left that uses records of a person")
+        return events[0] if len(events) == 1 else Composed(events)
+
+    def linkage_cases(self, event: Event, view: View) -> tuple[LinkageCase, ...]:
+        """Return the case of docs/privacy.md, section 10: every id brings its part of the k records.
+
+        Ids that differ between silos change nothing. For records under another person's id no bound is known here.
+        """
+        is_training = any(isinstance(inner, Group) for inner in list_nested(event))
+        twice = self._event(view, ids=2) if is_training else scale_shift(event, 2)
+        return () if isinstance(twice, NonPrivate) else (LinkageCase("two ids in every silo", twice),)
+
+
+def split_group(group_size: int, silos: int) -> tuple[int, ...]:
+    """Return how many of the k records of a person each silo may use, (S,), descending; they add to k."""
+    whole, more = divmod(group_size, silos)
+    return tuple(whole + (place < more) for place in range(silos))

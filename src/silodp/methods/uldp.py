@@ -17,6 +17,9 @@ from silodp.accounting.events import (
     PoissonSampled,
     RevealedSample,
     SampledReplacement,
+    explain_not_private,
+    replace_unit,
+    scale_shift,
 )
 from silodp.accounting.guarantee import Adversary, Unit, View
 from silodp.data.public import PublicData
@@ -30,9 +33,9 @@ from silodp.errors import (
     check_type,
 )
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
-from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import (
     EventsBySurvivors,
+    LinkageCase,
     LocalContext,
     Method,
     Population,
@@ -186,12 +189,10 @@ class UldpAvg(Method):
         """Whether weights are by records."""
         return self.weighting == "records"
 
-    weights_users: ClassVar[bool] = True
-
     def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
         """Return w[s,u], (S, U) float64."""
         if self.weighting == "uniform":
-            return weigh_uniformly(population.silos, population.users)
+            return np.broadcast_to(uniform_weight(population.silos), (population.silos, population.users))
         if counts is None:
             raise SilodpError(
                 "weighting = 'records' needs the record counts of every silo: none were given.",
@@ -199,16 +200,11 @@ class UldpAvg(Method):
             )
         return weigh_by_records(counts)
 
-    def weights_problem(
-        self, weights: np.ndarray, counts: np.ndarray, population: Population, silo: int
-    ) -> str | None:
-        """Check that uniform weights are 1/S, and weights by records at most 1 where there are records, 0 elsewhere."""
-        if self.weighting == "uniform":
-            due = weigh_uniformly(population.silos, population.users)[silo]
-            return None if np.array_equal(weights, due) else f"is not 1/{population.silos} for every person"
-        problem = super().weights_problem(weights, counts, population, silo)
+    def weights_problem(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
+        """Check that weights by records are at most 1 where there are records, and 0 elsewhere."""
+        problem = super().weights_problem(weights, counts)
         if problem is None and (weights[counts == 0] != 0).any():
-            return "weights a person who has no record here"
+            return "is for a person who has no record here"
         return problem
 
     @property
@@ -216,15 +212,9 @@ class UldpAvg(Method):
         """Whether any rate, or everyone's own, is below 1."""
         return self._own_rates or self.user_sampling != 1
 
-    def sample_users(self, population: Population, stream: np.random.Generator) -> np.ndarray | None:
-        """Toss one coin per person and round."""
-        if self._own_rates:
-            return draw_poisson_sample(population.users, self._own(population), stream)
-        return (
-            None
-            if self.user_sampling == 1
-            else draw_poisson_sample(population.users, self.user_sampling, stream)
-        )
+    def sampling_rates(self, population: Population) -> float | np.ndarray:
+        """Return q, or everyone's own q_u (U,)."""
+        return self._own(population) if self._own_rates else self.user_sampling
 
     # --- A round ---
 
@@ -314,6 +304,24 @@ class UldpAvg(Method):
         sampled = RevealedSample if view.knows_sample else PoissonSampled
         return sampled(self.user_sampling, seen)
 
+    def linkage_cases(self, event: Event, view: View) -> tuple[LinkageCase, ...]:
+        """Return the cases of docs/privacy.md, section 10; every further id is another person, with another coin."""
+        if explain_not_private(event) is not None:
+            return ()
+        if self.weighting == "uniform":
+            others = view.silos - view.colluding if view.adversary == "silo" else view.n
+            in_sum = min(others, view.n)
+            # Of the shares, the 2-norm of what moves them counts; of a sum, how far they move it together.
+            one = math.sqrt((view.silos + 3) / view.silos) if view.sees_shares else (in_sum + 1) / in_sum
+            factors = {"two ids in one silo": one, "two ids in every silo": 2.0}
+        else:
+            factors = {f"{ids} ids over all silos": float(ids) for ids in (2, 3, 4)}
+        several = [
+            LinkageCase(case, scale_shift(event, factor), self.samples_users)
+            for case, factor in factors.items()
+        ]
+        return (*several, LinkageCase("records filed under another person's id", replace_unit(event)))
+
     def count_infeasible(self, budgets: np.ndarray) -> int | None:
         """Return how many of the budgets (n,) get no rate or clip; None before `calibrate`."""
         return None if self.allowances is None else int((self.allowances.parameters(budgets) == 0).sum())
@@ -343,9 +351,9 @@ class UldpSgd(UldpAvg):
     name: str = field(default="uldp-sgd", init=False)
 
 
-def weigh_uniformly(silos: int, users: int) -> np.ndarray:
-    """Return w[s,u] = 1/S, (S, U): it needs to know nothing about anyone (ULDP-FL, Algorithm 3)."""
-    return validate_weights(np.full((silos, users), 1.0 / silos))
+def uniform_weight(silos: int) -> float:
+    """Return w[s,u] = 1/S, which needs to know nothing about anyone (ULDP-FL, Algorithm 3)."""
+    return float(validate_weights(np.full((silos, 2), 1.0 / silos))[0, 0])
 
 
 def weigh_by_records(counts: np.ndarray) -> np.ndarray:

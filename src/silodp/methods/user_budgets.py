@@ -87,7 +87,7 @@ class UserBudgets:
     def assumptions(self) -> tuple[str, ...]:
         """Who learns what, and what ε is about."""
         learns = {
-            "sampling": "the rate they are sampled with: the server draws every round's sample with these rates",
+            "sampling": "the rate they are sampled with: every round's sample is drawn with these rates",
             "clip": "their own clip: every silo clips their rows to it",
         }
         return (
@@ -213,13 +213,6 @@ class BudgetCalibration:
             SilodpError: nothing is promised against the adversary that the budgets are met against, or no rate or clip
                 meets the largest budget.
         """
-        if personal.by == "sampling" and not all(view.knows_sample for view, _, _ in costs["server"]):
-            raise SilodpError(
-                "personal.by = 'sampling' needs a server that draws the sample with everyone's own rate, and here "
-                "nobody is to know who was sampled: set personal.by = 'clip', or let the server draw the sample.",
-                code="argument.conflict",
-                field="personal.by",
-            )
         wholes = {adversary: _costliest(cases) for adversary, cases in costs.items()}
         whole = wholes[personal.adversary]
         if isinstance(whole.event, NonPrivate):

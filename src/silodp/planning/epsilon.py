@@ -21,7 +21,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_choice, check_delta, check_whole
 from silodp.methods import Method, Population
 from silodp.report.guarantee_text import is_only_claimed
-from silodp.runtime.guarantees import delta_warning
+from silodp.runtime.guarantees import compute_linkage, delta_warning
 
 ACCOUNTING_DEFAULTS = {
     "clip": 1.0,
@@ -168,7 +168,8 @@ def compute_epsilon(
 
     Returns:
         JSON-ready: "epsilon" (None: no guarantee, with the "reason"), where all silos answer; "any_dropouts", the
-        largest ε if silos drop out depending on the models; "persons", "claims" and "assumptions".
+        largest ε if silos drop out depending on the models; "persons", "claims" and "assumptions"; "linkage", ε of a
+        person who is not recognized as one, where the number of silos is given.
 
     Raises:
         SilodpError: a value out of range, a missing field, an unknown name.
@@ -228,6 +229,9 @@ def compute_epsilon(
     def claimed_by(method: Method) -> Cost:
         return compute_cost([(event_in(0, method), rounds)], delta_of_noise, chosen)
 
+    # It depends on the number of silos, which a question need not name.
+    fewest = replace(view, survivors=spec.min_silos)
+    linkage = () if silos is None else compute_linkage(spec.method, fewest, charged, delta_of_noise, chosen)
     return {
         "method": made.name,
         "unit": made.unit,
@@ -243,6 +247,7 @@ def compute_epsilon(
             if (claim := claimed_by(claimed)).epsilon is not None
             and is_only_claimed(claim.epsilon, found.epsilon)
         ],
+        "linkage": list(linkage),
         "delta": delta,
         "adversary": adversary,
         "accountant": chosen.name,
@@ -250,7 +255,11 @@ def compute_epsilon(
         "rounds": rounds,
         "noise_multiplier": getattr(made, "noise_multiplier", 0.0),
         "assumptions": [
-            *list_assumptions(view, chosen_aggregator.adds_integers and spec.bounds is not None),
+            *list_assumptions(
+                view,
+                chosen_aggregator.adds_integers and spec.bounds is not None,
+                samples_users=made.samples_users,
+            ),
             *(chosen_aggregator.assumptions if adversary != "released" else ()),
             *(_without_fillers(text, fields) for text in made.assumptions),
             *list_delta_remarks(delta, users),
@@ -287,6 +296,15 @@ def format_records(result: Mapping[str, Any]) -> list[str]:
     return ["  for one record", f"  for a person with {numbers} records: ε = {epsilons}"]
 
 
+def format_linkage(result: Mapping[str, Any]) -> list[str]:
+    """Return lines on ε of a person who is not recognized as one."""
+    return [
+        f"  for a person with {row['case']}: ε = {format_rounded_up(row['epsilon'])}"
+        + (" (an estimate, not a guarantee)" if row["estimate"] else "")
+        for row in result["linkage"]
+    ]
+
+
 def _build_method(
     name: str, fields: Mapping[str, Any], rounds: int, delta: float
 ) -> tuple[Method, float | None]:
@@ -314,6 +332,12 @@ def _check_question(method: Method, adversary: str, silos: int | None, colluding
     if silos is None and adversary == "silo" and method.unit == "user":
         raise SilodpError(
             "silos is missing: ε against another silo depends on their number.",
+            code="argument.missing",
+            field="silos",
+        )
+    if silos is None and method.unit == "user" and method.bounds(Population(1, 1)) is None:
+        raise SilodpError(
+            f"silos is missing: {method.name} splits a person's records over the silos, so ε depends on their number.",
             code="argument.missing",
             field="silos",
         )

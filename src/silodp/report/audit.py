@@ -28,7 +28,16 @@ from silodp.accounting.accountant import (
 )
 from silodp.accounting.events import Event
 from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
-from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, NOT_COVERED, Adversary, Guarantee
+from silodp.accounting.guarantee import (
+    ADVERSARIES,
+    HELD_OUT,
+    LOCAL_INDEX,
+    NOT_COVERED,
+    ON_THE_LIST,
+    PUBLIC_INDEX,
+    Adversary,
+    Guarantee,
+)
 from silodp.accounting.ledger import Budget, Ledger, LedgerHeader, reopen_ledger
 from silodp.accounting.steps import flatten_per_unit
 from silodp.aggregators.registry import AggregatorRecord
@@ -264,6 +273,12 @@ def _compare_rest(guarantee: Guarantee, ledger: Ledger, measured: bool) -> str |
     if guarantee.epsilon is None and reason is not None and guarantee.reason != reason:
         return f"that there is no guarantee because {guarantee.reason}, and the ledger says: {reason}"
     for text in NOT_COVERED:
+        if (
+            text == ON_THE_LIST
+            and LOCAL_INDEX in guarantee.assumptions
+            and PUBLIC_INDEX not in guarantee.assumptions
+        ):
+            continue  # there is no list
         if text not in guarantee.not_covered and (measured or text != HELD_OUT):
             return f"nothing of what is not covered: {text}"
     return None

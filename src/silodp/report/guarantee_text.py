@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import Adversary, Guarantee, describe_any_dropouts, format_rounded_up
+from silodp.accounting.guarantee import Adversary, Guarantee, describe_reservations, format_rounded_up
 from silodp.report.formatting import as_number, compute_attack_accuracy, format_accuracy, format_epsilon
 
 WHO: dict[Adversary, str] = {
@@ -35,6 +35,19 @@ class PersonTable:
 
     against: tuple[Adversary, ...]
     rows: tuple[tuple[int, tuple[float | None, ...]], ...]
+
+
+@dataclass(frozen=True)
+class LinkageTable:
+    """ε of persons whom silos do not recognize as one, or confuse with another.
+
+    Attributes:
+        against: the adversaries, one column each.
+        rows: (case, whether ε is an estimate, ε against each adversary); None where nothing is guaranteed.
+    """
+
+    against: tuple[Adversary, ...]
+    rows: tuple[tuple[str, bool, tuple[float | None, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,20 @@ def tabulate_persons(guarantees: Iterable[Guarantee]) -> PersonTable | None:
     return PersonTable(tuple(guarantee.adversary for guarantee in about_records), tuple(rows))
 
 
+def tabulate_linkage(guarantees: Iterable[Guarantee]) -> LinkageTable | None:
+    """Return ε of persons who are not recognized; None where no guarantee says anything of them."""
+    known = [guarantee for guarantee in guarantees if guarantee.private and guarantee.linkage]
+    if not known:
+        return None
+    cases = dict.fromkeys(row["case"] for guarantee in known for row in guarantee.linkage)
+    rows = []
+    for case in cases:
+        found = [next((row for row in one.linkage if row["case"] == case), None) for one in known]
+        is_estimate = any(row is not None and row["estimate"] for row in found)
+        rows.append((case, is_estimate, tuple(None if row is None else row["epsilon"] for row in found)))
+    return LinkageTable(tuple(guarantee.adversary for guarantee in known), tuple(rows))
+
+
 def collect_spending(guarantees: Iterable[Guarantee]) -> tuple[BudgetSpending, ...]:
     """Return requested and charged budgets; adversaries for whom they are the same share an entry."""
     found: dict[str, tuple[list[Adversary], tuple[dict[str, Any], ...]]] = {}
@@ -127,7 +154,7 @@ def describe_guarantee(guarantee: Guarantee, attack: MembershipAttack | None = N
     accuracy = (
         compute_attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
     )
-    cap = "" if guarantee.any_dropouts is None else f" ({describe_any_dropouts(guarantee.any_dropouts)})"
+    cap = describe_reservations(guarantee.any_dropouts, guarantee.sample_known)
     return (
         f"Against {who}: ε = {format_rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}; "
         f"an attacker who gives even odds that {took_part} in the data guesses right at most "
@@ -220,6 +247,13 @@ def is_valid_guarantee(guarantee: Guarantee) -> bool:
             and 0 < guarantee.delta < 1
             and is_count(guarantee.rounds)
             and is_epsilon(guarantee.any_dropouts)
+            and is_epsilon(guarantee.sample_known)
+            and all(
+                isinstance(row["case"], str)
+                and is_epsilon(row["epsilon"])
+                and isinstance(row["estimate"], bool)
+                for row in guarantee.linkage
+            )
             and all(is_count(k) and k >= 1 and is_epsilon(value) for k, value in guarantee.persons)
             and all(
                 (as_number(group["budget"]) or 0) > 0

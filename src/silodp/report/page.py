@@ -164,6 +164,7 @@ def write_report(
         sent=any(row.get("bytes") for row in run.rows),
         visibility=run.aggregator.visibility if run.aggregator else (),
         persons=guarantee_text.tabulate_persons(run.guarantees.values()),
+        linkage=guarantee_text.tabulate_linkage(run.guarantees.values()),
         budgets=[
             (spent, pictures.add(f"budgets-{i}", figure, _budgets_caption(spent, unit)))
             for i, spent in enumerate(guarantee_text.collect_spending(run.guarantees.values()))

@@ -77,6 +77,10 @@ class Rederived:
             again.any_dropouts is None or not is_covered(stated.any_dropouts, again.any_dropouts)
         ):
             return f"any_dropouts = {stated.any_dropouts}, and it is {again.any_dropouts}"
+        if not is_same(stated.sample_known, again.sample_known):
+            return f"sample_known = {stated.sample_known}, and it is {again.sample_known}"
+        if not is_same(stated.linkage, again.linkage):
+            return f"linkage = {list(stated.linkage)}, and it is {list(again.linkage)}"
         if not is_same(stated.claims, again.claims):
             return f"claims = {_format_claims(stated.claims)}, and they are {_format_claims(again.claims)}"
         return self._compare_groups(stated, again)

@@ -18,9 +18,10 @@ from silodp.methods.base import Method, MethodState, Population
 from silodp.wire.store import PRIVATE_FILE, seal, unseal, write_durably
 
 _METHOD = "method/"  # prefix of the arrays of the method; those of the server optimizer have none
-FORMAT = 4
+FORMAT = 5
 """The format that is written, and the only one that is read.
 
+5: silos draw the sample of users, and choose their part of a person's records;
 4: stores have a namespace for each round, the server optimizer and the method a state;
 3: silos have a gate and a ledger;
 2: the server forgets past rounds.

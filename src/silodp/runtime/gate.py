@@ -249,18 +249,16 @@ class Gate:
                 "(resuming the run does)",
             )
         if kind == "setup":
-            self._check_allotment(request)
+            self._check_weights(request)
         return replace(state, step=state.step + 1)
 
-    def _check_allotment(self, request: Message) -> None:
-        place, population = self._spec.names.index(self._name), self._spec.population
-        problem = None
-        if "allotment" in request.arrays:
-            problem = self._spec.method.allotment_problem(
-                request.arrays["allotment"], self._counts, population, place
-            )
+    def _check_weights(self, request: Message) -> None:
+        weights = request.arrays.get("weights")
+        if weights is None:
+            return
+        problem = self._spec.method.weights_problem(weights, self._counts)
         if problem is not None:
-            self._refuse("gate.allotment", f"was given an allotment that {problem}")
+            self._refuse("gate.allotment", f"was given weights of which one {problem}")
 
     # --- rounds ---
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.events import Event, NonPrivate
+from silodp.accounting.accountant import Accountant, compute_epsilon, find_accountant, supports_all
+from silodp.accounting.events import Event, NonPrivate, reveal_samples
 from silodp.accounting.group_privacy import PERSONS_RECORDS, compute_person_epsilon
 from silodp.accounting.guarantee import (
     ADVERSARIES,
     HELD_OUT,
     NOT_COVERED,
+    ON_THE_LIST,
     Adversary,
     Guarantee,
     View,
@@ -24,6 +25,8 @@ from silodp.accounting.guarantee import (
 )
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.run_spec import RunSpec
+from silodp.data.tables.schema import ASSUMES_INDEX_BY_PROFILE
+from silodp.methods.base import Method
 
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
@@ -63,17 +66,29 @@ def build_guarantees(
             reason=event.reason if isinstance(event, NonPrivate) else ledger.reason(adversary),
             assumptions=()
             if spent is None
-            else list_assumptions(views[adversary], integers)
+            else list_assumptions(
+                views[adversary],
+                integers,
+                public_index=spec.has_public_index,
+                samples_users=spec.method.samples_users,
+            )
+            + ((ASSUMES_INDEX_BY_PROFILE,) if spec.data.identity_digest and spec.needs_common_index else ())
             + (spec.aggregator.assumptions if adversary != "released" else ())
             + spec.method.assumptions
             + (() if evaluation is None else evaluation.method.assumptions)
             + spec.data.assumptions
             + delta_warning(spec.delta, spec.population.users),
-            not_covered=tuple(text for text in NOT_COVERED if spec.tested or text != HELD_OUT),
+            not_covered=tuple(
+                text
+                for text in NOT_COVERED
+                if (spec.tested or text != HELD_OUT) and (spec.has_public_index or text != ON_THE_LIST)
+            ),
             persons=() if spent is None or spec.method.unit != "record" else _persons(ledger, adversary),
             groups=() if spent is None else _groups(spec, ledger, views[adversary], count_participation),
             claims=_claims(spec, adversary, ledger),
             any_dropouts=None if spent is None else _any_dropouts(at_most, adversary, ledger),
+            sample_known=None if spent is None else _sample_known(spec, adversary, ledger),
+            linkage=() if spent is None else _linkage(spec, adversary, ledger),
         )
     return result
 
@@ -111,6 +126,54 @@ def _any_dropouts(
         Counter(events[adversary] for events in at_most).items(), ledger.delta, ledger.accountant
     )
     return spent if math.isfinite(spent) else None
+
+
+def _sample_known(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> float | None:
+    """Return ε against a server that learns who was sampled; None where it knows it, or nobody is sampled."""
+    if adversary != "server" or not spec.method.samples_users:
+        return None
+    charged = Counter(charge.events[adversary] for charge in ledger.history)
+    revealed = Counter(reveal_samples(charge.events[adversary]) for charge in ledger.history)
+    if revealed == charged:
+        return None
+    spent = compute_epsilon(revealed.items(), ledger.delta, ledger.accountant)
+    return spent if math.isfinite(spent) else None
+
+
+def _linkage(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
+    # The fewer silos are in a sum, the more one id too many counts.
+    view = spec.aggregator.views(spec.method, len(spec.names), spec.min_silos)[adversary]
+    charged = Counter(charge.events[adversary] for charge in ledger.history)
+    return compute_linkage(spec.method, view, charged.items(), ledger.delta, ledger.accountant)
+
+
+def compute_linkage(
+    method: Method, view: View, charged: Iterable[tuple[Event, int]], delta: float, accountant: Accountant
+) -> tuple[dict[str, Any], ...]:
+    """Return ε of persons whom silos do not recognize as one, or confuse with another (`Method.linkage_cases`).
+
+    Args:
+        method: of the run.
+        view: of the adversary, with the fewest silos that may be in a sum.
+        charged: events of a person who is recognized, each with the number of times it was charged.
+        delta: δ of the accounting.
+        accountant: of the run.
+
+    Returns:
+        JSON-ready {"case", "epsilon", "estimate"}; cases for which no accountant has a rule are left out.
+    """
+    by_charge = [(method.linkage_cases(event, view), count) for event, count in charged]
+    rows = []
+    for alike in zip(*(cases for cases, _ in by_charge), strict=True):
+        events = [(case.event, count) for case, (_, count) in zip(alike, by_charge, strict=True)]
+        is_estimate = any(case.is_estimate for case in alike)
+        # What is believed of several coins is believed of Rényi divergences.
+        found = find_accountant("rdp") if is_estimate else accountant
+        if supports_all(found, [event for event, _ in events]):
+            spent = compute_epsilon(events, delta, found)
+            known = spent if math.isfinite(spent) else None
+            rows.append({"case": alike[0].case, "epsilon": known, "estimate": is_estimate})
+    return tuple(rows)
 
 
 def _persons(ledger: Ledger, adversary: Adversary) -> tuple[tuple[int, float | None], ...]:

@@ -16,6 +16,7 @@ from silodp.aggregators.base import ServerAggregator, request_state
 from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
+from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import MethodState
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.participation import Participation, get_or_draw
@@ -32,7 +33,7 @@ class Server:
     """The coordinating party of a run: it holds no records, only what it needs to ask and to add.
 
     Its store keeps for a round what is needed to repeat it: draws, requests, how far its attempts have come. What lasts
-    is the run's: allotments, session, shares, keys; how many attempts were made in all; that transfers have ended.
+    is the run's: weights, session, shares, keys; how many attempts were made in all; that transfers have ended.
     """
 
     spec: RunSpec
@@ -78,14 +79,14 @@ class Server:
         return [{adversary: values[i] for adversary, values in spent.items()} for i in rounds]
 
     def set_up(self) -> None:
-        """Give every silo its allotments; counts are asked for only when the method needs them."""
-        allotments = get_or_draw(self.store.run, "allotments", self.spec.run, self._allot)
+        """Give every silo its weights where they go by counts, which are asked for first."""
         run, names = self.spec.run, self.spec.names
+        weights: list[dict[str, np.ndarray]] = [{} for _ in names]
+        if self.spec.method.needs_counts and not self.spec.aggregator.weights_privately:
+            by_counts = get_or_draw(self.store.run, "weights", run, self._weigh)
+            weights = [{"weights": own} for own in by_counts]
         self.ask_all(
-            {
-                name: Message("setup", run, arrays={"allotment": allotments[s]} if allotments.size else {})
-                for s, name in enumerate(names)
-            }
+            {name: Message("setup", run, arrays=own) for name, own in zip(names, weights, strict=True)}
         )
         self.side.set_up(self)
 
@@ -101,10 +102,13 @@ class Server:
         self._forget_before(round_)
         if not self.affords_round(round_):
             return None
-        sample = get_or_draw(self.store.round(round_), "sample", self.spec.run, partial(self._sample, round_))
-        drawn = {"sample": sample, "clients": self.participation.draw(round_)}
-        drawn = {name: draw for name, draw in drawn.items() if draw.size}
-        arrays = {"params": params.cpu().numpy(), **drawn, **request_state(state)}
+        arrays = {"params": params.cpu().numpy(), **request_state(state)}
+        clients = self.participation.draw(round_)
+        if clients.size:
+            arrays["clients"] = clients
+        if self.spec.method.samples_users and self.spec.aggregator.sampled_by == "server":
+            draw = partial(self._sample, round_)
+            arrays["sample"] = get_or_draw(self.store.round(round_), "sample", self.spec.run, draw)
         return self.side.total(self, round_, arrays)
 
     def affords_round(self, round_: int) -> bool:
@@ -221,24 +225,15 @@ class Server:
             self.participation.complete(round_)
         self.store.drop_rounds_before(round_)
 
-    def _allot(self) -> np.ndarray:
-        counts = None
-        spec = self.spec
-        if self.spec.aggregator.weights_privately:
-            return np.empty(0)
-        if spec.method.needs_counts:
-            answers = self.ask_all({name: Message("counts", spec.run) for name in spec.names})
-            counts = np.stack([answers[name].arrays["counts"] for name in spec.names])
-        stream = self.randomness.stream("allotments")
-        allotments = spec.method.allotments(counts, spec.population, stream)
-        return np.empty(0) if allotments is None else allotments
+    def _weigh(self) -> np.ndarray:
+        answers = self.ask_all({name: Message("counts", self.spec.run) for name in self.spec.names})
+        counts = np.stack([answers[name].arrays["counts"] for name in self.spec.names])
+        return self.spec.method.user_weights(counts, self.spec.population)
 
     def _sample(self, round_: int) -> np.ndarray:
-        if self.spec.aggregator.samples_users_privately:
-            # The parties draw it between them; the server is not to know it.
-            return np.empty(0, dtype=bool)
-        sample = self.spec.method.sample_users(self.spec.population, self.randomness.stream("sample", round_))
-        return np.empty(0, dtype=bool) if sample is None else sample
+        population = self.spec.population
+        rates = self.spec.method.sampling_rates(population)
+        return draw_poisson_sample(population.users, rates, self.randomness.stream("sample", round_))
 
 
 def is_finite(total: Tensor) -> bool:

@@ -17,6 +17,7 @@ from silodp.accounting.guarantee import Adversary
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.base import SiloContext, state_of
 from silodp.aggregators.run_spec import RunSpec
+from silodp.crypto.coins import PersonCoins
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES, derive_key
 from silodp.data.silo_data import SiloData
@@ -72,12 +73,16 @@ class Silo:
         self.nonfinite_counts: dict[int, int] = {}
         self._task, self._method, self._population = task, spec.method, spec.population
         self._randomness = randomness.child("silo", data.name)
+        self._common_randomness, self._identifiers = randomness, data.identifiers
         self._store = RoundStore(store, f"{spec.run}/")
-        self._run, self._names, self._sum_size = spec.run, spec.names, spec.sum_size
+        self._spec, self._run, self._sum_size = spec, spec.run, spec.sum_size
+        self._place = spec.names.index(data.name)
         self._user_index, self._budget = data.user, data.budget
         self._records = data.digest()  # depends on private rows: never leaves this silo's store
         self._x, self._y = task.tensors(data.x, data.y)
         self._user = torch.from_numpy(data.user)
+        self._persons = np.unique(data.user)
+        self._tossed: tuple[bytes, PersonCoins] | None = None
         counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
         self._counts_here = counts
         ledger = make_ledger(spec) if ledger is None else ledger
@@ -169,17 +174,17 @@ class Silo:
 
     def _setup(self, request: Message) -> Message:
         """Answer "setup": store this silo's weights, and draw once which records take part in the run."""
-        allotment = request.arrays.get("allotment")
+        stream = self._run_randomness().stream("admit")
         admitted = self._method.select_records(
-            self._user_index, allotment, self._run_randomness().stream("admit"), self._budget
+            self._user_index, self._place, self._population, stream, self._budget
         )
         kept = {"admitted": admitted, **request.arrays}
         fields = {"records": self._records}
         self._store.run.put("setup", Message("setup", request.run, fields=fields, arrays=kept).encode())
         return request.answer()
 
-    def _admitted(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return which records take part (n,) bool, and the weights (U,), as the set-up stored them."""
+    def _admitted(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return which records take part (n,) bool, as the set-up stored it, and the weights (U,)."""
         stored = self._store.run.get("setup")
         if stored is None:
             raise SilodpError(
@@ -193,7 +198,12 @@ class Silo:
                 f"silo '{self.name}' has other records than this run began with: restore them, or begin a new run.",
                 code="data.changed",
             )
-        return kept.arrays["admitted"], kept.arrays.get("allotment")
+        weights = kept.arrays.get("weights")
+        if weights is None and self._spec.aggregator.weights_privately:
+            weights = np.ones(self._population.users)  # the true ones are encrypted
+        elif weights is None:
+            weights = self._method.user_weights(None, self._population)[self._place]
+        return kept.arrays["admitted"], weights
 
     def _update(self, request: Message) -> Message:
         """Answer "update" with this silo's share, as its side of the aggregator hides it."""
@@ -213,13 +223,12 @@ class Silo:
 
         If the silo was not sampled (`rpdp`), the update is zero.
         """
-        admitted, allotment = self._admitted()
+        admitted, all_weights = self._admitted()
         records = slice(None) if admitted.all() else torch.from_numpy(np.flatnonzero(admitted))
-        weights = self._sampled(allotment, request.arrays.get("sample"))
+        weights = torch.from_numpy(np.where(self._draw_sample(request.round), all_weights, 0.0))
         randomness = self._round_randomness(request, release)
         clients = request.arrays.get("clients")
-        place = self._names.index(self.name)
-        if clients is not None and not clients[place]:
+        if clients is not None and not clients[self._place]:
             return weights, LocallyNoisedUpdate(torch.zeros(self._sum_size, dtype=torch.float64)), randomness
         update = self._method.local_update(
             LocalContext(
@@ -231,7 +240,7 @@ class Silo:
                 weights=weights,
                 population=self._population,
                 randomness=randomness,
-                silo=place,
+                silo=self._place,
                 budget=None if self._budget is None else torch.from_numpy(self._budget)[records],
                 memory=self._memory(request, release),
                 round=request.round,
@@ -298,9 +307,27 @@ class Silo:
         keys = [key.split("/") for key in self._store.run.names() if key.startswith("memory/")]
         return sorted((int(round_), int(release)) for _, round_, release in keys)
 
-    def _sampled(self, allotment: np.ndarray | None, sample: np.ndarray | None) -> Tensor:
-        weights = np.ones(self._population.users) if allotment is None else allotment.astype(np.float64)
-        return torch.from_numpy(weights if sample is None else weights * sample)
+    def _draw_sample(self, round_: int) -> np.ndarray:
+        """Return who takes part in a round, (U,) bool, as far as this silo has records of them."""
+        drawn = np.ones(self._population.users, dtype=bool)
+        if self._method.samples_users and self._spec.aggregator.sampled_by == "silos":
+            rates = self._method.sampling_rates(self._population)
+            persons = self._persons
+            drawn[:] = False
+            drawn[persons] = self._coins().toss(round_, rates if isinstance(rates, float) else rates[persons])
+        return drawn
+
+    def _coins(self) -> PersonCoins:
+        """Return the coins of the persons who have records here; the same in all silos."""
+        if self._common_randomness.reproducible:
+            secret, run = self._common_randomness.key_for("who is sampled"), ""
+        else:
+            secret, run = self._side.group_secret(self._run), self._run
+        if self._tossed is None or self._tossed[0] != secret:  # a later session has another secret
+            known = self._identifiers
+            texts = (str(person) if known is None else known[person] for person in self._persons.tolist())
+            self._tossed = (secret, PersonCoins(secret, run, self._spec.data.identity_digest, texts))
+        return self._tossed[1]
 
 
 def _memory_key(round_: int, release: int) -> str:

@@ -222,8 +222,8 @@ PROFILE = 'identity = "profile.toml"'
     [
         (PROFILE, "", None),
         ("", "", "deploy.no_index"),
-        (PROFILE, "user_sampling = 0.5", "deploy.no_index"),
-        (PROFILE, 'weighting = "records"', "deploy.no_index"),
+        (PROFILE, "user_sampling = 0.5", None),
+        (PROFILE, 'weighting = "records"', None),
         ('users = ["a", "b", "c"]', "user_sampling = 0.5", None),
     ],
 )

@@ -12,7 +12,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 CODE = [path for folder in ("src", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
 TESTS = "\n".join(path.read_text() for path in CODE if path.is_relative_to(ROOT / "tests"))
 REFERENCE = re.compile(
-    r'docs/(\w+)\.md`?(?:, sections? ((?:\d(?:, [A-Z]\b)?(?:, | and |$)?)+))?(?:, "([^"]+)")?'
+    r'docs/(\w+)\.md`?(?:, sections? ((?:\d+(?:, [A-Z]\b)?(?:, | and |$)?)+))?(?:, "([^"]+)")?'
 )
 
 
@@ -22,7 +22,7 @@ def missing(text: str) -> list[str]:
     for name, sections, words in REFERENCE.findall(" ".join(text.split())):
         path = ROOT / "docs" / f"{name}.md"
         page = path.read_text() if path.exists() else ""
-        wanted = [rf"^## {number}\. " for number in re.findall(r"\d", sections)]
+        wanted = [rf"^## {number}\. " for number in re.findall(r"\d+", sections)]
         wanted += [rf"^\*\*{letter}: " for letter in re.findall("[A-Z]", sections)]
         wanted += [rf"^\*\*{re.escape(words)}\*\*"] if words else []
         found += [f"{name}: {each}" for each in wanted if not re.search(each, page, re.MULTILINE)]
@@ -38,6 +38,7 @@ def test_what_is_not_there_is_missed() -> None:
         == []
     )
     assert missing("docs/protocols.md,\n    sections 3 and 7") == [r"protocols: ^## 7\. "]
+    assert missing("docs/protocols.md, section 99.") == [r"protocols: ^## 99\. "]
     assert missing("docs/privacy.md, section 4, Z)") == [r"privacy: ^\*\*Z: "]
     assert missing('docs/decoupled.md, "The proof"') == [r"decoupled: ^\*\*The\ proof\*\*"]
     assert missing("docs/specification.md") == ["specification"]

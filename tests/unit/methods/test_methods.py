@@ -15,6 +15,7 @@ from silodp.mechanisms.clipping import Share
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Default, LocalContext, Method, Population, UldpAvg, UldpGroup, UldpNaive, UldpSgd
 from silodp.methods import uldp as weightings
+from silodp.methods.group import split_group
 from silodp.training.losses import cox
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.sgd.records import record_gradients
@@ -36,15 +37,12 @@ def shares(
     """Every silo's share of one round from x = 0, as the federation computes it."""
     population = Population(len(federation.silos), federation.users)
     counts = federation.counts() if method.needs_counts else None
-    allotments = method.allotments(counts, population, randomness.stream("allotments"))
+    all_weights = method.user_weights(counts, population)
     result = []
     for s, silo in enumerate(federation.silos):
-        allotment = np.ones(federation.users) if allotments is None else allotments[s].astype(np.float64)
-        weights = allotment if sample is None else allotment * sample
+        weights = all_weights[s] * (np.ones(federation.users) if sample is None else sample)
         own = randomness.child(silo.name)
-        admitted = method.select_records(
-            silo.user, None if allotments is None else allotments[s], own.stream("admit")
-        )
+        admitted = method.select_records(silo.user, s, population, own.stream("admit"))
         work = LocalContext(
             task,
             torch.zeros(task.size, dtype=task.dtype),
@@ -220,9 +218,14 @@ def test_server_scales():
 def test_weights_add_to_at_most_one(silos, users, seed):
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 50, size=(silos, users)) * (rng.random((silos, users)) < 0.5)
-    for weights in (weightings.weigh_uniformly(silos, users), weightings.weigh_by_records(counts)):
+    population = Population(silos, users)
+    uniform = UldpAvg(1.0, 1.0).user_weights(None, population)
+    for weights in (uniform, weightings.weigh_by_records(counts)):
+        assert weights.shape == (silos, users)
         assert weights.sum(axis=0).max() <= 1 + 1e-15
         assert (weights >= 0).all()
+    assert (uniform == weightings.uniform_weight(silos)).all()
+    assert weightings.uniform_weight(silos) == pytest.approx(1 / silos, rel=1e-15)
     totals = counts.sum(axis=0)
     np.testing.assert_allclose(weightings.weigh_by_records(counts).sum(axis=0), totals > 0)
 
@@ -237,26 +240,38 @@ def test_weights_above_one_are_refused():
 def test_group_admits_at_most_k_records_of_everyone(k, seed):
     federation = small_federation(records=80, users=6, seed=seed)
     method = UldpGroup(1.0, 1.0, k, 0.5, 1, 1.0, 0.1)
-    quota = method.allotments(federation.counts(), Population(3, 6), RANDOM.stream(seed))
-    kept = np.zeros_like(quota)
+    parts = split_group(k, 3)
+    kept = np.zeros((3, 6), dtype=np.int64)
     for s, silo in enumerate(federation.silos):
-        mask = method.select_records(silo.user, quota[s], RANDOM.stream("admit", s, seed))
+        mask = method.select_records(silo.user, s, Population(3, 6), RANDOM.stream("admit", s, seed))
         kept[s] = np.bincount(silo.user[mask], minlength=6)
-    np.testing.assert_array_equal(kept, quota)
-    np.testing.assert_array_equal(kept.sum(axis=0), np.minimum(federation.counts().sum(axis=0), k))
+    # Each silo uses as many as it may, whatever the others hold.
+    np.testing.assert_array_equal(kept, np.minimum(federation.counts(), np.array(parts)[:, None]))
+    assert kept.sum(axis=0).max() <= k
 
 
-def test_group_admits_every_record_equally_often():
-    """k of N[u], uniformly over all silos: no silo or position is favored."""
-    counts = np.array([[6], [2]])
-    method = UldpGroup(1.0, 1.0, 2, 0.5, 1, 1.0, 0.1)
-    hits = np.zeros(8)
-    for trial in range(4000):
-        quota = method.allotments(counts, Population(2, 1), RANDOM.stream("quota", trial))
-        first = method.select_records(np.zeros(6, dtype=np.int64), quota[0], RANDOM.stream("a", trial))
-        second = method.select_records(np.zeros(2, dtype=np.int64), quota[1], RANDOM.stream("b", trial))
-        hits += np.concatenate([first, second])
-    assert abs(hits / 4000 - 2 / 8).max() < 5 * np.sqrt(0.25 * 0.75 / 4000)
+@given(st.integers(1, 4096), st.integers(1, 200))
+def test_the_parts_of_k_add_to_k_and_differ_by_one_at_most(k, silos):
+    parts = split_group(k, silos)
+    assert (len(parts), sum(parts)) == (silos, k)
+    assert parts[0] - parts[-1] <= 1
+    assert list(parts) == sorted(parts, reverse=True)
+
+
+def test_group_admits_every_record_of_a_silo_equally_often():
+    """k_s of n[s,u], uniformly: no position in the silo's table is favored, and nobody else's records matter."""
+    method = UldpGroup(1.0, 1.0, 3, 0.5, 1, 1.0, 0.1)
+    user = np.array([0, 1, 0, 0, 1, 0, 0, 0])
+    trials = 4000
+    for place, part in ((0, 2), (1, 1)):
+        hits = np.zeros(8)
+        for trial in range(trials):
+            stream = RANDOM.stream("admit", place, trial)
+            hits += method.select_records(user, place, Population(2, 2), stream)
+        for count, person in ((6, 0), (2, 1)):
+            rate = min(part / count, 1)
+            error = 5 * np.sqrt(rate * (1 - rate) / trials)
+            assert abs(hits[user == person] / trials - rate).max() <= error
 
 
 @pytest.mark.parametrize(

@@ -396,7 +396,7 @@ def test_minimum_protects_everyone_at_one_budget_and_dropout_those_above_a_thres
     q = minimum.accounts.rates_and_retirement(minimum.asked(budgets))[0]
     assert len(set(q)) == 1
     assert q[0] == RPDP.accounts.rates_and_retirement(np.array([0.3]))[0][0]
-    admitted = dropout.select_records(silo.user, None, RANDOM.stream("a"), budgets)
+    admitted = dropout.select_records(silo.user, 0, Population(3, 60), RANDOM.stream("a"), budgets)
     np.testing.assert_array_equal(admitted, budgets >= 1.0)
     q = dropout.accounts.rates_and_retirement(dropout.asked(budgets[admitted]))[0]
     assert len(set(q)) == 1
@@ -570,7 +570,7 @@ def test_what_a_method_cannot_keep_is_refused_before_anything_runs(method):
     with pytest.raises(SilodpError, match="delta = 1e-05 differs"):
         method.check(WHOLE.public(with_records=True), 4, 1e-5)
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
-        method.select_records(np.arange(3), None, RANDOM.stream("a"))
+        method.select_records(np.arange(3), 0, Population(3, 3), RANDOM.stream("a"))
     with pytest.raises(SilodpError, match="needs a privacy budget for every record"):
         method.local_update(work_of(logistic_task(), replace(silo_of(40, np.ones(40)), budget=None)))
 

@@ -20,10 +20,12 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.run_spec import RunSpec
+from silodp.crypto.coins import PersonCoins
 from silodp.errors import SilodpError
 from silodp.methods import Population, UldpAvg, UldpSgd, UserBudgets
 from silodp.methods.user_budgets import FullParticipationCost
 from support.examples import few_or_many
+from support.refusals import refused
 from support.specs import make_spec
 
 DELTA = 1e-5
@@ -103,7 +105,7 @@ def test_nobody_is_charged_more_than_her_budget(sigma, rounds, by, adversary, ac
         limit = min(budget, largest)
         if by == "clip":
             assert gaussian_delta(limit, noise / x / math.sqrt(rounds)) <= DELTA * (1 + 1e-9)
-        elif adversary == "released":
+        elif adversary in ("released", "server"):  # neither learns who was sampled
             assert least_sampled_epsilon(x, noise, rounds) <= limit
             assert accountant == "pld" or rdp_sampled_epsilon(x, noise, rounds) <= limit * (1 + 1e-9)
         else:
@@ -111,16 +113,17 @@ def test_nobody_is_charged_more_than_her_budget(sigma, rounds, by, adversary, ac
 
 
 @pytest.mark.parametrize("by", ["sampling", "clip"])
-@pytest.mark.parametrize("adversary", ["server", "released"])
+@pytest.mark.parametrize("adversary", ["server", "released", "silo"])
 def test_budgets_are_met_to_a_part_in_a_thousand(by, adversary):
     """Few distinct ones; a step of one in a thousand further and a budget would be exceeded."""
     budgets = (1.0, 2.0, 3.0, 4.0)
+    noise = 5.0 * math.sqrt(3 / 2) if adversary == "silo" else 5.0
     known = spec(UldpAvg(5.0, 1.0, personal=own(by, adversary=adversary)), budgets)
     for budget, x in zip(budgets, parameters(known), strict=True):
         if by == "clip":
-            assert gaussian_delta(budget * 0.998, 5.0 / x / math.sqrt(20)) > DELTA * (x < 1)
-        elif adversary == "server":
-            assert known_coins_delta(budget * 0.998, x, 5.0, 20) > DELTA * (x < 1)
+            assert gaussian_delta(budget * 0.998, noise / x / math.sqrt(20)) > DELTA * (x < 1)
+        elif adversary == "silo":
+            assert known_coins_delta(budget * 0.998, x, noise, 20) > DELTA * (x < 1)
         else:
             assert x == 1 or least_sampled_epsilon(x * 1.01, 5.0, 20) > budget * 0.99
     assert (parameters(known) < 1).sum() >= 3, "else this judges nothing"
@@ -129,10 +132,10 @@ def test_budgets_are_met_to_a_part_in_a_thousand(by, adversary):
 @pytest.mark.parametrize("by", ["sampling", "clip"])
 def test_many_budgets_are_met_on_a_grid_of_one_percent(by):
     budgets = tuple(np.linspace(0.6, 3.0, 150))
-    known = spec(UldpAvg(5.0, 1.0, personal=own(by, accountant="rdp")), budgets)
+    known = spec(UldpAvg(5.0, 1.0, personal=own(by, accountant="rdp", adversary="silo")), budgets)
     x = parameters(known)
     assert (np.diff(x) >= 0).all()
-    cost = known.method.allowances.wholes["server"]
+    cost = known.method.allowances.wholes["silo"]
     for budget, parameter in zip(budgets[::10], x[::10], strict=True):
         spent = _rdp([cost.at(by, parameter)], 20)
         assert spent <= budget < _rdp([cost.at(by, parameter * 1.0101)], 20) + 1e-12
@@ -205,7 +208,8 @@ def test_common_sampling_and_clips_of_ones_own_go_together():
     c = method.allowances.largest
     costs = spec(method).round_events()
     assert costs["released"] == PoissonSampled(0.25, Gaussian(pytest.approx(5.0 / c)))
-    assert costs["server"] == RevealedSample(0.25, Gaussian(pytest.approx(5.0 / c)))
+    assert costs["server"] == costs["released"]
+    assert costs["silo"] == RevealedSample(0.25, Gaussian(pytest.approx(5.0 * math.sqrt(3 / 2) / c)))
 
 
 @pytest.mark.parametrize("adversary", ["server", "silo"])
@@ -253,9 +257,29 @@ def test_a_shorter_row_moves_integers_by_what_truncation_adds_besides(aggregator
     assert found.dimension == known.size
 
 
+class SampleKnown:
+    """An aggregator whose server learns who was sampled, as that of `lattice` does without hidden_sample."""
+
+    def views(self, method, silos, survivors=None):
+        views = super().views(method, silos, survivors)  # type: ignore[misc]
+        return {**views, "server": replace(views["server"], knows_sample=True)}
+
+
+@dataclass(frozen=True)
+class PlainSampleKnown(SampleKnown, Plain):
+    pass
+
+
+@dataclass(frozen=True)
+class MaskedSampleKnown(SampleKnown, Masked):
+    pass
+
+
 @pytest.mark.parametrize("by", ["sampling", "clip"])
 @pytest.mark.parametrize(
-    "aggregator", [Masked(), Lattice(count_cap=3, attempts=20), SMALL_PAILLIER], ids=lambda a: a.name
+    "aggregator",
+    [MaskedSampleKnown(), Lattice(count_cap=3, attempts=20), SMALL_PAILLIER],
+    ids=lambda a: a.name,
 )
 def test_integer_noise_costs_more_and_is_paid_by_smaller_rates_and_clips(by, aggregator):
     budgets = (0.7, 1.0, 2.0)
@@ -263,7 +287,7 @@ def test_integer_noise_costs_more_and_is_paid_by_smaller_rates_and_clips(by, agg
     method = UldpAvg(5.0, 1.0, weighting=weighting, personal=own(by))
     known = spec(method, budgets, aggregator)
     at_delta = replace(known, delta=DELTA).delta * aggregator.delta_share
-    plain = spec(replace(method, weighting="uniform"), budgets)
+    plain = spec(replace(method, weighting="uniform"), budgets, PlainSampleKnown())
     for budget, x, real in zip(budgets, parameters(known), parameters(plain), strict=True):
         event = known.method.allowances.wholes["server"].at(by, x)
         assert isinstance(event.event if by == "sampling" else event, Skellam)
@@ -286,7 +310,7 @@ def test_the_scale_is_of_a_public_constant():
 def test_the_guarantee_says_who_learns_what():
     sampling, clip = (UldpAvg(5.0, 1.0, personal=own(by)).assumptions for by in ("sampling", "clip"))
     assert "budget is public" in sampling[0]
-    assert "server draws every round's sample" in sampling[0]
+    assert "every round's sample is drawn with these rates" in sampling[0]
     assert "every silo clips their rows" in clip[0]
     assert "against 'server', over 20 rounds" in clip[1]
     assert UldpAvg(5.0, 1.0).assumptions == ()
@@ -309,9 +333,7 @@ def test_what_was_calibrated_is_forgotten_with_the_noise_it_was_for():
         "of anyone, at most"
     )
     with pytest.raises(SilodpError, match="sampling probabilities or clips"):
-        replace(method, personal=own("sampling")).sample_users(
-            Population(3, 1, budgets=(1.0,)), np.random.default_rng(0)
-        )
+        replace(method, personal=own("sampling")).sampling_rates(Population(3, 1, budgets=(1.0,)))
 
 
 # --- what a guarantee shows ---
@@ -338,19 +360,23 @@ def test_groups_are_budgets_or_twentieths_of_the_persons():
 def test_groups_of_another_adversary_say_that_the_budget_was_not_for_it():
     budgets = np.array([1.0, 2.0])
     known = spec(UldpAvg(5.0, 1.0, personal=own("sampling", adversary="released")), budgets)
-    entries = known.method.budget_report(View("server", 3), [budgets], np.array([]), 20, DELTA, "pld")
+    view = View("silo", 3, knows_sample=True)
+    entries = known.method.budget_report(view, [budgets], np.array([]), 20, DELTA, "pld")
     assert all(e["planned"] > e["budget"] and "'released'" in e["note"] for e in entries)
 
 
 def test_who_has_too_small_a_budget_never_takes_part_and_the_guarantee_says_so():
     budgets = (1e-4, 1.0)
-    known = spec(UldpAvg(5.0, 1.0, personal=own("sampling")), budgets)
+    known = spec(UldpAvg(5.0, 1.0, personal=own("sampling", adversary="silo")), budgets)
     assert parameters(known)[0] == 0
-    drawn = [known.method.sample_users(known.population, np.random.default_rng(i)) for i in range(200)]
-    assert not np.array(drawn)[:, 0].any()
-    assert np.array(drawn)[:, 1].any()
+    rates = known.method.sampling_rates(known.population)
+    np.testing.assert_array_equal(rates, parameters(known))
+    coins = PersonCoins(bytes(32), "run", "", ["0", "1"])
+    drawn = np.array([coins.toss(round_, rates) for round_ in range(200)])
+    assert not drawn[:, 0].any()
+    assert drawn[:, 1].any()
     entries = known.method.budget_report(
-        View("server", 3), [np.array(budgets)], np.array([]), 20, DELTA, "pld"
+        View("silo", 3, knows_sample=True), [np.array(budgets)], np.array([]), 20, DELTA, "pld"
     )
     assert entries[0]["planned"] == 0
     assert "never take part" in entries[0]["note"]
@@ -390,33 +416,42 @@ def test_what_cannot_be_met_is_refused():
     with pytest.raises(SilodpError, match="noise_multiplier is 0"):
         spec(UldpAvg(0.0, 1.0, personal=own("clip")))
     with pytest.raises(SilodpError, match="met by no sampling rate"):
-        spec(UldpAvg(1.0, 1.0, personal=own("sampling", largest=0.01)))
+        spec(UldpAvg(1.0, 1.0, personal=own("sampling", largest=0.01, adversary="silo")))
     with pytest.raises(SilodpError, match=r"integer \(Skellam\)"):
         spec(UldpAvg(5.0, 1.0, personal=own("clip", accountant="pld")), aggregator=Masked())
 
 
-@dataclass(frozen=True)
-class NobodyKnowsTheSample(Lattice):
-    def views(self, method, silos, survivors=None):
-        views = super().views(method, silos, survivors)
-        return {name: replace(view, knows_sample=False) for name, view in views.items()}
-
-
-def test_rates_of_ones_own_need_a_server_that_draws_with_them():
-    method = UldpAvg(5.0, 1.0, weighting="records")
-    nobody = NobodyKnowsTheSample(count_cap=3, attempts=20)
-    with pytest.raises(SilodpError, match="nobody is to know who was sampled"):
-        spec(replace(method, personal=own("sampling")), aggregator=nobody)
-    assert spec(replace(method, personal=own("clip")), aggregator=nobody).method.allowances is not None
+@pytest.mark.parametrize(
+    ("aggregator", "weighting", "drawn"),
+    [
+        (Plain(), "uniform", PoissonSampled),
+        (Masked(), "uniform", PoissonSampled),
+        (Lattice(count_cap=3, attempts=20), "records", RevealedSample),
+        (SMALL_PAILLIER, "records", RevealedSample),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_rates_of_ones_own_are_charged_as_the_rate_of_one_to_whom_it_is_secret_or_not(
+    aggregator, weighting, drawn
+):
+    method = UldpAvg(5.0, 1.0, weighting=weighting, personal=own("sampling", largest=2.0))
+    aggregator.check(make_spec("", ("a", "b", "c"), method, Population(3, 1), 9))
+    known = spec(method, (1.5, 2.0), aggregator)
+    least, most = parameters(known)
+    assert 0 < least < most < 1
+    cost = replace(known, aggregator=aggregator).round_events()["server"]
+    assert isinstance(cost, drawn)
+    assert cost.sampling_probability == known.method.allowances.largest == most
 
 
 def test_under_a_hidden_sample_everyone_has_the_same_rate_and_may_have_her_own_clip():
     hidden = Lattice(count_cap=3, attempts=20, hidden_sample=4)
     method = UldpAvg(5.0, 1.0, weighting="records")
-    with pytest.raises(SilodpError, match="hidden_sample = 4 hides who is sampled"):
+    with refused("argument.conflict") as caught:
         hidden.check(
             make_spec("", ("a", "b", "c"), replace(method, personal=own("sampling")), Population(3, 1), 9)
         )
+    assert caught.value.field == "personal.by"
     clips = replace(method, user_sampling=0.5, personal=own("clip", largest=0.7))
     known = spec(clips, (0.2, 0.7), hidden)
     server = replace(known, aggregator=hidden).round_events()["server"]

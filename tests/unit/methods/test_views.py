@@ -7,7 +7,15 @@ import pytest
 from scipy import optimize, stats
 
 from silodp.accounting.accountant import compute_epsilon
-from silodp.accounting.events import Gaussian, Group, NonPrivate, PoissonSampled, RevealedSample, SelfComposed
+from silodp.accounting.events import (
+    Composed,
+    Gaussian,
+    Group,
+    NonPrivate,
+    PoissonSampled,
+    RevealedSample,
+    SelfComposed,
+)
 from silodp.accounting.guarantee import View
 from silodp.methods import Default, UldpAvg, UldpGroup, UldpNaive, uldp
 
@@ -124,11 +132,45 @@ def test_counts_in_clear_void_the_guarantee_for_who_receives_them():
     assert isinstance(UNIFORM.dp_event(view), Gaussian)
 
 
-def test_group_is_the_same_for_everyone():
-    method = UldpGroup(5.0, 1.0, 8, 0.01, 100, 64.0, 0.1)
-    expected = SelfComposed(Group(8, PoissonSampled(0.01, Gaussian(5.0))), 100)
-    for view in (View("released", 5), View("server", 5, sees_shares=True), View("silo", 5)):
-        assert method.dp_event(view) == expected
+STEP = PoissonSampled(0.01, Gaussian(5.0))
+
+
+def group(k: int, local_steps: int = 100) -> UldpGroup:
+    return UldpGroup(5.0, 1.0, k, 0.01, local_steps, 64.0, 0.1)
+
+
+def test_group_is_every_silos_part_of_k_and_the_same_for_all_who_see_a_sum_or_shares():
+    for view in (View("released", 5), View("server", 5, sees_shares=True), View("server", 5, shares_for=3)):
+        assert group(10).dp_event(view) == SelfComposed(Group(2, STEP), 500)
+        assert group(8).dp_event(view) == Composed(
+            (SelfComposed(Group(2, STEP), 300), SelfComposed(Group(1, STEP), 200))
+        )
+        # Silos that may use nothing add nothing.
+        assert group(3).dp_event(view) == SelfComposed(Group(1, STEP), 300)
+
+
+def test_silos_that_pool_are_charged_for_the_largest_parts_of_the_others():
+    assert group(8).dp_event(View("silo", 5)) == Composed(
+        (SelfComposed(Group(2, STEP), 300), SelfComposed(Group(1, STEP), 100))
+    )
+    assert group(8).dp_event(View("silo", 5, colluding=2)) == SelfComposed(Group(2, STEP), 300)
+    assert isinstance(group(8).dp_event(View("silo", 5, colluding=5)), NonPrivate)
+
+
+@pytest.mark.parametrize(
+    ("k", "adversary", "printed"),
+    [(4, "released", 5.832), (8, "released", 13.586), (16, "released", 34.153), (8, "silo", 11.341)],
+)
+def test_golden_numbers_of_group(k, adversary, printed):
+    """σ = 5, γ = .01, 10⁵ steps in each of S = 4 silos, δ = 1e-5."""
+    event = group(k, local_steps=1000).dp_event(View(adversary, 4))
+    assert round(compute_epsilon([(event, 100)], 1e-5, "pld"), 3) == printed
+
+
+def test_all_records_in_one_silo_would_cost_more_than_twice_as_much():
+    """Any 8 records of a person, in whatever silo: what was charged before silos chose their parts by themselves."""
+    in_one = SelfComposed(Group(8, STEP), 10**5)
+    assert round(compute_epsilon([(in_one, 1)], 1e-5, "pld"), 1) == 34.2
 
 
 @pytest.mark.parametrize(

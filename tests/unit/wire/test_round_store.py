@@ -63,7 +63,7 @@ class Diary(Plain):
         plain = super().silo(spec, own)
 
         class Silo:
-            handlers = plain.handlers
+            handlers, group_secret = plain.handlers, plain.group_secret
 
             def update(self, request, work):
                 own.store.round(request.round).put("diary", b"silo")

@@ -121,8 +121,8 @@ class Table:
         self._refuse(
             self.schema.user,
             (number < 0) & ~test & self.kept_rows(),
-            "is not in the public list of users",
-            "add the key to the list or drop the record",
+            "has no number in the index of users",
+            "add the key to the public list, or to the trust center's file, or drop the record",
         )
         return number
 

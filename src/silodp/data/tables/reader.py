@@ -19,7 +19,6 @@ from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.schema import (
     ASSUMES_CLIPPING,
-    ASSUMES_INDEX_BY_PROFILE,
     ASSUMES_INDEX_FROM_TABLES,
     Schema,
     normalize_key,
@@ -51,12 +50,17 @@ class LoadedTables:
         return len(self.user_keys) if self.profile is None else self.profile.population
 
 
-def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: Schema) -> LoadedTables:
+def read_tables(
+    files: Mapping[str, str | Path] | Sequence[str | Path],
+    schema: Schema,
+    index: Mapping[str, int] | None = None,
+) -> LoadedTables:
     """Read one table per silo.
 
     Args:
         files: silo name → path, or a list of paths whose stems are the names.
         schema: what the columns mean.
+        index: numbers of users by key, where a trust center gives them; None: as the schema says.
 
     Raises:
         SilodpError: as `Federation.from_tables`.
@@ -70,7 +74,8 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
     paths = _silo_paths(files)
     profile = schema.read_identity()
     tables = {silo: Table.read(path, schema, profile) for silo, path in paths.items()}
-    known, assumptions = _user_index(tables, schema, profile)
+    known, assumptions = _user_index(tables, schema, profile) if index is None else (dict(index), [])
+    identifiers = None if profile is None else _list_by_number(known)
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
         x, y, is_test, kept = table.features(), table.labels(), table.test_rows(), table.kept_rows()
@@ -81,7 +86,8 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
             # Numbered among themselves: persons with test records alone have no number in the users' index.
             persons = np.unique(table.keys()[test].astype(str), return_inverse=True)[1].astype(np.int64)
             held_out = SiloData(silo, x[test], y[test], persons)
-        silos.append(SiloData(silo, x[train], y[train], user[train], table.budgets(train), held_out))
+        budgets = table.budgets(train)
+        silos.append(SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers))
         held.append((x[test], y[test], user[test]))
         in_train.update(user[train].tolist())
         in_test.update(user[test].tolist())
@@ -96,6 +102,14 @@ def read_tables(files: Mapping[str, str | Path] | Sequence[str | Path], schema: 
         x, y, user = (np.concatenate(arrays) for arrays in zip(*held, strict=True))
         test_data = SiloData("test", x, y, user)
     return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions), profile)
+
+
+def _list_by_number(known: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the keys by their numbers; "" where a number is free."""
+    keys = [""] * (max(known.values(), default=-1) + 1)
+    for key, number in known.items():
+        keys[number] = key
+    return tuple(keys)
 
 
 def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
@@ -161,8 +175,8 @@ def _user_index(
         )
     # Whole numbers by size, then texts: the order must not depend on the order of rows.
     ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
-    assumption = ASSUMES_INDEX_FROM_TABLES if profile is None else ASSUMES_INDEX_BY_PROFILE
-    return {key: number for number, key in enumerate(ordered)}, [assumption]
+    assumptions = [ASSUMES_INDEX_FROM_TABLES] if profile is None else []
+    return {key: number for number, key in enumerate(ordered)}, assumptions
 
 
 def _index_listed(listed: Sequence[object], source: str) -> dict[str, int]:

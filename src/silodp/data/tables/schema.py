@@ -23,8 +23,8 @@ ASSUMES_INDEX_FROM_TABLES = (
     "declare a list that also names people without records."
 )
 ASSUMES_INDEX_BY_PROFILE = (
-    "The list of ids was read from the tables: anyone may learn that each person on it has records in at least one of "
-    "them. The number of persons U is that which the identity profile declares."
+    "Persons are numbered over all silos, by a trust center or, in a simulation, by the process that reads all tables: "
+    "it knows who has records where. The numbers say nothing of a person."
 )
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
 

@@ -159,7 +159,8 @@ class TwoStageSampling(Method):
     def select_records(
         self,
         user: np.ndarray,
-        quotas: np.ndarray | None,
+        place: int,
+        population: Population,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:

@@ -121,7 +121,8 @@ class RpdpFilter(Method):
     def select_records(
         self,
         user: np.ndarray,
-        quotas: np.ndarray | None,
+        place: int,
+        population: Population,
         stream: np.random.Generator,
         budget: np.ndarray | None = None,
     ) -> np.ndarray:
