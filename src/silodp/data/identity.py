@@ -235,25 +235,29 @@ class IdentityProfile:
 
     @cached_property
     def digest(self) -> str:
+        """SHA-256 (hex) of the settings, and of what this program reads from ten fictitious spellings.
+
+        It differs where the profile differs, and where a version of silodp reads cells differently. All parties of a
+        run sign it.
+        """
+        parts = [bytes.fromhex(self.settings_digest)]
+        for spelling in make_test_spellings(self):
+            parsed = self.parse(spelling)
+            found = f"={parsed}" if isinstance(parsed, str) else f"!{parsed.value}"
+            parts += [spelling.encode(), found.encode()]
+        return hashlib.sha256(_join(parts)).hexdigest()
+
+    @cached_property
+    def settings_digest(self) -> str:
         """SHA-256 (hex) of the settings as canonical JSON: sorted keys, ASCII, no spaces."""
         settings = {"format": FORMAT, **self.to_dict()}
         canonical = json.dumps(settings, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    @cached_property
+    @property
     def agreement_code(self) -> str:
-        """Eight groups of four hexadecimal digits that silos compare by telephone.
-
-        It is the beginning of a SHA-256 of the digest and of what this program reads from ten fictitious spellings: it
-        differs where the profile differs, and where a version of silodp reads cells differently.
-        """
-        parts = [bytes.fromhex(self.digest)]
-        for spelling in make_test_spellings(self):
-            parsed = self.parse(spelling)
-            found = f"={parsed}" if isinstance(parsed, str) else f"!{parsed.value}"
-            parts += [spelling.encode(), found.encode()]
-        code = hashlib.sha256(_join(parts)).hexdigest()
-        return " ".join(code[start : start + 4] for start in range(0, 32, 4))
+        """Eight groups of four hexadecimal digits, the beginning of the digest, that silos compare by telephone."""
+        return " ".join(self.digest[start : start + 4] for start in range(0, 32, 4))
 
     # --- files ---
 
@@ -366,7 +370,7 @@ def _make_identifiers(profile: IdentityProfile) -> Iterator[str]:
     allowed = {"#": digits, "@": letters, "*": digits + letters}
     found = 0
     for attempt in range(1 << 13):
-        stream = hashlib.shake_256(f"{profile.digest} {attempt}".encode()).digest(len(places))
+        stream = hashlib.shake_256(f"{profile.settings_digest} {attempt}".encode()).digest(len(places))
         value = "".join(
             allowed[place][byte % len(allowed[place])] for place, byte in zip(places, stream, strict=True)
         )

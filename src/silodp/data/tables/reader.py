@@ -7,6 +7,7 @@ are read, or else `normalize_key`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from silodp.data.tables.schema import (
     normalize_key,
 )
 from silodp.errors import SilodpError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,11 @@ def _user_index(
     # Whole numbers by size, then texts: the order must not depend on the order of rows.
     ordered = sorted(found, key=lambda key: (len(key), key) if key.isdigit() else (1 << 30, key))
     assumptions = [ASSUMES_INDEX_FROM_TABLES] if profile is None else []
+    if profile is None:
+        _log.warning(
+            "the number of persons is read from the tables, so it is not secret that each person is in one of them: "
+            "declare it by data.schema.identity or data.schema.users"
+        )
     return {key: number for number, key in enumerate(ordered)}, assumptions
 
 
