@@ -135,9 +135,12 @@ def test_arrays_that_the_method_does_not_define_are_refused(lie, aggregator):
 
 @pytest.mark.parametrize("weight", [1.5, -0.1])
 def test_weights_out_of_range_are_refused(weight):
-    fresh = restored(Parties(Plain(), RECORDS), "silo0", {})
+    parties = Parties(Plain(), RECORDS)
+    fresh = restored(parties, "silo0", {})
     fresh.answer(Message("counts", "run"))
-    weights = np.full(12, weight)
+    # Of one person who has records here, all others as they are.
+    weights = parties.last("setup").arrays["weights"].copy()
+    weights[np.argmax(weights)] = weight
     with refused("gate.allotment"):
         fresh.answer(Message("setup", "run", arrays={"weights": weights}))
     for other in (weights[:-1], weights.astype(np.float32), np.full(12, np.inf)):

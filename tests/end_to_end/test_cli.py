@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
         ("", 9.997),
         ("--accountant rdp", 10.726),
         ("--weighting records", 9.997),
-        ("--user-sampling 0.1 --adversary server", 2.982),  # the plain server draws the sample
+        ("--user-sampling 0.1 --adversary server", 0.758),  # the silos draw the sample
+        ("--user-sampling 0.1 --adversary server --knows-sample", 2.982),
     ],
 )
 def test_epsilon_of_uldp_avg_by_the_table_of_the_specification(
@@ -46,22 +47,19 @@ def test_epsilon_of_uldp_avg_by_the_table_of_the_specification(
 def test_epsilon_of_groups_counts_rounds_times_steps(silodp: Silodp) -> None:
     group = "epsilon --method uldp-group --noise-multiplier 5 --group-size 8 --record-sampling 0.01 --json"
     for rounds, steps in ((1000, 100), (100, 1000)):
-        found = silodp(*group.split(), "--rounds", rounds, "--steps", steps)
-        assert found.json["epsilon"] == pytest.approx(34.2, abs=0.1)
-    loose = silodp(
-        *group.split(),
-        "--rounds",
-        1000,
-        "--steps",
-        100,
-        "--accountant",
-        "rdp",
-        "--adversary",
-        "silo",
-        "--silos",
-        5,
-    )
+        for silos, expected in (
+            (4, 13.586),
+            (1, 34.2),
+        ):  # two records in each of four silos, or all eight in one
+            found = silodp(*group.split(), "--rounds", rounds, "--steps", steps, "--silos", silos)
+            assert found.json["epsilon"] == pytest.approx(expected, abs=0.1)
+    long = (*group.split(), "--rounds", 1000, "--steps", 100)
+    loose = silodp(*long, "--accountant", "rdp", "--silos", 1)
     assert loose.json["epsilon"] == pytest.approx(98.8, abs=0.1)
+    # The three silos that a curious one does not know.
+    silo = silodp(*long, "--adversary", "silo", "--silos", 4)
+    assert silo.json["epsilon"] == pytest.approx(11.341, abs=1e-3)
+    assert_sentence(silodp(*long), "silos is missing", code="argument.missing")
 
 
 def test_epsilon_of_another_silo_depends_on_how_many_collude(silodp: Silodp) -> None:

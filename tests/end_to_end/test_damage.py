@@ -376,7 +376,7 @@ FIRST = (
 def test_a_directory_of_the_first_version_is_read(silodp: Silodp, directory: Path) -> None:
     path = directory / "guarantee.json"
     said = json.loads(path.read_text())
-    assert (said.pop("format"), said.pop("simulation")) == (2, True)
+    assert (said.pop("format"), said.pop("simulation")) == (3, True)
     for guarantee in said["guarantees"]:
         guarantee["assumptions"] = [*FIRST, "the server does not collude with a silo"]
         guarantee.setdefault("any_dropouts", None)
@@ -394,8 +394,9 @@ def test_a_directory_of_the_first_version_is_read(silodp: Silodp, directory: Pat
     said["guarantees"][0]["epsilon"] *= 0.99  # what was charged is checked as ever
     path.write_text(json.dumps(said))
     assert code_of(lambda: write_report(directory)) == "report.contradicted"
-    path.write_text(json.dumps({**said, "format": 2}))
-    assert code_of(lambda: write_report(directory)) == "report.contradicted"
+    for later in (2, 3):
+        path.write_text(json.dumps({**said, "format": later}))
+        assert code_of(lambda: write_report(directory)) == "report.contradicted"
 
 
 def test_in_this_version_an_assumption_may_not_be_left_out(directory: Path) -> None:

@@ -40,6 +40,7 @@ from support.refusals import refused as refused_with
 
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "persons": (CONFIG + USERS, ("delta=0.06",)),  # above 1/U
+    "sampled": (CONFIG, ("method.user_sampling=0.5",)),
     "claims": (DDP, ("method.trajectory=paper",)),
     "masked": (DDP, ("aggregator=masked", "aggregation.min_silos=3", "data.silos=4")),
     "records": (PERSONAL, ()),
@@ -175,6 +176,36 @@ def test_what_a_budget_was_charged_cannot_be_changed(copy: Ran, kind: str) -> No
         refused(directory, f"it says {len(said['groups']) - 1} budgets, and there are {len(said['groups'])}")
     tell(directory, [said | {"groups": []} for said in json.loads(whole)])
     refused(directory, "it says 0 budgets, and there are")
+
+
+def test_what_holds_under_weaker_assumptions_cannot_be_changed(copy: Ran) -> None:
+    """What the server gets if it learns the samples, and what persons get who are not recognized everywhere."""
+    directory = copy("sampled")
+    whole = told(directory)
+    assert [said["sample_known"] is None for said in whole] == [True, False, True]
+    assert whole[1]["sample_known"] > whole[1]["epsilon"]
+    known = whole[1]["sample_known"]
+    for other in (known * 0.99, whole[1]["epsilon"], None):
+        tell(directory, [whole[0], whole[1] | {"sample_known": other}, whole[2]])
+        refused(directory, "against 'server' it says sample_known = ")
+    tell(directory, [whole[0] | {"sample_known": known}, *whole[1:]])
+    refused(directory, "against 'released' it says sample_known = ")
+    for place, said in enumerate(whole):
+        rows = said["linkage"]
+        assert len(rows) == 3
+        first = rows[0]
+        changes = [
+            [],
+            rows[1:],
+            [first | {"epsilon": first["epsilon"] * 0.99}, *rows[1:]],
+            [first | {"case": "nobody"}, *rows[1:]],
+            [first | {"estimate": not first["estimate"]}, *rows[1:]],
+        ]
+        for changed in changes:
+            tell(directory, [*whole[:place], said | {"linkage": changed}, *whole[place + 1 :]])
+            refused(directory, f"against '{ADVERSARIES[place]}' it says linkage = ")
+    tell(directory, whole)
+    assert audit(directory).unchecked == ()
 
 
 def test_which_silos_joined_is_read_where_the_server_keeps_it(copy: Ran) -> None:
@@ -395,7 +426,7 @@ def as_the_first_version_left_it(
         for said in whole:
             said["assumptions"] = [OLD_WORDING.get(text, text) for text in said["assumptions"]]
             said["epsilon"] = kept.epsilon(said["adversary"])
-            del said["any_dropouts"]
+            del said["any_dropouts"], said["sample_known"], said["linkage"]
         rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
         for row in rows:
             row["epsilon"] = {name: kept.epsilon_by_round(name)[row["round"]] for name in row["epsilon"]}

@@ -178,6 +178,12 @@ def test_more_than_was_asked_for_is_an_alarm(directory: Path) -> None:
         {"claims": [{"epsilon": None, "why": ""}]},
         {"claims": [{"epsilon": 1.0}]},
         {"claims": [3]},
+        {"sample_known": -1.0},
+        {"sample_known": "1"},
+        {"linkage": [{"case": "two ids", "epsilon": 1.0}]},
+        {"linkage": [{"case": "two ids", "epsilon": -1.0, "estimate": False}]},
+        {"linkage": [{"case": 2, "epsilon": 1.0, "estimate": False}]},
+        {"linkage": [{"case": "two ids", "epsilon": 1.0, "estimate": 1}]},
     ],
 )
 def test_damage_is_one_sentence(directory: Path, changes: dict[str, Any]) -> None:
