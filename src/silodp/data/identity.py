@@ -50,6 +50,9 @@ _HEADER = (
     "# Every silo uses the same file, and compares its agreement code: silodp identity check.\n"
 )
 
+_LETTERS = str.maketrans("0123456789abcdef", "abcdefghjkmnpqrs")
+"""Letters for hexadecimal digits, without those that look like a digit."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class IdentityProfile:
@@ -262,7 +265,7 @@ class IdentityProfile:
 
     @cached_property
     def agreement_code(self) -> str:
-        """Eight groups of four hexadecimal digits that silos compare by telephone.
+        """Eight groups of four letters that silos compare by telephone; the code of a consortium has digits.
 
         It is the beginning of a SHA-256 of the digest and of what this program reads from ten fictitious spellings: it
         differs where the profile differs, and where a version of silodp reads cells differently.
@@ -272,8 +275,8 @@ class IdentityProfile:
             parsed = self.parse(spelling)
             found = f"={parsed}" if isinstance(parsed, str) else f"!{parsed.value}"
             parts += [spelling.encode(), found.encode()]
-        code = hashlib.sha256(_join(parts)).hexdigest()
-        return " ".join(code[start : start + 4] for start in range(0, 32, 4))
+        code = hashlib.sha256(_join(parts)).hexdigest().translate(_LETTERS)
+        return "-".join(code[start : start + 4] for start in range(0, 32, 4))
 
     # --- files ---
 

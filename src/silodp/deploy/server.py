@@ -20,10 +20,11 @@ from silodp.deploy.certificates import make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
 from silodp.deploy.policy import find_most_bytes
-from silodp.deploy.silo import IDENTITY, TLS_KEY, load_identity
+from silodp.deploy.silo import IDENTITY, LOCK, TLS_KEY, load_identity
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.report.page import write_report
+from silodp.runtime.lock import hold_lock
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import Result, run
@@ -179,16 +180,19 @@ def serve(
         if on_round is not None:
             on_round(row)
 
-    with HttpsServer(
-        listen or ("", roster.port),
-        tls,
-        roster.silos,
-        consortium.digest,
-        patience=patience,
-        most_bytes=find_most_bytes(spec) + SIGNED_BYTES,
-        on_change=lambda: status.write(),
-        answers=load_answers(folder / STATUS),
-    ) as https:
+    with (
+        hold_lock(folder / LOCK, folder),  # before status.json is read or written
+        HttpsServer(
+            listen or ("", roster.port),
+            tls,
+            roster.silos,
+            consortium.digest,
+            patience=patience,
+            most_bytes=find_most_bytes(spec) + SIGNED_BYTES,
+            on_change=lambda: status.write(),
+            answers=load_answers(folder / STATUS),
+        ) as https,
+    ):
         status = StatusFile(folder / STATUS, https.seconds_since_seen, spec.rounds, https.answers)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
@@ -207,5 +211,6 @@ def serve(
             status.write(error=f"{error} [{error.code}]")
             raise
         status.write(stopped=result.stopped)
-    write_report(directory)
+        write_report(directory)
+        https.end_run()
     return result
