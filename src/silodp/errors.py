@@ -117,6 +117,7 @@ CODES: dict[str, str] = {
     "deploy.not_sealed": "a public folder has no roster yet",
     "deploy.public": "a file of the public folder is missing or cannot be read",
     "deploy.request": "a party's certificate request is missing or cannot be read",
+    "deploy.sealed": "a public folder is sealed already",
     "deploy.server_stopped": "the server of a consortium has stopped, or its run is over",
     "deploy.set_back": "a silo's folder is older than the answers that its server has",
     "deploy.silo_failed": "a silo failed for a reason that only its own log states",

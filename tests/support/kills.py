@@ -13,7 +13,7 @@ from silodp.accounting.ledger import Ledger, reopen_ledger
 from support.consortium import Processes, Running
 
 _ANSWER = re.compile(r"answer of silo '(.+)': \d+ bytes, sha256 ([0-9a-f]{64})")
-_CODE = re.compile(r"^error: .* \[([a-z_.]+)\]$", re.MULTILINE)
+_CODE = re.compile(r'"level": "error".* \[([a-z_.]+)\]"')
 RESUMABLE = {"gate.restarted"}
 """Codes with which a server may end because a silo was killed; whoever supervises it starts it again."""
 
@@ -87,7 +87,7 @@ class KilledConsortium(Processes):
     def _is_going(self) -> bool:
         """Return whether the run goes on; a server that asks to be resumed is started again."""
         for name in self.running:
-            if (status := self._status(name)) is None or (name == "server" and status == 0):
+            if self._status(name) in (None, 0):  # a silo ends by itself when the run is over
                 continue
             assert name == "server", f"{name} ended: {self.log(name)[-3000:]}"
             code = ["none", *_CODE.findall(self.log("server"))][-1]

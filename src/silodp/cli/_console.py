@@ -87,17 +87,26 @@ class Failure:
     message: str
     field: str | None = None
 
-    def show(self, as_json: bool) -> int:
-        """Print the sentence on standard error, and with `as_json` an object on standard output; return the status."""
+    @property
+    def sentence(self) -> str:
+        """The message on one line, without the middle of one that is very long."""
         sentence = " ".join(self.message.split())
         if len(sentence) > _MOST_CHARACTERS:
             sentence = f"{sentence[: _MOST_CHARACTERS // 2]} … {sentence[-_MOST_CHARACTERS // 2 :]}"
+        return sentence
+
+    def show(self, as_json: bool) -> int:
+        """Print the sentence on standard error, and with `as_json` an object on standard output; return the status."""
         begin, end = ("", "") if self.status == INTERRUPTED else ("error: ", f" [{self.code}]")
-        print(f"{begin}{sentence}{end}", file=sys.stderr)
+        print(f"{begin}{self.sentence}{end}", file=sys.stderr)
         if as_json:
-            error = {"code": self.code, "field": self.field, "message": sentence}
-            print(json.dumps({"error": error}, ensure_ascii=False), flush=True)
+            self.show_object()
         return self.status
+
+    def show_object(self) -> None:
+        """Print the failure as an object on standard output."""
+        error = {"code": self.code, "field": self.field, "message": self.sentence}
+        print(json.dumps({"error": error}, ensure_ascii=False), flush=True)
 
 
 def describe_failure(error: BaseException) -> Failure:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from socket import create_server
 from typing import Annotated, Any
@@ -16,7 +18,10 @@ from typing import Annotated, Any
 import typer
 
 from silodp.cli._console import Config, Json, Set, log, show
+from silodp.cli._logging import log_lines
 from silodp.errors import SilodpError, counted
+
+_log = logging.getLogger(__name__)
 
 deploy_app = typer.Typer(
     help="Set up a consortium whose server and silos are separate programs on separate machines.",
@@ -63,6 +68,11 @@ def init(
     from silodp.deploy.setup import draft_public, make_local
 
     settings = load_config(config, set_ or ())
+    if settings.seed is not None and not local:
+        log(
+            "warning: the configuration has a seed, so whoever knows it can remove the noise, and silos refuse the run "
+            "unless their policy has allow_seed = true: take the seed out."
+        )
     if local:
         chosen = port or _find_free_port()
         made = make_local(settings, settings.federation(), out, chosen)
@@ -107,12 +117,20 @@ def seal(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with public/ and requests/.")],
     host: Annotated[str, typer.Option("--host", help="Name or address of the server, as silos reach it.")],
     port: Annotated[int, typer.Option("--port", help="Port of the server.")] = 8443,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Seal a sealed folder anew, under the same authority: all parties accept again."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Sign the requests of all parties, at the coordinator, and write roster and certificates to public/."""
     from silodp.deploy.setup import seal_public
 
-    made = seal_public(folder / "public", folder / "requests", folder / "coordinator", host, port)
+    made = seal_public(
+        folder / "public", folder / "requests", folder / "coordinator", host, port, again=again
+    )
     lines = [
         f"Sealed {folder / 'public'}. Send the folder to all parties again, and compare this code by telephone:",
         f"  {made.code}",
@@ -172,6 +190,13 @@ def accept_command(
             log(line)
     given = typer.prompt("Code as read out by the coordinator", err=True) if code is None else code
     if "".join(c for c in given.lower() if c.isalnum()) != "".join(consortium.code.split()):
+        if re.fullmatch(r"\s*[a-z]{4}(-[a-z]{4}){7}\s*", given.lower()):
+            raise SilodpError(
+                "this is the agreement code of an identity profile (letters and hyphens): type the code of the "
+                "consortium, eight groups of digits and the letters a to f.",
+                code="deploy.digest",
+                field="code",
+            )
         raise SilodpError(
             "the code is not that of this public folder, and nothing was accepted: type it again; if it still differs, "
             "the coordinator has another folder, so get the folder again.",
@@ -195,6 +220,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
     lines = [
         f"Consortium {agreed['name']}",
         f"  method      {agreed['method']}",
+        *(f"    {name}: {value}" for name, value in agreed["settings"].items()),
         f"  protects    {who}; U = {agreed['users']:,} persons",
         f"  aggregator  {agreed['aggregator']}",
         f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
@@ -236,23 +262,30 @@ def up(
     """For tests: start server and silos of a local consortium as separate processes, and wait for the end."""
     command = [sys.executable, "-m", "silodp.cli.main"]
     public = str(folder / "public")
-    silos = [
-        subprocess.Popen([*command, "silo", public, str(home)], stderr=(home / "log.txt").open("ab"))
-        for home in sorted((folder / "silos").iterdir())
-    ]
-    try:
-        status = subprocess.run([*command, "server", public, str(folder / "server")], check=False).returncode
-    finally:
-        for process in silos:
-            process.terminate()
-        for process in silos:
-            process.wait(30)
+    with ExitStack() as ending:
+        for home in sorted((folder / "silos").iterdir()):
+            log_file = ending.enter_context((home / "log.txt").open("ab"))
+            silo = subprocess.Popen([*command, "silo", public, str(home)], stderr=log_file)
+            ending.callback(_stop, silo)
+        server = [*command, "server", public, str(folder / "server")]
+        output = subprocess.DEVNULL if as_json else None  # one object on standard output
+        status = subprocess.run(server, check=False, stdout=output).returncode
     if status:
         raise SilodpError(
             f"the server stopped with an error (above); the silos' logs are {folder / 'silos'}/*/log.txt.",
             code="deploy.silo_failed",
         )
     show({"run": str(folder / "server" / "run")}, as_json, [f"The run is in {folder / 'server' / 'run'}."])
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, and kill it if it does not, for example while it computes."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @deploy_app.command("status")
@@ -305,27 +338,28 @@ def server(
     as_json: Json = False,
 ) -> None:
     """Run the server of a consortium to the end of its run. It resumes by itself where it was stopped."""
-    _start_logging(log_level)
-    from silodp.accounting.guarantee import format_rounded_up
-    from silodp.deploy.consortium import take_copy
-    from silodp.deploy.server import SocketOptions, serve
+    with log_lines(log_level, as_json):
+        from silodp.accounting.guarantee import format_rounded_up
+        from silodp.deploy.consortium import take_copy
+        from silodp.deploy.server import SocketOptions, serve
 
-    _refuse_both("listen", listen, socket)
-    consortium = take_copy(public, folder)
+        _refuse_both("listen", listen, socket)
+        consortium = take_copy(public, folder)
 
-    def tell(row: dict[str, Any]) -> None:
-        spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in row["epsilon"].items())
-        log(f"round {row['round']}/{consortium.config.rounds}  ε {spent or 0}")
+        def tell(row: dict[str, Any]) -> None:
+            spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in row["epsilon"].items())
+            text = f"round {row['round']} of {consortium.config.rounds} is done, ε {spent or 0}"
+            _log.info("%s", text, extra={"fields": {"round": row["round"], "epsilon": row["epsilon"]}})
 
-    way = _parse_address(listen) if socket is None else SocketOptions(socket, socket_group, repeat)
-    result = serve(folder, consortium, listen=way, patience=patience, on_round=tell)
-    done = result.guarantees["released"].rounds
-    summary = {"run": str(folder / "run"), "rounds": done, "stopped": result.stopped}
-    show(
-        summary,
-        as_json,
-        [f"{done} rounds, stopped by the {result.stopped}.", *map(str, result.guarantees.values())],
-    )
+        way = _parse_address(listen) if socket is None else SocketOptions(socket, socket_group, repeat)
+        result = serve(folder, consortium, listen=way, patience=patience, on_round=tell)
+        done = result.guarantees["released"].rounds
+        summary = {"run": str(folder / "run"), "rounds": done, "stopped": result.stopped}
+        show(
+            summary,
+            as_json,
+            [f"{done} rounds, stopped by the {result.stopped}.", *map(str, result.guarantees.values())],
+        )
 
 
 def silo(
@@ -336,44 +370,47 @@ def silo(
     ] = None,
     socket: Socket = None,
     socket_group: SocketGroup = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Go on when the run is over, and wait for another one.")
+    ] = False,
     log_level: LogLevel = "info",
 ) -> None:
-    """Serve one silo of a consortium until it is stopped (Ctrl-C, or SIGTERM). It alone opens the silo's records."""
-    _start_logging(log_level)
-    from silodp.deploy.certificates import make_context
-    from silodp.deploy.consortium import AUTHORITY, take_copy
-    from silodp.deploy.https import HttpsClient
-    from silodp.deploy.silo import TLS_KEY, open_silo
-    from silodp.deploy.sockets import SiloSocket
-    from silodp.wire.transport import SIGNED_BYTES
+    """Serve one silo until the run is over, or it is stopped. It alone opens the silo's records."""
+    with log_lines(log_level):
+        from silodp.deploy.certificates import make_context
+        from silodp.deploy.consortium import AUTHORITY, take_copy
+        from silodp.deploy.https import HttpsClient
+        from silodp.deploy.silo import TLS_KEY, open_silo
+        from silodp.deploy.sockets import SiloSocket
+        from silodp.wire.transport import SIGNED_BYTES
 
-    _refuse_both("url", url, socket)
-    for number in (signal.SIGTERM, signal.SIGINT):  # safe at any moment, as a crash is
-        signal.signal(number, lambda *_: sys.exit(0))
-    consortium = take_copy(public, folder)
-    with open_silo(folder, consortium) as service:
-        most_bytes = service.most_bytes + SIGNED_BYTES
-        if socket is not None:
-            SiloSocket(socket, service, most_bytes, socket_group).run(threading.Event())
-            return
-        tls = make_context(
-            consortium.folder / AUTHORITY,
-            consortium.certificate(service.name),
-            folder / TLS_KEY,
-            is_server=False,
-        )
-        roster = consortium.sealed
-        address = url or f"https://{roster.host}:{roster.port}"
-        client = HttpsClient(
-            address,
-            tls,
-            service.identity,
-            consortium.digest,
-            service,
-            most_bytes,
-            count_answers=lambda: service.answers,
-        )
-        client.run(threading.Event())
+        _refuse_both("url", url, socket)
+        for number in (signal.SIGTERM, signal.SIGINT):  # safe at any moment, as a crash is
+            signal.signal(number, lambda *_: sys.exit(0))
+        consortium = take_copy(public, folder)
+        with open_silo(folder, consortium) as service:
+            most_bytes = service.most_bytes + SIGNED_BYTES
+            if socket is not None:
+                SiloSocket(socket, service, most_bytes, socket_group).run(threading.Event())
+                return
+            tls = make_context(
+                consortium.folder / AUTHORITY,
+                consortium.certificate(service.name),
+                folder / TLS_KEY,
+                is_server=False,
+            )
+            roster = consortium.sealed
+            client = HttpsClient(
+                url or f"https://{roster.host}:{roster.port}",
+                tls,
+                service.identity,
+                consortium.digest,
+                service,
+                most_bytes,
+                count_answers=lambda: service.answers,
+                keep=keep,
+            )
+            client.run(threading.Event())
 
 
 def audit_log(
@@ -381,9 +418,16 @@ def audit_log(
     as_json: Json = False,
 ) -> None:
     """Show everything that left a silo: time, kind, round, bytes and hash of every answer."""
-    from silodp.deploy.silo import AUDIT
+    from silodp.deploy.silo import AUDIT, POLICY
 
     path = folder / AUDIT
+    if not path.exists() and not (folder / POLICY).exists():
+        raise SilodpError(
+            f"{folder} is not the folder of a silo: it has neither {AUDIT} nor {POLICY}; a server has no audit log, "
+            "see 'silodp deploy status' there.",
+            code="cli.file",
+            field="folder",
+        )
     entries, cut_off = [], 0
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
@@ -430,33 +474,3 @@ def _parse_address(text: str | None) -> tuple[str, int] | None:
 def _find_free_port() -> int:
     with create_server(("127.0.0.1", 0)) as one:
         return int(one.getsockname()[1])
-
-
-class _JsonLines(logging.Formatter):
-    """One JSON object per record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["error"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
-
-
-def _start_logging(level: str) -> None:
-    """Write log records of this level to standard error, one JSON object per line."""
-    if level not in ("debug", "info", "warning", "error"):
-        raise SilodpError(
-            f"log_level = '{level}': give debug, info, warning or error.",
-            code="argument.value",
-            field="log_level",
-        )
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for library in ("httpx", "uvicorn"):
-        logging.getLogger(library).setLevel(logging.WARNING)

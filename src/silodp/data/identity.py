@@ -50,6 +50,9 @@ _HEADER = (
     "# Every silo uses the same file, and compares its agreement code: silodp identity check.\n"
 )
 
+_LETTERS = str.maketrans("0123456789abcdef", "abcdefghjkmnpqrs")
+"""Letters for hexadecimal digits, without those that look like a digit."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class IdentityProfile:
@@ -256,8 +259,12 @@ class IdentityProfile:
 
     @property
     def agreement_code(self) -> str:
-        """Eight groups of four hexadecimal digits, the beginning of the digest, that silos compare by telephone."""
-        return " ".join(self.digest[start : start + 4] for start in range(0, 32, 4))
+        """Eight groups of four letters, the beginning of the digest, that silos compare by telephone.
+
+        The code of a consortium has digits.
+        """
+        code = self.digest.translate(_LETTERS)
+        return "-".join(code[start : start + 4] for start in range(0, 32, 4))
 
     # --- files ---
 

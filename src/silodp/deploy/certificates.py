@@ -54,6 +54,27 @@ class Authority:
         )
         return cls(certificate.public_bytes(serialization.Encoding.PEM), _key_bytes(key))
 
+    @classmethod
+    def load(cls, certificate: Path, key: Path) -> Authority:
+        """Read an authority that was made before.
+
+        Raises:
+            SilodpError: a file is missing or damaged, or they do not belong together (code deploy.certificate).
+        """
+        try:
+            found = cls(certificate.read_bytes(), key.read_bytes())
+            private = serialization.load_pem_private_key(found.key, None)
+            public = x509.load_pem_x509_certificate(found.certificate).public_key()
+            if private.public_key() != public:
+                raise ValueError("they do not belong together")
+        except (OSError, ValueError, TypeError) as error:
+            raise SilodpError(
+                f"the authority in {certificate} and {key} cannot be used ({error}): restore both files, or draft a "
+                "new consortium.",
+                code="deploy.certificate",
+            ) from None
+        return found
+
     def sign(self, request: bytes, name: str, hosts: tuple[str, ...] = ()) -> bytes:
         """Sign a certificate request.
 

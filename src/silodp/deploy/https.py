@@ -61,6 +61,8 @@ _MOST_JSON = 4096
 _TOKEN = re.compile(r"[0-9a-f]{64}")
 _EXCHANGE_ID = re.compile(r"[0-9a-f]{32}")
 _NO_REQUEST, _OVER = 204, 410
+_GOODBYE_SECONDS = 10.0
+"""Time in which silos that are connected ask again, and learn that the run is over."""
 _EXCHANGE, _REFUSED = "X-Silodp-Exchange", "X-Silodp-Refused"
 
 
@@ -99,9 +101,11 @@ class _Line:
 
     Attributes:
         answers: number of answers that have left the silo, at least.
+        knows_the_end: whether the silo was answered that the run is over.
     """
 
     name: str
+    knows_the_end: bool = False
     answers: int = 0
     token: str = ""
     seen: float | None = None
@@ -140,11 +144,11 @@ class HttpsServer:
         self._silos, self._digest = dict(silos), digest
         self._patience, self._most_bytes = patience, most_bytes
         self._on_change = on_change or (lambda: None)
-        self._lines = {name: _Line(name, (answers or {}).get(name, 0)) for name in silos}
+        self._lines = {name: _Line(name, answers=(answers or {}).get(name, 0)) for name in silos}
         self._refusals: dict[tuple[str, str], float] = {}
         self._secret = secrets.token_bytes(32)
         self._used: dict[str, float] = {}
-        self._closing = False
+        self._closing = self._is_over = False
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
             self._socket = socket.create_server(listen)
@@ -212,6 +216,20 @@ class HttpsServer:
         self._closing = True
         for line in self._lines.values():
             line.arrived.set()
+
+    def end_run(self, seconds: float = _GOODBYE_SECONDS) -> None:
+        """Answer silos that ask for a request that the run is over.
+
+        Args:
+            seconds: longest time until all of them have asked; the others learn it when the server is started again.
+        """
+        assert self._loop is not None, "the server is entered first"
+        self._is_over = True
+        for line in self._lines.values():
+            self._loop.call_soon_threadsafe(line.arrived.set)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not all(line.knows_the_end for line in self._lines.values()):
+            time.sleep(0.02)
 
     def wait_for_silos(self, timeout: float | None = None) -> None:
         """Wait until every silo has connected.
@@ -316,7 +334,7 @@ class HttpsServer:
         fields = await _read_json(request)
         name, challenge = fields.get("name", ""), fields.get("challenge", "")
         if self._closing:
-            raise HTTPException(503, "deploy.server_stopped")
+            raise _stopped()
         if name not in self._silos or not self._is_open(challenge, name):
             raise HTTPException(403, "deploy.unknown_silo")
         if fields.get("version") != silodp.__version__:
@@ -366,12 +384,15 @@ class HttpsServer:
     async def _next(self, request: Request) -> Response:
         line = self._line_of(request)
         if self._closing:
-            raise HTTPException(503, "deploy.server_stopped")
-        if line.pending is None:
+            raise _stopped()
+        if line.pending is None and not self._is_over:
             try:
                 await asyncio.wait_for(line.arrived.wait(), _POLL_SECONDS)
             except TimeoutError:
                 return Response(status_code=_NO_REQUEST)
+        if self._is_over:
+            line.knows_the_end = True
+            return Response(status_code=_OVER)
         exchange = line.pending
         if exchange is None or exchange.answer.done():
             line.arrived.clear()
@@ -422,6 +443,11 @@ class HttpsServer:
         return PlainTextResponse("\n".join(lines) + "\n")
 
 
+def _stopped() -> HTTPException:
+    """Return the refusal of a server that closes; the connection ends with it, or it would keep the server open."""
+    return HTTPException(503, "deploy.server_stopped", {"Connection": "close"})
+
+
 def _escape(label: str) -> str:
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
@@ -450,6 +476,10 @@ async def _read_json(request: Request) -> dict[str, str]:
 # --- a silo's end ---
 
 
+class _RunIsOverError(Exception):
+    """The server says that the run is over."""
+
+
 class _OddReplyError(Exception):
     """Something answers that is no silodp server, or a broken one; the silo tries again."""
 
@@ -466,6 +496,7 @@ class HttpsClient:
         most_bytes: of a request; a longer one is not read to its end.
         most_seconds: longest pause between two tries to reach the server.
         count_answers: returns how many answers have left the silo.
+        keep: whether the silo goes on when the server says that the run is over.
     """
 
     def __init__(
@@ -478,8 +509,9 @@ class HttpsClient:
         most_bytes: int,
         most_seconds: float = 30.0,
         count_answers: Callable[[], int] = lambda: 0,
+        keep: bool = False,
     ) -> None:
-        self._count_answers = count_answers
+        self._count_answers, self._keep = count_answers, keep
         self._url, self._identity, self._digest, self._endpoint = url, identity, digest, endpoint
         self._most_bytes, self._most_seconds = most_bytes, most_seconds
         if not url.startswith("https://"):
@@ -503,7 +535,7 @@ class HttpsClient:
         self._token = ""
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set; a server that cannot be reached is tried again."""
+        """Serve until `stop` is set, or the run is over; a server that cannot be reached is tried again."""
         pause = 0.1
         with self._client:
             while not stop.is_set():
@@ -513,6 +545,12 @@ class HttpsClient:
                         _log.info("connected to %s", self._url)
                     self._serve_one()
                     pause = 0.1
+                except _RunIsOverError:
+                    self._token = ""
+                    _log.info("the run is over; %s", "waiting for another one" if self._keep else "ending")
+                    if not self._keep:
+                        return
+                    stop.wait(self._most_seconds)
                 except httpx.HTTPStatusError as error:
                     self._token = ""
                     code = error.response.text[:100]
@@ -575,11 +613,13 @@ class HttpsClient:
     def _fetch(self, headers: dict[str, str]) -> tuple[str, bytes] | None:
         """Return the id and the bytes of the next request; None where there is none yet."""
         with self._client.stream("POST", "/v1/next", headers=headers) as reply:
-            if reply.is_error:
+            if reply.is_error and reply.status_code != _OVER:
                 reply.read()
                 reply.raise_for_status()
             if reply.status_code == _NO_REQUEST:
                 return None
+            if reply.status_code == _OVER:
+                raise _RunIsOverError
             exchange = reply.headers.get(_EXCHANGE, "")
             if _EXCHANGE_ID.fullmatch(exchange) is None or "Content-Encoding" in reply.headers:
                 raise _OddReplyError("the reply to /v1/next is not that of a silodp server")

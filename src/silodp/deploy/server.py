@@ -21,11 +21,12 @@ from silodp.deploy.certificates import make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
 from silodp.deploy.https import HttpsServer
 from silodp.deploy.policy import find_most_bytes
-from silodp.deploy.silo import IDENTITY, TLS_KEY, load_identity
+from silodp.deploy.silo import IDENTITY, LOCK, TLS_KEY, load_identity
 from silodp.deploy.sockets import ServerSocket
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.report.page import write_report
+from silodp.runtime.lock import hold_lock
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
 from silodp.runtime.simulation import Connection
 from silodp.runtime.train import Result, run
@@ -144,6 +145,7 @@ class _Link:
     seconds_since_seen: Callable[[], Mapping[str, float | None]]
     wait_for_silos: Callable[[float | None], None]
     answers: Callable[[], Mapping[str, int]]
+    end_run: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def _open_link(
         on_change=on_change,
         answers=load_answers(folder / STATUS),
     ) as https:
-        yield _Link(https, https.seconds_since_seen, https.wait_for_silos, https.answers)
+        yield _Link(https, https.seconds_since_seen, https.wait_for_silos, https.answers, https.end_run)
 
 
 def serve(
@@ -243,7 +245,10 @@ def serve(
         if on_round is not None:
             on_round(row)
 
-    with _open_link(folder, consortium, identity, listen, patience, on_change=lambda: status.write()) as link:
+    with (
+        hold_lock(folder / LOCK, folder),  # before status.json is read or written
+        _open_link(folder, consortium, identity, listen, patience, on_change=lambda: status.write()) as link,
+    ):
         status = StatusFile(folder / STATUS, link.seconds_since_seen, spec.rounds, link.answers)
         resume = (directory / "checkpoint" / "state.safetensors").exists()
         is_finished = (directory / "guarantee.json").exists()  # then no silo is asked
@@ -262,5 +267,6 @@ def serve(
             status.write(error=f"{error} [{error.code}]")
             raise
         status.write(stopped=result.stopped)
-    write_report(directory)
+        write_report(directory)
+        link.end_run()
     return result

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,14 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
     if config.source == "tables":
         check_index(config, spec)
         _check_held_out(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_public(folder, _without_private_paths(config, folder).to_toml(), data, spec)
+    draft = folder.with_name(folder.name + ".partial")  # renamed when all files are there
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        write_public(draft, _without_private_paths(config, draft).to_toml(), data, spec)
+        draft.replace(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return spec
 
 
@@ -154,7 +161,14 @@ def make_keys(folder: Path, name: str) -> Path:
 
 
 def seal_public(
-    folder: Path, requests: Path, private: Path, host: str, port: int, *, for_tests: bool = False
+    folder: Path,
+    requests: Path,
+    private: Path,
+    host: str,
+    port: int,
+    *,
+    for_tests: bool = False,
+    again: bool = False,
 ) -> Consortium:
     """Sign the requests of all parties, and write roster and certificates into the public folder.
 
@@ -165,12 +179,14 @@ def seal_public(
         host: name or address of the server, as silos reach it.
         port: of the server.
         for_tests: marks a consortium on one machine.
+        again: whether a folder that is sealed is sealed anew; its authority stays.
 
     Returns:
         The sealed folder.
 
     Raises:
-        SilodpError: a request is missing, damaged, or of no silo (code deploy.request).
+        SilodpError: a request is missing, damaged, or of no silo (code deploy.request), or the folder is sealed (code
+            deploy.sealed).
     """
     if _HOST.fullmatch(host) is None or not 1 <= port <= 65535:
         raise SilodpError(
@@ -180,6 +196,13 @@ def seal_public(
             field="host",
         )
     consortium = Consortium.load(folder)
+    if consortium.roster is not None and not again:
+        raise SilodpError(
+            f"{folder} is sealed: parties that have accepted it would have to accept it again; with --again it is "
+            "sealed anew.",
+            code="deploy.sealed",
+            field="again",
+        )
     names = (*consortium.data.silos, SERVER)
     found = _read_requests(requests)
     if set(found) != set(names):
@@ -191,32 +214,40 @@ def seal_public(
             + ".",
             code="deploy.request",
         )
-    make_private_folder(private)
-    authority = Authority.fresh(consortium.config.name)
-    write_durably(private / _AUTHORITY_KEY, authority.key, PRIVATE_FILE)
-    write_durably(folder / AUTHORITY, authority.certificate)
-    (folder / CERTIFICATES).mkdir(exist_ok=True)
-    for name in names:
-        hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1"))) if name == SERVER else ()
-        certificate = authority.sign(found[name]["certificate_request"].encode(), name, hosts)
-        write_durably(consortium.certificate(name), certificate)
     keys = {name: bytes.fromhex(found[name]["identity"]) for name in names}
     if len(set(keys.values())) < len(keys):
         raise SilodpError(
             f"two requests in {requests} have the same key: every party makes its own with 'silodp deploy keys'.",
             code="deploy.request",
         )
+    make_private_folder(private)
+    authority = _get_authority(folder / AUTHORITY, private / _AUTHORITY_KEY, consortium.config.name)
+    (folder / CERTIFICATES).mkdir(exist_ok=True)
+    for name in names:
+        hosts = tuple(dict.fromkeys((host, "localhost", "127.0.0.1"))) if name == SERVER else ()
+        certificate = authority.sign(found[name]["certificate_request"].encode(), name, hosts)
+        write_durably(consortium.certificate(name), certificate)
     roster = Roster(host, port, keys[SERVER], {name: keys[name] for name in consortium.data.silos}, for_tests)
     write_durably(folder / ROSTER, roster.to_json().encode())
     return Consortium.load(folder)
+
+
+def _get_authority(certificate: Path, key: Path, name: str) -> Authority:
+    """Return the authority of a consortium; it is made when the folder is sealed for the first time."""
+    if certificate.exists() or key.exists():
+        return Authority.load(certificate, key)
+    authority = Authority.fresh(name)
+    write_durably(key, authority.key, PRIVATE_FILE)
+    write_durably(certificate, authority.certificate)
+    return authority
 
 
 def _read_requests(folder: Path) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for path in sorted(folder.glob(f"*{REQUEST_ENDING}")):
         try:
-            fields = json.loads(path.read_bytes())
-            request = {key: str(fields[key]) for key in ("name", "identity", "certificate_request")}
+            stated = json.loads(path.read_bytes())
+            request = {key: str(stated[key]) for key in ("name", "identity", "certificate_request")}
             if len(bytes.fromhex(request["identity"])) != 32 or request["name"] in found:
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -234,7 +265,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     schema = consortium.config.resolve_data()[1].get("schema")
     return {
         "name": consortium.config.name,
-        "method": repr(spec.method),
+        "method": spec.method.name,
+        "settings": describe_settings(spec.method),
         "unit": spec.method.unit,
         "aggregator": spec.aggregator.name,
         "rounds": spec.rounds,
@@ -258,6 +290,23 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "digest": consortium.digest,
         "code": consortium.code,
     }
+
+
+def describe_settings(part: Any) -> dict[str, str]:
+    """Return the settings of a method, or of a part of it, in words: those that are set, without names and units."""
+    found = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if value is None or field.name in ("name", "unit", "needs_counts"):
+            continue
+        if is_dataclass(value):
+            text = ", ".join(f"{name} {inner}" for name, inner in describe_settings(value).items())
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        else:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+        found[field.name.replace("_", " ")] = text
+    return found
 
 
 def format_key(key: bytes) -> str:

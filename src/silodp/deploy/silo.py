@@ -321,7 +321,7 @@ def open_silo(folder: Path, consortium: Consortium) -> Iterator[SiloService]:
     name = find_name(folder, consortium)
     # Before a model file is executed, or a record is read.
     policy.check(consortium.digest, consortium.stated_spec)
-    with hold_lock(folder / LOCK):
+    with hold_lock(folder / LOCK, folder):
         index = folder / policy.index if policy.index else None
         data = load_records(folder / policy.data, name, consortium, index)
         service = SiloService(folder, consortium, name, data, policy)

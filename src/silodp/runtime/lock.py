@@ -16,19 +16,20 @@ _HELD: set[int] = set()
 
 
 @contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
+def hold_lock(path: Path, folder: Path | None = None) -> Iterator[None]:
     """Hold an exclusive lock on a file until the end of the block.
 
     The operating system releases it when the process ends, even if it is killed. The file is never deleted: a process
     that deletes it could delete the one that another process has just locked.
 
     Args:
-        path: DIR/checkpoint/lock; made, with its folder, if it is not there.
+        path: for example DIR/checkpoint/lock; made, with its folder, if it is not there.
+        folder: what it protects; None: the folder above that of the lock.
 
     Raises:
         SilodpError: another process holds the lock (code run.in_use).
     """
-    file = _open_locked(path)
+    file = _open_locked(path, folder or path.parent.parent)
     _HELD.add(file)
     try:
         yield
@@ -38,7 +39,7 @@ def hold_lock(path: Path) -> Iterator[None]:
             os.close(file)
 
 
-def _open_locked(path: Path) -> int:
+def _open_locked(path: Path, folder: Path) -> int:
     """Open and lock the file; return its descriptor."""
     while True:
         # Only the owner may enter the folder: it holds keys and stored answers.
@@ -56,7 +57,7 @@ def _open_locked(path: Path) -> int:
                 error.filename = str(path)
                 raise
             raise SilodpError(
-                f"a run is in progress in {path.parent.parent}: wait for it, stop it, or choose another directory.",
+                f"a run is in progress in {folder}: wait for it, stop it, or choose another directory.",
                 code="run.in_use",
                 field="out",
             ) from None

@@ -179,6 +179,36 @@ def test_a_silo_comes_back_to_a_server_that_was_restarted(parties: Parties) -> N
                 assert server.ask({"north": request}) == ({"north": request}, {})
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_silo_learns_that_the_run_is_over(
+    keep: bool, parties: Parties, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    ended = threading.Event()
+    with parties.server() as server:
+        client = HttpsClient(
+            f"https://127.0.0.1:{server.port}",
+            parties.tls("north"),
+            SILOS["north"],
+            DIGEST,
+            Echo(),
+            10**6,
+            most_seconds=0.2,
+            keep=keep,
+        )
+        stop = threading.Event()
+        thread = threading.Thread(target=lambda: (client.run(stop), ended.set()), daemon=True)
+        thread.start()
+        assert server.ask({"north": b"12"})[0] == {"north": b"21"}
+        assert not ended.wait(0.3)
+        started = time.monotonic()
+        server.end_run(2)
+        assert time.monotonic() - started >= 2  # "south" has not asked
+        assert ended.wait(0.5) is not keep
+        assert "the run is over" in caplog.text
+        stop.set()
+
+
 def test_a_silo_that_has_answered_waits_for_the_next_request(parties: Parties) -> None:
     """Without the wait it would ask again and again until the slowest silo has answered."""
     calls = []

@@ -1,0 +1,83 @@
+"""The log of a server or a silo: JSON lines with UTC time on standard error, or plain lines on a terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import typer
+
+from silodp.cli._console import describe_failure
+from silodp.errors import SilodpError
+
+_LEVELS = ("debug", "info", "warning", "error")
+_QUIET = ("httpx", "httpcore", "uvicorn", "asyncio")
+"""Libraries whose records below a warning say nothing of the run."""
+
+_log = logging.getLogger(__name__)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record, with the fields that it was given as `extra={"fields": …}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+class _PlainLines(logging.Formatter):
+    """Time of day and message, for a person at a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+
+@contextmanager
+def log_lines(level: str, as_json: bool = False) -> Iterator[None]:
+    """Log to standard error until the end of the block; a failure of the block is the last record.
+
+    Args:
+        level: "debug", "info", "warning" or "error".
+        as_json: whether a failure is an object on standard output, too.
+
+    Raises:
+        SilodpError: another level.
+        typer.Exit: the block failed; its status is that of the failure.
+    """
+    if level not in _LEVELS:
+        raise SilodpError(
+            f"log_level = '{level}': give debug, info, warning or error.",
+            code="argument.value",
+            field="log_level",
+        )
+    handler = logging.StreamHandler()
+    is_terminal = sys.stderr.isatty()
+    handler.setFormatter(_PlainLines() if is_terminal else JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    for library in _QUIET:
+        logging.getLogger(library).setLevel(logging.WARNING)
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if is_terminal or isinstance(error, typer.Exit):
+            raise
+        failure = describe_failure(error)
+        fields = {"code": failure.code, "field": failure.field}
+        _log.error("%s [%s]", failure.sentence, failure.code, extra={"fields": fields})
+        if as_json:
+            failure.show_object()
+        raise typer.Exit(failure.status) from None

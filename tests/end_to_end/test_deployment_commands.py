@@ -1,0 +1,146 @@
+"""The commands that set up a deployment: what they refuse, what they show, and what a log is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from silodp.deploy import setup
+from silodp.deploy.consortium import Consortium
+from silodp.runtime.lock import hold_lock
+from support.commands import CONFIG, Silodp, assert_sentence
+
+NAMES = ("server", "silo-1", "silo-2")
+
+
+@pytest.fixture
+def drafted(silodp: Silodp, tmp_path: Path) -> Path:
+    """A public folder and the requests of all parties."""
+    (tmp_path / "one.toml").write_text(CONFIG.replace("seed = 1\n", ""))
+    folder = tmp_path / "c"
+    made = silodp("deploy", "init", tmp_path / "one.toml", "--out", folder)
+    assert made.status == 0, made.err
+    assert "warning" not in made.err
+    (folder / "requests").mkdir()
+    for name in NAMES:
+        done = silodp("deploy", "keys", name, "--out", tmp_path / name, "--json")
+        shutil.copy(done.json["request"], folder / "requests")
+    return folder
+
+
+@pytest.fixture
+def _own_logging() -> Iterator[None]:
+    """What a server or a silo changes in this process is changed back."""
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers))
+    yield
+    logging.captureWarnings(False)
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+
+
+def test_a_seed_is_warned_of_when_the_folder_is_drafted(silodp: Silodp, tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(CONFIG)
+    made = silodp("deploy", "init", tmp_path / "one.toml", "--out", tmp_path / "c", "--json")
+    assert made.status == 0
+    assert made.err.startswith("warning: ")
+    assert "seed" in made.err
+
+
+def test_a_draft_that_fails_leaves_nothing(
+    silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one.toml").write_text(CONFIG.replace("seed = 1\n", ""))
+
+    def fail(folder: Path, *_: object) -> None:
+        (folder / "config.toml").write_text("half")
+        raise OSError(28, "No space left on device", str(folder))
+
+    command = ("deploy", "init", tmp_path / "one.toml", "--out", tmp_path / "c")
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "write_public", fail)
+        assert_sentence(silodp(*command), code="run.disk_full")
+    assert not list((tmp_path / "c").iterdir())
+    assert silodp(*command).status == 0
+
+
+def test_a_sealed_folder_is_sealed_again_only_if_asked_and_under_the_same_authority(
+    silodp: Silodp, drafted: Path
+) -> None:
+    seal = ("deploy", "seal", drafted, "--host", "server.example", "--json")
+    assert silodp(*seal).status == 0
+    before = Consortium.load(drafted / "public")
+    authority = (drafted / "public" / "ca.pem").read_bytes()
+    assert_sentence(silodp(*seal), code="deploy.sealed")
+    assert Consortium.load(drafted / "public").digest == before.digest
+    again = silodp(*seal, "--again", "--port", 8444)
+    assert again.json["digest"] != before.digest
+    assert (drafted / "public" / "ca.pem").read_bytes() == authority
+    (drafted / "coordinator" / "authority.key").unlink()
+    assert_sentence(silodp(*seal, "--again"), code="deploy.certificate")
+    assert (drafted / "public" / "ca.pem").read_bytes() == authority
+
+
+def test_what_is_accepted_is_shown_in_words(silodp: Silodp, drafted: Path, tmp_path: Path) -> None:
+    assert silodp("deploy", "seal", drafted, "--host", "server.example").status == 0
+    table = tmp_path / "table.csv"
+    table.touch()
+    accept = ("deploy", "accept", drafted / "public", tmp_path / "silo-1", "--data", table)
+    code = Consortium.load(drafted / "public").code
+    profile = "abcd-efgh-jkmn-pqrs-abcd-efgh-jkmn-pqrs"
+    assert_sentence(silodp(*accept, "--json", "--code", profile), "profile", code="deploy.digest")
+    shown = silodp(*accept, "--code", code)
+    assert shown.status == 0, shown.err
+    for part in ("method      uldp-avg\n", "noise multiplier: 5\n", "local: learning rate 0.01, epochs "):
+        assert part in shown.err
+    assert "None" not in shown.err
+    assert "UldpAvg(" not in shown.err
+
+
+def test_only_a_silo_has_an_audit_log(silodp: Silodp, tmp_path: Path) -> None:
+    for folder in ("server", "nowhere"):
+        assert_sentence(silodp("audit-log", tmp_path / folder, "--json"), code="cli.file")
+    (tmp_path / "policy.toml").touch()
+    assert silodp("audit-log", tmp_path, "--json").json == {"entries": []}
+
+
+@pytest.mark.usefixtures("_own_logging")
+def test_a_second_server_changes_nothing_and_its_failure_is_a_line_of_json(
+    silodp: Silodp, tmp_path: Path
+) -> None:
+    (tmp_path / "one.toml").write_text(CONFIG)
+    assert silodp("deploy", "init", tmp_path / "one.toml", "--local", "--out", tmp_path / "c").status == 0
+    home = tmp_path / "c" / "server"
+    (home / "status.json").write_text("{}")
+    with hold_lock(home / "lock", home):
+        found = silodp("server", tmp_path / "c" / "public", home, "--listen", "127.0.0.1:0", "--json")
+    assert found.status == 2
+    assert found.json["error"]["code"] == "run.in_use"
+    (line,) = map(json.loads, found.err.splitlines())
+    assert (line["level"], line["code"]) == ("error", "run.in_use")
+    assert str(home) in line["message"]
+    assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
+    assert (home / "status.json").read_text() == "{}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_up_runs_a_local_consortium_to_its_end(silodp: Silodp, tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text(CONFIG)
+    assert silodp("deploy", "init", tmp_path / "one.toml", "--local", "--out", tmp_path / "c").status == 0
+    done = silodp("deploy", "up", tmp_path / "c", "--json")
+    assert done.status == 0, done.err
+    assert (Path(done.json["run"]) / "guarantee.json").exists()
+    for name in NAMES[1:]:
+        lines = (tmp_path / "c" / "silos" / name / "log.txt").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert "the run is over" in records[-1]["message"]
+        assert {datetime.fromisoformat(record["time"]).utcoffset() for record in records} == {timedelta(0)}
+    rounds = [line for line in done.err.splitlines() if "is done" in line]
+    assert [json.loads(line)["round"] for line in rounds] == [0, 1, 2]
