@@ -16,6 +16,7 @@ the files of the party. On a socket every call is a connection with one frame in
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import struct
@@ -24,11 +25,9 @@ from pathlib import Path
 
 from silodp.errors import SilodpError
 
-Bytes = bytes | bytearray | memoryview
-"""The body of a frame."""
 CONNECT_SECONDS = 10.0
 _LENGTHS = struct.Struct(">IQ")
-_MOST_HEADER = 4096
+_MOST_HEADER, _MOST_PIECE = 4096, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Request:
 
     exchange: str
     silo: str
-    body: Bytes
+    body: bytes
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Reply:
         refused: code of the error for which the silo refuses; empty where it answers.
     """
 
-    body: Bytes
+    body: bytes
     refused: str = ""
 
 
@@ -95,7 +94,7 @@ def give_reply(path: str | Path, exchange: str, reply: Reply) -> bool:
     return answer.get("awaited") == "yes"
 
 
-def ask_silo(path: str | Path, body: Bytes, timeout: float | None = None) -> Reply:
+def ask_silo(path: str | Path, body: bytes, timeout: float | None = None) -> Reply:
     """Have a silo answer a request.
 
     Args:
@@ -111,8 +110,8 @@ def ask_silo(path: str | Path, body: Bytes, timeout: float | None = None) -> Rep
 
 
 def _call(
-    path: str | Path, header: dict[str, str], body: Bytes, timeout: float | None
-) -> tuple[dict[str, str], Bytes]:
+    path: str | Path, header: dict[str, str], body: bytes, timeout: float | None
+) -> tuple[dict[str, str], bytes]:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONNECT_SECONDS)
         connection.connect(str(path))
@@ -121,7 +120,7 @@ def _call(
         return receive_frame(connection)
 
 
-def send_frame(connection: socket.socket, header: dict[str, str], body: Bytes = b"") -> None:
+def send_frame(connection: socket.socket, header: dict[str, str], body: bytes = b"") -> None:
     """Send one frame; the body is not copied."""
     encoded = json.dumps(header).encode()
     connection.sendall(_LENGTHS.pack(len(encoded), len(body)) + encoded)
@@ -129,9 +128,7 @@ def send_frame(connection: socket.socket, header: dict[str, str], body: Bytes = 
         connection.sendall(body)
 
 
-def receive_frame(
-    connection: socket.socket, most_bytes: int | None = None
-) -> tuple[dict[str, str], bytearray]:
+def receive_frame(connection: socket.socket, most_bytes: int | None = None) -> tuple[dict[str, str], bytes]:
     """Receive one frame.
 
     Args:
@@ -159,13 +156,12 @@ def receive_frame(
     return header, _receive(connection, size)
 
 
-def _receive(connection: socket.socket, size: int) -> bytearray:
+def _receive(connection: socket.socket, size: int) -> bytes:
     """Return exactly so many bytes."""
-    received = bytearray(size)  # the system gives memory for what arrives, not for what was announced
-    view, have = memoryview(received), 0
-    while have < size:
-        got = connection.recv_into(view[have:])
-        if not got:
+    received = io.BytesIO()  # hands out what was written without a copy; it grows with what arrives
+    while received.tell() < size:
+        piece = connection.recv(min(size - received.tell(), _MOST_PIECE))
+        if not piece:
             raise ConnectionError("the connection broke in the middle of a frame")
-        have += got
-    return received
+        received.write(piece)
+    return received.getvalue()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import io
 import json
 import logging
 import math
@@ -23,7 +24,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -43,7 +44,7 @@ try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
-    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ImportError as error:
     raise SilodpError(
@@ -58,6 +59,7 @@ _POLL_SECONDS = 20.0
 _REMINDER_SECONDS = 60.0
 _CHALLENGE_SECONDS = 60.0
 _MOST_JSON = 4096
+_PIECE_BYTES = 1 << 18
 _TOKEN = re.compile(r"[0-9a-f]{64}")
 _EXCHANGE_ID = re.compile(r"[0-9a-f]{32}")
 _NO_REQUEST, _OVER = 204, 410
@@ -397,8 +399,10 @@ class HttpsServer:
         if exchange is None or exchange.answer.done():
             line.arrived.clear()
             return Response(status_code=_NO_REQUEST)
-        return Response(
-            exchange.request, media_type="application/octet-stream", headers={_EXCHANGE: exchange.id}
+        return StreamingResponse(
+            _cut_async(exchange.request),
+            media_type="application/octet-stream",
+            headers={_EXCHANGE: exchange.id, "Content-Length": str(len(exchange.request))},
         )
 
     async def _answer(self, request: Request) -> Response:
@@ -453,13 +457,24 @@ def _escape(label: str) -> str:
 
 
 async def _read_body(request: Request, most_bytes: int) -> bytes:
-    parts, size = [], 0
+    body = io.BytesIO()  # hands out what was written without a copy
     async for part in request.stream():
-        size += len(part)
-        if size > most_bytes:
+        if body.tell() + len(part) > most_bytes:
             raise HTTPException(413, "message.too_large")
-        parts.append(part)
-    return b"".join(parts)
+        body.write(part)
+    return body.getvalue()
+
+
+def _cut(data: bytes) -> Iterator[bytes]:
+    """Return the data piece by piece: a library that gets all at once copies, and encrypts, all at once."""
+    with memoryview(data) as view:
+        for start in range(0, len(data), _PIECE_BYTES):
+            yield bytes(view[start : start + _PIECE_BYTES])
+
+
+async def _cut_async(data: bytes) -> AsyncIterator[bytes]:
+    for piece in _cut(data):
+        yield piece
 
 
 async def _read_json(request: Request) -> dict[str, str]:
@@ -623,13 +638,12 @@ class HttpsClient:
             exchange = reply.headers.get(_EXCHANGE, "")
             if _EXCHANGE_ID.fullmatch(exchange) is None or "Content-Encoding" in reply.headers:
                 raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
-            parts, size = [], 0
+            body = io.BytesIO()
             for part in reply.iter_raw():
-                size += len(part)
-                if size > self._most_bytes:
+                if body.tell() + len(part) > self._most_bytes:
                     raise _OddReplyError(f"a request has more than {self._most_bytes:,} bytes")
-                parts.append(part)
-            return exchange, b"".join(parts)
+                body.write(part)
+            return exchange, body.getvalue()
 
     def _serve_one(self) -> None:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -640,6 +654,7 @@ class HttpsClient:
         reply = answer_request(self._endpoint, request)
         if reply.refused:
             headers[_REFUSED] = reply.refused
-        sent = self._client.post(f"/v1/answer/{exchange}", headers=headers, content=bytes(reply.body))
+        headers["Content-Length"] = str(len(reply.body))
+        sent = self._client.post(f"/v1/answer/{exchange}", headers=headers, content=_cut(reply.body))
         if sent.status_code != _OVER:  # the server's patience was over: it will ask again, or go on without
             sent.raise_for_status()

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -208,18 +209,19 @@ class SiloSocket:
         """
         with self._listener:
             while not stop.is_set():
-                try:
-                    waiting = self._requests.get(timeout=0.2)
-                except queue.Empty:
-                    continue
-                waiting.reply = answer_request(self._endpoint, waiting.request)
-                waiting.answered.set()
+                with suppress(queue.Empty):
+                    self._answer_one()
+
+    def _answer_one(self) -> None:
+        waiting = self._requests.get(timeout=0.2)
+        waiting.reply = answer_request(self._endpoint, waiting.request)
+        waiting.answered.set()
 
     def _serve(self, connection: socket.socket) -> None:
         header, body = receive_frame(connection, self._most_bytes)
         if header.get("do") != "answer":
             raise ConnectionError("a call that a silo does not know")
-        waiting = _Waiting(bytes(body))
+        waiting = _Waiting(body)
         self._requests.put(waiting)
         waiting.answered.wait()
         assert waiting.reply is not None
@@ -314,7 +316,7 @@ class ServerSocket:
         if header.get("do") == "take" and _WAIT.fullmatch(header.get("wait", "")):
             self._offer(connection, min(float(header["wait"]), _MOST_WAIT))
         elif header.get("do") == "give":
-            is_awaited = self._take_reply(header.get("exchange", ""), header.get("refused", ""), bytes(body))
+            is_awaited = self._take_reply(header.get("exchange", ""), header.get("refused", ""), body)
             send_frame(connection, {"awaited": "yes" if is_awaited else "no"})
         else:
             raise ConnectionError("a call that the server does not know")

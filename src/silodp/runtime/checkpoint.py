@@ -15,7 +15,7 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.methods.base import Method, MethodState, Population
-from silodp.wire.store import PRIVATE_FILE, seal, unseal, write_durably
+from silodp.wire.store import read_sealed, write_sealed
 
 _METHOD = "method/"  # prefix of the arrays of the method; those of the server optimizer have none
 FORMAT = 5
@@ -63,7 +63,7 @@ def save_checkpoint(path: Path, state: Checkpoint) -> None:
     optimizer = {name: value.cpu() for name, value in state.optimizer.items()}
     method = {_METHOD + name: torch.from_numpy(value) for name, value in state.method.items()}
     tensors = {"params": state.params.cpu(), **optimizer, **method}
-    write_durably(path, seal(save(tensors, metadata={"checkpoint": json.dumps(header)})), PRIVATE_FILE)
+    write_sealed(path, save(tensors, metadata={"checkpoint": json.dumps(header)}))
 
 
 def read_fingerprint(path: Path) -> str:
@@ -72,7 +72,7 @@ def read_fingerprint(path: Path) -> str:
     Raises:
         SilodpError: the checkpoint is damaged.
     """
-    return str(_read_header(unseal(path.read_bytes(), f"checkpoint {path}"), path)["fingerprint"])
+    return str(_read_header(read_sealed(path, f"checkpoint {path}"), path)["fingerprint"])
 
 
 def _read_header(data: bytes, path: Path) -> dict[str, Any]:
@@ -99,14 +99,13 @@ def load_checkpoint(path: Path, fingerprint: str) -> Checkpoint:
         SilodpError: it is missing, damaged, of another format, or of a run with other settings.
     """
     try:
-        sealed = path.read_bytes()
+        data = read_sealed(path, f"checkpoint {path}")
     except FileNotFoundError:
         raise SilodpError(
             f"there is no checkpoint at {path}: begin the run without --resume.",
             code="run.nothing_to_resume",
             field="out",
         ) from None
-    data = unseal(sealed, f"checkpoint {path}")
     header = _read_header(data, path)
     tensors = load(data)
     if header["format"] != FORMAT:

@@ -138,7 +138,7 @@ class Message:
         for name in sorted(self.arrays):
             array = np.ascontiguousarray(self.arrays[name])
             state.update(json.dumps([name, str(array.dtype), array.shape]).encode())
-            state.update(array.tobytes())
+            state.update(array.reshape(-1).view(np.uint8).data)  # not copied
         for name in sorted(self.blobs):
             state.update(json.dumps([name, len(self.blobs[name])]).encode())
             state.update(self.blobs[name])

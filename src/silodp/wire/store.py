@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -24,10 +25,14 @@ def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
         data: the new content.
         mode: permissions of a new file, less the process's umask.
     """
+    _replace(path, (data,), mode)
+
+
+def _replace(path: Path, parts: Sequence[bytes], mode: int) -> None:
     temporary = path.with_name(path.name + ".partial")
     with name_file(path):
         with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -56,18 +61,24 @@ def append_durably(path: Path, line: bytes, mode: int = 0o666) -> None:
         os.fsync(file.fileno())
 
 
-def seal(data: bytes) -> bytes:
-    """Return the data behind its SHA-256, so that damage is noticed."""
-    return hashlib.sha256(data).digest() + data
+def write_sealed(path: Path, data: bytes) -> None:
+    """Replace a file's content, as `write_durably` does, behind its SHA-256; its owner alone may read it."""
+    _replace(path, (hashlib.sha256(data).digest(), data), PRIVATE_FILE)
 
 
-def unseal(sealed: bytes, where: str) -> bytes:
-    """Return the data of `seal`ed bytes.
+def read_sealed(path: Path, where: str) -> bytes:
+    """Return the data of `write_sealed`.
+
+    Args:
+        path: of the file.
+        where: how an error calls the file.
 
     Raises:
-        SilodpError: they are not what was sealed; `where` says in which file (code checkpoint.damaged).
+        FileNotFoundError: there is none.
+        SilodpError: its checksum does not fit (code checkpoint.damaged).
     """
-    digest, data = sealed[:_DIGEST], sealed[_DIGEST:]
+    with path.open("rb", buffering=0) as file:  # a buffered file would read the rest in parts, and join them
+        digest, data = file.read(_DIGEST), file.read()
     if hashlib.sha256(data).digest() != digest:
         raise SilodpError(
             f"{where} is damaged: its checksum does not fit; restore it from a copy or begin a new run.",
@@ -214,7 +225,7 @@ class DirectoryStore:
 
     def put(self, key: str, value: bytes) -> None:
         """Write durably, behind a checksum."""
-        write_durably(self._path(key), seal(value), PRIVATE_FILE)
+        write_sealed(self._path(key), value)
 
     def get(self, key: str) -> bytes | None:
         """Return what was stored, or None.
@@ -222,11 +233,11 @@ class DirectoryStore:
         Raises:
             SilodpError: the file was damaged (code checkpoint.damaged).
         """
+        path = self._path(key)
         try:
-            sealed = self._path(key).read_bytes()
+            return read_sealed(path, f"stored file {path}")
         except FileNotFoundError:
             return None
-        return unseal(sealed, f"stored file {self._path(key)}")
 
     def drop(self, key: str) -> None:
         """Delete; nothing happens for an unknown key."""

@@ -269,19 +269,22 @@ class SignedChannel:
         self, requests: Mapping[str, Message], timeout: float | None = None
     ) -> tuple[dict[str, Message], dict[str, Failure]]:
         """Sign the requests, send them, and verify the answers; see `Transport.ask`."""
-        encoded = {id(request): request.encode() for request in requests.values()}  # most silos get the same
-        sent = {
-            name: _sign_bytes(encoded[id(request)], self.identity, name, "")
-            for name, request in requests.items()
-        }
-        answers, failures = self.transport.ask(sent, timeout)
+        answers, failures = self.transport.ask(self._sign_all(requests), timeout)
         genuine: dict[str, Message] = {}
-        for name, data in answers.items():
+        for name in list(answers):
             digest = requests[name].digest()
             try:
+                # What is verified is not kept as bytes, too: an answer may be long, and there are many.
                 genuine[name] = verify(
-                    data, self.silos[name], f"silo '{name}'", SERVER, digest, self.most_bytes
+                    answers.pop(name), self.silos[name], f"silo '{name}'", SERVER, digest, self.most_bytes
                 )
             except SilodpError as error:
                 failures[name] = Failure("refused", str(error), error.code)
         return genuine, failures
+
+    def _sign_all(self, requests: Mapping[str, Message]) -> dict[str, bytes]:
+        encoded = {id(request): request.encode() for request in requests.values()}  # most silos get the same
+        return {
+            name: _sign_bytes(encoded[id(request)], self.identity, name, "")
+            for name, request in requests.items()
+        }
