@@ -88,9 +88,12 @@ def test_who_is_admitted_is_drawn_once_and_survives_a_restart():
     again = quiet_party(GROUP, store)
     again.answer(Message("setup", "run"))
     np.testing.assert_array_equal(silo._admitted()[0], again._admitted()[0])
-    other = quiet_party(GROUP)
-    answer(other)
-    assert not np.array_equal(other._admitted()[0], silo._admitted()[0]), "it is drawn"
+    others = [quiet_party(GROUP) for _ in range(20)]  # few records are left out, so one may agree by chance
+    for other in others:
+        answer(other)
+    assert any(not np.array_equal(other._admitted()[0], silo._admitted()[0]) for other in others), (
+        "it is drawn"
+    )
 
 
 @pytest.mark.parametrize("method", [AVG, replace(AVG, user_sampling=0.5), GROUP], ids=lambda m: m.name)
