@@ -266,8 +266,13 @@ def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
             "../table.csv",
         )
         assert_sentence(silodp(*accept, "--code", "0000 0000", "--json"), code="deploy.digest")
+        (places[name] / "wrong.csv").write_text("patient,ill\np01,yes\n")
+        wrong = (*accept[:-1], "../wrong.csv", "--code", sealed.json["code"], "--json")
+        assert_sentence(silodp(*wrong), code="data.column")  # before anything waits for this silo
+        assert not (places[name] / "home" / "policy.toml").exists()
         told = silodp(*accept, "--code", sealed.json["code"])
         assert told.status == 0, told.err
+        assert "Read 16 training records of 8 persons" in told.out
         for part in ("uldp-avg", "masked", "all records of one person", "age", "released", "net.py"):
             assert part in told.err
         assert sealed.json["code"] not in told.err  # it is to be heard, not read

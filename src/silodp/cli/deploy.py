@@ -182,6 +182,7 @@ def accept_command(
     """Show what is agreed, at one silo, and write its policy when the code is the one that was read out."""
     from silodp.deploy.consortium import take_copy
     from silodp.deploy.setup import accept, describe_agreement
+    from silodp.deploy.silo import find_name, load_records
 
     consortium = take_copy(public, folder)
     agreed = describe_agreement(consortium)
@@ -205,8 +206,16 @@ def accept_command(
         )
     table = _find_file(folder, "data", data)
     numbers = "" if index is None else _find_file(folder, "index", index)
+    # What is wrong with the table is seen here, and not when the other silos wait.
+    records = load_records(
+        Path(table), find_name(folder, consortium), consortium, Path(numbers) if numbers else None
+    )
     policy = accept(folder, consortium, table, epsilon, index=numbers)
-    lines = [f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}"]
+    persons = len(set(records.user.tolist()))
+    lines = [
+        f"Read {counted(len(records), 'training record')} of {counted(persons, 'person')} (private to this silo).",
+        f"Accepted. Wrote {folder / 'policy.toml'}. Start the silo: silodp silo {public} {folder}",
+    ]
     show({"digest": consortium.digest, "policy": policy.model_dump(), "agreement": agreed}, as_json, lines)
 
 

@@ -380,9 +380,9 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
                 code="data.files",
             ) from None
     else:
-        check_index(consortium.config, consortium.spec)
+        check_index(consortium.config, consortium.stated_spec)
         schema = consortium.config.resolve_data()[1]["schema"]
-        (data,) = read_tables({name: path}, schema, _read_index(index, schema, consortium.spec)).silos
+        (data,) = read_tables({name: path}, schema, _read_index(index, schema, consortium.stated_spec)).silos
     if data.x.shape[1:] != public.record_shape:
         raise SilodpError(
             f"the records in {path} have the shape {data.x.shape[1:]}, and the consortium agreed on "
