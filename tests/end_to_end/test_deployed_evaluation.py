@@ -64,6 +64,7 @@ def test_sums_over_tls_are_those_of_the_simulation(text: str, tmp_path: Path) ->
         assert_charged(processes, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_silo_that_evaluates_for_itself_keeps_the_metrics(tmp_path: Path) -> None:
     simulated = simulate(tmp_path, PLAIN + LOCAL)
