@@ -1,18 +1,26 @@
-"""Seconds and bytes of a round in one process and between processes over TLS, for the same run.
+"""Seconds and bytes of a round in one process, between processes over TLS, and over Flower, for the same run.
 
-python benchmarks/deployment.py [DATA]: four hospitals of heart_disease; DATA is the folder of the data sets. Rounds of
-both ways follow each other on the same machine, so compare within a row. The first round, with the set-up, is left out.
+python benchmarks/deployment.py [DATA] [--flower ENVIRONMENT]: four hospitals of heart_disease; DATA is the folder of
+the data sets, and ENVIRONMENT the one of `make test-flower`. The ways follow each other on the same machine, so
+compare within a row. The first round, with the set-up, is left out.
+
+python benchmarks/deployment.py --exchange: seconds that HTTPS adds to an exchange with four silos that answer at once.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "silodp.cli.main"]
 CONFIG = """
 name = "speed"
@@ -34,6 +42,8 @@ learning_rate = 0.001
 epochs = 50
 batch_size = 4
 """
+RUNS = (("plain", "uniform", 20, 5), ("masked", "uniform", 20, 5), ("lattice", "records", 6, 4))
+"""Aggregator, weights, rounds, rounds over Flower."""
 
 
 def measure_rounds(run: Path) -> tuple[float, int, int]:
@@ -43,32 +53,118 @@ def measure_rounds(run: Path) -> tuple[float, int, int]:
     return statistics.median(row["seconds"] for row in rows), last["down"], last["up"]
 
 
+def run_in_one(folder: Path, config: Path) -> Path:
+    """Run the simulation; return its directory."""
+    _execute("run", str(config), "--out", str(folder / "one"))
+    return folder / "one"
+
+
+def run_over_https(folder: Path, config: Path) -> Path:
+    """Run the parties as processes over TLS; return the run's directory."""
+    _execute("deploy", "init", str(config), "--local", "--out", str(folder / "many"))
+    _execute("deploy", "up", str(folder / "many"))
+    return folder / "many" / "server" / "run"
+
+
+def run_over_flower(folder: Path, config: Path) -> Path:
+    """Run the parties as processes between which Flower carries messages; return the run's directory."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support.consortium import Processes
+    from support.flower import start_flower
+
+    _execute("deploy", "init", str(config), "--local", "--out", str(folder / "flower-parties"))
+    processes = Processes(folder / "flower-parties")
+    try:
+        for name in processes.names:
+            processes.start(name, "--socket", str(folder / f"{name}.sock"))
+        options = ("--socket", str(folder / "server.sock"), "--repeat", "120", "--patience", "500")
+        processes.start("server", *options)
+        with start_flower(folder, processes):
+            if processes.wait_for_server(1200):
+                sys.exit(processes.log("server"))
+    finally:
+        for name in list(processes.running):
+            processes.kill(name)
+    return processes.run
+
+
+def _execute(*arguments: str) -> None:
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+
+
+def measure_exchanges(count: int = 50, size: int = 10_000) -> list[float]:
+    """Return the seconds of exchanges with four silos in threads, which answer at once with as many bytes."""
+    from silodp.crypto.keys import Identity
+    from silodp.deploy.certificates import Authority, make_context, make_request
+    from silodp.deploy.https import HttpsClient, HttpsServer
+
+    class Echo:
+        def receive(self, data: bytes) -> bytes:
+            return data
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        authority = Authority.fresh("speed")
+        (folder / "ca.pem").write_bytes(authority.certificate)
+        keys = {name: Identity.fresh(name) for name in ("a", "b", "c", "d")}
+        tls = {}
+        for party in ("server", *keys):
+            key, request = make_request(party)
+            hosts = ("127.0.0.1",) if party == "server" else ()
+            (folder / f"{party}.key").write_bytes(key)
+            (folder / f"{party}.pem").write_bytes(authority.sign(request, party, hosts))
+            paths = (folder / "ca.pem", folder / f"{party}.pem", folder / f"{party}.key")
+            tls[party] = make_context(*paths, is_server=party == "server")
+        publics = {name: key.public for name, key in keys.items()}
+        stop, found = threading.Event(), []
+        with HttpsServer(
+            ("127.0.0.1", 0), tls["server"], publics, "d" * 64, patience=60, most_bytes=size
+        ) as server:
+            url = f"https://127.0.0.1:{server.port}"
+            for name, key in keys.items():
+                client = HttpsClient(url, tls[name], key, "d" * 64, Echo(), size)
+                threading.Thread(target=client.run, args=(stop,), daemon=True).start()
+            server.wait_for_silos()
+            for _ in range(count):
+                started = time.perf_counter()
+                answers, _ = server.ask(dict.fromkeys(keys, b"x" * size))
+                found.append(time.perf_counter() - started)
+                assert len(answers) == len(keys)
+            stop.set()
+        return found
+
+
 def main() -> None:
     """Print a line for each aggregator."""
-    root = f'root = "{Path(sys.argv[1]).resolve()}"' if len(sys.argv) > 1 else ""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", nargs="?")
+    parser.add_argument("--flower")
+    parser.add_argument("--exchange", action="store_true")
+    options = parser.parse_args()
+    if options.exchange:
+        found = sorted(measure_exchanges())
+        print(f"{len(found)} exchanges: median {found[len(found) // 2]:.3f} s, longest {found[-1]:.3f} s")
+        return
+    if options.flower:
+        os.environ["SILODP_FLOWER"] = str(Path(options.flower).resolve())
+    root = f'root = "{Path(options.data).resolve()}"' if options.data else ""
     print(
-        f"{'aggregator':<12}{'in process s':>14}{'https s':>10}{'ratio':>8}{'bytes down':>14}{'bytes up':>12}"
+        f"{'aggregator':<12}{'in process s':>14}{'https s':>10}{'flower s':>10}{'bytes down':>14}{'bytes up':>12}"
     )
-    for aggregator, weighting, rounds in (
-        ("plain", "uniform", 20),
-        ("masked", "uniform", 20),
-        ("lattice", "records", 6),
-    ):
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder) / "speed.toml"
-            config.write_text(
-                CONFIG.format(aggregator=aggregator, weighting=weighting, rounds=rounds, root=root)
-            )
-            quiet = {"check": True, "capture_output": True}
-            subprocess.run([*COMMAND, "run", str(config), "--out", f"{folder}/one"], **quiet)  # type: ignore[call-overload]
-            init = [*COMMAND, "deploy", "init", str(config), "--local", "--out", f"{folder}/many"]
-            subprocess.run(init, **quiet)  # type: ignore[call-overload]
-            subprocess.run([*COMMAND, "deploy", "up", f"{folder}/many"], **quiet)  # type: ignore[call-overload]
-            one, _, _ = measure_rounds(Path(folder) / "one")
-            many, down, up = measure_rounds(Path(folder) / "many" / "server" / "run")
-            print(
-                f"{aggregator:<12}{one:>14.3f}{many:>10.3f}{many / one:>8.2f}{down:>14,}{up:>12,}", flush=True
-            )
+    for aggregator, weighting, rounds, over_flower in RUNS:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            config, short = folder / "speed.toml", folder / "short.toml"
+            for path, length in ((config, rounds), (short, over_flower)):
+                path.write_text(
+                    CONFIG.format(aggregator=aggregator, weighting=weighting, rounds=length, root=root)
+                )
+            one, _, _ = measure_rounds(run_in_one(folder, config))
+            many, down, up = measure_rounds(run_over_https(folder, config))
+            flower = f"{measure_rounds(run_over_flower(folder, short))[0]:.1f}" if options.flower else "–"
+            print(f"{aggregator:<12}{one:>14.3f}{many:>10.3f}{flower:>10}{down:>14,}{up:>12,}", flush=True)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,9 @@ def test_the_courier_of_the_page_trains_the_model_of_the_simulation(name: str, t
             audit = processes.audit(silo)
             assert [one["round"] for one in audit if one["kind"] == "update"] == [0, 1, 2]
             assert audit[0]["kind"] == "join"
+            # Two exchanges in a round at most: every one costs a courier's delay.
+            kinds = [one["kind"] for one in audit if one["round"] == 1]
+            assert kinds == {"plain": ["update"], "masked": ["update", "open"]}[name]
 
 
 BAD_COURIER = """

@@ -77,8 +77,11 @@ class WordGroup:
     def center(self, value: Unsigned) -> Integers:
         """Return the representatives in [−2^(bits−1), 2^(bits−1))."""
         rest = np.uint64(64 - self.bits)
-        # Shifted to the top of the word, so that the shift back copies the sign bit.
-        signed: Integers = (value.astype(np.uint64) << rest).view(np.int64) >> rest.astype(np.int64)
+        # Shifted to the top of the word, so that the shift back copies the sign bit; in place, since sums are long.
+        words = value.astype(np.uint64)
+        words <<= rest
+        signed: Integers = words.view(np.int64)
+        signed >>= rest.astype(np.int64)
         return signed
 
     def _reduce(self, value: Unsigned) -> Unsigned:
