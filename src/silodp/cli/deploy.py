@@ -289,6 +289,14 @@ def server(
     patience: Annotated[
         float, typer.Option("--patience", help="Seconds that a silo has for an answer.", min=1.0)
     ] = 300.0,
+    monitor: Annotated[
+        str | None,
+        typer.Option(
+            "--monitor",
+            metavar="HOST:PORT",
+            help="Answer /health and /metrics here without TLS, for example 127.0.0.1:9464.",
+        ),
+    ] = None,
     log_level: LogLevel = "info",
     as_json: Json = False,
 ) -> None:
@@ -305,7 +313,14 @@ def server(
             text = f"round {row['round']} of {consortium.config.rounds} is done, ε {spent or 0}"
             _log.info("%s", text, extra={"fields": {"round": row["round"], "epsilon": row["epsilon"]}})
 
-        result = serve(folder, consortium, listen=_parse_address(listen), patience=patience, on_round=tell)
+        result = serve(
+            folder,
+            consortium,
+            listen=_parse_address(listen, "listen"),
+            patience=patience,
+            monitor=_parse_address(monitor, "monitor"),
+            on_round=tell,
+        )
         done = result.guarantees["released"].rounds
         summary = {"run": str(folder / "run"), "rounds": done, "stopped": result.stopped}
         show(
@@ -389,15 +404,15 @@ def audit_log(
     show({"entries": entries}, as_json, text or ["nothing has left this silo"])
 
 
-def _parse_address(text: str | None) -> tuple[str, int] | None:
+def _parse_address(text: str | None, option: str) -> tuple[str, int] | None:
     if text is None:
         return None
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535 and host.isascii()):
         raise SilodpError(
-            f"listen = '{text}': give HOST:PORT, for example 0.0.0.0:8443.",
+            f"{option} = '{text}': give HOST:PORT, for example 0.0.0.0:8443.",
             code="argument.value",
-            field="listen",
+            field=option,
         )
     return host, int(port)
 

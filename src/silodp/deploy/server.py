@@ -141,6 +141,7 @@ def serve(
     *,
     listen: tuple[str, int] | None = None,
     patience: float = 300.0,
+    monitor: tuple[str, int] | None = None,
     on_round: Callable[[MetricsRow], None] | None = None,
 ) -> Result:
     """Run the server from the first round, or from its checkpoint, to the end.
@@ -151,6 +152,7 @@ def serve(
         listen: (host, port); None: all addresses, and the port of the roster.
         patience: seconds that a silo has for an answer. A new run waits for its silos to connect without a limit, one
             that is resumed at most for this time.
+        monitor: (host, port) for /health and /metrics without TLS; None: with a silo's certificate only.
         on_round: called with each row of metrics.
 
     Returns:
@@ -191,6 +193,7 @@ def serve(
             most_bytes=find_most_bytes(spec) + SIGNED_BYTES,
             on_change=lambda: status.write(),
             answers=load_answers(folder / STATUS),
+            monitor=monitor,
         ) as https,
     ):
         status = StatusFile(folder / STATUS, https.seconds_since_seen, spec.rounds, https.answers)
