@@ -343,6 +343,14 @@ def server(
         float,
         typer.Option("--repeat", help="Seconds after which a request is offered to couriers again.", min=0.1),
     ] = 30.0,
+    monitor: Annotated[
+        str | None,
+        typer.Option(
+            "--monitor",
+            metavar="HOST:PORT",
+            help="Answer /health and /metrics here without TLS, for example 127.0.0.1:9464.",
+        ),
+    ] = None,
     log_level: LogLevel = "info",
     as_json: Json = False,
 ) -> None:
@@ -353,6 +361,7 @@ def server(
         from silodp.deploy.server import SocketOptions, serve
 
         _refuse_both("listen", listen, socket)
+        _refuse_both("monitor", monitor, socket)
         consortium = take_copy(public, folder)
 
         def tell(row: dict[str, Any]) -> None:
@@ -360,8 +369,19 @@ def server(
             text = f"round {row['round']} of {consortium.config.rounds} is done, ε {spent or 0}"
             _log.info("%s", text, extra={"fields": {"round": row["round"], "epsilon": row["epsilon"]}})
 
-        way = _parse_address(listen) if socket is None else SocketOptions(socket, socket_group, repeat)
-        result = serve(folder, consortium, listen=way, patience=patience, on_round=tell)
+        way = (
+            _parse_address(listen, "listen")
+            if socket is None
+            else SocketOptions(socket, socket_group, repeat)
+        )
+        result = serve(
+            folder,
+            consortium,
+            listen=way,
+            patience=patience,
+            monitor=_parse_address(monitor, "monitor"),
+            on_round=tell,
+        )
         done = result.guarantees["released"].rounds
         summary = {"run": str(folder / "run"), "rounds": done, "stopped": result.stopped}
         show(
@@ -467,15 +487,15 @@ def _name_answer(entry: dict[str, Any]) -> str:
     return f"{entry['kind']} of the evaluation" if is_evaluation else str(entry["kind"])
 
 
-def _parse_address(text: str | None) -> tuple[str, int] | None:
+def _parse_address(text: str | None, option: str) -> tuple[str, int] | None:
     if text is None:
         return None
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535 and host.isascii()):
         raise SilodpError(
-            f"listen = '{text}': give HOST:PORT, for example 0.0.0.0:8443.",
+            f"{option} = '{text}': give HOST:PORT, for example 0.0.0.0:8443.",
             code="argument.value",
-            field="listen",
+            field=option,
         )
     return host, int(port)
 

@@ -128,6 +128,7 @@ class HttpsServer:
         on_change: called when a silo connects.
         answers: by silo, how many answers have left it at least, as `answers` of an earlier process says. A silo that
             knows of fewer has been set back to an old copy, and is refused.
+        monitor: (host, port) for /health and /metrics without TLS, for the machine of the server; None: nowhere else.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class HttpsServer:
         most_bytes: int,
         on_change: Callable[[], None] | None = None,
         answers: Mapping[str, int] | None = None,
+        monitor: tuple[str, int] | None = None,
     ) -> None:
         self.traffic = Traffic()
         self._silos, self._digest = dict(silos), digest
@@ -152,36 +154,19 @@ class HttpsServer:
         self._used: dict[str, float] = {}
         self._closing = self._is_over = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        try:
-            self._socket = socket.create_server(listen)
-        except OSError as error:
-            raise SilodpError(
-                f"the server cannot listen on {listen[0]}:{listen[1]} ({error.strerror}): choose another address with "
-                "--listen, or stop the program that uses it.",
-                code="deploy.address",
-                field="listen",
-            ) from error
+        watched = [Route("/health", self._health), Route("/metrics", self._metrics)]
         routes = [
             Route("/v1/challenge", self._challenge, methods=["POST"]),
             Route("/v1/connect", self._connect, methods=["POST"]),
             Route("/v1/next", self._next, methods=["POST"]),
             Route("/v1/answer/{exchange}", self._answer, methods=["POST"]),
-            Route("/health", self._health),
-            Route("/metrics", self._metrics),
+            *watched,
         ]
-        config = uvicorn.Config(
-            Starlette(routes=routes),
-            interface="asgi3",
-            proxy_headers=False,
-            server_header=False,
-            access_log=False,
-            log_config=None,
-            lifespan="off",
-            timeout_graceful_shutdown=2,
-        )
-        config.load()
-        config.ssl = tls
-        self._uvicorn = uvicorn.Server(config)
+        self._socket = _listen(listen, "listen")
+        self._uvicorn = _make_uvicorn(routes, tls)
+        self._served = [(self._uvicorn, self._socket)]
+        if monitor is not None:
+            self._served.append((_make_uvicorn(watched, None), _listen(monitor, "monitor")))
         self._thread = threading.Thread(target=self._run, name="https", daemon=True)
 
     @property
@@ -192,13 +177,13 @@ class HttpsServer:
     def _run(self) -> None:
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
-            await self._uvicorn.serve(sockets=[self._socket])
+            await asyncio.gather(*(one.serve(sockets=[its]) for one, its in self._served))
 
         asyncio.run(serve())
 
     def __enter__(self) -> Self:
         self._thread.start()
-        while not self._uvicorn.started:
+        while not all(one.started for one, _ in self._served):
             if not self._thread.is_alive():
                 raise SilodpError("the HTTPS server did not start: see its log.", code="deploy.address")
             time.sleep(0.01)
@@ -209,9 +194,11 @@ class HttpsServer:
     ) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._release)
-        self._uvicorn.should_exit = True
+        for one, _ in self._served:
+            one.should_exit = True
         self._thread.join(10)
-        self._socket.close()
+        for _, its in self._served:
+            its.close()
 
     def _release(self) -> None:
         """Let all calls that wait for a request return, and refuse further ones."""
@@ -436,15 +423,48 @@ class HttpsServer:
 
     async def _metrics(self, request: Request) -> Response:
         lines = [
+            "# HELP silodp_bytes_total Bytes of messages to silos (down) and from them (up).",
             "# TYPE silodp_bytes_total counter",
             f'silodp_bytes_total{{direction="down"}} {self.traffic.down}',
             f'silodp_bytes_total{{direction="up"}} {self.traffic.up}',
+            "# HELP silodp_answers_total Answers that have left a silo, at least.",
+            "# TYPE silodp_answers_total counter",
+            *(f'silodp_answers_total{{silo="{_escape(name)}"}} {n}' for name, n in self.answers().items()),
+            "# HELP silodp_seconds_since_silo_was_seen Seconds since the last call of a silo; NaN before its first.",
             "# TYPE silodp_seconds_since_silo_was_seen gauge",
         ]
         for name, seconds in self.seconds_since_seen().items():
             value = "NaN" if seconds is None else f"{seconds:.3f}"
             lines.append(f'silodp_seconds_since_silo_was_seen{{silo="{_escape(name)}"}} {value}')
         return PlainTextResponse("\n".join(lines) + "\n")
+
+
+def _listen(address: tuple[str, int], option: str) -> socket.socket:
+    try:
+        return socket.create_server(address)
+    except OSError as error:
+        raise SilodpError(
+            f"the server cannot listen on {address[0]}:{address[1]} ({error.strerror}): choose another address with "
+            f"--{option}, or stop the program that uses it.",
+            code="deploy.address",
+            field=option,
+        ) from error
+
+
+def _make_uvicorn(routes: list[Route], tls: ssl.SSLContext | None) -> uvicorn.Server:
+    config = uvicorn.Config(
+        Starlette(routes=routes),
+        interface="asgi3",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+    )
+    config.load()
+    config.ssl = tls
+    return uvicorn.Server(config)
 
 
 def _stopped() -> HTTPException:

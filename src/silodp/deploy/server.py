@@ -170,6 +170,7 @@ def _open_link(
     identity: Identity,
     way: tuple[str, int] | SocketOptions | None,
     patience: float,
+    monitor: tuple[str, int] | None,
     on_change: Callable[[], None],
 ) -> Iterator[_Link]:
     roster = consortium.sealed
@@ -198,6 +199,7 @@ def _open_link(
         most_bytes=most_bytes,
         on_change=on_change,
         answers=load_answers(folder / STATUS),
+        monitor=monitor,
     ) as https:
         yield _Link(https, https.seconds_since_seen, https.wait_for_silos, https.answers, https.end_run)
 
@@ -208,6 +210,7 @@ def serve(
     *,
     listen: tuple[str, int] | SocketOptions | None = None,
     patience: float = 300.0,
+    monitor: tuple[str, int] | None = None,
     on_round: Callable[[MetricsRow], None] | None = None,
 ) -> Result:
     """Run the server from the first round, or from its checkpoint, to the end.
@@ -219,6 +222,7 @@ def serve(
             socket for other couriers.
         patience: seconds that a silo has for an answer. A new run waits for its silos to connect without a limit, one
             that is resumed at most for this time.
+        monitor: (host, port) for /health and /metrics without TLS; None: with a silo's certificate only.
         on_round: called with each row of metrics.
 
     Returns:
@@ -247,7 +251,9 @@ def serve(
 
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written
-        _open_link(folder, consortium, identity, listen, patience, on_change=lambda: status.write()) as link,
+        _open_link(
+            folder, consortium, identity, listen, patience, monitor, on_change=lambda: status.write()
+        ) as link,
     ):
         status = StatusFile(folder / STATUS, link.seconds_since_seen, spec.rounds, link.answers)
         resume = (directory / "checkpoint" / "state.safetensors").exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import http.server
+import math
+import re
 import ssl
 import threading
 import time
@@ -67,7 +69,7 @@ class Parties:
         patience: float = 20,
         digest: str = DIGEST,
         most_bytes: int = 10**6,
-        answers: dict[str, int] | None = None,
+        **changes,
     ):
         publics = {name: identity.public for name, identity in SILOS.items()}
         return HttpsServer(
@@ -77,7 +79,7 @@ class Parties:
             digest,
             patience=patience,
             most_bytes=most_bytes,
-            answers=answers,
+            **changes,
         )
 
 
@@ -372,6 +374,40 @@ def test_nobody_is_served_without_a_token_or_a_certificate(parties: Parties) -> 
         anonymous = ssl.create_default_context(cafile=str(parties.folder / "ca.pem"))
         with httpx.Client(verify=anonymous) as client, pytest.raises(httpx.HTTPError):
             client.get(f"{url}/health")
+
+
+_SAMPLE = re.compile(r'([a-z_]+)\{([a-z]+)="((?:[^"\\\n]|\\["\\n])*)"\} (NaN|\d+(?:\.\d+)?)')
+
+
+def test_metrics_are_in_the_text_format_of_prometheus(parties: Parties) -> None:
+    """Also where no certificate is needed, on an address of the machine."""
+    port = find_free_port()
+    with (
+        parties.server(monitor=("127.0.0.1", port)) as server,
+        serving(parties, server.port, "north", Echo()),
+    ):
+        server.ask({"north": b"123"})
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()["status"] == "ok"
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/next", trust_env=False).status_code == 404
+    kinds: dict[str, str] = {}
+    values: dict[tuple[str, str], float] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            _, what, name, rest = line.split(" ", 3)
+            assert what in ("HELP", "TYPE")
+            if what == "TYPE":
+                kinds[name] = rest
+            continue
+        found = _SAMPLE.fullmatch(line)
+        assert found is not None, line
+        assert found[1] in kinds  # its kind stands before its first value
+        values[found[1], found[3]] = float(found[4])
+    assert text.endswith("\n")
+    assert set(kinds.values()) == {"counter", "gauge"}
+    assert values["silodp_bytes_total", "down"] == values["silodp_bytes_total", "up"] == 3
+    assert values["silodp_answers_total", "north"] == 1
+    assert math.isnan(values["silodp_seconds_since_silo_was_seen", "south"])
 
 
 def test_a_challenge_is_signed_once(parties: Parties) -> None:

@@ -1,0 +1,98 @@
+"""Units of systemd and the container file: they name commands that exist, and are closed where they can be."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from silodp.cli.main import app
+
+ROOT = Path(__file__).parents[3]
+UNITS = sorted((ROOT / "packaging" / "systemd").glob("*.service"))
+CONTAINER = ROOT / "packaging" / "Containerfile"
+
+
+def read_unit(path: Path) -> dict[str, dict[str, str]]:
+    """Sections of a unit; of an option that is given twice, the last value."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(path.read_text())
+    return {name: dict(parser[name]) for name in parser.sections()}
+
+
+def parse_command(arguments: list[str]) -> dict[str, object]:
+    """What the real command line reads from arguments; nothing is executed."""
+    name, *rest = arguments
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    command = group.get_command(click.Context(group), name)
+    assert command is not None, name
+    return command.make_context(name, rest).params
+
+
+def read_container() -> list[tuple[str, str]]:
+    """Instructions of the container file."""
+    text = re.sub(r"^#.*\n", "", CONTAINER.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(line.split()[0], line.split(None, 1)[1]) for line in text.splitlines() if line]
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_unit_starts_a_command_that_exists_and_is_closed(path: Path) -> None:
+    service = read_unit(path)["Service"]
+    program, *arguments = shlex.split(service["ExecStart"])
+    assert Path(program).name == "silodp"
+    assert Path(str(parse_command(arguments)["folder"])).parent == Path("/var/lib/silodp")
+    assert service["ReadWritePaths"] == "/var/lib/silodp"
+    assert service["User"] not in ("", "root")
+    assert service["Restart"] == "on-failure"
+    assert service["UMask"] == "0077"
+    for name in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "ProtectKernelTunables", "RestrictSUIDSGID"):
+        assert service[name] == "yes"
+    assert service["ProtectSystem"] == "strict"
+    assert service["CapabilityBoundingSet"] == ""
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_systemd_accepts_a_unit_and_finds_little_exposed(path: Path, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    unit = tmp_path / path.name
+    unit.write_text(path.read_text().replace("/opt/silodp/bin/silodp", sys.executable))
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert path.name not in verified.stderr, verified.stderr
+    security = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(unit)]
+    found = subprocess.run(security, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout  # exposure of at most 2.0 of 10
+
+
+def test_both_roles_have_a_unit() -> None:
+    assert [path.stem for path in UNITS] == ["silodp-server", "silodp-silo"]
+
+
+def test_the_container_runs_a_command_that_exists_and_not_as_root() -> None:
+    found = read_container()
+    instructions = dict(found)
+    assert json.loads(instructions["ENTRYPOINT"]) == ["silodp"]
+    arguments = json.loads(instructions["CMD"])
+    assert str(parse_command(arguments)["folder"]).startswith(instructions["VOLUME"])
+    assert int(instructions["USER"]) > 0
+    assert [name for name, _ in found].index("USER") < [name for name, _ in found].index("ENTRYPOINT")
+    sources = instructions["COPY"].split()[:-1]
+    assert (ROOT / sources[0]).exists()
+    assert sources[1] == "dist/silodp-*.whl"
+    assert "DO_NOT_TRACK=1" in instructions["ENV"]
+    comments = [line.lstrip("# ") for line in CONTAINER.read_text().splitlines() if line.startswith("#")]
+    (run,) = (line for line in comments if line.startswith("--volume"))
+    parse_command(shlex.split(run.partition(" silodp ")[2]))
