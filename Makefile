@@ -25,7 +25,7 @@ test-slow: $(DEVELOPED)
 
 # Server and silos as separate processes over TLS, and their faults; a part of make test and make test-slow.
 test-deploy: $(DEVELOPED)
-	$(PYTEST) -m "slow or not slow" tests/end_to_end/test_deployment.py tests/unit/deploy
+	$(PYTEST) -m "slow or not slow" tests/end_to_end/test_deployment.py tests/end_to_end/test_couriers.py tests/unit/deploy
 
 # Messages over Flower, which has an environment of its own; without it these tests are skipped.
 test-flower: $(DEVELOPED) $(FLOWER)/.installed
