@@ -25,7 +25,8 @@ test-slow: $(DEVELOPED)
 
 # Server and silos as separate processes over TLS, and their faults; 300 random kills, of which test-slow has 10.
 test-deploy: $(DEVELOPED)
-	SILODP_KILLS=300 $(PYTEST) -m "slow or not slow" tests/end_to_end/test_deployment*.py tests/unit/deploy
+	SILODP_KILLS=300 $(PYTEST) -m "slow or not slow" tests/end_to_end/test_deploy*.py tests/end_to_end/test_couriers.py \
+	  tests/end_to_end/test_person_index.py tests/unit/deploy
 
 # Messages over Flower, which has an environment of its own; without it these tests are skipped.
 test-flower: $(DEVELOPED) $(FLOWER)/.installed
