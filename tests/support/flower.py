@@ -73,7 +73,7 @@ def start_flower(folder: Path, processes: Processes) -> Iterator[Path]:
             )
         app = shutil.copytree(APP, home / "app", ignore=shutil.ignore_patterns("__pycache__"))
         submit = [str(BIN / "flwr"), "run", str(app), "here", "--run-config"]
-        submit.append(f'socket="{folder / "server.sock"}" grace=60.0')
+        submit.append(f'socket="{folder / "server.sock"}" grace=300.0')
         _retry(submit, environment, home)
         yield home
     finally:

@@ -31,7 +31,7 @@ JOIN = Kind(
 """Asked outside of any run; a silo answers it whenever it is asked."""
 JOIN_BYTES = max(JOIN.request.most_bytes, JOIN.answer.most_bytes)
 _NO_RUN = "-"
-_REMINDER_SECONDS, _PAUSE_SECONDS = 60.0, 5.0
+_PAUSE_SECONDS = 5.0
 
 
 def answer_join(request: Message, name: str, digest: str) -> Message:
@@ -92,7 +92,7 @@ class AgreedTransport:
                 return
             _log.info("waiting for %s to join", ", ".join(missing))
             started = time.monotonic()
-            self._ask_or_join({}, missing, min(left, _REMINDER_SECONDS))
+            self._ask_or_join({}, missing, min(left, self._patience))  # a courier may need minutes
             # A silo that refuses does so at once; it is asked again when its operator may have done something.
             if self._joined.issuperset(self._silos):
                 return
