@@ -62,7 +62,8 @@ def test_stores_hold_after_five_rounds_what_they_held_after_two(name, tmp_path):
     before = kept(tmp_path)
     run(aggregator, method, 5, federation=FEW, out=tmp_path, resume=True)
     assert kept(tmp_path) == before
-    assert before["server", "round/·/sample"] == 1, "of the last round: it is over when the next one begins"
+    assert before["server", "round/·/clients"] == 1, "of the last round: it is over when the next one begins"
+    assert before["server", "round/·/sample"] == (aggregator.sampled_by == "server"), "others draw none"
 
 
 @pytest.mark.parametrize("name", ["masked", "lattice", "paillier"])
