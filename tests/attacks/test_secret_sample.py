@@ -21,7 +21,6 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.coins import PersonCoins
 from silodp.crypto.streams import derive_key
 from silodp.data.federation import Federation
-from silodp.data.silo_data import SiloData
 from silodp.methods import UldpAvg, UserBudgets
 from silodp.runtime.silo import Silo
 from silodp.training.sgd.local import LocalTraining
@@ -225,7 +224,7 @@ def renumbered(federation: Federation, seed: int) -> Federation:
         identifiers = [""] * federation.users
         for person, number in enumerate(place):
             identifiers[number] = f"person {person}"
-        silos.append(SiloData(silo.name, silo.x, silo.y, place[silo.user], None, tuple(identifiers)))
+        silos.append(replace(silo, user=place[silo.user], identifiers=tuple(identifiers)))
     return replace(federation, silos=tuple(silos))
 
 
@@ -276,7 +275,8 @@ def test_under_plain_silos_that_sample_do_nothing_before_they_share_a_secret():
     assert kinds == ["setup", "hello", "roster", "confirm"]
     fresh = parties.restored("silo0", {})
     fresh.answer(parties.last("setup"))
+    ahead = Message("update", "run", fields={"session": "0" * 64}, arrays={"params": np.zeros(5, np.float32)})
     with refused("gate.order"):
-        fresh.answer(Message("update", "run", arrays={"params": np.zeros(5, np.float32)}))
+        fresh.answer(ahead)
     unsampled = Parties(Plain(), AVG, federation=PERSONS)
     assert [kind.name for kind in unsampled.silos["silo0"].gate.script.setup] == ["setup"]

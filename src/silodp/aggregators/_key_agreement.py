@@ -19,7 +19,7 @@ from silodp.wire.store import Store
 
 _READY, _NUMBER = "session ready", "session number"
 
-_GREETING = Blob(1, 4096)  # JSON: a name of up to 100 characters of 12 bytes, and 160 bytes in hexadecimal
+_GREETING = Blob(1, 4096)  # JSON: a name of up to 100 characters of 12 bytes, and 192 bytes in hexadecimal
 _SIGNATURE, _SEALED = Blob.of(64), Blob.of(32 + OVERHEAD_BYTES)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from silodp.aggregators._key_agreement import SiloKeyAgreement, key_agreement_kinds, set_up
+from silodp.aggregators._key_agreement import SiloKeyAgreement, current_session, key_agreement_kinds, set_up
 from silodp.aggregators.base import (
     Aggregator,
     Handler,
@@ -23,7 +23,7 @@ from silodp.aggregators.base import (
 from silodp.aggregators.run_spec import RunSpec
 from silodp.mechanisms.clipping import LocallyNoisedUpdate, Share, Update, release
 from silodp.wire.messages import Message
-from silodp.wire.schemas import Array, Kind, Schema, Script
+from silodp.wire.schemas import Array, Check, Kind, Schema, Script, is_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,9 +47,11 @@ class Plain(Aggregator):
     def script(self, spec: RunSpec, name: str) -> Script:
         """Return the set-up, with a key agreement where users are sampled, then updates in clear."""
         share = Schema(arrays={"share": Array("float64", (spec.sum_size,))})
-        agreement = key_agreement_kinds(spec.names, name) if spec.method.samples_users else ()
+        sampled = spec.method.samples_users
+        agreement = key_agreement_kinds(spec.names, name) if sampled else ()
+        fields: dict[str, Check] = {"session": is_digest} if sampled else {}
         return Script(
-            (*setup_kinds(spec), *agreement), Kind("update", Schema(arrays=round_arrays(spec)), share)
+            (*setup_kinds(spec), *agreement), Kind("update", Schema(fields, round_arrays(spec)), share)
         )
 
     def server(self, spec: RunSpec) -> ServerAggregator:
@@ -78,7 +80,9 @@ class PlainServer:
 
         if not context.charge(round_, 0, self.spec.population.silos):
             return None
-        request = Message("update", self.spec.run, round_, arrays=dict(arrays))
+        sampled = self.spec.method.samples_users
+        fields = {"session": current_session(context.store.run).session} if sampled else {}
+        request = Message("update", self.spec.run, round_, fields=fields, arrays=dict(arrays))
         answers = context.ask_all({name: request for name in self.spec.names})
         # In the order of the names: float addition depends on it.
         return self.combine(
@@ -99,6 +103,8 @@ class _PlainSilo:
         return self._member.group_secret(run)
 
     def update(self, request: Message, work: LocalUpdateFn) -> tuple[Message, int]:
+        if "session" in request.fields:  # silos of different sessions would toss different coins
+            self._member.session(request.run, request.fields["session"])
         share = share_in_clear(*work(0))
         return request.answer(share=share.value.numpy()), share.refused
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from silodp.crypto.streams import KEY_BYTES, derive_key, derive_secret
 from silodp.errors import SilodpError, require
 
-VERSION = "silodp secure aggregation 1"
+VERSION = "silodp secure aggregation 2"
 NONCE_BYTES, TAG_BYTES = 12, 16
 OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
 """Bytes that encryption between silos adds to a message."""
@@ -64,6 +64,8 @@ class ClientHello:
         name: the silo's.
         identity, ephemeral: long-term Ed25519 and fresh X25519 public key, 32 bytes each.
         nonce: 32 bytes.
+        commitment: 32 bytes, SHA-256 of the contribution to the group secret. A silo fixes its contribution before it
+            can know the others', and sends the same one to all.
         signature: 64 bytes, by the long-term key.
     """
 
@@ -71,11 +73,12 @@ class ClientHello:
     identity: bytes
     ephemeral: bytes
     nonce: bytes
+    commitment: bytes
     signature: bytes
 
     def signature_input(self, run: str) -> bytes:
         """Return the bytes that the signature is over."""
-        return _encode(VERSION, "hello", run, self.name, self.identity, self.ephemeral, self.nonce)
+        return _encode(VERSION, "hello", run, self.name, *self._parts[:-1])
 
     def to_bytes(self) -> bytes:
         """Return the bytes on the wire."""
@@ -83,7 +86,7 @@ class ClientHello:
 
     @property
     def _parts(self) -> tuple[bytes, ...]:
-        return self.identity, self.ephemeral, self.nonce, self.signature
+        return self.identity, self.ephemeral, self.nonce, self.commitment, self.signature
 
     @classmethod
     def from_bytes(cls, data: bytes, sender: str) -> ClientHello:
@@ -101,7 +104,7 @@ class ClientHello:
                 code="message.malformed",
             ) from None
         require(
-            [len(part) for part in hello._parts] == [32, 32, 32, 64],
+            [len(part) for part in hello._parts] == [32, 32, 32, 32, 64],
             f"the greeting of silo '{sender}' has keys of a wrong length: it was cut or altered.",
             code="message.malformed",
         )
@@ -137,9 +140,10 @@ class HandshakeState:
     def hello(self) -> ClientHello:
         """The signed greeting for the other silos."""
         public = self._key.public_key().public_bytes_raw()
-        unsigned = ClientHello(self.identity.name, self.identity.public, public, self.nonce, b"")
-        signature = self.identity.sign(unsigned.signature_input(self.run))
-        return ClientHello(unsigned.name, unsigned.identity, public, self.nonce, signature)
+        unsigned = ClientHello(
+            self.identity.name, self.identity.public, public, self.nonce, _commit(self.contribution), b""
+        )
+        return replace(unsigned, signature=self.identity.sign(unsigned.signature_input(self.run)))
 
     def _exchange(self, hello: ClientHello) -> bytes:
         try:
@@ -202,7 +206,10 @@ class HandshakeState:
             for hello in hellos
             if hello.name != self.identity.name
         }
-        return Session(self, tuple(names), transcript, pairs, {h.name: h.identity for h in hellos})
+        commitments = {hello.name: hello.commitment for hello in hellos}
+        return Session(
+            self, tuple(names), transcript, pairs, {h.name: h.identity for h in hellos}, commitments
+        )
 
 
 @dataclass(frozen=True)
@@ -215,6 +222,7 @@ class Session:
         transcript: SHA-256 of everything that the silos agree on; its hexadecimal form is the session's id.
         pairs: by the name of each other silo, the secret shared with it, 32 bytes.
         identities: the silos' long-term public keys.
+        commitments: by the name of each silo, what it has bound its contribution to the group secret by.
     """
 
     opening: HandshakeState
@@ -222,6 +230,7 @@ class Session:
     transcript: bytes
     pairs: Mapping[str, bytes] = field(repr=False)
     identities: Mapping[str, bytes]
+    commitments: Mapping[str, bytes]
 
     @property
     def name(self) -> str:
@@ -263,6 +272,10 @@ class Session:
 
         Args:
             sealed: what each other silo's `seal_contributions` has for this one, by its name.
+
+        Raises:
+            SilodpError: a contribution was altered, or is not the one that its silo has bound itself to before it could
+                know the others' (code session.altered).
         """
         parts = [
             self.opening.contribution
@@ -270,6 +283,13 @@ class Session:
             else self.decrypt(name, sealed.get(name, b""), "contribution")
             for name in self.roster
         ]
+        for name, part in zip(self.roster, parts, strict=True):
+            require(
+                _commit(part) == self.commitments[name],
+                f"silo '{name}' sent silo '{self.name}' another part of the common secret than it had bound itself to: "
+                "do not go on with it.",
+                code="session.altered",
+            )
         return derive_secret(b"".join(parts), self.transcript, "group secret")
 
     def encrypt(self, peer: str, message: bytes, *use: str | int) -> bytes:
@@ -304,6 +324,11 @@ class Session:
                 f"what silo '{peer}' sent to silo '{self.name}' was altered, or is of another session.",
                 code="session.altered",
             ) from None
+
+
+def _commit(contribution: bytes) -> bytes:
+    # It hides the contribution, which is 32 uniform bytes.
+    return hashlib.sha256(_encode(VERSION, "contribution", contribution)).digest()
 
 
 def _verify(identity: bytes, signature: bytes, message: bytes, what: str) -> None:

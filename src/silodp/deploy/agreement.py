@@ -30,7 +30,8 @@ JOIN = Kind(
 )
 """Asked outside of any run; a silo answers it whenever it is asked."""
 JOIN_BYTES = max(JOIN.request.most_bytes, JOIN.answer.most_bytes)
-_NO_RUN = "-"
+NO_RUN = "-"
+"""The name that "join" has in place of the id of a run."""
 _PAUSE_SECONDS = 5.0
 
 
@@ -118,7 +119,7 @@ class AgreedTransport:
         self, requests: Mapping[str, bytes], new: list[str], timeout: float
     ) -> tuple[dict[str, bytes], dict[str, Failure]]:
         """Send requests to some silos, and "join" to others, side by side; return what came of the requests."""
-        joins = {name: Message(JOIN.name, _NO_RUN, blobs={"nonce": secrets.token_bytes(32)}) for name in new}
+        joins = {name: Message(JOIN.name, NO_RUN, blobs={"nonce": secrets.token_bytes(32)}) for name in new}
         sent = {name: sign(join, self._identity, name) for name, join in joins.items()}
         answers, failures = self._transport.ask({**requests, **sent}, timeout)
         for name, join in joins.items():

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
 
+from silodp.aggregators.evaluation import name_evaluation
+from silodp.deploy.agreement import NO_RUN
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError
 from silodp.wire.messages import Message
@@ -44,17 +46,33 @@ class SiloLimits:
             except (ValueError, KeyError, TypeError):
                 self.answers[""] += 1
 
-    def check(self, request: Message, now: datetime | None = None) -> None:
+    def check_join(self, request: Message) -> None:
+        """Refuse "join" beyond the answers of a run: a courier may repeat it without end.
+
+        Raises:
+            SilodpError: it was answered so often (code policy.limit), or names a run (code gate.run).
+        """
+        if request.run != NO_RUN:
+            raise SilodpError(
+                f"silo '{self._name}' was asked to join run {request.run}, and joins outside of any run; nothing was "
+                "sent.",
+                code="gate.run",
+            )
+        if self.answers[NO_RUN] >= self._policy.max_answers:
+            self._refuse("max_answers", f"has joined {self._policy.max_answers:,} times")
+
+    def check(self, request: Message, run: str, now: datetime | None = None) -> None:
         """Refuse a request that would lead beyond the policy; nothing is kept of it.
 
         Args:
             request: verified.
+            run: that the request belongs to, be it about the run or about its evaluation.
             now: None: the time of this moment.
 
         Raises:
             SilodpError: it would (code policy.limit).
         """
-        run, policy = request.run, self._policy
+        policy = self._policy
         if self.answers[run] >= policy.max_answers:
             self._refuse("max_answers", f"has given {policy.max_answers:,} answers in run {run}")
         mine = RoundStore(self._store, f"{run}/").run
@@ -64,11 +82,17 @@ class SiloLimits:
             if age > timedelta(days=policy.max_run_days):
                 self._refuse("max_run_days", f"has begun run {run} {age.days} days ago")
         if request.kind == "hello":
-            asked = {key for key in mine.names() if key.startswith("answer/hello/")}
-            if f"answer/hello/0/{request.attempt}" not in asked and len(asked) >= policy.max_sessions:
+            asked = {
+                (name, key)
+                for name in (run, name_evaluation(run))
+                for key in RoundStore(self._store, f"{name}/").run.names()
+                if key.startswith("answer/hello/")
+            }
+            known = (request.run, f"answer/hello/0/{request.attempt}") in asked
+            if not known and len(asked) >= policy.max_sessions:
                 self._refuse("max_sessions", f"has begun {len(asked):,} sessions in run {run}")
         for field, most, used in (
-            ("max_run_bytes", policy.max_run_bytes, self._count_bytes(f"{quote(run, safe='')}%2F")),
+            ("max_run_bytes", policy.max_run_bytes, self._count_bytes(run, name_evaluation(run))),
             ("max_disk_bytes", policy.max_disk_bytes, self._count_bytes()),
         ):
             if used + self._most_bytes > most:
@@ -80,12 +104,19 @@ class SiloLimits:
         if mine.get(_BEGUN) is None:
             mine.put(_BEGUN, datetime.now(UTC).isoformat(timespec="seconds").encode())
 
-    def _count_bytes(self, prefix: str | None = None) -> int:
-        """Return the bytes of the files in the store that begin with a prefix; None: of all files of the silo."""
-        if prefix is not None:
-            return sum(path.stat().st_size for path in self._files[0].glob(f"{prefix}*"))
-        found = (path for top in self._files for path in (top.iterdir() if top.is_dir() else (top,)))
-        return sum(path.stat().st_size for path in found if path.exists())
+    def _count_bytes(self, *runs: str) -> int:
+        """Return the bytes of the files in the store that belong to runs; without runs, of all files of the silo.
+
+        The entry of the set-up has a byte for each record, and a refusal is seen: it is not counted.
+        """
+        if runs:
+            begin = tuple(f"{quote(run, safe='')}%2F" for run in runs)
+            found = [path for path in self._files[0].iterdir() if path.name.startswith(begin)]
+        else:
+            found = [path for top in self._files for path in (top.iterdir() if top.is_dir() else (top,))]
+        return sum(
+            path.stat().st_size for path in found if path.exists() and not path.name.endswith("%2Fsetup")
+        )
 
     def _refuse(self, field: str, what: str) -> NoReturn:
         raise SilodpError(

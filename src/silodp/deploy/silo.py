@@ -224,6 +224,7 @@ class SiloService:
         """
         request = verify(data, self._server, "the server", self.name, most_bytes=self.most_bytes)
         if request.kind == JOIN.name:
+            self._limits.check_join(request)
             answer = answer_join(request, self.name, self._digest)
         else:
             answer = self._silo_of(request).answer(request)
@@ -239,7 +240,7 @@ class SiloService:
                 f"silo '{self.name}' was asked in a run whose id is not 32 hexadecimal digits; nothing was sent.",
                 code="gate.run",
             )
-        self._limits.check(replace(request, run=run))  # an evaluation belongs to its run
+        self._limits.check(request, run)
         if run not in self._silos:
             spec = replace(self._spec, run=run)
             if run not in self.lifetime.runs:
@@ -262,6 +263,7 @@ class SiloService:
                 self.lifetime.runs[run],
                 self.lifetime.find_exceeded,
                 self._folder / METRICS,
+                spec.evaluations,
             )
         return self._silos[run]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -168,7 +168,11 @@ class EvaluatedSilo:
         answer = self.evaluation.answer(request)
         if self.note_model is not None and request.kind == "update":
             rounds = int(state_of(request)[EvaluationMethod.ROUNDS][0])
-            self.note_model(request.run, torch.from_numpy(request.arrays["params"]), rounds)
+            try:
+                self.note_model(request.run, torch.from_numpy(request.arrays["params"]), rounds)
+            except Exception:
+                # Whether a model or a metric fails on these records must not leave the silo, as its answer would.
+                _log.exception("silo '%s' could not evaluate the model after round %d", self.name, rounds)
         return answer
 
 
@@ -183,6 +187,7 @@ def make_silo(
     ledger: Ledger,
     find_exceeded: Callable[[Mapping[Adversary, Event]], str | None] | None = None,
     metrics: Path | None = None,
+    evaluations: int | None = None,
 ) -> Silo | EvaluatedSilo:
     """Return a silo's side of a run, and of its evaluation where there is one.
 
@@ -197,12 +202,15 @@ def make_silo(
         ledger: see `Silo`; an evaluation is charged there too.
         find_exceeded: see `Silo`.
         metrics: file of what the silo measures for itself alone; None keeps nothing.
+        evaluations: the most that the silo answers; None: one for every round.
     """
     limits = spec.silo_limits
     silo = Silo(data, task, spec, randomness, store, identity, pins, ledger, limits, find_exceeded)
     derived = spec.evaluation_spec
     if derived is None:
         return silo
+    if evaluations is not None:
+        derived = replace(derived, rounds=evaluations)
     test = data.held_out
     evaluation = Silo(
         test,

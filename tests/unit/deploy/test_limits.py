@@ -137,11 +137,11 @@ def test_a_run_that_began_long_ago_is_not_answered(parties: Path, tmp_path: Path
     with ask_silo(parties, tmp_path, max_run_days=30) as silo:
         limits = silo.service._limits
         now = datetime.now(UTC)
-        limits.check(silo.hello, now + timedelta(days=29))
+        limits.check(silo.hello, silo.hello.run, now + timedelta(days=29))
         with refused("policy.limit") as caught:
-            limits.check(silo.hello, now + timedelta(days=31))
+            limits.check(silo.hello, silo.hello.run, now + timedelta(days=31))
         assert caught.value.field == "max_run_days"
-        limits.check(replace(silo.hello, run="f" * 32), now + timedelta(days=31))  # another run
+        limits.check(replace(silo.hello, run="f" * 32), "f" * 32, now + timedelta(days=31))  # another run
 
 
 def test_messages_of_a_run_are_bounded(parties: Path, tmp_path: Path) -> None:
