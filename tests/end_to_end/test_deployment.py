@@ -153,7 +153,10 @@ def test_a_silo_stops_at_the_epsilon_of_its_policy_over_all_runs(tmp_path: Path)
         assert processes.wait_for_server() == 0, processes.log("server")
         once = {g["adversary"]: g["epsilon"] for g in processes.guarantees()}
         shutil.rmtree(processes.run)
-        assert processes.start("server").wait(60) == 2
+        for silo in processes.names:  # they have ended with the run
+            assert processes.running[silo].wait(60) == 0
+            processes.start(silo)
+        assert processes.start("server").wait(120) == 2
         assert "gate.budget" in processes.log("server")
         home = processes.home("silo-1")
         assert "over all its runs" in processes.log("silo-1")
