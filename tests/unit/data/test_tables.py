@@ -175,7 +175,7 @@ def test_byte_order_mark_and_quotes(tmp_path):
         ("m,no", "m,no,more", {}, "the header has 4 cells and data row 2 has 5; correct .* quotes"),
         ("m,no\n", "m,no\n\n  \n17\n", {}, "data row 3 has 1; correct"),
         ("80", "81", {}, r"column 'age' is '81' in data row 3, which is outside .* 20\.\.80; widen"),
-        ("\n4,", "\n5,", {"users": ["4", "17"]}, "column 'patient' is '5' in data row 2, which is not in"),
+        ("\n4,", "\n5,", {"users": ["4", "17"]}, "column 'patient' is '5' in data row 2, which has no number"),
         ("yes", "yes", {"split": "ill"}, "column 'ill' is declared twice"),
         ("yes", "yes", {"split": "part"}, "column 'part' is missing"),
     ],
