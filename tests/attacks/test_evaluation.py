@@ -28,7 +28,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import Ddp, Default, UldpAvg
 from silodp.methods.evaluation import Evaluation, EvaluationSums
 from silodp.report.page import write_report
-from silodp.runtime.evaluation import EvaluatedSilo, make_silo
+from silodp.runtime.evaluation import EvaluatedSilo, LocalMetrics, make_silo
 from silodp.runtime.gate import Gate
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.server import Server
@@ -308,7 +308,7 @@ def test_a_lost_result_is_repeated_with_the_same_noise(aggregator, monkeypatch, 
         assert [charge.evaluation for charge in ledger.history] == [None, 0]
 
 
-def lone_silo(limits=None, evaluation=SUMS) -> EvaluatedSilo:
+def lone_silo(limits=None, evaluation=SUMS, evaluations=None) -> EvaluatedSilo:
     federation = small_federation(held_out=20)
     spec = prepare_run(
         federation, logistic_task(), STILL, rounds=50, evaluation=evaluation, silo_limits=limits
@@ -316,7 +316,7 @@ def lone_silo(limits=None, evaluation=SUMS) -> EvaluatedSilo:
     spec = replace(spec, run="r")
     silo = make_silo(
         federation.silos[0], logistic_task(), spec, Randomness.secret(), MemoryStore(), Identity.fresh("silo0"), {},
-        make_ledger(spec),
+        make_ledger(spec), evaluations=evaluations,
     )  # fmt: skip
     assert isinstance(silo, EvaluatedSilo)
     silo.answer(Message("setup", name_evaluation("r")))
@@ -351,6 +351,14 @@ def test_a_server_that_averages_the_noise_away_is_stopped_by_the_limit():
     spent = silo.training.gate.ledger.epsilon_after({"server": Gaussian(1e5)}, "server")
     assert spent is not None
     assert spent <= 10.01
+
+
+def test_a_silo_answers_no_more_evaluations_than_were_agreed():
+    silo = lone_silo(evaluations=2)
+    for number in range(2):
+        silo.answer(ask(number))
+    with refused("gate.rounds"):
+        silo.answer(ask(2))
 
 
 def test_charging_is_what_stops_it(monkeypatch):
@@ -394,6 +402,17 @@ def test_nothing_leaves_a_silo_that_evaluates_for_itself(monkeypatch, tmp_path):
         assert rows[-1]["loss"] == pytest.approx(expected["loss"])
         assert rows[-1]["metrics"]["accuracy"] == pytest.approx(expected["accuracy"])
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_whether_a_metric_fails_on_its_records_does_not_leave_a_silo(monkeypatch, caplog):
+    def fail(self, *_):
+        raise SilodpError("a record that no metric can take", code="metric.raised")
+
+    monkeypatch.setattr(LocalMetrics, "note", fail)
+    silo = lone_silo(evaluation=Evaluation("local"))
+    answer = silo.answer(ask(0))
+    assert (answer.fields, answer.arrays, answer.blobs) == ({}, {}, {})
+    assert "could not evaluate the model" in caplog.text
 
 
 def test_a_silo_that_answers_more_than_nothing_is_refused():

@@ -280,3 +280,12 @@ def test_under_plain_silos_that_sample_do_nothing_before_they_share_a_secret():
         fresh.answer(ahead)
     unsampled = Parties(Plain(), AVG, federation=PERSONS)
     assert [kind.name for kind in unsampled.silos["silo0"].gate.script.setup] == ["setup"]
+
+
+def test_under_plain_a_silo_of_another_session_sends_nothing():
+    """A silo with an old copy of its store would toss other coins than the others."""
+    parties = Parties(Plain(), HALF, federation=PERSONS)
+    parties.run_round(0)
+    asked = replace(parties.last("update"), round=1)
+    with refused("session.unknown"):
+        parties.silos["silo0"].answer(replace(asked, fields={"session": "0" * 64}))

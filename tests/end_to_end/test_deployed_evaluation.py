@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from end_to_end.test_deployment import AVG, PLAIN, assert_same_run, config, simulate, wait_for_round
 from silodp.accounting.ledger import reopen_ledger
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
@@ -15,6 +14,7 @@ from silodp.deploy.setup import describe_agreement
 from silodp.errors import SilodpError
 from silodp.report.page import write_report
 from support.consortium import Processes, start_consortium
+from support.deployed import AVG, PLAIN, assert_same_run, config, simulate, wait_for_round
 
 MASKED = config(AVG, head='aggregator = "masked"\n', silos=4)
 SUMS = '\n[evaluation]\nacross = "sums"\nnoise_multiplier = 1.0\nevery = 2\n'

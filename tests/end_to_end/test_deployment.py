@@ -17,6 +17,7 @@ from silodp.report.page import write_report
 from support.commands import Silodp, assert_sentence
 from support.consortium import Processes, start_consortium, start_party
 from support.deployed import (
+    LONG,
     MASKED,
     PLAIN,
     RUNS,
@@ -67,9 +68,6 @@ def test_the_server_needs_no_data(tmp_path: Path) -> None:
 
 
 # --- faults ---------------------------------------------------------------------------------------------------
-
-
-LONG = MASKED.replace("rounds = 3", "rounds = 12")
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from silodp.config.schema import load_config
 from silodp.deploy import setup
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.silo import save_records
 from silodp.runtime.lock import hold_lock
 from support.commands import CONFIG, Silodp, assert_sentence
 
@@ -89,8 +91,8 @@ def test_a_sealed_folder_is_sealed_again_only_if_asked_and_under_the_same_author
 
 def test_what_is_accepted_is_shown_in_words(silodp: Silodp, drafted: Path, tmp_path: Path) -> None:
     assert silodp("deploy", "seal", drafted, "--host", "server.example").status == 0
-    table = tmp_path / "table.csv"
-    table.touch()
+    table = tmp_path / "records.npz"
+    save_records(table, load_config(tmp_path / "one.toml").federation().silos[0])
     accept = ("deploy", "accept", drafted / "public", tmp_path / "silo-1", "--data", table)
     code = Consortium.load(drafted / "public").code
     profile = "abcd-efgh-jkmn-pqrs-abcd-efgh-jkmn-pqrs"

@@ -11,19 +11,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from test_deployment import (
-    LONG,
-    aggregation,
-    assert_same_run,
-    simulate,
-    wait_for,
-    wait_for_round,
-)
 
 from silodp.accounting.ledger import reopen_ledger
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
 from support.consortium import Processes, start_consortium
+from support.deployed import LONG, aggregation, assert_same_run, simulate, wait_for, wait_for_round
 from support.ports import find_free_port
 from support.proxy import Proxy, make_other_version, open_relay
 

@@ -57,7 +57,7 @@ def silos(monkeypatch: pytest.MonkeyPatch) -> list[Silo]:
             super().__init__(*arguments, **named)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr("silodp.runtime.simulation.Silo", Seen)
+    monkeypatch.setattr("silodp.runtime.evaluation.Silo", Seen)
     return made
 
 

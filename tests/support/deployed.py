@@ -72,6 +72,7 @@ MASKED = config(AVG, head='aggregator = "masked"\n', silos=4)
 LATTICE = config(AVG, head='aggregator = "lattice"\n', more='weighting = "records"') + aggregation(
     "lattice", "count_cap = 40", "attempts = 20"
 )
+LONG = MASKED.replace("rounds = 3", "rounds = 12")
 RUNS = {
     "plain": PLAIN,
     "masked": MASKED,

@@ -75,6 +75,18 @@ def test_a_contribution_that_was_altered_or_redirected_is_named():
             met["north"].group_secret(lie)
 
 
+def test_a_silo_cannot_choose_its_contribution_when_it_knows_the_others_nor_send_two():
+    """Else it could try contributions until the coins of a person fall as it likes, or split the silos."""
+    met = sessions()
+    boxes = {name: session.seal_contributions() for name, session in met.items()}
+    east = met["east"]
+    other = replace(east, opening=replace(east.opening, contribution=bytes(32)))
+    boxes["east"]["north"] = other.seal_contributions()["north"]
+    with pytest.raises(SilodpError, match=r"'east' sent silo 'north' another part"):
+        met["north"].group_secret({peer: boxes[peer]["north"] for peer in NAMES if peer != "north"})
+    met["south"].group_secret({peer: boxes[peer]["south"] for peer in NAMES if peer != "south"})
+
+
 def flipped(data: bytes, position: int = 0) -> bytes:
     return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 

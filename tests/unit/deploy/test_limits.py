@@ -21,7 +21,7 @@ from silodp.deploy.setup import make_local
 from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.runtime.train import run
 from silodp.wire.messages import Message
-from silodp.wire.store import MemoryStore
+from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import Failure, Traffic, sign, verify
 from support.commands import CONFIG
 from support.refusals import refused
@@ -118,6 +118,46 @@ def test_repeated_requests_are_bounded(parties: Path, tmp_path: Path) -> None:
         refused("policy.limit"),
     ):  # counted by the audit log, so it holds after a restart
         again.receive(sign(silo.hello, silo.server, again.name))
+
+
+def test_joins_are_bounded_and_belong_to_no_run(parties: Path, tmp_path: Path) -> None:
+    join = Message("join", "-", blobs={"nonce": bytes(32)})
+    with ask_silo(parties, tmp_path, max_answers=10) as silo:
+
+        def ask(request: Message) -> None:
+            silo.service.receive(sign(request, silo.server, silo.service.name))
+
+        with refused("gate.run"):
+            ask(replace(join, run=silo.hello.run))
+        for _ in range(10):
+            ask(join)
+        kept = silo.count_bytes()
+        with refused("policy.limit"):
+            ask(join)
+        assert silo.count_bytes() == kept
+        silo.ask(0)  # the run goes on
+
+
+def test_sessions_of_an_evaluation_count_too(parties: Path, tmp_path: Path) -> None:
+    with ask_silo(parties, tmp_path, max_sessions=4) as silo:
+        limits, run = silo.service._limits, silo.hello.run
+        for session in range(3):
+            name = f"{run}-evaluation/"
+            RoundStore(limits._store, name).run.put(f"answer/hello/0/{session}", b"answered")
+        silo.ask(0)
+        with refused("policy.limit"):
+            silo.ask(1)
+        with refused("policy.limit"):
+            limits.check(replace(silo.hello, run=f"{run}-evaluation", attempt=3), run)
+        limits.check(replace(silo.hello, run=f"{run}-evaluation", attempt=2), run)
+
+
+def test_the_number_of_records_does_not_show_in_what_is_refused(parties: Path, tmp_path: Path) -> None:
+    with ask_silo(parties, tmp_path) as silo:
+        limits, run = silo.service._limits, silo.hello.run
+        counted = limits._count_bytes(run), limits._count_bytes()
+        RoundStore(limits._store, f"{run}/").run.put("setup", bytes(10_000))
+        assert (limits._count_bytes(run), limits._count_bytes()) == counted
 
 
 @pytest.mark.parametrize("field", ["max_run_bytes", "max_disk_bytes"])
