@@ -148,9 +148,7 @@ class Visibility:
     not_seen: str
 
 
-DISCLOSED_COUNTS = (
-    'where the method needs them (weighting = "records", uldp-group), each person\'s record counts'
-)
+DISCLOSED_COUNTS = "where weights go by records, each person's record counts"
 RECIPIENT = Visibility(
     "Whoever gets the models",
     "the global models, as many as were handed on",
@@ -263,8 +261,8 @@ class Aggregator(ABC):
         return (
             Visibility(
                 "The server",
-                f"every silo's noisy sum, on its own; whom it sampled; {DISCLOSED_COUNTS}, silo by silo",
-                "records; a single person's update; sums without noise",
+                f"every silo's noisy sum, on its own; {DISCLOSED_COUNTS}, silo by silo",
+                "who was sampled; records; a single person's update; sums without noise",
             ),
             Visibility(
                 "Each silo",
