@@ -542,8 +542,9 @@ def test_the_test_sees_what_is_printed(text, secret):
 
 
 PUBLIC = {
-    "ClientHello.identity", "ClientHello.ephemeral", "ClientHello.nonce", "ClientHello.signature",
-    "HandshakeState.nonce", "Session.transcript", "Session.identities", "ReciprocalParameters.session",
+    "ClientHello.identity", "ClientHello.ephemeral", "ClientHello.nonce", "ClientHello.commitment",
+    "ClientHello.signature", "HandshakeState.nonce", "Session.transcript", "Session.identities", "Session.commitments",
+    "ReciprocalParameters.session",
     "TransferReceiver.domain", "TransferSender.domain", "Lookup.domain", "Lookup.message",
     "SiloContext.pins", "SiloKeyAgreement.pins", "SignedParty.server", "SignedChannel.silos",
     "PublicKey.n",
