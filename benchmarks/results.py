@@ -26,6 +26,8 @@ PER_PERSON = f"uldp-sgd:weighting=uniform,{AVG}"
 PAPER = f"uldp-naive,{PER_PERSON}"
 FEW = "uldp-group:k=8:record_sampling=0.2:expected_batch_size=32"  # 8 records of each of 100 persons: small silos
 THOUSAND = {"data__users": 1000}
+SCALING = {"tcga_brca": "none", "mnist_personal": "public"}
+"""The papers' scaling where it is not "private"; the examples take public constants."""
 
 
 def largest(example: str, settings: dict[str, object]) -> int:
@@ -40,6 +42,7 @@ def jobs() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
 
     def add(name: str, example: str, methods: str, seeds: int, **settings: object) -> None:
+        settings["data__normalize"] = SCALING.get(example, "private")
         sets = [f"--set={key.replace('__', '.')}={value}" for key, value in settings.items()]
         found[name] = [
             *("silodp", "compare", f"examples/{example}.toml", f"--methods={methods}"),
