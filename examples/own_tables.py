@@ -35,7 +35,7 @@ def write_made_up_tables(folder: Path) -> dict[str, Path]:
         files[hospital] = folder / f"{hospital}.csv"
         with files[hospital].open("w", newline="") as file:
             table = csv.writer(file)
-            table.writerow(["patient", "age", "pressure", "smoker", "days", "readmitted", "split"])
+            table.writerow(["patient", "age", "pressure", "smoker", "days", "readmitted"])
             for _ in range(admissions):
                 patient = PATIENTS[
                     int(len(PATIENTS) * coins.random() ** 1.5)
@@ -48,10 +48,7 @@ def write_made_up_tables(folder: Path) -> dict[str, Path]:
                     + 1.5 * (trait["smoker"] == "current")
                 )
                 readmitted = "yes" if risk + coins.gauss(0, 0.7) > 6.3 else "no"
-                split = "test" if coins.random() < 0.2 else "train"
-                table.writerow(
-                    [patient, trait["age"], trait["pressure"], trait["smoker"], days, readmitted, split]
-                )
+                table.writerow([patient, trait["age"], trait["pressure"], trait["smoker"], days, readmitted])
     return files
 
 
@@ -67,9 +64,13 @@ def main() -> None:
         user="patient",
         label="readmitted",
         classes=["no", "yes"],
-        numeric={"age": (0, 110), "pressure": (60, 220), "days": (0, 60)},
+        numeric={
+            "age": {"range": (0, 110), "typical": (55, 20)},
+            "pressure": {"range": (60, 220), "typical": (130, 20)},
+            "days": {"range": (0, 60), "typical": (7, 5)},
+        },
         categorical={"smoker": ["never", "former", "current"]},
-        split="split",
+        test_share=0.2,  # a fifth of the patients, the same ones in every hospital
         users=PATIENTS,
         out_of_range="clip",
     )

@@ -98,6 +98,7 @@ CODES: dict[str, str] = {
     "data.kind": "the schema's label, classes, event or time column do not match its kind of label",
     "data.no_dataset": "a data set's file or folder is not there",
     "data.no_file": "a table is not there, or is a folder",
+    "data.no_reader": "a spreadsheet needs a package that is not installed",
     "data.no_records": "there are no records where some are needed",
     "data.schema": "a schema declares no features, a column twice, or something that is no column or range",
     "data.too_few_records": "a silo has fewer records than a batch, or an allocation in pairs, needs",

@@ -75,9 +75,10 @@ def compare_methods(
     federation = config.federation()
     if federation.test is None or len(federation.test) == 0:
         raise SilodpError(
-            "there are no held-out records to compare methods on: name a split column in data.schema.split.",
+            "there are no held-out records to compare methods on: set data.schema.test_share, for "
+            "example to 0.2.",
             code="data.no_records",
-            field="data.schema.split",
+            field="data.schema.test_share",
         )
     task = config.task(federation)
     prepared = [_prepare(config, federation, task, spec) for spec in specs]

@@ -1,4 +1,4 @@
-"""`silodp data`: the benchmark data sets."""
+"""`silodp data`: the benchmark data sets, and a draft of a configuration for a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from silodp.cli._console import Json, Root, show
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from 'silodp data list'.")]
 
-data_app = typer.Typer(help="List, check and fetch the benchmark data sets.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="List, check and fetch the benchmark data sets; draft a configuration for a table.",
+    no_args_is_help=True,
+)
 
 
 @data_app.command("list")
@@ -59,3 +62,38 @@ def data_fetch(name: Name, root: Root = None, as_json: Json = False) -> None:
     paths = fetch(name, folder)
     result = {"name": name, "root": str(folder), "files": [str(path) for path in paths]}
     show(result, as_json, [*result["files"], f"to use it: export SILODP_DATA={folder.resolve()}"])
+
+
+@data_app.command("inspect")
+def data_inspect(
+    table: Annotated[Path, typer.Argument(metavar="FILE", help="A silo's table.")],
+    user: Annotated[str, typer.Option("--user", metavar="COLUMN", help="The column that names the person.")],
+    label: Annotated[str, typer.Option("--label", metavar="COLUMN", help="The column to be predicted.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to write it; default: standard output."),
+    ] = None,
+    separator: Annotated[str | None, typer.Option(help="Between cells of a text file.")] = None,
+    decimal: Annotated[str, typer.Option(help="Decimal mark of a text file: '.' or ','.")] = ".",
+    encoding: Annotated[str, typer.Option(help="Of a text file, for example cp1252.")] = "utf-8",
+    sheet: Annotated[str | None, typer.Option(help="Of a workbook with several.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draft a configuration for a table, on this machine. Marks what it read off private rows."""
+    from silodp.data.tables.columns import Reader
+    from silodp.data.tables.draft import draft_config
+    from silodp.errors import SilodpError
+    from silodp.wire.store import PRIVATE_FILE, write_durably
+
+    if out is not None and out.exists():
+        raise SilodpError(f"{out} exists: choose another file with --out.", code="run.exists", field="out")
+    draft = draft_config(table, user, label, Reader(separator, decimal, encoding, sheet))
+    if out is None:
+        show({"draft": draft}, as_json, [draft.rstrip()])
+        return
+    write_durably(out, draft.encode(), PRIVATE_FILE)
+    show(
+        {"path": str(out)},
+        as_json,
+        [f"{out}: fill in every [] from public knowledge; the comments behind it were read off private rows"],
+    )

@@ -137,8 +137,8 @@ def _list_remarks(federation: Federation, directory: Path, changes: list[str]) -
         remarks.append(f"note: resumed with changes to {directory / 'config.toml'}: {'; '.join(changes)}")
     if federation.test is None or len(federation.test) == 0:
         remarks.append(
-            "note: there are no held-out records, so nothing is measured: mark some as 'test' in a split column "
-            "(data.schema.split)"
+            "note: there are no held-out records, so nothing is measured: hold out a share of the "
+            "persons (data.schema.test_share)"
         )
     return remarks
 

@@ -244,7 +244,7 @@ class Federation:
         schema: Schema,
         name: str = "federation",
     ) -> Federation:
-        """Read one CSV (comma, UTF-8, header) or Parquet table per silo.
+        """Read one table per silo: CSV, TSV (also with .gz), Parquet or .xlsx; see `Schema.reader`.
 
         Args:
             files: silo name → path, or a list of paths whose stems are the names.

@@ -161,9 +161,9 @@ def test_byte_order_mark_and_quotes(tmp_path):
         (BERLIN[20:], "", {}, "the table has no rows"),
         (BERLIN, "", {}, "the file is empty; export"),
         (BERLIN, "\n \n", {}, "the file is empty; export"),
-        (BERLIN, BERLIN.replace(",", ";"), {}, "separated by ';'; export the table with commas"),
-        (BERLIN, BERLIN.replace(",", ";").replace("50", "5,0"), {}, "separated by ';'; export the table"),
-        (BERLIN, BERLIN.replace(",", "\t"), {}, r"separated by '\\t'; export the table with commas"),
+        (BERLIN, BERLIN.replace(",", ";"), {}, "separated by .;.; set separator"),
+        (BERLIN, BERLIN.replace(",", ";").replace("50", "5,0"), {}, "separated by .;.; set separator"),
+        (BERLIN, BERLIN.replace(",", "\t"), {}, r"separated by '\\t'; set separator"),
         ("50", "", {}, "column 'age' is '' in data row 1, which is no finite number"),
         ("50", "nan", {}, "column 'age' is 'nan' in data row 1, which is no finite number"),
         ("80", "-inf", {}, "column 'age' is '-inf' in data row 3, which is no finite number"),
@@ -243,7 +243,7 @@ def test_bad_paths(tmp_path):
     berlin = write(tmp_path, berlin=BERLIN)["berlin"]
     (tmp_path / "sub").mkdir()
     twin = write(tmp_path / "sub", berlin=BERLIN)["berlin"]
-    excel = tmp_path / "berlin.xlsx"
+    excel = tmp_path / "berlin.ods"
     excel.touch()
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"no parquet")
@@ -251,10 +251,10 @@ def test_bad_paths(tmp_path):
     latin.write_bytes(BERLIN.replace("yes", "ja é").encode("latin-1"))
     for files, sentence in [
         ([tmp_path / "nowhere.csv"], r"nowhere\.csv: no such file; check the path"),
-        ([tmp_path / "sub"], "sub: a folder, not a table; give the silo's .csv or .parquet file"),
-        ([excel], "unknown extension '.xlsx'; give a .csv or .parquet file"),
+        ([tmp_path / "sub"], "sub: a folder, not a table; give the silo's file"),
+        ([excel], "unknown extension '.ods'; give a file that ends in .csv"),
         ([broken], r"broken\.parquet: not readable as parquet"),
-        ([latin], r"latin\.csv: not readable as csv"),
+        ([latin], r"latin\.csv: not readable as text"),
         ([berlin, twin], "would both be silo 'berlin'; name the silos in a mapping"),
         ([], "files is empty"),
         (str(berlin), "give silo name → path"),

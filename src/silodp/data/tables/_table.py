@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, time
 from numbers import Integral
 from pathlib import Path
 from reprlib import repr as short
@@ -20,14 +19,18 @@ from numpy.typing import NDArray
 from silodp.data._identifiers import MISSING
 from silodp.data.identity import IdentityProfile
 from silodp.data.silo_data import check_budgets
+from silodp.data.tables._files import header_text, is_text_file, read_frame
+from silodp.data.tables.columns import NumericColumn, Reader
 from silodp.data.tables.schema import Schema, is_test_person, text_of
-from silodp.errors import SilodpError, first_line
+from silodp.errors import SilodpError
 
 _log = logging.getLogger(__name__)
 
 Strings = NDArray[Any]  # (n,) object array of str
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _MOST_LISTED = 10  # names or values that an error lists
+TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
+"""Texts, in lower case, that a declared true or false stands for."""
 _ROUNDED = re.compile(r"-?\d+(\.\d+)?[eE]\+\d+")
 
 
@@ -40,29 +43,44 @@ class Table:
         schema: what the columns mean.
         columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
         dropped: (n,) bool, the rows without an identifier that an identity profile lets drop; None without a profile.
+        reader: how the file is written.
     """
 
     path: Path
     schema: Schema
     columns: Mapping[str, Strings] = field(repr=False)
     dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
+    reader: Reader = field(default_factory=Reader)
 
     @classmethod
-    def read(cls, path: Path, schema: Schema, profile: IdentityProfile | None = None) -> Table:
+    def read(
+        cls,
+        path: Path,
+        schema: Schema,
+        profile: IdentityProfile | None = None,
+        reader: Reader | None = None,
+    ) -> Table:
         """Read the schema's columns of a file, user keys by the identity profile if there is one.
+
+        Args:
+            path: of the file.
+            schema: what the columns mean.
+            profile: how user keys are read.
+            reader: how the file is written; None: as `schema.reader` says.
 
         Raises:
             SilodpError: no such file, unreadable, without a column of the schema, or with a row whose user key the
                 profile refuses.
         """
-        frame, header = _read_frame(path)
+        reader = schema.reader if reader is None else reader
+        frame, header = read_frame(path, reader)
         for column in schema.columns:
             _check_column(path, header, column)
         _check_rows(path, frame)
-        keys = frame[_header_text(schema.user)]
-        columns = {column: _as_text(frame[_header_text(column)], path) for column in schema.columns}
+        keys = frame[header_text(schema.user)]
+        columns = {column: _as_text(frame[header_text(column)], path) for column in schema.columns}
         if profile is None:
-            table = cls(path, schema, columns)
+            table = cls(path, schema, columns, reader=reader)
             table._refuse_rounded_keys(keys)
             return table
         where = f"{path}: column {schema.user!r}"
@@ -71,7 +89,7 @@ class Table:
         if dropped.any():
             _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
         columns[schema.user] = np.array([key or "" for key in found], dtype=object)
-        return cls(path, schema, columns, dropped)
+        return cls(path, schema, columns, dropped, reader)
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
         """Raise for the first bad row, if any."""
@@ -91,12 +109,15 @@ class Table:
         if isinstance(keys.dtype, np.dtype) and keys.dtype.kind == "f":
             digits = 24 if keys.dtype == np.float32 else 53  # of the mantissa
             rounded |= keys.abs().to_numpy() >= 2.0**digits
+        if self.path.suffix.lower() == ".xlsx":  # spreadsheets keep 15 digits of a number
+            rounded |= np.array([isinstance(key, int | float) and abs(key) >= 1e15 for key in keys])
         self._refuse(
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )
 
     def _missing(self, column: str) -> NDArray[np.bool_]:
-        return np.array([text.lower() in MISSING for text in self.columns[column]], dtype=bool)
+        texts = MISSING | {text_of(text).lower() for text in self.reader.missing}
+        return np.array([text.lower() in texts for text in self.columns[column]], dtype=bool)
 
     def keys(self) -> Strings:
         """Return (n,) user keys as text, none missing; "" in dropped rows only."""
@@ -147,21 +168,68 @@ class Table:
         column = self.schema.budget
         if column is None:
             return None
-        values = _parse_numbers(self.columns[column])[train]
+        values = self._parse(column)[train]
         check_budgets(values, len(values), f"{self.path}: column {column!r}", "training record")
         return values
 
-    def _numbers(self, column: str) -> NDArray[np.float64]:
-        values = _parse_numbers(self.columns[column])
+    def _numbers(self, column: str, fill: float | None = None) -> NDArray[np.float64]:
+        """Return (n,) numbers; `fill` where a cell is missing, which is refused without it."""
+        values = self._parse(column)
+        if fill is not None:
+            values[self._missing(column)] = fill
         wrong = ~np.isfinite(values)
-        if wrong.any() and _DECIMAL_COMMA.fullmatch(self.columns[column][np.flatnonzero(wrong)[0]]):
-            self._refuse(column, wrong, "has a decimal comma", "export the table with decimal points")
-        self._refuse(column, wrong, "is no finite number", "fill in or drop missing and infinite values")
+        if wrong.any() and is_text_file(self.path):
+            first = self.columns[column][np.flatnonzero(wrong)[0]]
+            if self.reader.decimal == "." and _DECIMAL_COMMA.fullmatch(first):
+                remedy = 'set decimal = "," in [data.schema.reader], or export the table with decimal points'
+                self._refuse(column, wrong, "has a decimal comma", remedy)
+            if self.reader.decimal == "," and "." in first:
+                remedy = "export the table without separators of thousands, and with decimal commas"
+                self._refuse(column, wrong, "has a point, and the decimal mark is declared as ','", remedy)
+        remedy = "fill in or drop missing and infinite values"
+        if column in self.schema.numeric:
+            remedy += ', or declare missing = "indicator" or a public number for the column'
+        self._refuse(column, wrong, "is no finite number", remedy)
         return values
 
-    def _codes(self, column: str, values: Sequence[Any], remedy: str) -> NDArray[np.int64]:
+    def _parse(self, column: str) -> NDArray[np.float64]:
+        """Return (n,) numbers by the decimal mark of the file, NaN where the text is not a number."""
+        text = self.columns[column]
+        if self.reader.decimal == "," and is_text_file(self.path):
+            # "1.234" may be 1234 there: it becomes NaN.
+            text = np.array([t.replace(".", "?").replace(",", ".") for t in text], dtype=object)
+        return _parse_numbers(text)
+
+    def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
+        """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
+        text = pd.Series(self.columns[column], dtype=object)
+        dates = pd.to_datetime(text, format=constants.date, errors="coerce")
+        if not is_text_file(self.path):  # cells that are dates have no layout
+            dates = dates.fillna(pd.to_datetime(text, format="ISO8601", errors="coerce"))
+        wrong = dates.isna().to_numpy()
+        if constants.missing is not None:
+            wrong &= ~self._missing(column)
+        self._refuse(
+            column,
+            wrong,
+            f"is no date of the layout {constants.date!r}",
+            "correct the layout (date) of the column, or declare missing for it where cells are empty",
+        )
+        since = pd.to_datetime(pd.Series(dates), utc=False) - pd.Timestamp(str(constants.since))
+        return np.asarray(since / pd.Timedelta(days=1), dtype=np.float64)
+
+    def _codes(
+        self, column: str, values: Sequence[Any], remedy: str, missing: Any = None
+    ) -> NDArray[np.int64]:
+        """Return (n,) positions in `values`; that of `missing` where a cell is missing, which is refused without it."""
+        text = self.columns[column]
         code = {text_of(value): number for number, value in enumerate(values)}
-        codes = np.array([code.get(text, -1) for text in self.columns[column]], dtype=np.int64)
+        if all(isinstance(value, bool) for value in values):
+            code = {word: list(values).index(word in TRUE) for word in TRUE | FALSE}
+            text = np.array([t.lower() for t in text], dtype=object)
+        codes = np.array([code.get(t, -1) for t in text], dtype=np.int64)
+        if missing is not None:
+            codes[(codes < 0) & self._missing(column)] = code[text_of(missing)]
         self._refuse(column, codes < 0, f"is none of {_format_names(list(code))}", remedy)
         return codes
 
@@ -169,40 +237,59 @@ class Table:
         """Return (n, features) float32, scaled and one-hot by the schema."""
         columns = []
         for column, constants in self.schema.numeric_columns().items():
-            values, (low, high) = self._numbers(column), constants.range
-            outside = (values < low) | (values > high)
-            if self.schema.out_of_range == "refuse":
-                why = f"is outside the declared range {low:g}..{high:g}"
-                self._refuse(column, outside, why, "widen the public range or set out_of_range = 'clip'")
-            elif outside.any():
-                _log.warning(
-                    "%s: column %r: %d values clipped to %g..%g", self.path, column, outside.sum(), low, high
-                )
-            columns.append(constants.scale(values)[:, None])
-        for column, categories in self.schema.categorical.items():
-            codes = self._codes(
-                column, categories, "add it to the public categories or map it to one of them"
-            )
-            one_hot = np.zeros((len(codes), len(categories)), dtype=np.float32)
+            columns += [values[:, None] for values in self._scale(column, constants)]
+        for column, categories in self.schema.categorical_columns().items():
+            remedy = "add it to the public categories or map it to one of them"
+            if categories.missing is None and self._missing(column).any():
+                remedy += ", or declare which of them stands for missing cells (missing)"
+            codes = self._codes(column, categories.categories, remedy, categories.missing)
+            one_hot = np.zeros((len(codes), len(categories.categories)), dtype=np.float32)
             one_hot[np.arange(len(codes)), codes] = 1
             columns.append(one_hot)
         return np.concatenate(columns, axis=1)
+
+    def _scale(self, column: str, constants: NumericColumn) -> list[NDArray[np.float32]]:
+        """Return the scaled values (n,) of a numeric column, and its indicator (n,) of missing cells if it has one."""
+        low, high = constants.range
+        missing = self._missing(column)
+        if constants.date is None:
+            values = self._numbers(column, constants.fill)
+        else:
+            values = self._days(column, constants)
+            if constants.fill is not None:
+                values[missing] = constants.fill
+        outside = (values < low) | (values > high)
+        if self.schema.out_of_range == "refuse":
+            unit = "" if constants.date is None else f" days since {constants.since}"
+            why = f"is outside the declared range {low:g}..{high:g}{unit}"
+            self._refuse(column, outside, why, "widen the public range or set out_of_range = 'clip'")
+        elif outside.any():
+            _log.warning(
+                "%s: column %r: %d values clipped to %g..%g", self.path, column, outside.sum(), low, high
+            )
+        scaled = constants.scale(values)
+        return [scaled, missing.astype(np.float32)] if constants.has_indicator else [scaled]
 
     def labels(self) -> NDArray[Any]:
         """Return (n,) int64, (n,) float32 or (n, 2) float32, by the schema's kind."""
         schema = self.schema
         if schema.classes is not None and schema.label is not None:
-            remedy = "correct the label, declare the class, or set kind = 'real' where the label is a number"
+            remedy = (
+                "correct the label or declare the class; where the label is a number, set kind = 'real' and leave "
+                "classes out, and where it is the time until an event, kind = 'survival'"
+            )
             return self._codes(schema.label, schema.classes, remedy)
         if schema.event is None or schema.time is None:
             column = schema.label or ""  # Schema has checked that label is there
             return self._single(column, self._numbers(column))
-        event, time = self._numbers(schema.event), self._numbers(schema.time)
+        words = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
+        event = np.array([words.get(text.lower(), np.nan) for text in self.columns[schema.event]])
         self._refuse(
             schema.event, ~np.isin(event, (0, 1)), "is no event", "write 1 for an event, 0 for censored"
         )
-        self._refuse(schema.time, time < 0, "is a negative time", "give a time of 0 or more")
-        return np.stack([event, self._single(schema.time, time)], axis=1).astype(np.float32)
+        duration = self._numbers(schema.time)
+        self._refuse(schema.time, duration < 0, "is a negative time", "give a time of 0 or more")
+        return np.stack([event, self._single(schema.time, duration)], axis=1).astype(np.float32)
 
     def _single(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return values as float32, which models compute in."""
@@ -217,10 +304,10 @@ def read_cells(path: Path, column: str) -> list[object]:
     Raises:
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
-    frame, header = _read_frame(path)
+    frame, header = read_frame(path)
     _check_column(path, header, column, shows_header=False)
     _check_rows(path, frame)
-    return _list_cells(frame[_header_text(column)], f"{path}: column {column!r}")
+    return _list_cells(frame[header_text(column)], f"{path}: column {column!r}")
 
 
 def _list_cells(cells: pd.Series[Any], where: str) -> list[object]:
@@ -256,53 +343,13 @@ def _refuse_identifiers(where: str, found: str) -> SilodpError:
     )
 
 
-def _read_frame(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Return all cells of a file and its header.
-
-    Raises:
-        SilodpError: no such file, or unreadable.
-    """
-    if path.is_dir():
-        raise SilodpError(
-            f"{path}: a folder, not a table; give the silo's .csv or .parquet file",
-            code="data.no_file",
-            field="data.files",
-        )
-    if not path.is_file():
-        raise SilodpError(
-            f"{path}: no such file; check the path of the silo's table",
-            code="data.no_file",
-            field="data.files",
-        )
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".parquet"):
-        raise SilodpError(
-            f"{path}: unknown extension {path.suffix!r}; give a .csv or .parquet file",
-            code="data.unreadable",
-            field="data.files",
-        )
-    try:
-        frame = _read_csv(path) if suffix == ".csv" else pd.read_parquet(path)
-    except SilodpError:
-        raise
-    except (OSError, ValueError, csv.Error) as error:  # pandas' and pyarrow's own are ValueErrors
-        raise SilodpError(
-            f"{path}: not readable as {suffix[1:]} ({first_line(error)}); export it again",
-            code="data.unreadable",
-            field="data.files",
-        ) from error
-    header = [_header_text(column) for column in frame.columns]
-    frame.columns = pd.Index(header)
-    return frame, header
-
-
 def _check_column(path: Path, header: Sequence[str], column: str, shows_header: bool = True) -> None:
     """Raise for a column that the header does not have, or has twice.
 
     Without a header the first person's row stands in its place: `shows_header` says whether the message may quote it.
     """
-    if header.count(_header_text(column)) != 1:
-        wrong = "is missing" if _header_text(column) not in header else "appears twice"
+    if header.count(header_text(column)) != 1:
+        wrong = "is missing" if header_text(column) not in header else "appears twice"
         which = (
             f"the table, which has {_format_names(header)}" if shows_header else "the first line of the table"
         )
@@ -323,72 +370,6 @@ def _check_rows(path: Path, frame: pd.DataFrame) -> None:
         )
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
-    """Read all cells as text, the first line as header.
-
-    header=None keeps pandas from renaming repeated columns and from taking the first column for an index when
-    rows are longer than the header; dtype=str keeps a missing key from turning 17 into 17.0.
-    """
-    _check_shape(path)
-    cells = pd.read_csv(path, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    frame = cells.iloc[1:].reset_index(drop=True)
-    frame.columns = pd.Index(cells.iloc[0].astype(str))
-    return frame
-
-
-def _check_shape(path: Path) -> None:
-    """Raise for a file that is not UTF-8, has no header, another separator, or a row that is too short or too long.
-
-    pandas would fill a short row up with empty cells, each a column away from where its value belongs.
-    """
-    _check_encoding(path)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = (row for row in csv.reader(file) if any(cell.strip() for cell in row) or len(row) > 1)
-        header = next(rows, None)
-        if header is None:
-            raise SilodpError(
-                f"{path}: the file is empty; export the silo's table again",
-                code="data.no_records",
-                field="data.files",
-            )
-        for separator in (";", "\t", "|"):
-            if len(header) == 1 and separator in header[0]:
-                raise SilodpError(
-                    f"{path}: the columns are separated by {separator!r}; export the table with commas between them, "
-                    "and with decimal points",
-                    code="data.unreadable",
-                    field="data.files",
-                )
-        for number, row in enumerate(rows, start=1):
-            if len(row) != len(header):
-                raise SilodpError(
-                    f"{path}: the header has {len(header)} cells and data row {number} has {len(row)}; correct the "
-                    "row, and put text that holds a comma in quotes (numbers take a decimal point)",
-                    code="data.unreadable",
-                    field="data.files",
-                )
-
-
-def _check_encoding(path: Path) -> None:
-    """Raise for a file that is not UTF-8; the sentence names what spreadsheets write instead."""
-    remedy = "export it as UTF-8 (in spreadsheet programs 'CSV UTF-8')"
-    with path.open("rb") as file:
-        start = file.read(4096)
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start:
-        found = "it is UTF-16 text, or no text"
-    else:
-        try:
-            with path.open(encoding="utf-8-sig") as text:
-                while text.read(1 << 20):
-                    pass
-            return
-        except UnicodeDecodeError as error:
-            found = f"it has the byte 0x{error.object[error.start]:02x}, which is no UTF-8"
-    raise SilodpError(
-        f"{path}: not readable as csv, {found}; {remedy}", code="data.encoding", field="data.files"
-    )
-
-
 def _as_text(column: pd.Series[Any], path: Path) -> Strings:
     """Return (n,) object array of text; missing cells become ""."""
     for row, value in enumerate(column):
@@ -400,18 +381,21 @@ def _as_text(column: pd.Series[Any], path: Path) -> Strings:
                 field=str(column.name),
             )
     missing = column.isna().to_numpy()
-    text = np.array([text_of(value) for value in column], dtype=object)
+    text = np.array([text_of(_plain(value)) for value in column], dtype=object)
     text[missing] = ""
     return text
+
+
+def _plain(value: object) -> object:
+    """Return a date as text without a time of 00:00, and other values as they are."""
+    if isinstance(value, datetime) and value == datetime.combine(value.date(), time.min, value.tzinfo):
+        return value.date().isoformat()
+    return value
 
 
 def _parse_numbers(text: Strings) -> NDArray[np.float64]:
     """Return (n,) numbers, NaN where the text is not a number."""
     return np.asarray(pd.to_numeric(pd.Series(text), errors="coerce").to_numpy(dtype=np.float64))
-
-
-def _header_text(column: object) -> str:
-    return unicodedata.normalize("NFC", str(column).strip())
 
 
 def _format_names(names: Sequence[str]) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import datetime
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -15,6 +18,59 @@ from silodp.errors import SilodpError, shorten, suggest_name
 
 MOST_SPREADS = 1e6
 """The widest range, in spreads: beyond it a scaled value is not a number that a model can be trained on."""
+INDICATOR = "indicator"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the cells of a file are written. It says nothing of the records.
+
+    Attributes:
+        separator: between the cells of a text file; None: "," in .csv, a tab in .tsv.
+        decimal: decimal mark of a text file, "." or ",".
+        encoding: of a text file, as Python names it, for example "utf-8", "utf-16" or "cp1252".
+        sheet: of a workbook that has several.
+        missing: texts that stand for no value, besides an empty cell, NA, NaN, N/A, none and null.
+
+    Raises:
+        SilodpError: a value that no file can have.
+    """
+
+    separator: str | None = None
+    decimal: str = "."
+    encoding: str = "utf-8"
+    sheet: str | None = None
+    missing: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        separator = self.separator
+        if separator is not None and (
+            not isinstance(separator, str) or len(separator) != 1 or separator in '"\r\n'
+        ):
+            raise _refuse(f"reader.separator is {separator!r}; give one character", "data.schema", "reader")
+        if self.decimal not in (".", ","):
+            raise _refuse(f"reader.decimal is {self.decimal!r}; choose '.' or ','", "data.schema", "reader")
+        if self.separator == self.decimal:
+            raise _refuse(
+                "reader.separator and reader.decimal are equal; set them apart", "data.schema", "reader"
+            )
+        try:
+            "a".encode(self.encoding).decode(self.encoding)
+        except (LookupError, TypeError, UnicodeError):
+            raise _refuse(
+                f"reader.encoding is {self.encoding!r}; give a name such as 'utf-8', 'utf-16' or 'cp1252'",
+                "data.schema",
+                "reader",
+            ) from None
+        listed = isinstance(self.missing, Sequence) and not isinstance(self.missing, str)
+        if not listed or not all(isinstance(text, str) for text in self.missing):
+            raise _refuse(f"reader.missing is {self.missing!r}; list texts", "data.schema", "reader")
+
+    @property
+    def codec(self) -> str:
+        """The encoding as Python opens files in it, without the mark at the beginning of UTF-8 files."""
+        name = codecs.lookup(self.encoding).name
+        return "utf-8-sig" if name == "utf-8" else name
 
 
 @dataclass(frozen=True)
@@ -25,10 +81,29 @@ class NumericColumn:
         range: (low, high); values outside are refused or clipped, as the schema says.
         typical: (center, spread) of ordinary values, in the units of the column. Values become (value − center)/spread.
             Without it the range is mapped to [-1, 1].
+        missing: what a missing cell counts as: a number in the range, or "indicator": the center, or the middle of the
+            range, and a column of 0 and 1 beside it says so. None refuses missing cells.
+        date, since: for dates: their layout ("%d.%m.%Y") and a public day ("2020-01-01"). Values are days since then,
+            and so are the other constants.
     """
 
     range: tuple[float, float]
     typical: tuple[float, float] | None = None
+    missing: float | str | None = None
+    date: str | None = None
+    since: str | None = None
+
+    @property
+    def has_indicator(self) -> bool:
+        """Whether a column of 0 and 1 beside this one says where cells are missing."""
+        return self.missing == INDICATOR
+
+    @property
+    def fill(self) -> float | None:
+        """The public number that stands for a missing cell; None where such cells are refused."""
+        if isinstance(self.missing, str):
+            return self.range[0] / 2 + self.range[1] / 2 if self.typical is None else self.typical[0]
+        return self.missing
 
     def scale(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """Clip values to the range and scale them by the public constants; same shape, float32."""
@@ -36,6 +111,24 @@ class NumericColumn:
             return scale_to_range(values, *self.range)
         center, spread = self.typical
         return np.asarray((np.clip(values, *self.range) - center) / spread, dtype=np.float32)
+
+
+def read_reader(silo: str, declared: Any) -> Reader:
+    """Return the reader of one silo, from a table of its fields.
+
+    Raises:
+        SilodpError: a wrong type, or an unknown setting.
+    """
+    if isinstance(declared, Reader):
+        return declared
+    if not isinstance(declared, Mapping):
+        raise _refuse(
+            f"the reader of silo {silo!r} is a {type(declared).__name__}; give a table such as {{ separator = ';' }}",
+            "data.schema",
+            "readers",
+        )
+    _check_settings(f"the reader of silo {silo!r}", declared, Reader, "readers")
+    return Reader(**declared)
 
 
 def read_numeric(column: str, declared: Any) -> NumericColumn:
@@ -52,11 +145,7 @@ def read_numeric(column: str, declared: Any) -> NumericColumn:
     if isinstance(declared, NumericColumn):
         found = declared
     elif isinstance(declared, Mapping):
-        known = [field.name for field in fields(NumericColumn)]
-        for name in declared:
-            if name not in known:
-                remedy = suggest_name(str(name), known) or f"use {', '.join(known)}."
-                raise _refuse(f"{where} has no setting {shorten(name)}: {remedy}", "data.schema", "numeric")
+        _check_settings(where, declared, NumericColumn, "numeric")
         found = NumericColumn(**{"range": None, **declared})
     else:
         found = NumericColumn(declared)
@@ -68,7 +157,90 @@ def read_numeric(column: str, declared: Any) -> NumericColumn:
         )
     if found.typical is not None:
         _check_typical(where, found.range, found.typical)
+    _check_missing(where, found)
+    _check_date(where, found)
     return found
+
+
+def _check_missing(where: str, column: NumericColumn) -> None:
+    missing, (low, high) = column.missing, column.range
+    is_number = isinstance(missing, Real) and not isinstance(missing, bool)
+    if missing is None or missing == INDICATOR or (is_number and low <= float(missing) <= high):
+        return
+    raise _refuse(
+        f"{where} has missing {missing!r}; give 'indicator' or a number in its range {low:g}..{high:g}",
+        "data.schema",
+        "numeric",
+    )
+
+
+def _check_date(where: str, column: NumericColumn) -> None:
+    if column.date is None and column.since is None:
+        return
+    if _is_day(column.since) and _is_layout(column.date):
+        return
+    raise _refuse(
+        f"{where} has date {column.date!r} and since {column.since!r}; give both, a layout with day, month and year "
+        "such as '%d.%m.%Y' and a public day such as '2020-01-01'",
+        "data.schema",
+        "numeric",
+    )
+
+
+def _is_day(text: Any) -> bool:
+    try:
+        return bool(datetime.date.fromisoformat(text))
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_layout(layout: Any) -> bool:
+    """Return whether a layout writes day, month and year, so that dates can be read back."""
+    day = datetime.datetime(2001, 2, 13)
+    try:
+        return datetime.datetime.strptime(day.strftime(layout), layout) == day
+    except (TypeError, ValueError):
+        return False
+
+
+@dataclass(frozen=True)
+class CategoricalColumn:
+    """The public categories of a column.
+
+    Attributes:
+        categories: at least two, all different.
+        missing: the category that a missing cell counts as; None refuses missing cells.
+    """
+
+    categories: Sequence[Any]
+    missing: Any = None
+
+
+def read_categorical(column: str, declared: Any) -> CategoricalColumn:
+    """Return the column of a list of categories or of a table {categories, missing}; both are checked by the caller.
+
+    Args:
+        column: its name, for messages.
+        declared: the list or table, or the column itself.
+
+    Raises:
+        SilodpError: an unknown setting.
+    """
+    if isinstance(declared, CategoricalColumn):
+        return declared
+    if not isinstance(declared, Mapping):
+        return CategoricalColumn(declared)
+    _check_settings(f"categorical column {column!r}", declared, CategoricalColumn, "categorical")
+    return CategoricalColumn(**{"categories": (), **declared})
+
+
+def _check_settings(where: str, declared: Mapping[Any, Any], maker: type, section: str) -> None:
+    """Raise for a setting that the dataclass does not have."""
+    known = list(inspect.signature(maker).parameters)
+    for name in declared:
+        if name not in known:
+            remedy = suggest_name(str(name), known) or f"use {', '.join(known)}."
+            raise _refuse(f"{where} has no setting {shorten(name)}: {remedy}", "data.schema", section)
 
 
 def _check_typical(where: str, bounds: tuple[float, float], typical: tuple[float, float]) -> None:

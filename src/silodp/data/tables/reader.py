@@ -76,7 +76,9 @@ def read_tables(
         )
     paths = _silo_paths(files)
     profile = schema.read_identity()
-    tables = {silo: Table.read(path, schema, profile) for silo, path in paths.items()}
+    tables = {
+        silo: Table.read(path, schema, profile, schema.readers.get(silo)) for silo, path in paths.items()
+    }
     known, assumptions = _user_index(tables, schema, profile) if index is None else (dict(index), [])
     identifiers = None if profile is None else _list_by_number(known)
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
@@ -95,6 +97,12 @@ def read_tables(
         in_train.update(user[train].tolist())
         in_test.update(user[test].tolist())
     if in_train & in_test:
+        if schema.split is not None:
+            _log.warning(
+                "the split column %r puts records of one person into training and test, so that the metrics are too "
+                "good: hold out whole persons by data.schema.test_share",
+                schema.split,
+            )
         assumptions.append(
             "Some persons have records in both the training and the test split; test records are not protected."
         )

@@ -14,7 +14,14 @@ from typing import Any, Literal
 import numpy as np
 
 from silodp.data.identity import IdentityProfile, load_profile
-from silodp.data.tables.columns import NumericColumn, read_numeric
+from silodp.data.tables.columns import (
+    CategoricalColumn,
+    NumericColumn,
+    Reader,
+    read_categorical,
+    read_numeric,
+    read_reader,
+)
 from silodp.errors import SilodpError, check_real, first_line
 
 ASSUMES_INDEX_FROM_TABLES = (
@@ -43,7 +50,8 @@ class Schema:
         event, time: columns of 0/1 and of a time ≥ 0 (kind "survival").
         numeric: column → public range (low, high), which is mapped to [-1, 1]; or a `NumericColumn` or a table of its
             fields, which may also give typical = (center, spread), by which values are standardized.
-        categorical: column → public categories, one-hot in this order.
+        categorical: column → public categories, one-hot in this order; or a `CategoricalColumn` or a table of its
+            fields, which may also say which category a missing cell counts as.
         split: optional column holding "train" or "test".
         test_share: instead of `split`: the share of persons whose records are all for testing, between 0 and 1.
             A public hash of the user key decides, so a person is for testing in every silo or in none.
@@ -53,9 +61,13 @@ class Schema:
             the place of `users`.
         out_of_range: "refuse" a number outside its range, or "clip" it to the range.
         budget: optional column of the ε that each training record may be charged, above 0; public like the rest.
+        reader: how files are written: separator, decimal mark, encoding, sheet.
+        readers: silo → how its file is written, where it differs from `reader`.
 
-    Features are the numeric columns, then the categorical ones, in the order given here. Values are compared
-    as text in Unicode's form NFC, after whole floats have become integers ("1.0" is "1").
+    Features are the numeric columns, each with its indicator of missing cells beside it if it has one, then the
+    categorical ones, in the order given here. Values are compared as text in Unicode's form NFC, after whole floats
+    have become integers ("1.0" is "1"); where all declared values are true and false, cells may be true, yes, 1, false,
+    no or 0.
     """
 
     user: str
@@ -65,13 +77,15 @@ class Schema:
     event: str | None = None
     time: str | None = None
     numeric: Mapping[str, Any] = field(default_factory=dict)
-    categorical: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    categorical: Mapping[str, Any] = field(default_factory=dict)
     split: str | None = None
     users: Sequence[Any] | str | Path | None = None
     out_of_range: Literal["refuse", "clip"] = "refuse"
     budget: str | None = None
     identity: str | Path | None = None
     test_share: float | None = None
+    reader: Reader = field(default_factory=Reader)
+    readers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in ("classes", "real", "survival"):
@@ -115,8 +129,20 @@ class Schema:
         if not self.numeric and not self.categorical:
             raise _refusal("no features; declare numeric ranges or categorical values", "data.schema")
         self.numeric_columns()
-        for column, categories in self.categorical.items():
-            _check_values(f"categorical column {column!r}", categories)
+        for column, found in self.categorical_columns().items():
+            _check_values(f"categorical column {column!r}", found.categories)
+            if found.missing is not None and text_of(found.missing) not in map(text_of, found.categories):
+                raise _refusal(
+                    f"categorical column {column!r} has missing {short(found.missing)}, which is none of its "
+                    "categories; add it to them",
+                    "data.schema",
+                    "categorical",
+                )
+        if not isinstance(self.reader, Reader):
+            object.__setattr__(self, "reader", read_reader("*", self.reader))
+        object.__setattr__(
+            self, "readers", {silo: read_reader(silo, given) for silo, given in self.readers.items()}
+        )
         for column in self.columns:
             if not isinstance(column, str):
                 raise _refusal(f"{column!r} names no column; give the header's text", "data.schema")
@@ -152,7 +178,8 @@ class Schema:
             if self.classes is None:
                 raise _refusal(
                     f"the label {self.label!r} has no classes; list its public values in classes, or set "
-                    "kind = 'real' where it is a number",
+                    "kind = 'real' where it is a number, or kind = 'survival' with event and time where it is the "
+                    "time until an event",
                     "data.kind",
                     "classes",
                 )
@@ -167,8 +194,11 @@ class Schema:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features: a numeric column's, or "column=category"."""
-        one_hot = [f"{c}={value}" for c, values in self.categorical.items() for value in values]
-        return (*self.numeric, *one_hot)
+        numbers: list[str] = []
+        for name, column in self.numeric_columns().items():
+            numbers += [name, f"{name} is missing"] if column.has_indicator else [name]
+        found = self.categorical_columns().items()
+        return (*numbers, *(f"{c}={value}" for c, column in found for value in column.categories))
 
     def numeric_columns(self) -> dict[str, NumericColumn]:
         """Return the numeric columns by name.
@@ -177,6 +207,14 @@ class Schema:
             SilodpError: the constants of one are wrong.
         """
         return {column: read_numeric(column, declared) for column, declared in self.numeric.items()}
+
+    def categorical_columns(self) -> dict[str, CategoricalColumn]:
+        """Return the categorical columns by name.
+
+        Raises:
+            SilodpError: one has an unknown setting.
+        """
+        return {column: read_categorical(column, declared) for column, declared in self.categorical.items()}
 
     def read_users(self) -> Sequence[Any] | None:
         """Return the public list of user keys as it is written, from its file where `users` is a path.

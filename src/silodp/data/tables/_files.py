@@ -1,0 +1,234 @@
+"""The silos' files as frames of cells: CSV and its relatives, Parquet, and spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import unicodedata
+import zlib
+from pathlib import Path
+from typing import IO, cast
+from zipfile import BadZipFile
+
+import pandas as pd
+
+from silodp.data.tables.columns import Reader
+from silodp.errors import SilodpError, first_line
+
+TEXT = {".csv": ",", ".tsv": "\t"}
+"""Endings of text files, and what separates their cells unless a reader says otherwise."""
+ENDINGS = (*TEXT, *(f"{ending}.gz" for ending in TEXT), ".parquet", ".xlsx")
+
+
+def is_text_file(path: Path) -> bool:
+    """Return whether cells of the file are text, of which the reader knows the decimal mark."""
+    return _find_ending(path).removesuffix(".gz") in TEXT
+
+
+def _find_ending(path: Path) -> str:
+    name = path.name.lower()
+    return next((ending for ending in reversed(ENDINGS) if name.endswith(ending)), "")
+
+
+def read_frame(path: Path, reader: Reader | None = None) -> tuple[pd.DataFrame, list[str]]:
+    """Return all cells of a file and its header.
+
+    Raises:
+        SilodpError: no such file, or unreadable.
+    """
+    if path.is_dir():
+        raise SilodpError(
+            f"{path}: a folder, not a table; give the silo's file, for example a .csv",
+            code="data.no_file",
+            field="data.files",
+        )
+    if not path.is_file():
+        raise SilodpError(
+            f"{path}: no such file; check the path of the silo's table",
+            code="data.no_file",
+            field="data.files",
+        )
+    ending = _find_ending(path)
+    if not ending:
+        raise SilodpError(
+            f"{path}: unknown extension {path.suffix!r}; give a file that ends in {', '.join(ENDINGS)}",
+            code="data.unreadable",
+            field="data.files",
+        )
+    reader = Reader() if reader is None else reader
+    try:
+        if ending == ".parquet":
+            frame = pd.read_parquet(path)
+        elif ending == ".xlsx":
+            frame = _read_sheet(path, reader)
+        else:
+            frame = _read_csv(path, reader)
+    except SilodpError:
+        raise
+    except UnicodeError as error:
+        raise _refuse_encoding(path, reader) from error
+    except (OSError, ValueError, KeyError, EOFError, zlib.error, BadZipFile, csv.Error) as error:
+        # pandas' and pyarrow's own are ValueErrors; a workbook without the parts of one is a KeyError.
+        raise SilodpError(
+            f"{path}: not readable as {ending[1:]} ({first_line(error)}); export it again",
+            code="data.unreadable",
+            field="data.files",
+        ) from error
+    header = [header_text(column) for column in frame.columns]
+    frame.columns = pd.Index(header)
+    return frame, header
+
+
+def _open(path: Path, encoding: str) -> IO[str]:
+    """Open a text file, compressed or not."""
+    if path.name.lower().endswith(".gz"):
+        return cast(IO[str], gzip.open(path, "rt", encoding=encoding, newline=""))
+    return path.open(encoding=encoding, newline="")
+
+
+def _read_csv(path: Path, reader: Reader) -> pd.DataFrame:
+    """Read all cells as text, the first line as header.
+
+    header=None keeps pandas from renaming repeated columns and from taking the first column for an index when
+    rows are longer than the header; dtype=str keeps a missing key from turning 17 into 17.0.
+    """
+    separator = reader.separator or TEXT[_find_ending(path).removesuffix(".gz")]
+    _check_encoding(path, reader)
+    _check_shape(path, reader, separator)
+    cells = pd.read_csv(
+        path, header=None, dtype=str, keep_default_na=False, encoding=reader.codec, sep=separator
+    )
+    return _take_header(cells)
+
+
+def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
+    """Read all cells of one sheet of a workbook, the first row as header.
+
+    Raises:
+        SilodpError: openpyxl is not installed, or there is no such sheet.
+    """
+    try:
+        import openpyxl
+    except ImportError:
+        raise SilodpError(
+            f"{path}: reading .xlsx needs openpyxl; install silodp[excel], or export the table as CSV",
+            code="data.no_reader",
+            field="data.files",
+        ) from None
+    workbook = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    sheets = workbook.sheetnames
+    workbook.close()
+    if reader.sheet is None and len(sheets) > 1:
+        raise SilodpError(
+            f"{path}: the workbook has {len(sheets)} sheets; name the one with the table as sheet in "
+            "[data.schema.reader]",
+            code="data.unreadable",
+            field="data.schema.reader.sheet",
+        )
+    if reader.sheet is not None and reader.sheet not in sheets:
+        raise SilodpError(
+            f"{path}: the workbook has no sheet {reader.sheet!r}; correct sheet in [data.schema.reader]",
+            code="data.unreadable",
+            field="data.schema.reader.sheet",
+        )
+    cells = pd.read_excel(
+        path, sheet_name=reader.sheet or 0, header=None, dtype=object, na_filter=False, engine="openpyxl"
+    )
+    if cells.empty:
+        raise _refuse_empty(path)
+    return _take_header(cells)
+
+
+def _take_header(cells: pd.DataFrame) -> pd.DataFrame:
+    frame = cells.iloc[1:].reset_index(drop=True)
+    frame.columns = pd.Index(cells.iloc[0].astype(str))
+    return frame
+
+
+def _check_shape(path: Path, reader: Reader, separator: str) -> None:
+    """Raise for a file that has no header, another separator, or a row that is too short or too long.
+
+    pandas would fill a short row up with empty cells, each a column away from where its value belongs.
+    """
+    with _open(path, reader.codec) as file:
+        rows = csv.reader(file, delimiter=separator)
+        rows_kept = (row for row in rows if any(cell.strip() for cell in row) or len(row) > 1)
+        header = next(rows_kept, None)
+        if header is None:
+            raise _refuse_empty(path)
+        for other in (";", "\t", "|", ","):
+            if len(header) == 1 and other != separator and other in header[0]:
+                decimal = ' (and decimal = "," for decimal commas)' if other == ";" else ""
+                raise SilodpError(
+                    f"{path}: the columns are separated by {other!r}; set separator = {json.dumps(other)}{decimal} in "
+                    f"[data.schema.reader], or export the table with {separator!r} between columns",
+                    code="data.unreadable",
+                    field="data.files",
+                )
+        for number, row in enumerate(rows_kept, start=1):
+            if len(row) != len(header):
+                raise SilodpError(
+                    f"{path}: the header has {len(header)} cells and data row {number} has {len(row)}; correct the "
+                    "row, and put text that holds a comma in quotes (numbers take a decimal point)",
+                    code="data.unreadable",
+                    field="data.files",
+                )
+
+
+def _refuse_empty(path: Path) -> SilodpError:
+    return SilodpError(
+        f"{path}: the file is empty; export the silo's table again",
+        code="data.no_records",
+        field="data.files",
+    )
+
+
+def _check_encoding(path: Path, reader: Reader) -> None:
+    """Raise for a file of another encoding than declared; the sentence names the one that its bytes look like."""
+    if reader.codec.startswith("utf-16") != _looks_like_utf_16(path):
+        raise _refuse_encoding(path, reader)
+    with _open(path, reader.codec) as text:
+        while text.read(1 << 20):
+            pass
+
+
+def _looks_like_utf_16(path: Path) -> bool:
+    """Return whether a file begins with the mark of UTF-16, or has zero bytes as plain text in it has."""
+    with _open_bytes(path) as file:
+        start = file.read(4096)
+    return start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start
+
+
+def _open_bytes(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.name.lower().endswith(".gz") else path.open("rb")
+
+
+def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
+    """Return the error about a file that is not in the declared encoding."""
+    found = ""
+    if _looks_like_utf_16(path):
+        found = "utf-16"
+    else:
+        for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in western Europe and America
+            try:
+                with _open(path, encoding) as text:
+                    while text.read(1 << 20):
+                        pass
+            except UnicodeError:
+                continue
+            found = encoding
+            break
+    guess = f'it looks like {found}: set encoding = "{found}" in [data.schema.reader]' if found else ""
+    guess = guess or "it is no text in UTF-8, UTF-16 or cp1252: set its encoding in [data.schema.reader]"
+    return SilodpError(
+        f"{path}: not readable as text in the encoding {reader.encoding}; {guess}, or export it as UTF-8 (in "
+        "spreadsheet programs 'CSV UTF-8')",
+        code="data.encoding",
+        field="data.files",
+    )
+
+
+def header_text(column: object) -> str:
+    """Return the name of a column as headers and schemas are compared: stripped, in Unicode's form NFC."""
+    return unicodedata.normalize("NFC", str(column).strip())

@@ -1,0 +1,169 @@
+"""A draft of a configuration from one table, written on the machine that holds it.
+
+The draft is not for use as it is: whatever was read off the rows stands in comments only, and every range and list of
+categories is empty, which a schema refuses. So nobody trains with constants of private rows by accident.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from silodp.data._identifiers import MISSING
+from silodp.data.tables._files import is_text_file, read_frame
+from silodp.data.tables.columns import Reader
+from silodp.data.tables.schema import text_of
+from silodp.errors import SilodpError, suggest_name
+
+MOST_CATEGORIES = 20
+"""The most values of a column that the draft lists as categories; more are likely names or free text."""
+_LAYOUTS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+
+
+def draft_config(path: Path, user: str, label: str, reader: Reader | None = None) -> str:
+    """Return a draft of a configuration for a table, as TOML with comments.
+
+    Args:
+        path: of the table.
+        user: its column that names the person.
+        label: its column to be predicted.
+        reader: how the file is written.
+
+    Raises:
+        SilodpError: the file cannot be read, or has no such column.
+    """
+    reader = Reader() if reader is None else reader
+    frame, header = read_frame(path, reader)
+    for column in (user, label):
+        if header.count(column) != 1:
+            remedy = suggest_name(column, header) or f"name one of {', '.join(header[:10])}"
+            raise SilodpError(
+                f"{path}: there is no column {column!r}: {remedy}", code="data.column", field=column
+            )
+    marks = MISSING | {text.lower() for text in reader.missing}
+    cells = {name: frame[name].map(text_of) for name in header if header.count(name) == 1}
+    cells = {name: text.mask(text.str.lower().isin(marks)) for name, text in cells.items()}
+    decimal = reader.decimal if is_text_file(path) else "."
+    numeric, categorical, left_out = [], [], []
+    for name, text in cells.items():
+        if name in (user, label):
+            continue
+        key, note = json.dumps(name, ensure_ascii=False), _describe_missing(text)
+        found = text.dropna()
+        if (layout := _find_layout(found)) is not None:
+            days = pd.to_datetime(found, format=layout)
+            seen = f"{days.min().date()} to {days.max().date()}{note}"
+            numeric.append(
+                f'{key} = {{ range = [], date = "{layout}", since = "" }}  # FILL IN, in days. ROWS: {seen}'
+            )
+        elif (numbers := _parse(found, decimal)).notna().all() and found.nunique() > 2:
+            seen = f"{numbers.min():g} to {numbers.max():g}, median {numbers.median():g}{note}"
+            numeric.append(f"{key} = {{ range = [], typical = [] }}  # FILL IN. ROWS: {seen}")
+        elif 2 <= found.nunique() <= MOST_CATEGORIES:
+            categorical.append(f"{key} = []  # FILL IN. ROWS: {_list_values(found)}{note}")
+        else:
+            left_out.append(f"#   {key}: {found.nunique()} different texts{note}")
+    return "\n".join(
+        [
+            *_HEAD.format(
+                silo=json.dumps(path.name.split(".")[0]), path=json.dumps(str(path.resolve()))
+            ).splitlines(),
+            f"user = {json.dumps(user, ensure_ascii=False)}  # names the person, equally in all silos",
+            *_draft_label(label, cells[label], decimal),
+            "test_share = 0.2  # of the persons, by a public function of their keys; their records measure the model",
+            *_draft_reader(reader),
+            "",
+            "[data.schema.numeric]",
+            '# range: what can occur; others are refused, or clipped with out_of_range = "clip". typical: center and',
+            "# spread of ordinary values by textbooks or definitions; leave it out if you know none.",
+            '# For missing cells add: missing = "indicator", or a public number.',
+            *numeric,
+            "",
+            "[data.schema.categorical]",
+            '# For missing cells write: { categories = ["a", "b", "unknown"], missing = "unknown" }',
+            *categorical,
+            *(["# Left out, as they are no categories:", *left_out] if left_out else []),
+            *_METHOD.splitlines(),
+            "",
+        ]
+    )
+
+
+def _parse(text: pd.Series[str], decimal: str) -> pd.Series[float]:
+    if decimal == ",":
+        text = text.str.replace(".", "?", regex=False).str.replace(",", ".", regex=False)
+    return pd.to_numeric(text, errors="coerce").astype(float)
+
+
+def _find_layout(text: pd.Series[str]) -> str | None:
+    """Return the layout of dates in which all texts can be read; None where there is none, or several."""
+    text = text.str.removesuffix(" 00:00:00")
+    fits = [
+        x for x in _LAYOUTS if len(text) and pd.to_datetime(text, format=x, errors="coerce").notna().all()
+    ]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _describe_missing(text: pd.Series[str]) -> str:
+    count = int(text.isna().sum())
+    return f", {count} of {len(text)} missing" if count else ""
+
+
+def _list_values(text: pd.Series[str]) -> str:
+    return json.dumps(sorted(text.unique()), ensure_ascii=False)
+
+
+def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
+    """Return the lines of the label: its kind, and its classes where it has few values."""
+    found = text.dropna()
+    name = f"label = {json.dumps(label, ensure_ascii=False)}"
+    if found.nunique() > MOST_CATEGORIES and _parse(found, decimal).notna().all():
+        return [
+            name,
+            'kind = "real"  # a number. For the time until an event: kind = "survival", with event and time for label',
+        ]
+    listed = (
+        f"ROWS: {_list_values(found)}"
+        if found.nunique() <= MOST_CATEGORIES
+        else "The rows have too many to list"
+    )
+    return [name, f"classes = []  # FILL IN. {listed}{_describe_missing(text)}"]
+
+
+def _draft_reader(reader: Reader) -> list[str]:
+    """Return the lines of the settings that differ from the defaults."""
+    default = Reader()
+    changed = {
+        field: value for field, value in vars(reader).items() if value != getattr(default, field) and value
+    }
+    if not changed:
+        return []
+    lines = [
+        f"{field} = {json.dumps(value if isinstance(value, str) else list(value), ensure_ascii=False)}"
+        for field, value in changed.items()
+    ]
+    return ["", "[data.schema.reader]", *lines]
+
+
+_HEAD = """\
+# A DRAFT. PRIVATE: keep this file on this machine.
+# What stands behind ROWS was read off the rows of persons. A range or a category that only they show would reveal
+# something of them, and no ε covers it. Fill in every [] from public knowledge (code books, textbooks, definitions),
+# and delete the comments behind it. Until then silodp refuses this file.
+rounds = 10
+delta = 1e-5
+
+[data]
+source = "tables"
+files = {{ {silo} = {path} }}  # add the other silos
+
+[data.schema]"""
+
+_METHOD = """
+[method]
+name = "uldp-sgd"
+noise_multiplier = 5.0
+clip = 0.1
+server_learning_rate = 10.0"""

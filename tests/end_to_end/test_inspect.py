@@ -1,0 +1,91 @@
+"""A draft of a configuration is refused until its empty constants are filled in; none of them comes from rows."""
+
+import json
+import re
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from support.commands import Silodp, assert_sentence
+
+ROWS = [
+    f"P{n % 30};{41 + n % 37};1,{60 + n % 31};{1 + n % 28:02}.03.2019;{'AB'[n % 2]};note {n};"
+    + ("ja" if n % 3 else "nein")
+    for n in range(120)
+]
+TABLE = "\n".join(["Fall;Alter;Größe;Aufnahme;Station;Notiz;krank", *ROWS, ""])
+
+
+@pytest.fixture
+def drafted(silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("nord.csv").write_text(TABLE, encoding="cp1252")
+    done = silodp(
+        *("data", "inspect", "nord.csv", "--user", "Fall", "--label", "krank", "--out", "config.toml"),
+        *("--separator", ";", "--decimal", ",", "--encoding", "cp1252"),
+    )
+    assert done.status == 0, done.err
+    return tmp_path / "config.toml"
+
+
+def test_what_was_read_off_rows_stands_in_comments_only(drafted: Path) -> None:
+    text = drafted.read_text(encoding="utf-8")
+    assert stat.S_IMODE(drafted.stat().st_mode) == 0o600
+    assert "41 to 77" in text
+    assert "note 7" not in text  # texts that are no categories are not shown at all
+    schema = tomllib.loads(text)["data"]["schema"]
+    assert schema["classes"] == []
+    assert schema["numeric"]["Alter"] == schema["numeric"]["Größe"] == {"range": [], "typical": []}
+    assert schema["numeric"]["Aufnahme"] == {"range": [], "date": "%d.%m.%Y", "since": ""}
+    assert schema["categorical"] == {"Station": []}
+
+
+def test_a_draft_is_refused_until_every_constant_is_declared(silodp: Silodp, drafted: Path) -> None:
+    declared = [
+        ("classes = []", 'classes = ["nein", "ja"]'),
+        ('"Alter" = { range = [], typical = [] }', '"Alter" = { range = [18, 110], typical = [55, 15] }'),
+        ('"Größe" = { range = [], typical = [] }', '"Größe" = { range = [1, 2.5] }'),
+        ('range = [], date = "%d.%m.%Y", since = ""', 'range = [0, 731], date = "%d.%m.%Y", since = "2018-01-01"'),
+        ('"Station" = []', '"Station" = ["A", "B", "C"]'),
+    ]  # fmt: skip
+    text = drafted.read_text(encoding="utf-8")
+    for empty, filled in declared:
+        drafted.write_text(text, encoding="utf-8")
+        assert_sentence(silodp("plan", "config.toml"))
+        assert empty in text
+        text = text.replace(empty, filled)
+    drafted.write_text(text, encoding="utf-8")
+    planned = silodp("plan", "config.toml")
+    assert planned.status == 0, planned.err
+    assert silodp("run", "config.toml", "--out", "run", "--set", "rounds=1").status == 0
+
+
+def test_a_draft_does_not_replace_a_file(silodp: Silodp, drafted: Path) -> None:
+    again = silodp(
+        "data", "inspect", "nord.csv", "--user", "Fall", "--label", "krank", "--out", "config.toml"
+    )
+    assert_sentence(again, "config.toml")
+
+
+def test_a_wrong_column_and_a_wrong_encoding_are_named(silodp: Silodp, drafted: Path) -> None:
+    options = ("--separator", ";", "--encoding", "cp1252", "--json")
+    failed = silodp("data", "inspect", "nord.csv", "--user", "fall", "--label", "krank", *options)
+    assert json.loads(failed.out)["error"]["code"] == "data.column"
+    failed = silodp("data", "inspect", "nord.csv", "--user", "Fall", "--label", "krank", "--json")
+    assert json.loads(failed.out)["error"]["code"] == "data.encoding"
+
+
+def test_headers_and_cells_cannot_write_settings(silodp: Silodp, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text(
+        'id,ill,"x\nrounds = 99","y"\n'
+        + "".join(f'{n},{n % 2},"text {n}","a\n[evil]{n % 2}"\n' for n in range(40))
+    )
+    done = silodp("data", "inspect", "a.csv", "--user", "id", "--label", "ill")
+    assert done.status == 0, done.err
+    drafted = tomllib.loads(done.out)
+    assert drafted["rounds"] == 10
+    assert set(drafted) == {"rounds", "delta", "data", "method"}
+    assert re.search(r"# FILL IN. ROWS: \[\"a\\n\[evil\]0", done.out)

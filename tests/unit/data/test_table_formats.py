@@ -1,0 +1,291 @@
+"""Tables as spreadsheet programs and databases write them: separators, encodings, dates, missing cells."""
+
+import datetime
+import gzip
+import logging
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from silodp.config.schema import load_config
+from silodp.data import Federation
+from silodp.data.tables.columns import Reader
+from silodp.data.tables.reader import Schema
+from support.refusals import refused
+
+GERMAN = "Fall;Größe;Aufnahme;krank\nMüller 1;1,80;03.02.2020;ja\nZoë 2;1,65;01.01.2020;nein\n"
+READER = {"separator": ";", "decimal": ",", "encoding": "cp1252"}
+
+
+def schema(**changes):
+    fields = {
+        "user": "Fall",
+        "label": "krank",
+        "classes": ["nein", "ja"],
+        "numeric": {
+            "Größe": {"range": (0.0, 2.5), "typical": (1.7, 0.1)},
+            "Aufnahme": {"range": (0, 366), "date": "%d.%m.%Y", "since": "2020-01-01"},
+        },
+        "reader": Reader(**READER),
+    }
+    return Schema(**{**fields, **changes})
+
+
+def read(path, **changes):
+    return Federation.from_tables({"nord": path}, schema(**changes))
+
+
+def check(built):
+    np.testing.assert_allclose(built.silos[0].x[:, 0], [1, -0.5], atol=1e-6)
+    np.testing.assert_allclose(built.silos[0].x[:, 1], [33 / 183 - 1, -1], atol=1e-6)
+    assert built.user_keys == ("Müller 1", "Zoë 2")
+    np.testing.assert_array_equal(built.silos[0].y, [1, 0])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252", "utf-16", "utf-16-le"])
+def test_a_german_export_is_read_in_its_encoding_and_named_in_others(tmp_path, encoding):
+    path = tmp_path / "nord.csv"
+    path.write_text(GERMAN, encoding=encoding)
+    if encoding != "utf-16-le":  # without its mark it is not recognized
+        check(read(path, reader={**READER, "encoding": encoding}))
+    for other in ("utf-8", "cp1252", "utf-16"):
+        if encoding.startswith(other):
+            continue
+        if encoding.startswith("utf-8") and other == "cp1252":
+            continue  # every UTF-8 text is some text in cp1252
+        with refused("data.encoding") as caught:
+            read(path, reader={**READER, "encoding": other})
+        assert f'encoding = "{encoding.removesuffix("-sig").removesuffix("-le")}"' in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nord.csv.gz", "nord.tsv.gz", "nord.tsv", "NORD.CSV"])
+def test_compressed_and_tab_separated_tables(tmp_path, name):
+    is_tab = ".tsv" in name
+    content = (GERMAN.replace(";", "\t") if is_tab else GERMAN).encode("cp1252")
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    reader = {key: value for key, value in READER.items() if not is_tab or key != "separator"}
+    check(read(tmp_path / name, reader=reader))
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(GERMAN.encode("cp1252"))[:-12]])
+def test_a_broken_archive_is_refused(tmp_path, content):
+    (tmp_path / "nord.csv.gz").write_bytes(content)
+    with refused("data.unreadable"):
+        read(tmp_path / "nord.csv.gz")
+
+
+def write_workbook(path, sheets=("Tabelle1",), key="Müller 1"):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for name in sheets:
+        sheet = book.create_sheet(name)
+        sheet.append(["Fall", "Größe", "Aufnahme", "krank"])
+        sheet.append([key, 1.8, datetime.datetime(2020, 2, 3), "ja"])
+        sheet.append(["Zoë 2", 1.65, datetime.date(2020, 1, 1), "nein"])
+    book.save(path)
+    return path
+
+
+def test_a_workbook_is_read_by_its_cells(tmp_path):
+    check(read(write_workbook(tmp_path / "nord.xlsx")))
+    both = write_workbook(tmp_path / "both.xlsx", ("notes", "stays"))
+    check(read(both, reader={**READER, "sheet": "stays"}))
+    for reader in (READER, {**READER, "sheet": "Stays"}):
+        with refused("data.unreadable") as caught:
+            read(both, reader=reader)
+        assert caught.value.field == "data.schema.reader.sheet"
+
+
+def test_a_workbook_does_not_join_persons_whose_numbers_it_rounds(tmp_path):
+    with refused("data.value"):
+        read(write_workbook(tmp_path / "nord.xlsx", key=1_234_567_890_123_456))
+
+
+def test_a_workbook_without_the_extra_names_it(tmp_path, monkeypatch):
+    path = tmp_path / "nord.xlsx"
+    path.write_bytes(b"PK")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with refused("data.no_reader") as caught:
+        read(path)
+    assert "silodp[excel]" in str(caught.value)
+
+
+def test_a_file_that_is_no_workbook_is_refused(tmp_path):
+    pytest.importorskip("openpyxl")
+    (tmp_path / "nord.xlsx").write_bytes(b"PK no archive")
+    with refused("data.unreadable"):
+        read(tmp_path / "nord.xlsx")
+
+
+def test_silos_may_write_their_tables_in_different_ways(tmp_path):
+    (tmp_path / "nord.csv").write_text(GERMAN, encoding="cp1252")
+    english = GERMAN.replace(",", ".").replace(";", ",").replace("Müller 1", "Ann 3")
+    (tmp_path / "sud.csv").write_text(english, encoding="utf-8")
+    files = {"nord": tmp_path / "nord.csv", "sud": tmp_path / "sud.csv"}
+    built = Federation.from_tables(files, schema(reader=Reader(), readers={"nord": READER}))
+    np.testing.assert_array_equal(built.silos[0].x, built.silos[1].x)
+    assert built.users == 3
+
+
+@pytest.mark.parametrize("cell", ["1.234", "1.234,5", "1,2,3"])
+def test_a_number_that_may_have_separators_of_thousands_is_refused(tmp_path, cell):
+    (tmp_path / "nord.csv").write_text(GERMAN.replace("1,80", cell), encoding="cp1252")
+    with refused("data.value") as caught:
+        read(tmp_path / "nord.csv")
+    assert caught.value.field == "Größe"
+
+
+def test_the_decimal_mark_and_the_separator_are_named_where_they_differ(tmp_path):
+    (tmp_path / "nord.csv").write_text(GERMAN, encoding="cp1252")
+    with refused("data.unreadable") as caught:
+        read(tmp_path / "nord.csv", reader={"encoding": "cp1252"})
+    assert 'separator = ";"' in str(caught.value)
+    with refused("data.value") as caught:
+        read(tmp_path / "nord.csv", reader={"encoding": "cp1252", "separator": ";"})
+    assert 'decimal = ","' in str(caught.value)
+
+
+@pytest.mark.parametrize("cell", ["2020-02-03", "31.02.2020", "", "03.02.20"])
+def test_a_cell_that_is_no_date_of_the_layout_is_refused(tmp_path, cell):
+    (tmp_path / "nord.csv").write_text(GERMAN.replace("03.02.2020", cell), encoding="cp1252")
+    with refused("data.value") as caught:
+        read(tmp_path / "nord.csv")
+    assert caught.value.field == "Aufnahme"
+
+
+def test_dates_of_parquet_need_no_layout(tmp_path):
+    frame = pd.DataFrame(
+        {
+            "Fall": ["Müller 1", "Zoë 2"],
+            "Größe": [1.8, 1.65],
+            "Aufnahme": pd.to_datetime(["2020-02-03", "2020-01-01"]),
+            "krank": ["ja", "nein"],
+        }
+    )
+    frame.to_parquet(tmp_path / "nord.parquet")
+    check(read(tmp_path / "nord.parquet"))
+
+
+GAPS = "id,crp,stage,ill\n1,,II,yes\n2,30,?,no\n3,NA,I,No\n4,10,II,TRUE\n"
+
+
+def read_gaps(folder, crp, stage, **changes):
+    (folder / "gaps.csv").write_text(GAPS)
+    fields = {"user": "id", "label": "ill", "classes": [False, True], "reader": Reader(missing=["?"])}
+    numeric, categorical = {"crp": crp}, {"stage": stage}
+    given = Schema(**{**fields, "numeric": numeric, "categorical": categorical, **changes})
+    return Federation.from_tables([folder / "gaps.csv"], given)
+
+
+def test_missing_cells_follow_the_declared_policy(tmp_path):
+    stages = {"categories": ["I", "II", "unknown"], "missing": "unknown"}
+    built = read_gaps(tmp_path, {"range": (0, 100), "typical": (20, 10), "missing": 5}, stages)
+    np.testing.assert_array_equal(built.silos[0].x[:, 0], [-1.5, 1, -1.5, -1])
+    np.testing.assert_array_equal(built.silos[0].x[:, 3], [0, 1, 0, 0])
+    np.testing.assert_array_equal(built.silos[0].y, [1, 0, 0, 1])
+    built = read_gaps(tmp_path, {"range": (0, 100), "typical": (20, 10), "missing": "indicator"}, stages)
+    assert built.features[:2] == ("crp", "crp is missing")
+    np.testing.assert_array_equal(built.silos[0].x[:, :2], [[0, 1], [1, 0], [0, 1], [-1, 0]])
+    built = read_gaps(tmp_path, {"range": (0, 100), "missing": "indicator"}, stages)
+    np.testing.assert_allclose(built.silos[0].x[:, 0], [0, -0.4, 0, -0.8], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("crp", "stage", "column"),
+    [
+        ((0, 100), {"categories": ["I", "II", "unknown"], "missing": "unknown"}, "crp"),
+        ({"range": (0, 100), "missing": 0}, ["I", "II", "unknown"], "stage"),
+    ],
+)
+def test_missing_cells_are_refused_where_nothing_is_declared(tmp_path, crp, stage, column):
+    with refused("data.value") as caught:
+        read_gaps(tmp_path, crp, stage)
+    assert caught.value.field == column
+    assert "missing" in str(caught.value)
+
+
+def test_a_missing_label_is_never_filled_in(tmp_path):
+    with refused("data.value") as caught:
+        read_gaps(tmp_path, {"range": (0, 100), "missing": 0}, ["I", "II", "?"], label="crp", kind="real",
+                  classes=None, numeric={}, categorical={"stage": ["I", "II", "?"]})  # fmt: skip
+    assert caught.value.field == "crp"
+
+
+def test_events_may_be_true_and_false(tmp_path):
+    (tmp_path / "a.csv").write_text("id,size,died,months\n1,3,TRUE,4\n2,5,no,7.5\n")
+    given = Schema(user="id", kind="survival", event="died", time="months", numeric={"size": (0, 10)})
+    built = Federation.from_tables([tmp_path / "a.csv"], given)
+    np.testing.assert_array_equal(built.silos[0].y, [[1, 4], [0, 7.5]])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reader": {"separator": ";;"}},
+        {"reader": {"decimal": ";"}},
+        {"reader": {"separator": ",", "decimal": ","}},
+        {"reader": {"encoding": "utf-88"}},
+        {"reader": {"encoding": "base64"}},
+        {"reader": {"missing": "?"}},
+        {"reader": {"seperator": ";"}},
+        {"readers": {"nord": {"seperator": ";"}}},
+        {"readers": {"nord": ";"}},
+        {"numeric": {"age": {"range": (0, 10), "missing": 11}}},
+        {"numeric": {"age": {"range": (0, 10), "missing": "mean"}}},
+        {"numeric": {"age": {"range": (0, 10), "missing": True}}},
+        {"numeric": {"day": {"range": (0, 10), "date": "%d.%m.%Y"}}},
+        {"numeric": {"day": {"range": (0, 10), "since": "2020-01-01"}}},
+        {"numeric": {"day": {"range": (0, 10), "date": "%d.%m.", "since": "2020-01-01"}}},
+        {"numeric": {"day": {"range": (0, 10), "date": "%d.%m.%Y", "since": "1.1.2020"}}},
+        {"categorical": {"ward": {"categories": ["a", "b"], "missing": "c"}}},
+        {"categorical": {"ward": {"categories": ["a", "b"], "mising": "a"}}},
+    ],
+)
+def test_wrong_settings_are_refused(changes):
+    with refused("data.schema"):
+        schema(**changes)
+
+
+def test_a_configuration_has_the_same_settings(tmp_path):
+    (tmp_path / "nord.csv").write_text(GERMAN, encoding="cp1252")
+    (tmp_path / "config.toml").write_text(
+        """
+rounds = 1
+[data]
+source = "tables"
+files = ["nord.csv"]
+[data.schema]
+user = "Fall"
+label = "krank"
+classes = ["nein", "ja"]
+[data.schema.reader]
+encoding = "cp1252"
+[data.schema.readers]
+nord = { separator = ";", decimal = ",", encoding = "cp1252" }
+[data.schema.numeric]
+"Größe" = { range = [0, 2.5], typical = [1.7, 0.1] }
+Aufnahme = { range = [0, 366], date = "%d.%m.%Y", since = "2020-01-01" }
+[method]
+name = "uldp-sgd"
+noise_multiplier = 1.0
+clip = 1.0
+""",
+        encoding="utf-8",
+    )
+    check(load_config(tmp_path / "config.toml").federation())
+
+
+def test_a_split_of_rows_warns(tmp_path, caplog):
+    (tmp_path / "a.csv").write_text("id,size,ill,part\n1,3,no,train\n1,5,yes,test\n2,3,no,train\n")
+    given = Schema(user="id", label="ill", classes=["no", "yes"], numeric={"size": (0, 10)}, split="part")
+    with caplog.at_level(logging.WARNING):
+        Federation.from_tables([tmp_path / "a.csv"], given)
+    assert "test_share" in caplog.text
+    caplog.clear()
+    (tmp_path / "a.csv").write_text("id,size,ill,part\n1,3,no,train\n3,5,yes,test\n2,3,no,train\n")
+    with caplog.at_level(logging.WARNING):
+        Federation.from_tables([tmp_path / "a.csv"], given)
+    assert "test_share" not in caplog.text
