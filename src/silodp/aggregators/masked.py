@@ -58,8 +58,7 @@ class Masked(MaskedAggregator):
     visibility = (
         Visibility(
             "The server",
-            f"the noisy sum over the silos that answered, and which silos these were; "
-            f"{DISCLOSED_COUNTS}, silo by silo",
+            f"the noisy sum over the silos that answered, and which silos these were; {DISCLOSED_COUNTS}, silo by silo",
             "who was sampled; any single silo's sum, with noise or without; records; a single person's update",
         ),
         Visibility(
@@ -145,9 +144,7 @@ class _Server(MaskedServer):
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         ring, step = self.aggregator.ring(self.spec)
-        values = (
-            answer.arrays["masked"] for answer in result.answers.values()
-        )  # added to a zero, not changed
+        values = (answer.arrays["masked"] for answer in result.answers.values())
         total: np.ndarray = ring.center(open_sum(values, result.seals, ring)) * step
         return total
 

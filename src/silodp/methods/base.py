@@ -179,7 +179,7 @@ class Method(ABC):
 
     @property
     def needs_counts(self) -> bool:
-        """Whether n[s,u], each user's number of records in each silo, is needed for weights or quotas."""
+        """Whether n[s,u], each user's number of records in each silo, is needed for weights."""
         return False
 
     @property
