@@ -43,7 +43,7 @@ from silodp.wire.schemas import Array, Schema, Script
 
 @dataclass(frozen=True, repr=False)
 class Masked(MaskedAggregator):
-    """Secure aggregation: the silos draw the user sample; the server knows counts where weights go by records.
+    """Secure aggregation: the silos draw the user sample; the server knows counts where weights are not uniform.
 
     Args:
         min_silos: m, the fewest silos whose answers are added up; noise is sized for them (None: all must answer).
@@ -63,8 +63,8 @@ class Masked(MaskedAggregator):
         ),
         Visibility(
             "Each silo",
-            "the global models; which silos answered; who was sampled; where weights go by records, for its own "
-            "persons also their totals over all silos",
+            "the global models; which silos answered; who was sampled; where weights are not uniform, what its weights "
+            "say of its persons' records in other silos",
             "other silos' sums, records and separate counts",
         ),
         RECIPIENT,
