@@ -202,6 +202,8 @@ CODES: dict[str, str] = {
     "model.raised": "a model, or the function that makes it, raised an exception of its own",
     "model.running_state": "running a model changes its state",
     "model.shared_memory": "two parameters share memory without being one parameter",
+    "plan.no_candidate": "no weighting has a guarantee against the adversary of the target",
+    "plan.no_table": "settings are to be tuned for records that are not tables of numbers",
     "policy.digest": "a silo's policy has not accepted the digest of the public folder",
     "policy.limit": "a request would lead beyond a limit of a silo's policy",
     "policy.missing": "a silo has no policy yet",
