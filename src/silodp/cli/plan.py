@@ -141,7 +141,7 @@ def epsilon(
             help="Number of parameters d. Default: a million; with integer noise ε grows slightly with d."
         ),
     ] = None,
-    weighting: Annotated[str | None, typer.Option(help="uniform or records.")] = None,
+    weighting: Annotated[str | None, typer.Option(help="uniform, present, records or home.")] = None,
     colluding: Annotated[
         int,
         typer.Option(

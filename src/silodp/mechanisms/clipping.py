@@ -164,7 +164,12 @@ class ClippedSum:
         return Share(self.value + draw_gaussian(self.value.numel(), std, stream), std, self.refused)
 
 
-def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None) -> ClippedRows:
+_LEAST_NORM = 1e-120  # below, squares of float64 lose digits, and a factor of clip/norm could miss the ball
+
+
+def clip_rows(
+    owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None, normalize: bool = False
+) -> ClippedRows:
     """Compute the factor min(1, clip/‖row‖₂) of every row; a row that is not finite gets factor 0.
 
     A non-finite row becomes zero by itself, as a function of its owner's records alone, so the sensitivity stays
@@ -175,6 +180,7 @@ def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = No
         rows: (r, d).
         clip: C.
         own: (r,) float64 in (0, 1], each row's part of the clip, where some are clipped to less; None: all of it.
+        normalize: whether shorter rows are made as long as the clip, too: the factor is clip/‖row‖₂, and 1 for zero.
     """
     import torch
 
@@ -182,7 +188,8 @@ def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = No
     # Shrunk a little, so that the rounded product, too, stays within the ball.
     margin = 1 - 1e-12
     most = clip * margin if own is None else clip * margin * own.to(norms)
-    factors = torch.clamp(most / norms.clamp_min(torch.finfo(torch.float64).tiny), max=1.0)
+    factors = most / norms.clamp_min(_LEAST_NORM)
+    factors = torch.where(norms > _LEAST_NORM, factors, 1.0) if normalize else factors.clamp(max=1.0)
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
 
 

@@ -48,6 +48,40 @@ def test_no_clipped_row_leaves_the_ball(seed, rows, size, scale, clip, double):
     assert (clipped.factors[inside & finite] == 1).all(), "a row inside the ball is left alone"
 
 
+@given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 50), scales, scales, st.booleans())
+def test_a_normalized_row_is_as_long_as_the_clip(seed, rows, size, scale, clip, double):
+    dtype = torch.float64 if double else torch.float32
+    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed), dtype=dtype) * scale
+    clipped = clip_rows(torch.arange(rows), values, clip, normalize=True)
+    norms = torch.linalg.vector_norm(values.double() * clipped.factors.unsqueeze(1), dim=1)
+    assert (norms <= clip).all()
+    assert (norms >= clip * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e6])
+def test_the_shortest_rows_stay_in_the_ball(clip):
+    """Squares of float64 below 1e-308 lose their digits, and a norm computed from them may be too small."""
+    sizes = [5e-324, 1e-300, 3e-160, 1e-130, 2e-119, 0.0]
+    smallest = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1).expand(6, 7)
+    assert (smallest[:-1, 0] > 0).all()
+    for normalize in (True, False):
+        clipped = clip_rows(torch.arange(6), smallest, clip, normalize=normalize)
+        rows = (smallest * clipped.factors.unsqueeze(1)).tolist()
+        assert all(math.hypot(*row) <= clip for row in rows)
+        assert clipped.refused == 0
+    float32 = torch.tensor([[1.4e-45, 0.0]])
+    assert (
+        float32.double() * clip_rows(torch.arange(1), float32, clip, normalize=True).factors
+    ).norm() > 0.99 * clip
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_normalized_row_that_is_not_finite_counts_as_zero(bad):
+    clipped = clip_rows(torch.arange(2), torch.tensor([[0.3, 0.4], [bad, 1.0]]), 1.0, normalize=True)
+    assert clipped.refused == 1
+    assert clipped.factors.tolist() == [pytest.approx(2.0), 0.0]
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_row_that_is_not_finite_counts_as_zero_and_is_counted(bad):
     rows = torch.tensor([[3.0, 4.0], [bad, 1.0]])
