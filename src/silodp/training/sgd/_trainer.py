@@ -14,6 +14,7 @@ from silodp.training.gradients import (
     Gradient,
     build_looped_gradient,
     build_single_user_gradient,
+    build_traceable_gradient,
     build_user_gradient,
     is_vectorizable,
 )
@@ -203,7 +204,8 @@ class Trainer:
 
         def trace() -> TracedGradient | None:
             example = self._gather(*(torch.zeros(len(rows[0]), width, dtype=torch.int64),) * 2)
-            return TracedGradient.try_trace(self.gradient, (*rows, *example), len(rows), self.single_user)
+            gradient = self.gradient if self.single_user else build_traceable_gradient(self.task)
+            return TracedGradient.try_trace(gradient, (*rows, *example), len(rows), self.single_user)
 
         traced: TracedGradient | None = self.task.engine.get(("trace", self.data, len(rows[0]), width), trace)
         return traced
