@@ -12,14 +12,14 @@ from silodp._lazy import export_lazily
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
-    from silodp import data, methods
+    from silodp import data, methods, tracking
     from silodp.accounting.accountant import Accountant
     from silodp.accounting.ledger import Budget
     from silodp.data.federation import Federation
     from silodp.data.silo_data import SiloData
     from silodp.data.tables.schema import Schema
     from silodp.methods.model_averaging import average_models
-    from silodp.runtime.train import Result, train
+    from silodp.runtime.train import Result, RoundResult, train
     from silodp.training.losses import Loss
     from silodp.training.sgd.local import LocalTraining
     from silodp.training.task import Task
@@ -33,6 +33,7 @@ __all__ = [
     "LocalTraining",
     "Loss",
     "Result",
+    "RoundResult",
     "Schema",
     "SiloData",
     "SilodpError",
@@ -40,6 +41,7 @@ __all__ = [
     "average_models",
     "data",
     "methods",
+    "tracking",
     "train",
 ]
 
@@ -50,12 +52,14 @@ _HOMES = {
     "LocalTraining": "silodp.training.sgd",
     "Loss": "silodp.training.losses",
     "Result": "silodp.runtime.train",
+    "RoundResult": "silodp.runtime.train",
     "Schema": "silodp.data.tables.schema",
     "SiloData": "silodp.data.silo_data",
     "Task": "silodp.training.task",
     "average_models": "silodp.methods.model_averaging",
     "data": "silodp.data",
     "methods": "silodp.methods",
+    "tracking": "silodp.tracking",
     "train": "silodp.runtime.train",
 }
 

@@ -154,6 +154,34 @@ def test_norms_do_not_depend_on_how_rows_are_cut(rows, size):
     np.testing.assert_allclose(factors.numpy(), np.minimum(1.0, 1 / norms), rtol=1e-11)
 
 
+@pytest.mark.parametrize("size", [(1 << 14) - 1, 1 << 14, (1 << 14) + 1, 100_003, 300_001])
+@pytest.mark.parametrize("double", [False, True])
+def test_long_rows_in_blocks_of_columns_stay_in_the_ball(size, double):
+    """The norm is over all columns: of one block alone it would let a row be as many clips long as it has blocks."""
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randn(5, size, generator=generator, dtype=torch.float64 if double else torch.float32)
+    rows *= torch.tensor([1e-30, 1e-3, 1.0, 1e3, 1e30]).unsqueeze(1)
+    rows[3, : size // 2] = 0  # all of its length in the last blocks
+    clipped = clip_rows(torch.arange(5), rows, 0.5)
+    exact = [math.sqrt(math.fsum((row.numpy().astype(np.longdouble) ** 2).tolist())) for row in rows]
+    for row, factor, norm in zip(rows, clipped.factors.tolist(), exact, strict=True):
+        assert norm * factor <= 0.5
+        assert factor == pytest.approx(min(1.0, 0.5 / norm), rel=2e-12)
+        one = fold([clip_rows(torch.zeros(1, dtype=torch.int64), row[None], 0.5)], size, 0.5)
+        assert math.sqrt(math.fsum((one.value**2).tolist())) <= 0.5
+    weights = torch.rand(5, generator=generator, dtype=torch.float64)
+    total = fold([clipped], size, 0.5, weights).value
+    torch.testing.assert_close(total, (clipped.factors * weights) @ rows.double(), rtol=1e-9, atol=1e-14)
+
+
+def test_one_number_that_is_not_finite_refuses_all_blocks_of_its_row():
+    rows = torch.ones(3, 50_000)
+    rows[1, 49_999] = float("nan")
+    total = fold([clip_rows(torch.arange(3), rows, 1.0)], 50_000, 1.0)
+    assert total.refused == 1
+    assert float(total.value.norm()) == pytest.approx(2.0)
+
+
 def test_rows_of_another_clip_are_refused():
     with pytest.raises(SilodpError, match="clip"):
         fold([clip_rows(torch.arange(1), torch.ones(1, 2), 2.0)], 2, 1.0)

@@ -7,7 +7,6 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from silodp.data.identity import IdentityProfile, load_profile
+from silodp.data.tables.columns import NumericColumn, read_numeric
 from silodp.errors import SilodpError, check_real, first_line
 
 ASSUMES_INDEX_FROM_TABLES = (
@@ -41,7 +41,8 @@ class Schema:
         kind: "classes", "real" (a number) or "survival" (`event` and `time` instead of `label`).
         classes: the label's values, in the order of the class numbers (kind "classes").
         event, time: columns of 0/1 and of a time ≥ 0 (kind "survival").
-        numeric: column → public range (low, high), which is mapped to [-1, 1].
+        numeric: column → public range (low, high), which is mapped to [-1, 1]; or a `NumericColumn` or a table of its
+            fields, which may also give typical = (center, spread), by which values are standardized.
         categorical: column → public categories, one-hot in this order.
         split: optional column holding "train" or "test".
         test_share: instead of `split`: the share of persons whose records are all for testing, between 0 and 1.
@@ -63,7 +64,7 @@ class Schema:
     classes: Sequence[Any] | None = None
     event: str | None = None
     time: str | None = None
-    numeric: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    numeric: Mapping[str, Any] = field(default_factory=dict)
     categorical: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     split: str | None = None
     users: Sequence[Any] | str | Path | None = None
@@ -113,13 +114,7 @@ class Schema:
                 )
         if not self.numeric and not self.categorical:
             raise _refusal("no features; declare numeric ranges or categorical values", "data.schema")
-        for column, bounds in self.numeric.items():
-            if not _is_range(bounds):
-                raise _refusal(
-                    f"numeric column {column!r} has range {bounds!r}; give finite (low, high), low < high",
-                    "data.schema",
-                    "numeric",
-                )
+        self.numeric_columns()
         for column, categories in self.categorical.items():
             _check_values(f"categorical column {column!r}", categories)
         for column in self.columns:
@@ -175,6 +170,14 @@ class Schema:
         one_hot = [f"{c}={value}" for c, values in self.categorical.items() for value in values]
         return (*self.numeric, *one_hot)
 
+    def numeric_columns(self) -> dict[str, NumericColumn]:
+        """Return the numeric columns by name.
+
+        Raises:
+            SilodpError: the constants of one are wrong.
+        """
+        return {column: read_numeric(column, declared) for column, declared in self.numeric.items()}
+
     def read_users(self) -> Sequence[Any] | None:
         """Return the public list of user keys as it is written, from its file where `users` is a path.
 
@@ -217,12 +220,6 @@ def _refusal(reason: str, code: str, field: str = "") -> SilodpError:
     return SilodpError(
         f"schema: {reason}", code=code, field=f"data.schema.{field}" if field else "data.schema"
     )
-
-
-def _is_range(bounds: Any) -> bool:
-    pair = isinstance(bounds, Sequence | np.ndarray) and len(bounds) == 2
-    numbers = pair and all(isinstance(bound, Real) for bound in bounds)
-    return numbers and bool(np.isfinite(bounds).all()) and bool(bounds[0] < bounds[1])
 
 
 def _check_values(what: str, values: Any) -> None:
