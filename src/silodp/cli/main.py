@@ -25,8 +25,10 @@ from silodp.cli._console import (
     Config,
     Interrupted,
     Json,
+    LogPrivate,
     Out,
     Set,
+    Trackers,
     describe_failure,
     log,
     show,
@@ -35,6 +37,7 @@ from silodp.cli.data import data_app
 from silodp.cli.deploy import audit_log, deploy_app, server, silo
 from silodp.cli.identity import identity_app
 from silodp.cli.plan import epsilon, plan
+from silodp.cli.predict import predict
 from silodp.cli.table import table_app
 from silodp.errors import SilodpError
 
@@ -47,6 +50,9 @@ _RUN_FILES = {
     "run_spec.json",
     "guarantee.json",
     "model.safetensors",
+    "model.json",
+    "model.py",
+    "MODEL_CARD.md",
     "report.html",
     "plots",
     "checkpoint",
@@ -56,11 +62,28 @@ _RUN_FILES = {
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
-    help="User-level differential privacy for federated learning across silos. To begin, run: silodp demo.",
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from silodp import __version__
+
+        print(f"silodp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """User-level differential privacy for federated learning across silos. To begin, run: silodp demo."""
 
 
 @app.command()
@@ -72,6 +95,8 @@ def run(
         bool,
         typer.Option("--resume", help="Continue a run that was stopped: silodp run DIR --resume."),
     ] = False,
+    log_: Trackers = None,
+    log_private: LogPrivate = None,
     as_json: Json = False,
 ) -> None:
     """Train a model. Writes model, guarantee, metrics and report to DIR (default: runs/NAME)."""
@@ -83,7 +108,7 @@ def run(
     elif resume and out is None and (config.parent / "checkpoint").is_dir():
         out = config.parent  # config.toml of a run
     settings = load_config(config, set_ or ())
-    _train(settings, out or Path("runs") / settings.name, resume, as_json)
+    _train(settings, out or Path("runs") / settings.name, resume, as_json, log_ or (), log_private)
 
 
 def load_demo() -> RunConfig:
@@ -148,17 +173,25 @@ def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished run.")],
     as_json: Json = False,
 ) -> None:
-    """Check the guarantee against the ledger. Writes DIR/report.html again."""
+    """Check the guarantee against the ledger. Writes DIR/report.html and DIR/MODEL_CARD.md again."""
+    from silodp.bundle.model_card import write_card
     from silodp.report.page import write_report
     from silodp.report.run_record import read_run
 
     path = write_report(directory)
-    audit = read_run(directory).audit
+    record = read_run(directory)
+    card = write_card(directory, record)
+    audit = record.audit
     unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked
-    result = {"report": str(path), "not_checked": unchecked}
-    show(result, as_json, [str(path), *(f"Not checked: {what}." for what in unchecked)])
+    result = {"report": str(path), "card": None if card is None else str(card), "not_checked": unchecked}
+    show(
+        result,
+        as_json,
+        [str(path), *([] if card is None else [str(card)]), *(f"Not checked: {what}." for what in unchecked)],
+    )
 
 
+app.command()(predict)
 app.add_typer(deploy_app, name="deploy")
 app.command()(server)
 app.command()(silo)
@@ -168,11 +201,18 @@ app.add_typer(identity_app, name="identity")
 app.add_typer(table_app, name="table")
 
 
-def _train(settings: RunConfig, directory: Path, resume: bool, as_json: bool) -> None:
+def _train(
+    settings: RunConfig,
+    directory: Path,
+    resume: bool,
+    as_json: bool,
+    trackers: Sequence[str] = (),
+    log_private: bool | None = None,
+) -> None:
     from silodp.cli.run import format_summary, run_config
 
     with _redirect_prints():
-        summary = run_config(settings, directory, resume)
+        summary = run_config(settings, directory, resume, trackers, log_private)
     show(summary, as_json, format_summary(summary))
 
 
