@@ -2,6 +2,7 @@
 
 import datetime
 import gzip
+import json
 import logging
 import sys
 
@@ -12,7 +13,7 @@ import pytest
 from silodp.config.schema import load_config
 from silodp.data import Federation
 from silodp.data.tables.columns import Reader
-from silodp.data.tables.reader import Schema
+from silodp.data.tables.reader import Schema, read_inputs
 from support.refusals import refused
 
 GERMAN = "Fall;Größe;Aufnahme;krank\nMüller 1;1,80;03.02.2020;ja\nZoë 2;1,65;01.01.2020;nein\n"
@@ -289,3 +290,13 @@ def test_a_split_of_rows_warns(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         Federation.from_tables([tmp_path / "a.csv"], given)
     assert "test_share" not in caplog.text
+
+
+def test_a_prediction_reads_files_dates_and_missing_cells_as_training_does(tmp_path):
+    (tmp_path / "nord.csv").write_text(GERMAN, encoding="cp1252")
+    stages = {"categories": ["ja", "nein"], "missing": "ja"}
+    given = schema(label="Fall", kind="real", classes=None, user="x", categorical={"krank": stages})
+    restored = Schema.from_inputs(json.loads(json.dumps(given.describe_inputs())))
+    assert restored.features == given.features
+    x, _ = read_inputs(tmp_path / "nord.csv", restored)
+    np.testing.assert_allclose(x, [[1, 33 / 183 - 1, 1, 0], [-0.5, -1, 0, 1]], atol=1e-6)
