@@ -22,6 +22,7 @@ from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
 from silodp.data.silo_data import scale_to_range
 from silodp.data.tables.columns import NumericColumn
+from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -255,6 +256,7 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
         name="embedded",
         classes=2,
         features=tuple(EMBEDDED_RANGES),
+        schema=EMBEDDED.schema,
     )
 
 
@@ -317,6 +319,13 @@ EMBEDDED = Dataset(
     record_shape=(len(EMBEDDED_RANGES),),
     classes=2,
     features=tuple(EMBEDDED_RANGES),
+    schema=Schema(
+        user="patient",
+        label="diagnosis",
+        classes=("benign", "malignant"),
+        numeric=EMBEDDED_RANGES,
+        out_of_range="clip",
+    ),
     origin=Origin(
         rows=569, license="BSD 3-clause (scikit-learn)", publisher="Wisconsin breast cancer, in scikit-learn"
     ),

@@ -73,6 +73,32 @@ class Table:
         columns[schema.user] = np.array([key or "" for key in found], dtype=object)
         return cls(path, schema, columns, dropped)
 
+    @classmethod
+    def read_inputs(cls, source: Path | pd.DataFrame, schema: Schema) -> tuple[Table, pd.DataFrame]:
+        """Read the columns of features alone, which is all that a prediction needs.
+
+        Args:
+            source: a file, or the table itself.
+            schema: says which columns they are, and how they are read.
+
+        Returns:
+            The table, and all cells of the source in its order of rows.
+
+        Raises:
+            SilodpError: no such file, unreadable, or without a column of a feature.
+        """
+        path = Path("the data frame") if isinstance(source, pd.DataFrame) else source
+        if isinstance(source, pd.DataFrame):
+            header = [_header_text(column) for column in source.columns]
+            frame = source.set_axis(header, axis=1).reset_index(drop=True)
+        else:
+            frame, header = _read_frame(source)
+        for column in schema.feature_columns:
+            _check_column(path, header, column)
+        _check_rows(path, frame)
+        texts = {column: _as_text(frame[_header_text(column)], path) for column in schema.feature_columns}
+        return cls(path, schema, texts), frame
+
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
         """Raise for the first bad row, if any."""
         if bad.any():

@@ -6,12 +6,14 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from numbers import Real
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from silodp.data.identity import IdentityProfile, load_profile
 from silodp.data.tables.columns import NumericColumn, read_numeric
@@ -27,6 +29,11 @@ ASSUMES_INDEX_BY_PROFILE = (
     "it knows who has records where. The numbers say nothing of a person."
 )
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
+
+_OF_RECORDS = {
+    "user", "label", "kind", "classes", "event", "time", "split", "users", "budget", "identity", "test_share",
+}  # fmt: skip
+"""Fields of a schema that say nothing about features."""
 
 _WHOLE = re.compile(r"(-?\d+)\.0+")
 
@@ -162,7 +169,12 @@ class Schema:
     def columns(self) -> tuple[str, ...]:
         """Every column the tables must have."""
         named = (self.user, self.label, self.event, self.time, self.split, self.budget)
-        return (*(column for column in named if column is not None), *self.numeric, *self.categorical)
+        return (*(column for column in named if column is not None), *self.feature_columns)
+
+    @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """The columns that features are made of; a prediction needs no others."""
+        return (*self.numeric, *self.categorical)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -177,6 +189,31 @@ class Schema:
             SilodpError: the constants of one are wrong.
         """
         return {column: read_numeric(column, declared) for column, declared in self.numeric.items()}
+
+    def find_range(self, column: str) -> tuple[float, float]:
+        """Return the declared range of a numeric column."""
+        return self.numeric_columns()[column].range
+
+    def scale_numbers(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return values of a numeric column, (n,), clipped and scaled as its feature is."""
+        return self.numeric_columns()[column].scale(values)
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """Return how features are read and scaled, JSON-ready; nothing about persons, labels or files."""
+        given = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OF_RECORDS}
+        return {name: _to_plain(value) for name, value in given.items()}
+
+    @classmethod
+    def from_inputs(cls, inputs: Mapping[str, Any]) -> Schema:
+        """Return a schema that reads features as the one that `describe_inputs` described; its tables have no labels.
+
+        Raises:
+            SilodpError, TypeError: it is no such description.
+        """
+        if unknown := _OF_RECORDS & set(inputs):
+            raise _refusal(f"{min(unknown)} says nothing about features; take it out", "data.schema")
+        # No header has a line break, so these two columns are in no table.
+        return cls(**{"user": "\nuser", "label": "\nlabel", "kind": "real", **inputs})
 
     def read_users(self) -> Sequence[Any] | None:
         """Return the public list of user keys as it is written, from its file where `users` is a path.
@@ -226,6 +263,19 @@ def _check_values(what: str, values: Any) -> None:
     listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
     if not listed or len(values) < 2 or len({text_of(value) for value in values}) < len(values):
         raise _refusal(f"{what} are {short(values)}; list at least two values, all different", "data.values")
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a setting of a schema as JSON has it; categories become the texts that they are compared as."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key: _to_plain(item) for key, item in vars(value).items() if item is not None}
+    if isinstance(value, Mapping):
+        return {str(key): _to_plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
+        return [_to_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return float(value) if isinstance(value, Real) else text_of(value)
 
 
 def text_of(value: object) -> str:
