@@ -12,7 +12,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-fuzz test-newest lint types imports docs benchmarks pages errors listings clean
+.PHONY: demo test test-slow test-deploy test-flower test-trackers test-fuzz test-newest lint types imports docs benchmarks results pages errors listings clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -31,6 +31,11 @@ test-deploy: $(DEVELOPED)
 # Messages over Flower, which has an environment of its own; without it these tests are skipped.
 test-flower: $(DEVELOPED) $(FLOWER)/.installed
 	SILODP_FLOWER=$(FLOWER) $(PYTEST) -m slow tests/end_to_end/test_flower.py
+
+# Logs by TensorBoard and MLflow; where MLflow is not installed, its tests are skipped.
+test-trackers: $(DEVELOPED)
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[tensorboard,mlflow]'
+	$(PYTEST) tests/end_to_end/test_on_round.py
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
 test-fuzz: $(DEVELOPED)
@@ -60,6 +65,11 @@ docs: $(DOCUMENTED)
 
 benchmarks: $(DEVELOPED)
 	$(BIN)/python benchmarks/run.py
+
+# Every training run of docs/results.md that has no line yet in benchmarks/results; ONLY=heart for a part, ARGS=--list for
+# what is missing and its cost, ARGS=--tables to write the tables. SILODP_DATA is the folder of the data sets.
+results: $(DEVELOPED)
+	$(BIN)/python benchmarks/results.py $(ONLY) $(ARGS)
 
 # What is generated from the source and kept in docs/; tests fail where it is older than the source.
 pages: errors listings

@@ -12,7 +12,7 @@ from silodp._lazy import export_lazily, find_version
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
-    from silodp import data, methods
+    from silodp import data, methods, tracking
     from silodp.accounting.accountant import Accountant
     from silodp.accounting.ledger import Budget
     from silodp.bundle.trained_model import TrainedModel, load
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from silodp.data.silo_data import SiloData
     from silodp.data.tables.schema import Schema
     from silodp.methods.model_averaging import average_models
-    from silodp.runtime.train import Result, train
+    from silodp.runtime.train import Result, RoundResult, train
     from silodp.training.losses import Loss
     from silodp.training.sgd.local import LocalTraining
     from silodp.training.task import Task
@@ -34,6 +34,7 @@ __all__ = [
     "LocalTraining",
     "Loss",
     "Result",
+    "RoundResult",
     "Schema",
     "SiloData",
     "SilodpError",
@@ -43,6 +44,7 @@ __all__ = [
     "data",
     "load",
     "methods",
+    "tracking",
     "train",
 ]
 
@@ -53,6 +55,7 @@ _HOMES = {
     "LocalTraining": "silodp.training.sgd",
     "Loss": "silodp.training.losses",
     "Result": "silodp.runtime.train",
+    "RoundResult": "silodp.runtime.train",
     "Schema": "silodp.data.tables.schema",
     "SiloData": "silodp.data.silo_data",
     "Task": "silodp.training.task",
@@ -61,6 +64,7 @@ _HOMES = {
     "data": "silodp.data",
     "load": "silodp.bundle.trained_model",
     "methods": "silodp.methods",
+    "tracking": "silodp.tracking",
     "train": "silodp.runtime.train",
 }
 

@@ -211,7 +211,7 @@ def test_calibration_by_noisy_counts_leaves_out_what_is_lost_in_the_noise() -> N
     first, second = calibrate_counts(counts, noise_std=2.0)
     assert (first.predicted, first.observed) == (0.125, 0.1)
     assert (second.predicted, second.observed) == (0.625, 0.75)
-    assert second.error > first.error > np.sqrt(0.1 * 0.9 / 100)
+    assert second.error > first.error > np.sqrt((11 / 102) * (91 / 102) / 102)
 
 
 def test_a_damaged_file_of_details_is_one_sentence(tmp_path: Path) -> None:

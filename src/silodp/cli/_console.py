@@ -43,6 +43,24 @@ Root = Annotated[
     Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data sets. Default: $SILODP_DATA.")
 ]
 
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="NAME[=TARGET]",
+        help="Log every round with tensorboard or mlflow, by default into the folder NAME of the run's directory. "
+        "Can be repeated.",
+    ),
+]
+LogPrivate = Annotated[
+    bool | None,
+    typer.Option(
+        "--log-private/--no-log-private",
+        help="Whether --log includes metrics on private records, which no ε covers. "
+        "Default: only if the target is on this machine.",
+    ),
+]
+
 MISTAKE = 2
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # as shells report it

@@ -13,13 +13,16 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from socket import create_server
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli._console import Config, Json, Set, log, show
+from silodp.cli._console import Config, Json, Set, Trackers, log, show
 from silodp.cli._logging import log_lines
 from silodp.errors import SilodpError, counted
+
+if TYPE_CHECKING:
+    from silodp.runtime.train import RoundResult
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +164,7 @@ def accept_command(
         typer.Option(
             "--index",
             metavar="FILE",
-            help="The file by which a trust center numbers the silo's persons, for weights by records.",
+            help="The file by which a trust center numbers the silo's persons, for weights that depend on records.",
         ),
     ] = None,
     code: Annotated[
@@ -351,6 +354,7 @@ def server(
             help="Answer /health and /metrics here without TLS, for example 127.0.0.1:9464.",
         ),
     ] = None,
+    log_: Trackers = None,
     log_level: LogLevel = "info",
     as_json: Json = False,
 ) -> None:
@@ -359,29 +363,40 @@ def server(
         from silodp.accounting.guarantee import format_rounded_up
         from silodp.deploy.consortium import take_copy
         from silodp.deploy.server import SocketOptions, serve
+        from silodp.tracking import make_tracker
+        from silodp.tracking.base import SafeTracker
+        from silodp.tracking.progress import format_duration
 
         _refuse_both("listen", listen, socket)
         _refuse_both("monitor", monitor, socket)
         consortium = take_copy(public, folder)
 
-        def tell(row: dict[str, Any]) -> None:
-            spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in row["epsilon"].items())
-            text = f"round {row['round']} of {consortium.config.rounds} is done, ε {spent or 0}"
-            _log.info("%s", text, extra={"fields": {"round": row["round"], "epsilon": row["epsilon"]}})
+        logs = [SafeTracker(make_tracker(text, folder, private=False)) for text in log_ or ()]
+
+        def tell(done: RoundResult) -> None:
+            spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in done.epsilon.items())
+            left = f", about {format_duration(done.seconds_left)} left" if done.seconds_left else ""
+            text = f"round {done.round} of {done.rounds} is done, ε {spent or 0}{left}"
+            _log.info("%s", text, extra={"fields": {"round": done.round, "epsilon": dict(done.epsilon)}})
+            for each in logs:
+                each(done)
 
         way = (
             _parse_address(listen, "listen")
             if socket is None
             else SocketOptions(socket, socket_group, repeat)
         )
-        result = serve(
-            folder,
-            consortium,
-            listen=way,
-            patience=patience,
-            monitor=_parse_address(monitor, "monitor"),
-            on_round=tell,
-        )
+        with ExitStack() as opened:
+            for each in logs:
+                opened.callback(each.close)
+            result = serve(
+                folder,
+                consortium,
+                listen=way,
+                patience=patience,
+                monitor=_parse_address(monitor, "monitor"),
+                on_round=tell,
+            )
         done = result.guarantees["released"].rounds
         summary = {"run": str(folder / "run"), "rounds": done, "stopped": result.stopped}
         show(

@@ -25,8 +25,10 @@ from silodp.cli._console import (
     Config,
     Interrupted,
     Json,
+    LogPrivate,
     Out,
     Set,
+    Trackers,
     describe_failure,
     log,
     show,
@@ -60,11 +62,28 @@ _RUN_FILES = {
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
-    help="User-level differential privacy for federated learning across silos. To begin, run: silodp demo.",
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from silodp import __version__
+
+        print(f"silodp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """User-level differential privacy for federated learning across silos. To begin, run: silodp demo."""
 
 
 @app.command()
@@ -76,6 +95,8 @@ def run(
         bool,
         typer.Option("--resume", help="Continue a run that was stopped: silodp run DIR --resume."),
     ] = False,
+    log_: Trackers = None,
+    log_private: LogPrivate = None,
     as_json: Json = False,
 ) -> None:
     """Train a model. Writes model, guarantee, metrics and report to DIR (default: runs/NAME)."""
@@ -87,7 +108,7 @@ def run(
     elif resume and out is None and (config.parent / "checkpoint").is_dir():
         out = config.parent  # config.toml of a run
     settings = load_config(config, set_ or ())
-    _train(settings, out or Path("runs") / settings.name, resume, as_json)
+    _train(settings, out or Path("runs") / settings.name, resume, as_json, log_ or (), log_private)
 
 
 def load_demo() -> RunConfig:
@@ -180,11 +201,18 @@ app.add_typer(identity_app, name="identity")
 app.add_typer(table_app, name="table")
 
 
-def _train(settings: RunConfig, directory: Path, resume: bool, as_json: bool) -> None:
+def _train(
+    settings: RunConfig,
+    directory: Path,
+    resume: bool,
+    as_json: bool,
+    trackers: Sequence[str] = (),
+    log_private: bool | None = None,
+) -> None:
     from silodp.cli.run import format_summary, run_config
 
     with _redirect_prints():
-        summary = run_config(settings, directory, resume)
+        summary = run_config(settings, directory, resume, trackers, log_private)
     show(summary, as_json, format_summary(summary))
 
 

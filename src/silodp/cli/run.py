@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from silodp.accounting.accountant import MembershipAttack
-from silodp.accounting.guarantee import Adversary, format_rounded_up
+from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import CARD, write_card
 from silodp.cli._console import Interrupted, log
@@ -32,14 +31,20 @@ from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, read_run
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
-from silodp.runtime.train import MetricsRow, Result, run
+from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
+from silodp.tracking import make_tracker
+from silodp.tracking.base import SafeTracker
+from silodp.tracking.progress import describe_round, print_progress
 from silodp.wire.store import write_durably
 
-_MOST_LINES = 25
-"""Lines of progress where there is no terminal."""
 
-
-def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, Any]:
+def run_config(
+    config: RunConfig,
+    directory: Path,
+    resume: bool = False,
+    trackers: Sequence[str] = (),
+    log_private: bool | None = None,
+) -> dict[str, Any]:
     """Train as configured, and write model, guarantee, metrics and report.
 
     Nothing is written, and no remark is made, before data, task, method and directory have been accepted.
@@ -48,6 +53,8 @@ def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict
         config: the configuration.
         directory: where everything is written.
         resume: continue the run in the directory.
+        trackers: NAME or NAME=TARGET, see `silodp.tracking.make_tracker`.
+        log_private: whether they log what no ε covers; None: if their target is on this machine.
 
     Returns:
         A JSON-ready summary.
@@ -75,13 +82,18 @@ def run_config(config: RunConfig, directory: Path, resume: bool = False) -> dict
         for remark in remarks:
             log(remark)
 
-    def on_round(row: MetricsRow) -> None:
+    def on_round(done: RoundResult) -> None:
         if not begun:  # the run holds the lock of the directory when it makes its first row
-            begin(max(row["round"] - 1, 0))
-        show(row)
+            begin(max(done.round - 1, 0))
+        show(done)
+        for tracker in logs:
+            tracker(done)
 
     try:
-        with show_progress(config.rounds) as show:
+        with show_progress(config.rounds) as show, ExitStack() as opened:
+            logs = [SafeTracker(make_tracker(text, directory, private=log_private)) for text in trackers]
+            for tracker in logs:
+                opened.callback(tracker.close)
             spec = prepare_run(federation, task, method, **config.settings())
             result = run(
                 spec,
@@ -250,39 +262,25 @@ def _format_errors(errors: Mapping[str, float | None]) -> list[str]:
 
 
 @contextmanager
-def show_progress(rounds: int) -> Iterator[Callable[[MetricsRow], None]]:
-    """Yield a function that shows a row of metrics: a progress bar on a terminal, else a line now and then."""
+def show_progress(rounds: int) -> Iterator[OnRound]:
+    """Yield a function that shows the result of a round: a progress bar on a terminal, else a line now and then."""
     if not sys.stderr.isatty():
-        every = max(1, math.ceil(rounds / _MOST_LINES))
-
-        def show_line(row: MetricsRow) -> None:
-            if row["round"] % every == 0 or row["round"] == rounds:
-                log(f"round {row['round']}/{rounds}  {_describe_row(row)}".rstrip())
-
-        yield show_line
+        yield print_progress
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("", total=rounds)
-        seen: MetricsRow = {}
+        seen: dict[str, Any] = {"loss": None, "metrics": {}}
 
-        def show_bar(row: MetricsRow) -> None:
-            seen.update(row)  # loss and metrics stay visible between evaluations
-            progress.update(bar, completed=row["round"], description=_describe_row(seen))
+        def show_bar(done: RoundResult) -> None:
+            if done.metrics or done.loss is not None:  # they stay visible between evaluations
+                seen.update(loss=done.loss, metrics=done.metrics)
+            progress.update(bar, completed=done.round, description=describe_round(replace(done, **seen)))
 
         yield show_bar
-
-
-def _describe_row(row: MetricsRow) -> str:
-    """Return loss, metrics and the released ε of a row as text."""
-    values = {"loss": row.get("loss"), **row.get("metrics", {})}
-    parts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
-    epsilon = row.get("epsilon", {}).get("released")
-    parts.append("no privacy" if epsilon is None else f"ε {format_rounded_up(epsilon)}")
-    return "  ".join(parts)
 
 
 # --- runs that were stopped ----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from silodp.report.page import write_report
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
 from silodp.runtime.simulation import Connection
-from silodp.runtime.train import Result, run
+from silodp.runtime.train import OnRound, Result, RoundResult, run
 from silodp.training.task import Task
 from silodp.wire.store import RoundStore, write_durably
 from silodp.wire.transport import SIGNED_BYTES, SignedChannel, Transport
@@ -219,7 +219,7 @@ def serve(
     listen: tuple[str, int] | SocketOptions | None = None,
     patience: float = 300.0,
     monitor: tuple[str, int] | None = None,
-    on_round: Callable[[MetricsRow], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Run the server from the first round, or from its checkpoint, to the end.
 
@@ -231,7 +231,7 @@ def serve(
         patience: seconds that a silo has for an answer. A new run waits for its silos to connect without a limit, one
             that is resumed at most for this time.
         monitor: (host, port) for /health and /metrics without TLS; None: with a silo's certificate only.
-        on_round: called with each row of metrics.
+        on_round: see `silodp.train`; it has metrics only where an evaluation by sums releases them.
 
     Returns:
         The model, its metrics and its guarantees; they and the report are in `run/` too.
@@ -249,13 +249,13 @@ def serve(
         )
     directory = folder / "run"
 
-    def note_round(row: MetricsRow) -> None:
+    def note_round(done: RoundResult) -> None:
         # The run holds the lock of its directory when it makes its first row.
         if not (directory / CONFIG).exists():
             write_durably(directory / CONFIG, (consortium.folder / CONFIG).read_bytes())
-        status.write(round=row["round"], epsilon=row["epsilon"])
+        status.write(round=done.round, epsilon=dict(done.epsilon))
         if on_round is not None:
-            on_round(row)
+            on_round(done)
 
     with (
         hold_lock(folder / LOCK, folder),  # before status.json is read or written

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from silodp.errors import counted
+from silodp.tracking.progress import format_duration
 
 _UNINFORMATIVE_ACCURACY = 0.999
 """An attack accuracy bound above this excludes little."""
@@ -96,13 +97,6 @@ def format_bytes(size: int | None) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes or hours."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def without_folders(text: str) -> str:

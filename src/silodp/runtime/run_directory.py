@@ -308,13 +308,11 @@ class Metrics:
             self.rows = [{"round": i, "epsilon": dict(epsilon)} for i, epsilon in enumerate(known)]
         write_durably(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 
-    def add(self, row: MetricsRow, on_round: Callable[[MetricsRow], None] | None) -> None:
-        """Append a row durably, and call `on_round` with it."""
+    def add(self, row: MetricsRow) -> None:
+        """Append a row durably."""
         self.rows.append(row)
         if self._path is not None:
             append_durably(self._path, json.dumps(row).encode())
-        if on_round is not None:
-            on_round(row)
 
 
 def read_metrics(path: Path, *, may_be_cut_off: bool = False) -> list[MetricsRow]:

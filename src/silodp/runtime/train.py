@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -61,6 +61,38 @@ class Result:
         return self.guarantees["released"].epsilon
 
 
+@dataclass(frozen=True)
+class RoundResult:
+    """What is known after a round; the argument of `on_round`.
+
+    Attributes:
+        run: public random id of the run; a resumed run keeps it.
+        round: number of rounds done; 0 is the untrained model.
+        rounds: T.
+        epsilon: ε by adversary of everything released so far; None: no guarantee. Without releases it is 0.
+        loss: of the model where it was evaluated in this round, else None.
+        metrics: by name, of the model where it was evaluated in this round, else {}.
+        is_covered: whether ε covers loss and metrics, because they follow from noised sums. If False, they are computed
+            from private records: do not send them to anybody who may not see these records.
+        seconds: that the round took; private, because no ε covers it.
+        seconds_left: estimated time until round T; None after the first round of a start. A budget may stop a run
+            earlier.
+    """
+
+    run: str
+    round: int
+    rounds: int
+    epsilon: Mapping[Adversary, float | None]
+    loss: float | None
+    metrics: Mapping[str, float]
+    is_covered: bool
+    seconds: float | None
+    seconds_left: float | None
+
+
+OnRound = Callable[[RoundResult], None]
+
+
 def train(
     federation: Federation,
     task: Task,
@@ -77,7 +109,7 @@ def train(
     evaluate_every: int = 1,
     silo_limits: Mapping[Adversary, float] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
-    on_round: Callable[[MetricsRow], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Train one model over all silos, in one process.
 
@@ -107,7 +139,10 @@ def train(
         evaluation: how the silos' held-out records measure the model: an `Evaluation`, or a dict with its fields, for
             example {"across": "sums", "noise_multiplier": 5.0}: noisy sums of counts, which ε covers. None: on
             `federation.test`, which ε does not cover.
-        on_round: called with each row of metrics.
+        on_round: called with a `RoundResult` after every round, and once with that of the untrained model. If it
+            raises an exception, the state after the round is saved, the run ends with that exception, and it can be
+            resumed. If the process dies during the call, the round is repeated when the run is resumed, at no cost, and
+            so is the call.
 
     Returns:
         The model, its metrics and its guarantees.
@@ -149,7 +184,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     evaluate_every: int = 1,
-    on_round: Callable[[MetricsRow], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Run the server of a prepared run, from the first round or from a checkpoint to the end.
 
@@ -171,7 +206,7 @@ def run(
     check_whole("evaluate_every", evaluate_every)
     if not (on_round is None or callable(on_round)):
         raise SilodpError(
-            f"on_round is {on_round!r}: set a function of one row of metrics.",
+            f"on_round is {on_round!r}: set a function of one argument, the result of a round.",
             code="argument.type",
             field="on_round",
         )
@@ -197,9 +232,16 @@ def run(
                     spec, connection.channel, connection.store, connection.randomness, ledger
                 )
             metrics = directory.load_metrics(state.round if resume else None, server.spent_by_round)
+            clock = _Clock(state.run, state.round, spec.rounds)
+
+            def notify(row: MetricsRow) -> None:
+                if on_round is not None:
+                    on_round(clock.read(row))
+
             if not metrics.rows and untrained is not None:
                 row = {"round": 0, **untrained, "epsilon": server.spent(), **parties.describe()}
-                metrics.add(row, on_round)
+                metrics.add(row)
+                notify(row)
             if ledger.rounds == 0:  # later a silo that lost its set-up must not be set up again
                 server.set_up()
                 if evaluator is not None:
@@ -224,8 +266,11 @@ def run(
                 row["seconds"] = round(time.perf_counter() - started, 4)
                 row["bytes"] = asdict(server.transport.traffic.since(sent))
                 row["refused"] = {**connection.nonfinite_counts(state.round - 1), **refusal}
-                metrics.add(row, on_round)
-                directory.save_state(state)
+                metrics.add(row)
+                try:
+                    notify(row)
+                finally:  # the round is done, whatever becomes of the call
+                    directory.save_state(state)
             guarantees = build_guarantees(spec, ledger, server.participation.count)
             params = released(state)
             model = task.load(params)
@@ -233,6 +278,42 @@ def run(
                 spec, model, guarantees, stopped, parties.is_simulation, task.architecture, parties.schema
             )
     return Result(params, model, tuple(metrics.rows), guarantees, stopped)
+
+
+class _Clock:
+    """Estimates how long the rest of a run takes, from the rounds since its start.
+
+    Args:
+        run: id of the run.
+        done: number of rounds done at the start.
+        rounds: T.
+    """
+
+    def __init__(self, run: str, done: int, rounds: int) -> None:
+        self._run, self._rounds = run, rounds
+        self._first = done + 1
+        self._ended_first: float | None = None
+
+    def read(self, row: MetricsRow) -> RoundResult:
+        """Return the result of a round that has just ended."""
+        done, now = row["round"], time.perf_counter()
+        left: float | None = 0.0 if done == self._rounds else None
+        if self._ended_first is None and done == self._first:
+            self._ended_first = now
+        elif self._ended_first is not None and left is None:
+            # The first round takes longer than the others, so it does not count.
+            left = (now - self._ended_first) / (done - self._first) * (self._rounds - done)
+        return RoundResult(
+            run=self._run,
+            round=done,
+            rounds=self._rounds,
+            epsilon=MappingProxyType(dict(row["epsilon"])),
+            loss=row.get("loss"),
+            metrics=MappingProxyType(dict(row.get("metrics") or {})),
+            is_covered="evaluation" in row,
+            seconds=row.get("seconds"),
+            seconds_left=left,
+        )
 
 
 def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoint, dict[str, int]]:
@@ -243,4 +324,4 @@ def _advance(server: Server, state: Checkpoint, total: Tensor) -> tuple[Checkpoi
     return after, {}
 
 
-__all__ = ["MetricsRow", "Result", "run", "train"]
+__all__ = ["MetricsRow", "OnRound", "Result", "RoundResult", "run", "train"]

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.training.gradients import is_vectorizable
 from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
-from silodp.training.model_checks import inspect_loss, inspect_model, inspect_on, inspect_vectorized
+from silodp.training.model_checks import inspect_loss, inspect_model, inspect_on
 from silodp.training.models import Architecture
 
 _EVALUATION_BATCH = 4096  # records, which bounds the memory of the layers' outputs
@@ -222,10 +223,10 @@ class Task:
         serialize(self.model, {})
         example = self._tensor(example_x)
         inspect_on(self.model, example)
-        params = self.unflatten(self.flatten(self.model))
-        inspect_vectorized(self.forward, params, example)
         if example_y is not None:
-            inspect_loss(self.model, self.loss, self.objective, params, example, self._tensor(example_y))
+            labels = self._tensor(example_y)
+            inspect_loss(self.model, self.loss, example, labels)
+            is_vectorizable(self, example, labels)
         # The trained model will be a copy, and running a model may have left in it what cannot be copied.
         _copy(self.model)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.identity import IdentityProfile
-from silodp.data.silo_data import check_budgets, scale_to_range
+from silodp.data.silo_data import check_budgets
 from silodp.data.tables.schema import Schema, is_test_person, text_of
 from silodp.errors import SilodpError, first_line
 
@@ -194,8 +194,8 @@ class Table:
     def features(self) -> NDArray[np.float32]:
         """Return (n, features) float32, scaled and one-hot by the schema."""
         columns = []
-        for column, (low, high) in self.schema.numeric.items():
-            values = self._numbers(column)
+        for column, constants in self.schema.numeric_columns().items():
+            values, (low, high) = self._numbers(column), constants.range
             outside = (values < low) | (values > high)
             if self.schema.out_of_range == "refuse":
                 why = f"is outside the declared range {low:g}..{high:g}"
@@ -204,7 +204,7 @@ class Table:
                 _log.warning(
                     "%s: column %r: %d values clipped to %g..%g", self.path, column, outside.sum(), low, high
                 )
-            columns.append(scale_to_range(values, low, high)[:, None])
+            columns.append(constants.scale(values)[:, None])
         for column, categories in self.schema.categorical.items():
             codes = self._codes(
                 column, categories, "add it to the public categories or map it to one of them"

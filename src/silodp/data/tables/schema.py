@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.identity import IdentityProfile, load_profile
-from silodp.data.silo_data import scale_to_range
+from silodp.data.tables.columns import NumericColumn, read_numeric
 from silodp.errors import SilodpError, check_real, first_line
 
 ASSUMES_INDEX_FROM_TABLES = (
@@ -48,7 +48,8 @@ class Schema:
         kind: "classes", "real" (a number) or "survival" (`event` and `time` instead of `label`).
         classes: the label's values, in the order of the class numbers (kind "classes").
         event, time: columns of 0/1 and of a time ≥ 0 (kind "survival").
-        numeric: column → public range (low, high), which is mapped to [-1, 1].
+        numeric: column → public range (low, high), which is mapped to [-1, 1]; or a `NumericColumn` or a table of its
+            fields, which may also give typical = (center, spread), by which values are standardized.
         categorical: column → public categories, one-hot in this order.
         split: optional column holding "train" or "test".
         test_share: instead of `split`: the share of persons whose records are all for testing, between 0 and 1.
@@ -70,7 +71,7 @@ class Schema:
     classes: Sequence[Any] | None = None
     event: str | None = None
     time: str | None = None
-    numeric: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    numeric: Mapping[str, Any] = field(default_factory=dict)
     categorical: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     split: str | None = None
     users: Sequence[Any] | str | Path | None = None
@@ -120,13 +121,7 @@ class Schema:
                 )
         if not self.numeric and not self.categorical:
             raise _refusal("no features; declare numeric ranges or categorical values", "data.schema")
-        for column, bounds in self.numeric.items():
-            if not _is_range(bounds):
-                raise _refusal(
-                    f"numeric column {column!r} has range {bounds!r}; give finite (low, high), low < high",
-                    "data.schema",
-                    "numeric",
-                )
+        self.numeric_columns()
         for column, categories in self.categorical.items():
             _check_values(f"categorical column {column!r}", categories)
         for column in self.columns:
@@ -189,12 +184,11 @@ class Schema:
 
     def find_range(self, column: str) -> tuple[float, float]:
         """Return the declared range of a numeric column."""
-        low, high = self.numeric[column]
-        return low, high
+        return read_numeric(column, self.numeric[column]).range
 
     def scale_numbers(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return values of a numeric column, (n,), clipped and scaled as its feature is."""
-        return scale_to_range(values, *self.find_range(column))
+        return read_numeric(column, self.numeric[column]).scale(values)
 
     def describe_inputs(self) -> dict[str, Any]:
         """Return how features are read and scaled, JSON-ready; nothing about persons, labels or files."""
@@ -212,6 +206,14 @@ class Schema:
             raise _refusal(f"{min(unknown)} says nothing about features; take it out", "data.schema")
         # No header has a line break, so these two columns are in no table.
         return cls(**{"user": "\nuser", "label": "\nlabel", "kind": "real", **inputs})
+
+    def numeric_columns(self) -> dict[str, NumericColumn]:
+        """Return the numeric columns by name.
+
+        Raises:
+            SilodpError: the constants of one are wrong.
+        """
+        return {column: read_numeric(column, declared) for column, declared in self.numeric.items()}
 
     def read_users(self) -> Sequence[Any] | None:
         """Return the public list of user keys as it is written, from its file where `users` is a path.
@@ -255,12 +257,6 @@ def _refusal(reason: str, code: str, field: str = "") -> SilodpError:
     return SilodpError(
         f"schema: {reason}", code=code, field=f"data.schema.{field}" if field else "data.schema"
     )
-
-
-def _is_range(bounds: Any) -> bool:
-    pair = isinstance(bounds, Sequence | np.ndarray) and len(bounds) == 2
-    numbers = pair and all(isinstance(bound, Real) for bound in bounds)
-    return numbers and bool(np.isfinite(bounds).all()) and bool(bounds[0] < bounds[1])
 
 
 def _check_values(what: str, values: Any) -> None:

@@ -1,0 +1,150 @@
+"""The base class of trackers: which numbers of a round they log, and where these may go."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
+
+from silodp.errors import SilodpError
+
+if TYPE_CHECKING:
+    from silodp.runtime.train import RoundResult
+
+_log = logging.getLogger(__name__)
+PRIVATE = "private/"
+"""Prefix of the names of numbers that no ε covers."""
+_LOCAL_SCHEMES = {"", "file", "sqlite"}
+
+
+class Tracker(ABC):
+    """A function for `on_round` that logs the numbers of each round, and a context manager that closes the log.
+
+    ε is logged for each adversary. Loss and metrics are logged as they are where ε covers them; else they are computed
+    from private records, and their names begin with "private/", as does that of the duration, which no ε covers either.
+    Private numbers are never sent to a server unless the argument `private` says so.
+
+    Args:
+        target: a folder or a URI.
+        private: whether private numbers are logged. None: if the target is on this machine.
+    """
+
+    name: str
+    """In the option --log."""
+    packages: Sequence[str] = ()
+    """What `pip install 'silodp[NAME]'` installs, by the names under which they are imported."""
+
+    def __init__(self, target: str | Path, *, private: bool | None = None) -> None:
+        self.target = str(target)
+        self.private = is_local(self.target) if private is None else private
+
+    @abstractmethod
+    def log(self, run: str, round_: int, numbers: dict[str, float]) -> None:
+        """Log the numbers of a round; a round that was repeated is logged twice.
+
+        Args:
+            run: id of the run, which a resumed run keeps.
+            round_: number of rounds done.
+            numbers: by name.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Write what is not yet written; by default nothing."""
+
+    def __call__(self, result: RoundResult) -> None:
+        """Log a round; for `on_round`."""
+        self.log(result.run, result.round, list_numbers(result, self.private))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Import what the tracker needs.
+
+        Raises:
+            SilodpError: it is not installed.
+        """
+        for package in cls.packages:
+            _import(package, cls.name)
+
+
+class SafeTracker:
+    """A tracker that never stops a run: its first failure is a warning, and nothing is logged after it.
+
+    Args:
+        tracker: to be called.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker: Tracker | None = tracker
+
+    def __call__(self, result: RoundResult) -> None:
+        """Log a round."""
+        if self._tracker is not None:
+            try:
+                self._tracker(result)
+            except Exception as error:
+                self._give_up(error, f"from round {result.round} on")
+
+    def close(self) -> None:
+        """Close the tracker."""
+        if self._tracker is not None:
+            try:
+                self._tracker.close()
+            except Exception as error:
+                self._give_up(error, "at the end of the run")
+
+    def _give_up(self, error: Exception, since: str) -> None:
+        assert self._tracker is not None
+        name, self._tracker = self._tracker.name, None
+        text = " ".join(str(error).split())[:200]
+        _log.warning(
+            "warning: %s logs nothing %s (%s: %s); the run goes on", name, since, type(error).__name__, text
+        )
+
+
+def list_numbers(result: RoundResult, private: bool) -> dict[str, float]:
+    """Return the numbers of a round by the names under which they are logged.
+
+    Args:
+        result: of the round.
+        private: whether to include numbers that no ε covers.
+    """
+    found = {f"epsilon/{name}": value for name, value in result.epsilon.items() if value is not None}
+    measured = {"loss": result.loss, **{f"metrics/{name}": value for name, value in result.metrics.items()}}
+    if result.is_covered:
+        found |= {name: value for name, value in measured.items() if value is not None}
+    elif private:
+        found |= {PRIVATE + name: value for name, value in measured.items() if value is not None}
+    if private and result.seconds is not None:
+        found[f"{PRIVATE}seconds"] = result.seconds
+    return found
+
+
+def is_local(target: str) -> bool:
+    """Return whether a folder or URI is on this machine."""
+    parts = urlsplit(target)
+    return parts.scheme in _LOCAL_SCHEMES and parts.netloc in ("", "localhost")
+
+
+def _import(package: str, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise SilodpError(
+            f"--log {extra} needs the package '{package.partition('.')[0]}', which is not installed: "
+            f"pip install 'silodp[{extra}]'.",
+            code="argument.missing",
+            field="log",
+        ) from None

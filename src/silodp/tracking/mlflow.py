@@ -1,0 +1,76 @@
+"""MLflow: the rounds of a run as metrics of one MLflow run, in a local SQLite file or at a tracking server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from silodp.tracking.base import Tracker, is_local
+
+EXPERIMENT = "silodp"
+RUN_TAG = "silodp.run"
+"""Tag with the public id of the run, by which a resumed run finds its MLflow run."""
+
+
+class MLflow(Tracker):
+    """Logs metrics; show a local file with `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`.
+
+    The environment variable MLFLOW_TRACKING_URI is not read: what is sent to a server is decided by the argument alone.
+
+    Args:
+        target: a folder, in which mlflow.db is made, or the URI of a tracking server or a database.
+        experiment: name of the MLflow experiment.
+        private: see `Tracker`.
+
+    Raises:
+        SilodpError: MLflow is not installed: `pip install 'silodp[mlflow]'`.
+    """
+
+    name = "mlflow"
+    packages = ("mlflow", "sqlalchemy", "alembic")
+
+    def __init__(
+        self, target: str | Path, *, experiment: str = EXPERIMENT, private: bool | None = None
+    ) -> None:
+        super().__init__(target, private=private)
+        # MLflow reports its use to its makers unless it is asked not to.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        self.check_installed()
+        self._experiment = experiment
+        self._client: Any = None
+        self._run = ""
+
+    def log(self, run: str, round_: int, numbers: dict[str, float]) -> None:
+        """Log each number with the round as its step."""
+        if self._client is None:  # not before the run has accepted its settings and its directory
+            self._open(run)
+        for name, value in numbers.items():
+            self._client.log_metric(self._run, name, value, step=round_)
+
+    def close(self) -> None:
+        """Mark the MLflow run as finished; it can be continued."""
+        if self._client is not None:
+            self._client.set_terminated(self._run)
+
+    def _open(self, run: str) -> None:
+        from mlflow import MlflowClient
+
+        uri, artifacts = self.target, None
+        if is_local(uri) and "://" not in uri:
+            folder = Path(uri).resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+            uri, artifacts = f"sqlite:///{folder / 'mlflow.db'}", folder.as_uri()
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.get_experiment_by_name(self._experiment)
+        place = (
+            client.create_experiment(self._experiment, artifact_location=artifacts)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        found = client.search_runs([place], f"tags.`{RUN_TAG}` = '{run}'", max_results=1)
+        if found:
+            client.update_run(found[0].info.run_id, status="RUNNING")
+        else:
+            found = [client.create_run(place, run_name=run[:8], tags={RUN_TAG: run})]
+        self._run, self._client = found[0].info.run_id, client

@@ -1,0 +1,276 @@
+"""`on_round`: what a program learns after every round, what its failure does to the run, and the trackers."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from silodp import RoundResult
+from silodp.errors import SilodpError
+from silodp.methods import UldpAvg
+from silodp.runtime.train import Result, train
+from silodp.tracking import MLflow, TensorBoard, Tracker, make_tracker, print_progress
+from silodp.tracking.base import SafeTracker, is_local
+from silodp.training.sgd.local import LocalTraining
+from support.commands import CONFIG, Silodp, assert_sentence
+from support.oracles import logistic_task, small_federation
+
+METHOD = UldpAvg(5.0, 0.5, LocalTraining(learning_rate=0.1))
+
+
+def run(on_round, rounds=4, **more):
+    return train(small_federation(), logistic_task(), METHOD, rounds=rounds, on_round=on_round, **more)
+
+
+class Memory(Tracker):
+    """Keeps what is logged."""
+
+    name = "memory"
+
+    def __init__(self, target, *, private=None):
+        super().__init__(target, private=private)
+        self.logged = {}
+
+    def log(self, run, round_, numbers):
+        self.logged[round_] = numbers
+
+
+# --- the results of rounds ---
+
+
+def test_every_round_is_told_once_and_agrees_with_the_rows_and_the_guarantees():
+    seen: list[RoundResult] = []
+    result = run(seen.append, evaluate_every=2)
+    assert [each.round for each in seen] == [0, 1, 2, 3, 4]
+    assert {each.rounds for each in seen} == {4}
+    assert len({each.run for each in seen}) == 1
+    for each, row in zip(seen, result.metrics, strict=True):
+        assert dict(each.epsilon) == row["epsilon"]
+        assert dict(each.metrics) == row.get("metrics", {})
+        assert each.loss == row.get("loss")
+        assert not each.is_covered
+    assert [bool(each.metrics) for each in seen] == [True, False, True, False, True]
+    assert seen[-1].epsilon["released"] == result.epsilon
+    assert [each.seconds_left is None for each in seen] == [True, True, False, False, False]
+    assert seen[2].seconds_left > seen[4].seconds_left == 0.0
+
+
+def test_a_result_cannot_be_changed():
+    seen: list[RoundResult] = []
+    result = run(seen.append, rounds=1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        seen[1].round = 7
+    with pytest.raises(TypeError):
+        seen[1].epsilon["released"] = 0.0
+    with pytest.raises(TypeError):
+        seen[1].metrics["auc"] = 1.0
+    assert result.metrics[1]["epsilon"]["released"] == result.epsilon
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no space"), KeyboardInterrupt()])
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_after_a_failure_the_run_goes_on_with_the_next_round(tmp_path, failure, at):
+    whole: list[int] = []
+    expected = run(lambda done: whole.append(done.round), seed=3)
+
+    def fail(done):
+        if done.round == at:
+            raise failure
+
+    with pytest.raises(type(failure)):
+        run(fail, seed=3, out=tmp_path / "run")
+    later: list[int] = []
+    result = run(lambda done: later.append(done.round), seed=3, out=tmp_path / "run", resume=True)
+    assert later == whole[at + 1 :]
+    assert torch.equal(result.params, expected.params)
+    assert result.guarantees["released"].rounds == 4
+    assert result.epsilon == expected.epsilon
+
+
+# --- what trackers may see ---
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("runs/a/tensorboard", True),
+        ("/somewhere/else", True),
+        ("file:///tmp/a", True),
+        ("sqlite:////tmp/a.db", True),
+        ("https://tracking.example.org", False),
+        ("http://localhost:5000", False),  # a server passes on what it gets
+        ("s3://bucket/logs", False),
+        ("databricks://profile", False),
+        ("postgresql://db.example.org/a", False),
+        ("file://host/share", False),
+    ],
+)
+def test_only_files_of_this_machine_are_local(target, expected):
+    assert is_local(target) is expected
+    assert Memory(target).private is expected
+
+
+def test_no_private_number_goes_to_a_server_unless_asked_to():
+    tracker = Memory("https://tracking.example.org")
+    run(tracker)
+    assert all(all(name.startswith("epsilon/") for name in row) for row in tracker.logged.values())
+    assert tracker.logged[4]["epsilon/released"] > tracker.logged[1]["epsilon/released"] > 0
+    everything = Memory("https://tracking.example.org", private=True)
+    run(everything)
+    private = {name for name in everything.logged[4] if not name.startswith("epsilon/")}
+    assert {"private/loss", "private/seconds"} < private
+    assert all(name.startswith("private/") for name in private)
+
+
+def test_metrics_by_noised_sums_are_covered_and_logged_anywhere():
+    tracker = Memory("https://tracking.example.org")
+    result = train(
+        small_federation(held_out=20),
+        logistic_task(),
+        METHOD,
+        rounds=2,
+        on_round=tracker,
+        evaluation={"across": "sums", "noise_multiplier": 0.5},
+    )
+    expected = {f"metrics/{name}": value for name, value in result.metrics[2]["metrics"].items()}
+    assert expected
+    assert expected.items() <= tracker.logged[2].items()
+    assert not any(name.startswith("private/") for name in tracker.logged[2])
+
+
+def test_a_tracker_that_fails_is_given_up_and_the_run_ends_as_it_should(caplog):
+    class Broken(Memory):
+        def log(self, run, round_, numbers):
+            super().log(run, round_, numbers)
+            if round_ >= 2:
+                raise ConnectionError("refused")
+
+        def close(self):
+            raise AssertionError("a tracker that was given up is left alone")
+
+    tracker = Broken("a")
+    safe = SafeTracker(tracker)
+    with caplog.at_level(logging.WARNING):
+        result = run(safe)
+    safe.close()
+    assert list(tracker.logged) == [0, 1, 2]
+    assert result.guarantees["released"].rounds == 4
+    warnings = [record.getMessage() for record in caplog.records if "memory" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "ConnectionError" in warnings[0]
+
+
+def test_trackers_are_found_by_name(tmp_path):
+    with pytest.raises(SilodpError) as caught:
+        make_tracker("tensorbord", tmp_path)
+    assert (caught.value.code, caught.value.field) == ("argument.value", "log")
+    assert "tensorboard" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
+    tmp_path, monkeypatch, silodp: Silodp, name
+):
+    monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "config.toml").write_text(CONFIG)
+    out = tmp_path / "run"
+    outcome = silodp("run", str(tmp_path / "config.toml"), "--out", str(out), "--log", name)
+    assert_sentence(outcome, f"silodp[{name}]", code="argument.missing")
+    assert not out.exists()
+
+
+# --- trackers that are installed ---
+
+
+def run_in_two_parts(out: Path, make: Callable[[], Tracker]) -> Result:
+    """Fail in round 2, after it was logged, and resume with another tracker."""
+    with make() as first:
+
+        def fail(done):
+            first(done)
+            if done.round == 2:
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            run(fail, out=out, seed=1)
+    with make() as second:
+        return run(second, out=out, seed=1, resume=True)
+
+
+def logged_by_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder))
+    reader.Reload()
+    return {
+        name: [(point.step, point.value) for point in reader.Scalars(name)]
+        for name in reader.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_shows_every_round_once_even_of_a_run_that_was_interrupted(tmp_path):
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "run" / "tensorboard"
+
+    result = run_in_two_parts(tmp_path / "run", lambda: TensorBoard(folder))
+    logged = logged_by_tensorboard(folder)
+    assert logged["epsilon/released"] == [
+        (row["round"], pytest.approx(row["epsilon"]["released"])) for row in result.metrics
+    ]
+    assert [step for step, _ in logged["private/loss"]] == [0, 1, 2, 3, 4]
+    assert not any(name.startswith("metrics/") for name in logged)
+
+
+def test_mlflow_keeps_one_run_for_a_run_that_was_interrupted(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://nowhere.invalid")  # is not read
+    folder = tmp_path / "run" / "mlflow"
+    result = run_in_two_parts(tmp_path / "run", lambda: MLflow(folder))
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    (found,) = client.search_runs([client.get_experiment_by_name("silodp").experiment_id])
+    assert found.info.status == "FINISHED"
+    history = client.get_metric_history(found.info.run_id, "epsilon/released")
+    assert {point.step: point.value for point in history} == {
+        row["round"]: row["epsilon"]["released"] for row in result.metrics
+    }
+
+
+def test_silodp_run_logs_into_the_directory_of_the_run(tmp_path, silodp: Silodp):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "config.toml").write_text(CONFIG)
+    out = tmp_path / "run"
+    command = ("run", str(tmp_path / "config.toml"), "--out", str(out), "--log", "tensorboard")
+    assert silodp(*command).status == 0
+    logged = logged_by_tensorboard(out / "tensorboard")
+    assert [step for step, _ in logged["epsilon/released"]] == [0, 1, 2]
+    assert any(name.startswith("private/metrics/") for name in logged)
+    assert silodp("report", str(out)).status == 0
+    assert silodp(*command, "--resume").status == 0  # nothing is left to do
+
+
+# --- progress ---
+
+
+def test_progress_says_how_much_time_is_left(capsys):
+    run(print_progress)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [f"round {i}/4" for i in range(5)]
+    assert [" left" in line for line in lines] == [False, False, True, True, False]
+    run(print_progress, rounds=60)
+    assert len(capsys.readouterr().err.splitlines()) == 21
+
+
+def test_the_version_is_that_of_the_package(silodp: Silodp):
+    import silodp as package
+
+    outcome = silodp("--version")
+    assert (outcome.status, outcome.out) == (0, f"silodp {package.__version__}\n")
