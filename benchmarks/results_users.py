@@ -97,6 +97,9 @@ for users in (100, 1000):
     QUICK.append(
         Job(f"creditcard-{users}-ours", "creditcard", place, "creditcard", public, 10, best, 5, LINEAR)
     )
+    scaled = {"ours, private scaling": stepped(3.0, SIGMA["3.85"])}
+    name = f"creditcard-{users}-ours-scaling"
+    QUICK.append(Job(name, "creditcard", place, "creditcard", private, 10, scaled, 5, LINEAR))
     methods = per_person(10, **CARD_LOCAL)
     # 8 records of each of 100 persons are small silos: the rate of a record is larger.
     methods["group k=8"] = group(8, 0.2, 100, 32.0, 0.5) if users == 100 else group(8, 0.04, 100, 64.0, 0.5)

@@ -382,6 +382,21 @@ def _only_gaussian(steps: Steps) -> float | None:
     return None
 
 
+def compute_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Return ε at δ of one Gaussian release in closed form, however small its noise is.
+
+    `compute_epsilon` promises nothing below a noise multiplier of 0.01; this is for settings of others, to say how far
+    they are from a guarantee.
+
+    Args:
+        noise_multiplier: standard deviation over sensitivity, above 0.
+        delta: δ in (0, 1).
+
+    Source: Balle and Wang 2018, Theorem 8.
+    """
+    return _gaussian.compute_epsilon(1 / noise_multiplier, delta)
+
+
 def choose_event_grid(event: Event, count: int = 1) -> float | None:
     """Return the interval between privacy losses for `count` times this event alone (see `choose_grid`).
 

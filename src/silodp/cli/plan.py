@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from silodp.cli._console import Config, Json, Set, log, show
@@ -146,19 +147,35 @@ def _make_progress() -> Callable[[int, int], None]:
 
 
 def epsilon(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE|KEY=VALUE]...", help="Settings of --framework: its files, and single values."
+        ),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            help="flower, nvflare, opacus or fl4health: check settings of another framework, and say what holds for a "
+            "client, a record and a person. Other options than --delta are then not used.",
+            show_envvar=False,
+        ),
+    ] = None,
     method: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="uldp-avg, uldp-sgd, uldp-group, uldp-naive, rpdp, rpdp-minimum, rpdp-dropout, rpdp-filter, ddp or "
             "default.",
             show_envvar=False,
         ),
-    ],
-    rounds: Annotated[int, typer.Option(help="Rounds of training, T.", show_envvar=False)],
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training, T.", show_envvar=False)] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="σ: standard deviation of the noise divided by the sensitivity.")
     ] = None,
-    delta: Annotated[float, typer.Option(help="δ.")] = 1e-5,
+    delta: Annotated[
+        float | None, typer.Option(help="δ. Default: 1e-05, or that of the settings of --framework.")
+    ] = None,
     user_sampling: Annotated[
         float | None, typer.Option(help="Sampling probability q of a person in a round.")
     ] = None,
@@ -230,7 +247,15 @@ def epsilon(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compute ε of a method against one adversary. Without a configuration file."""
+    """Compute ε of a method against one adversary, or of settings of another framework. No data are read."""
+    if framework is not None:
+        _check_framework(framework, settings or (), delta, as_json)
+        return
+    if settings:
+        raise click.UsageError(f"'{settings[0]}' is read with --framework only.")
+    if method is None or rounds is None:
+        raise click.UsageError(f"Missing option '--{'method' if method is None else 'rounds'}'.")
+    delta = 1e-5 if delta is None else delta
     from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_rounded_up
     from silodp.config.toml_values import apply_override
     from silodp.planning.epsilon import LARGE_MODEL, compute_epsilon, format_linkage, format_records
@@ -273,3 +298,10 @@ def epsilon(
     lines = [line, *format_records(result), *format_linkage(result), *assumptions]
     lines += [f"  {format_claim(claim['epsilon'], claim['why'])}" for claim in result["claims"]]
     show(result, as_json, lines if result["private"] else [f"no guarantee: {result['reason']}"])
+
+
+def _check_framework(name: str, given: Sequence[str], delta: float | None, as_json: bool) -> None:
+    from silodp.planning.frameworks import check_framework, format_finding
+
+    finding = check_framework(name, given, delta)
+    show(finding.to_dict(), as_json, format_finding(finding))

@@ -13,9 +13,11 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from silodp.errors import SilodpError, first_line
 
@@ -182,14 +184,44 @@ def _differentiate(task: Task, params: Any, x: Any, y: Tensor, mask: Tensor) -> 
         return torch.autograd.grad(loss, leaves, materialize_grads=True)
 
 
+class _GroupNormAsLayerNorm(TorchFunctionMode):
+    """Normalizes groups of channels as `layer_norm` does each row, then scales and shifts channels.
+
+    Under vmap, `group_norm` is taken apart into some twenty operations, `layer_norm` without affine parameters into
+    few: a step of ULDP-FL's creditcard network takes two thirds of the time. The values are the same up to rounding.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (_normalize_groups if func is F.group_norm else func)(*args, **(kwargs or {}))
+
+
+def _normalize_groups(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    groups = x.reshape(x.shape[0], num_groups, -1)
+    normal = F.layer_norm(groups, groups.shape[2:], eps=eps).reshape(x.shape)
+    per_channel = (1, -1) + (1,) * (x.dim() - 2)
+    if weight is not None:
+        normal = normal * weight.reshape(per_channel)
+    return normal if bias is None else normal + bias.reshape(per_channel)
+
+
 @contextmanager
 def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
-    """Choose kernels that vmap has rules for: it would call the fused ones of attention and LSTM in a loop.
+    """Choose kernels that vmap has fast rules for: it would call the fused ones of attention and LSTM in a loop.
 
     A trace keeps the kernels with which it was made.
     """
     with ExitStack() as kernels:
         kernels.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
+            kernels.enter_context(_GroupNormAsLayerNorm())
         if any(isinstance(module, nn.LSTM) for module in model.modules()):
             kernels.enter_context(torch.backends.mkldnn.flags(enabled=False))
             kernels.enter_context(torch.backends.cudnn.flags(enabled=False))

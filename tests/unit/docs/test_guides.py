@@ -96,7 +96,7 @@ def test_everything_on_a_page_runs_and_prints_what_it_shows(
     printed = ""
     for block in blocks_of(page):
         if block.title is not None:
-            assert block.language in ("python", "toml", "csv")
+            assert block.language in ("python", "toml", "csv", "json", "yaml")
             Path(block.title).write_text(block.text)
         elif block.language == "python":
             status, printed = python(["-c", block.text])

@@ -120,3 +120,28 @@ def test_what_ordinary_autograd_cannot_differentiate_is_refused_before_training(
     with pytest.raises(SilodpError) as caught:
         Task(NoDerivative(3, 2), cross_entropy()).check(np.ones((4, 3), np.float32), np.array([0, 1, 1, 0]))
     assert caught.value.code == "model.no_gradient"
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.GroupNorm(3, 6), (6,)),
+        (nn.GroupNorm(1, 6, affine=False, eps=0.1), (6,)),
+        (nn.GroupNorm(2, 6), (6, 5, 4)),
+        (nn.GroupNorm(6, 6), (6, 7)),
+    ],
+)
+@pytest.mark.parametrize("steps", [2, 30])
+def test_group_norm_of_many_users_is_that_of_one(norm, shape, steps):
+    """Of many users it is computed by other operations; a single user's gradient uses torch's."""
+    torch.manual_seed(0)
+    last = nn.Linear(int(np.prod(shape)), 2)
+    task = Task(nn.Sequential(norm, nn.Flatten(), last).double(), cross_entropy())
+    x, y = torch.randn(9, *shape, dtype=torch.float64) * 3 + 1, torch.randint(0, 2, (9,))
+    user = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2])
+    params = task.initial(0) + 0.1 * torch.randn(task.size, dtype=torch.float64)
+    local = LocalTraining(0.05, steps)
+    found = updates(task, params, x, y, user, local, seed=0)
+    for one in range(3):
+        alone = silo_update(task, params, x[user == one], y[user == one], local, torch.Generator())
+        torch.testing.assert_close(found[one], alone, rtol=1e-9, atol=1e-12)

@@ -182,13 +182,21 @@ class Schema:
         one_hot = [f"{c}={value}" for c, values in self.categorical.items() for value in values]
         return (*self.numeric, *one_hot)
 
+    def numeric_columns(self) -> dict[str, NumericColumn]:
+        """Return the numeric columns by name.
+
+        Raises:
+            SilodpError: the constants of one are wrong.
+        """
+        return {column: read_numeric(column, declared) for column, declared in self.numeric.items()}
+
     def find_range(self, column: str) -> tuple[float, float]:
         """Return the declared range of a numeric column."""
-        return read_numeric(column, self.numeric[column]).range
+        return self.numeric_columns()[column].range
 
     def scale_numbers(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return values of a numeric column, (n,), clipped and scaled as its feature is."""
-        return read_numeric(column, self.numeric[column]).scale(values)
+        return self.numeric_columns()[column].scale(values)
 
     def describe_inputs(self) -> dict[str, Any]:
         """Return how features are read and scaled, JSON-ready; nothing about persons, labels or files."""
@@ -206,14 +214,6 @@ class Schema:
             raise _refusal(f"{min(unknown)} says nothing about features; take it out", "data.schema")
         # No header has a line break, so these two columns are in no table.
         return cls(**{"user": "\nuser", "label": "\nlabel", "kind": "real", **inputs})
-
-    def numeric_columns(self) -> dict[str, NumericColumn]:
-        """Return the numeric columns by name.
-
-        Raises:
-            SilodpError: the constants of one are wrong.
-        """
-        return {column: read_numeric(column, declared) for column, declared in self.numeric.items()}
 
     def read_users(self) -> Sequence[Any] | None:
         """Return the public list of user keys as it is written, from its file where `users` is a path.

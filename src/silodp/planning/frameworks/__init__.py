@@ -1,0 +1,41 @@
+"""Settings of other frameworks: the ε that holds for a client, a record and a person. One module per framework.
+
+A new framework derives from `Framework`; add one line to `FRAMEWORKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from silodp.errors import lookup
+from silodp.planning.frameworks.base import Finding, Framework, format_finding, read_settings
+from silodp.planning.frameworks.fl4health import Fl4Health
+from silodp.planning.frameworks.flower import Flower
+from silodp.planning.frameworks.nvflare import NvFlare
+from silodp.planning.frameworks.opacus import Opacus
+
+FRAMEWORKS: dict[str, type[Framework]] = {
+    "flower": Flower,
+    "nvflare": NvFlare,
+    "opacus": Opacus,
+    "fl4health": Fl4Health,
+}
+"""By the name in the option --framework."""
+
+
+def check_framework(name: str, given: Sequence[str], delta: float | None = None) -> Finding:
+    """Compute which ε holds under the settings of another framework.
+
+    Args:
+        name: in `FRAMEWORKS`.
+        given: files of the framework, and settings KEY=VALUE; a later one replaces an earlier one.
+        delta: δ; None: that of the settings, else 1e-5.
+
+    Raises:
+        SilodpError: an unknown name, a file that cannot be read, or a setting that is missing or out of range.
+    """
+    framework = lookup(name, FRAMEWORKS, "framework")()
+    return framework.check(read_settings(framework, given), delta)
+
+
+__all__ = ["FRAMEWORKS", "Finding", "Framework", "check_framework", "format_finding"]

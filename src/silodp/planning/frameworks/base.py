@@ -1,0 +1,336 @@
+"""What all frameworks share: reading their settings, and bounds for a client, a record and a person.
+
+Two worlds are compared, as everywhere in silodp: with a unit's records, and with the unit emptied. An emptied client
+stays a client, and its update is 0; so a clipped update moves by at most the clip C. If one record or one person in a
+client is emptied, the client's other records remain, and its clipped update moves from one point of the ball of radius
+C to another: by at most 2C (docs/privacy.md, section 4, N).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from silodp.accounting.accountant import EventCount, choose_accountant
+from silodp.accounting.events import Gaussian
+from silodp.accounting.group_privacy import PERSONS_RECORDS
+from silodp.accounting.guarantee import format_rounded_up
+from silodp.accounting.pld import compute_gaussian_epsilon
+from silodp.config.toml_values import TomlTable, apply_override
+from silodp.errors import SilodpError, check_delta, shorten
+from silodp.planning.epsilon import Cost, compute_cost
+
+DELTA = 1e-5
+
+SERVER, RELEASED = "the server", "whoever sees the models"
+CLIENT, RECORD = "a client", "a record"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """ε for one unit against one adversary.
+
+    Attributes:
+        adversary: `SERVER` or `RELEASED`. A bound against the server holds against everybody who sees less.
+        unit: `CLIENT`, `RECORD` or a person.
+        epsilon: an upper bound; None: no guarantee.
+        reason: why there is no guarantee.
+    """
+
+    adversary: str
+    unit: str
+    epsilon: float | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What holds under the settings of a framework.
+
+    Attributes:
+        framework: its name.
+        mechanism: the class or filter that adds the noise, with its settings.
+        delta: δ.
+        rounds: number of rounds.
+        bounds: by adversary and unit.
+        stated: the ε of the framework itself; None where it computes none.
+        stated_for: what that ε is stated for.
+        differences: why it is not one of the bounds, one clause each.
+        assumptions: of the bounds, one clause each.
+    """
+
+    framework: str
+    mechanism: str
+    delta: float
+    rounds: int
+    bounds: tuple[Bound, ...]
+    stated: float | None = None
+    stated_for: str = ""
+    differences: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready fields."""
+        return asdict(self)
+
+
+class Settings:
+    """Settings of a framework by name.
+
+    Args:
+        framework: name, for messages.
+        values: as read.
+    """
+
+    def __init__(self, framework: str, values: Mapping[str, Any]) -> None:
+        self.framework, self.values = framework, values
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def number(self, *names: str, default: float | None = None, above: float = 0.0) -> float:
+        """Return a number above a bound under the first of the names that is set.
+
+        Raises:
+            SilodpError: it is missing and has no default, or is no such number.
+        """
+        name = next((name for name in names if name in self.values), None)
+        if name is None:
+            if default is not None:
+                return default
+            raise SilodpError(
+                f"{names[0]} is missing: name it, for example 'silodp epsilon --framework {self.framework} "
+                f"{names[0]}=...'.",
+                code="argument.missing",
+                field=names[0],
+            )
+        value = self.values[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < math.inf:
+            raise SilodpError(
+                f"{name} = {shorten(str(value))} is not usable: set a number above {above:g}.",
+                code="argument.value",
+                field=name,
+            )
+        return float(value)
+
+    def whole(self, *names: str, default: int | None = None) -> int:
+        """Return a whole number, 1 or more.
+
+        Raises:
+            SilodpError: as `number`.
+        """
+        value = self.number(*names, default=default)
+        if value != int(value):
+            raise SilodpError(
+                f"{names[0]} = {value:g} is not usable: set a whole number, 1 or more.",
+                code="argument.value",
+                field=names[0],
+            )
+        return int(value)
+
+    def share(self, *names: str, default: float | None = None) -> float:
+        """Return a number above 0 and at most 1.
+
+        Raises:
+            SilodpError: as `number`.
+        """
+        value = self.number(*names, default=default)
+        if value > 1:
+            raise SilodpError(
+                f"{names[0]} = {value:g} is not usable: set a number above 0 and at most 1.",
+                code="argument.value",
+                field=names[0],
+            )
+        return value
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """Return whether a setting is true.
+
+        Raises:
+            SilodpError: it is neither true nor false.
+        """
+        name = next((name for name in names if name in self.values), None)
+        value = default if name is None else self.values[name]
+        if not isinstance(value, bool):
+            raise SilodpError(
+                f"{name} = {shorten(str(value))} is not usable: set true or false.",
+                code="argument.value",
+                field=name,
+            )
+        return value
+
+    def delta(self, given: float | None, *names: str) -> float:
+        """Return the given δ, else that of the settings, else 1e-5.
+
+        Raises:
+            SilodpError: it is out of range.
+        """
+        found = self.number(*names, default=DELTA) if given is None else given
+        check_delta("delta", found)
+        return found
+
+
+class Framework(ABC):
+    """A framework whose settings can be checked."""
+
+    name: ClassVar[str]
+    """In the option --framework."""
+    files: ClassVar[str]
+    """Which of its files are read, for messages."""
+
+    @abstractmethod
+    def pick(self, content: Any) -> TomlTable:
+        """Return the settings by name that are in a file, as read from TOML, JSON or YAML."""
+
+    @abstractmethod
+    def check(self, settings: Settings, delta: float | None) -> Finding:
+        """Return what holds.
+
+        Args:
+            settings: as read.
+            delta: δ; None: that of the settings, else 1e-5.
+
+        Raises:
+            SilodpError: a setting is missing or out of range.
+        """
+
+
+def read_settings(framework: Framework, given: Sequence[str]) -> Settings:
+    """Read files and KEY=VALUE; a later one replaces an earlier one.
+
+    Raises:
+        SilodpError: a file that cannot be read or has no settings, or a text that sets nothing.
+    """
+    values: TomlTable = {}
+    for text in given:
+        if re.fullmatch(r"[\w.-]+\s*=.*", text, re.DOTALL) and not Path(text).exists():
+            values = apply_override(values, text)
+        else:
+            values |= framework.pick(_read_file(Path(text), framework))
+    return Settings(framework.name, {normalize(key): value for key, value in values.items()})
+
+
+def normalize(key: str) -> str:
+    """Return the name of a setting with underscores."""
+    return key.replace("-", "_")
+
+
+def _read_file(path: Path, framework: Framework) -> Any:
+    readers: dict[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".json": json.loads,
+        ".yaml": _read_flat_yaml,
+        ".yml": _read_flat_yaml,
+    }
+    if path.suffix not in readers:
+        raise SilodpError(
+            f"{path} is neither a file of {framework.name} nor KEY=VALUE: name {framework.files}.",
+            code="config.path",
+        )
+    try:
+        return readers[path.suffix](path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SilodpError(
+            f"{path} cannot be read ({error.strerror}): name {framework.files}.", code="config.path"
+        ) from None
+    except (ValueError, RecursionError):
+        raise SilodpError(
+            f"{path} is not valid {path.suffix[1:].upper()}: correct it.", code="config.value"
+        ) from None
+
+
+def _read_flat_yaml(text: str) -> TomlTable:
+    """Return the lines KEY: NUMBER, KEY: true and KEY: [NUMBERS] of the top level; other lines are left out."""
+    found: TomlTable = {}
+    for key, value in re.findall(r"^(\w+):[ \t]*([^#\n]+)", text, re.MULTILINE):
+        text_value = value.strip()
+        try:
+            found[key] = json.loads(
+                text_value.lower() if text_value.lower() in ("true", "false") else text_value
+            )
+        except ValueError:
+            continue  # text: no setting that is read here
+    return found
+
+
+# --- bounds -------------------------------------------------------------------------------------------------------
+
+
+def bound_units(
+    adversary: str, delta: float, charges: Callable[[int], list[EventCount]], units: Mapping[str, int]
+) -> tuple[Bound, ...]:
+    """Return a bound for each unit.
+
+    Args:
+        adversary: `SERVER` or `RELEASED`.
+        delta: δ.
+        charges: from the value of a unit to its events with their counts.
+        units: name of the unit → its value.
+    """
+    bounds = []
+    for unit, value in units.items():
+        cost = _compute(charges(value), delta)
+        bounds.append(Bound(adversary, unit, cost.epsilon, cost.reason))
+    return tuple(bounds)
+
+
+def no_guarantee(adversary: str, reason: str, units: Sequence[str] = (CLIENT, RECORD)) -> tuple[Bound, ...]:
+    """Return that nothing is guaranteed for these units."""
+    return tuple(Bound(adversary, unit, None, reason) for unit in units)
+
+
+def list_persons() -> dict[str, int]:
+    """Return persons with several records by name."""
+    return {f"a person with {records} records": records for records in PERSONS_RECORDS}
+
+
+def _compute(charges: list[EventCount], delta: float) -> Cost:
+    cost = compute_cost(charges, delta, choose_accountant(event for event, _ in charges))
+    releases = [(event, count) for event, count in charges if isinstance(event, Gaussian)]
+    if cost.epsilon is None and len(releases) == len(charges):
+        # Accountants promise nothing where noise is so small; here the number is of interest.
+        precision = math.fsum(count / event.noise_multiplier**2 for event, count in releases)
+        return Cost(compute_gaussian_epsilon(precision**-0.5, delta))
+    return cost
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def format_large(epsilon: float) -> str:
+    """Return ε rounded up: in full below a million, else three figures."""
+    if epsilon < 1e6:
+        return format_rounded_up(epsilon)
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / unit) * unit:.2e}"
+
+
+def format_finding(finding: Finding) -> list[str]:
+    """Return a finding as lines of text."""
+    rounds = f"{finding.rounds} round{'s' if finding.rounds != 1 else ''}"
+    lines = [f"{finding.framework}: {finding.mechanism}", f"after {rounds}, at δ = {finding.delta:g}:"]
+    for adversary in dict.fromkeys(bound.adversary for bound in finding.bounds):
+        lines.append(f"  against {adversary}")
+        mine = [bound for bound in finding.bounds if bound.adversary == adversary]
+        reasons = {bound.reason for bound in mine}
+        if len(reasons) == 1 and None not in reasons:
+            lines.append(f"    no guarantee: {reasons.pop()}")
+            continue
+        for bound in mine:
+            text = (
+                f"no guarantee: {bound.reason}"
+                if bound.epsilon is None
+                else f"ε = {format_large(bound.epsilon)}"
+            )
+            lines.append(f"    {bound.unit}: {text}")
+    if finding.stated is not None:
+        lines.append(f"  stated: ε = {format_large(finding.stated)} {finding.stated_for}".rstrip())
+    lines += [f"    why it differs: {text}" for text in finding.differences]
+    return lines + [f"  assuming that {text}" for text in finding.assumptions]

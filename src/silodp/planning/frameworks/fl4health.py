@@ -1,0 +1,150 @@
+"""FL4Health: DP-SGD in the clients (instance level), and noise at the server (client level); facts are of 0.4.2."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from silodp.accounting.accountant import EventCount, find_accountant
+from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
+from silodp.accounting.group_privacy import scale_to_person
+from silodp.config.toml_values import TomlTable
+from silodp.errors import SilodpError
+from silodp.planning.epsilon import compute_cost
+from silodp.planning.frameworks.base import (
+    CLIENT,
+    RECORD,
+    RELEASED,
+    SERVER,
+    Finding,
+    Framework,
+    Settings,
+    bound_units,
+    list_persons,
+    no_guarantee,
+)
+
+_SAMPLING = ("client_sampling_rate", "client_sampling", "fraction_fit")
+_ROUNDS = ("n_server_rounds", "num_server_rounds", "rounds")
+
+
+class Fl4Health(Framework):
+    """FL4Health."""
+
+    name = "fl4health"
+    files = "config.yaml of the server"
+
+    def pick(self, content: Any) -> TomlTable:
+        """Return all settings of the top level."""
+        return dict(content) if isinstance(content, dict) else {}
+
+    def check(self, settings: Settings, delta: float | None) -> Finding:
+        """Return what holds at the level that the settings are of."""
+        if "client_noise_multiplier" in settings:
+            return _check_instance_level(settings, delta)
+        if "server_noise_multiplier" in settings:
+            return _check_client_level(settings, delta)
+        raise SilodpError(
+            "no level is known by these settings: instance level has client_noise_multiplier, client level has "
+            "server_noise_multiplier.",
+            code="argument.missing",
+            field="framework",
+        )
+
+
+def _check_instance_level(settings: Settings, delta: float | None) -> Finding:
+    """Check DP-SGD in clients that are drawn with one coin per round."""
+    noise, coin = settings.number("client_noise_multiplier"), settings.share(*_SAMPLING, default=1.0)
+    rounds = settings.whole(*_ROUNDS)
+    batch, size = settings.whole("batch_size"), settings.whole("client_data_sizes", "client_data_size")
+    rate = min(1.0, batch / size)
+    steps = settings.whole("local_epochs", "epochs_per_round", default=1) * math.ceil(size / batch)
+    step = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
+
+    def charges(records: int) -> list[EventCount]:
+        # One coin of the client is for all its steps of a round, and the server sees it.
+        of_round = RevealedSample(coin, SelfComposed(step, steps))
+        return [(scale_to_person(of_round, records), rounds)]
+
+    found = settings.delta(delta, "target_delta", "delta")
+    claimed = PoissonSampled(coin * rate, Gaussian(noise)) if coin * rate < 1 else Gaussian(noise)
+    stated = compute_cost([(claimed, steps * rounds)], found, find_accountant("rdp")).epsilon
+    return Finding(
+        "fl4health",
+        f"instance level, noise {noise:g}, client sampling {coin:g}, record sampling {rate:.4g}, {steps} steps a round",
+        found,
+        rounds,
+        (
+            *no_guarantee(SERVER, "the noise is for single records, and a client has many", (CLIENT,)),
+            *bound_units(SERVER, found, charges, {RECORD: 1, **list_persons()}),
+        ),
+        stated,
+        "for a record, as FlInstanceLevelAccountant counts (by Rényi orders)",
+        (
+            f"it charges every step as a Poisson sample with {coin:g} · {rate:.4g}, but one coin of the client is for "
+            f"all {steps} steps of a round, and the server sees it",
+        )
+        if coin < 1
+        else (),
+        (
+            "all clients have the same noise, batch size and number of records; name the client with the largest rate",
+            "the number of records and of steps is public",
+            "a person's records are at most as many as stated, in all clients together",
+        ),
+    )
+
+
+def _check_client_level(settings: Settings, delta: float | None) -> Finding:
+    """Check noise of std z·C on the sum of the clipped updates of the clients of a round."""
+    noise, coin = settings.number("server_noise_multiplier"), settings.share(*_SAMPLING, default=1.0)
+    rounds = settings.whole(*_ROUNDS)
+    found = settings.delta(delta, "target_delta", "delta")
+    reason = None
+    if settings.flag("adaptive_clipping", default=False):
+        reason = (
+            "with adaptive_clipping the bound is changed before the noise is added, so the noise is for another bound "
+            "than the updates were clipped to"
+        )
+    elif settings.flag("weighted_averaging", "weighted_aggregation", default=False):
+        reason = "weights by numbers of records, and noise that follows from them, depend on private counts"
+
+    def charges(records: int) -> list[EventCount]:
+        # In units of the clip: an emptied client 1, k records in up to k clients 2k.
+        event = Gaussian(noise / max(1, 2 * records))
+        is_sampled = coin < 1 and records < 2
+        return [(RevealedSample(coin, event) if is_sampled else event, rounds)]
+
+    claimed = PoissonSampled(coin, Gaussian(noise)) if coin < 1 else Gaussian(noise)
+    return Finding(
+        "fl4health",
+        f"client level, noise {noise:g} at the server, clients drawn with {coin:g}",
+        found,
+        rounds,
+        (
+            *no_guarantee(SERVER, "the server adds the noise, and sees each client's update without it"),
+            *(
+                bound_units(RELEASED, found, charges, {CLIENT: 0, RECORD: 1, **list_persons()})
+                if reason is None
+                else no_guarantee(RELEASED, reason)
+            ),
+        ),
+        compute_cost([(claimed, rounds)], found, find_accountant("rdp")).epsilon,
+        "for a client, as FlClientLevelAccountantPoissonSampling counts (by Rényi orders)",
+        (
+            "the server adds the noise, so the number is not about the server",
+            *(
+                [
+                    "it assumes that nobody learns how many clients were drawn, but the sum is divided by that number, "
+                    "and clients know whether they were drawn"
+                ]
+                if coin < 1
+                else []
+            ),
+            "a record can move the update of its client by twice the clip",
+        ),
+        (
+            "a client that is emptied still answers, with an update of 0",
+            "clients are drawn by a draw that does not depend on records; who was drawn may be known",
+            "clients send the numbers of their records and their metrics in clear; no ε here covers these",
+        ),
+    )

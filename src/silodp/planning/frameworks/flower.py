@@ -1,0 +1,188 @@
+"""Flower: `LocalDpMod`, and central noise with fixed or adaptive clipping; facts are of flwr 1.42.
+
+Settings are read from `[tool.flwr.app.config]` of pyproject.toml, where the app chooses the names. A name may begin
+with "dp-".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from silodp.accounting.accountant import EventCount
+from silodp.accounting.events import Gaussian, RevealedSample
+from silodp.config.toml_values import TomlTable
+from silodp.errors import SilodpError
+from silodp.planning.frameworks.base import (
+    CLIENT,
+    RECORD,
+    RELEASED,
+    SERVER,
+    Finding,
+    Framework,
+    Settings,
+    bound_units,
+    list_persons,
+    no_guarantee,
+    normalize,
+)
+
+_ROUNDS = ("num_server_rounds", "num_rounds", "rounds")
+_EMPTIED = "a client that is emptied still answers, with an update of 0"
+_IN_CLEAR = "clients send the numbers of their records and their metrics in clear; no ε here covers these"
+_WHOLE_MODEL = "the message has the whole update and no other array"
+
+
+class Flower(Framework):
+    """Flower."""
+
+    name = "flower"
+    files = "pyproject.toml of the app"
+
+    def pick(self, content: Any) -> TomlTable:
+        """Return `[tool.flwr.app.config]`, without the prefix "dp-"."""
+        table = content
+        for key in ("tool", "flwr", "app", "config"):
+            table = table.get(key) if isinstance(table, Mapping) else None
+        if not isinstance(table, Mapping):
+            raise SilodpError(
+                "the file has no table [tool.flwr.app.config]: name pyproject.toml of a Flower app.",
+                code="config.value",
+            )
+        return {normalize(key).removeprefix("dp_"): value for key, value in table.items()}
+
+    def check(self, settings: Settings, delta: float | None) -> Finding:
+        """Return what holds for the mechanism that the settings are of."""
+        if "sensitivity" in settings:
+            return _check_local(settings, delta)
+        if "initial_clipping_norm" in settings:
+            return _refuse_adaptive(settings, delta)
+        if "noise_multiplier" in settings:
+            return _check_central(settings, delta)
+        raise SilodpError(
+            "no mechanism is known by these settings: LocalDpMod has clipping_norm, sensitivity, epsilon and delta; "
+            "fixed clipping has noise_multiplier, clipping_norm and num_sampled_clients; adaptive clipping has "
+            "initial_clipping_norm.",
+            code="argument.missing",
+            field="framework",
+        )
+
+
+def _check_local(settings: Settings, delta: float | None) -> Finding:
+    """Check `LocalDpMod`: every client clips its update and adds noise of std sensitivity·√(2·ln(1.25/δ))/ε."""
+    clip, sensitivity = settings.number("clipping_norm"), settings.number("sensitivity")
+    epsilon, own_delta = settings.number("epsilon"), settings.share("delta")
+    rounds = settings.whole(*_ROUNDS, default=1)
+    std = sensitivity * math.sqrt(2 * math.log(1.25 / own_delta)) / epsilon
+
+    def charges(records: int) -> list[EventCount]:
+        # 0: the client is emptied. Else k records in up to k clients, whose noise is independent.
+        return [(Gaussian(std / (2 * clip if records else clip)), rounds * max(records, 1))]
+
+    differences = []
+    if sensitivity < clip:
+        differences.append(
+            f"sensitivity = {sensitivity:g} is an argument that nothing checks; emptying a client moves its update by "
+            f"up to clipping_norm = {clip:g}"
+        )
+    if sensitivity < 2 * clip:
+        differences.append(
+            f"a record moves the clipped update of its client by up to {2 * clip:g}, from one point of the ball to "
+            "another"
+        )
+    if epsilon >= 1:
+        differences.append("the formula √(2·ln(1.25/δ))/ε for the noise is proven for ε below 1 only")
+    if rounds > 1:
+        differences.append("it is about one round, and the rounds add up")
+    return Finding(
+        "flower",
+        f"LocalDpMod, noise with standard deviation {std:.3g} under clip {clip:g}",
+        found := settings.delta(delta, "delta"),
+        rounds,
+        bound_units(SERVER, found, charges, {CLIENT: 0, RECORD: 1, **list_persons()}),
+        epsilon,
+        f"at δ = {own_delta:g}, in each round",
+        tuple(differences),
+        (
+            "a client may be in every round, and whether it is does not depend on its records",
+            _EMPTIED,
+            _WHOLE_MODEL,
+            _IN_CLEAR,
+        ),
+    )
+
+
+def _check_central(settings: Settings, delta: float | None) -> Finding:
+    """Check fixed clipping: the server adds noise of std z·C/n to the average of n clipped updates."""
+    noise, clients = settings.number("noise_multiplier"), settings.whole("num_sampled_clients")
+    clip = settings.number("clipping_norm")
+    rounds = settings.whole(*_ROUNDS, default=1)
+    are_equal = settings.flag("equal_weights", default=False)
+    sampling = 1.0
+    if "num_clients" in settings or "num_supernodes" in settings:
+        sampling = min(1.0, clients / settings.whole("num_clients", "num_supernodes"))
+
+    def charges(records: int) -> list[EventCount]:
+        # What is moved, in units of C/n: an emptied client of equal weight 1, k records in k clients 2k. Two averages,
+        # whatever the weights, lie in one ball of radius C: at most 2n.
+        reach = 2 * clients
+        if are_equal:
+            reach = 1 if records == 0 else 2 * min(records, clients)
+        event = Gaussian(noise / reach)
+        # Of several clients it is more probable that one is drawn, so sampling counts for a single one only.
+        is_sampled = sampling < 1 and records < 2
+        return [(RevealedSample(sampling, event) if is_sampled else event, rounds)]
+
+    differences = [
+        "the server adds the noise, so the number is not about the server",
+    ]
+    if not are_equal:
+        differences.append(
+            "FedAvg weights clients by their numbers of records, so one client can carry nearly all the weight, and "
+            "the average can move by up to 2 · clipping_norm; noise is for clipping_norm / num_sampled_clients "
+            "(set equal_weights=true if all weights are equal)"
+        )
+    else:
+        differences.append("it is about a client that is emptied: a record can move the update twice as far")
+    found = settings.delta(delta, "target_delta", "delta")
+    stated = bound_units(RELEASED, found, lambda _: [(Gaussian(noise), rounds)], {CLIENT: 0})[0].epsilon
+    return Finding(
+        "flower",
+        f"fixed clipping with central noise, noise_multiplier {noise:g}, clip {clip:g}, {clients} clients a round",
+        found,
+        rounds,
+        (
+            *no_guarantee(
+                SERVER,
+                "the server adds the noise, and sees the updates (with SecAgg+ their sum) without it",
+            ),
+            *bound_units(RELEASED, found, charges, {CLIENT: 0, RECORD: 1, **list_persons()}),
+        ),
+        stated,
+        "by flwr's accountant (without amplification)",
+        tuple(differences),
+        (
+            f"exactly {clients} clients answer in every round, which Flower only warns about",
+            "clients are drawn uniformly, by a draw that does not depend on records; who was drawn may be known"
+            if sampling < 1
+            else "a client may be in every round, and whether it is does not depend on its records",
+            _EMPTIED,
+            _IN_CLEAR,
+        ),
+    )
+
+
+def _refuse_adaptive(settings: Settings, delta: float | None) -> Finding:
+    noise = settings.number("noise_multiplier")
+    reason = (
+        "the clipping norm is changed before the noise is added, so the noise is for another norm than the updates "
+        "were clipped to"
+    )
+    return Finding(
+        "flower",
+        f"adaptive clipping with central noise, noise_multiplier {noise:g}",
+        settings.delta(delta, "target_delta", "delta"),
+        settings.whole(*_ROUNDS, default=1),
+        (*no_guarantee(SERVER, "the server adds the noise"), *no_guarantee(RELEASED, reason)),
+    )

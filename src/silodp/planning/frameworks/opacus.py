@@ -1,0 +1,93 @@
+"""Opacus: DP-SGD in one client, alone or in every round of a federation; facts are of opacus 1.6."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from silodp.accounting.accountant import EventCount
+from silodp.accounting.events import Event, Gaussian, PoissonSampled
+from silodp.accounting.group_privacy import scale_to_person
+from silodp.config.toml_values import TomlTable
+from silodp.planning.frameworks.base import (
+    CLIENT,
+    RECORD,
+    SERVER,
+    Finding,
+    Framework,
+    Settings,
+    bound_units,
+    list_persons,
+    no_guarantee,
+)
+
+
+class Opacus(Framework):
+    """Opacus."""
+
+    name = "opacus"
+    files = "a flat TOML, JSON or YAML file with the arguments of make_private"
+
+    def pick(self, content: Any) -> TomlTable:
+        """Return all settings of the top level."""
+        return dict(content) if isinstance(content, dict) else {}
+
+    def check(self, settings: Settings, delta: float | None) -> Finding:
+        """Return what holds: records are drawn anew for every step, or, without Poisson sampling, once per epoch."""
+        noise = settings.number("noise_multiplier")
+        epochs = settings.whole("epochs", default=1) * settings.whole("rounds", "num_rounds", default=1)
+        if "sample_rate" in settings:
+            batches = max(1, round(1 / settings.share("sample_rate")))
+            rate = settings.share("sample_rate")
+        else:
+            # As Opacus: one over the number of batches of the loader.
+            batches = math.ceil(settings.whole("dataset_size") / settings.whole("batch_size"))
+            rate = 1 / batches
+        steps = settings.whole("steps", default=epochs * batches)
+        is_poisson = settings.flag("poisson_sampling", default=True)
+        sampled: Event = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
+
+        def charges(records: int) -> list[EventCount]:
+            if is_poisson:
+                return [(scale_to_person(sampled, records), steps)]
+            # Every record is in one batch of an epoch. The worst case for k records is the same batch.
+            return [(Gaussian(noise / records), math.ceil(steps / batches))]
+
+        found = settings.delta(delta, "target_delta", "delta")
+        bounds = (
+            *no_guarantee(SERVER, "Opacus protects single records, and a client has many", (CLIENT,)),
+            *bound_units(SERVER, found, charges, {RECORD: 1, **list_persons()}),
+        )
+        one = settings.whole("rounds", "num_rounds", default=1)
+        differences = []
+        if not is_poisson:
+            differences.append(
+                "it counts every step as a Poisson sample, but batches of a shuffled table are none: an epoch costs as "
+                "much as one step with all records"
+            )
+        if one > 1:
+            differences.append(
+                f"a privacy engine that is made anew in each of the {one} rounds counts one round only"
+            )
+        stated = None
+        if differences:
+            counted = steps if one == 1 else steps // one
+            stated = bound_units(SERVER, found, lambda _: [(sampled, counted)], {RECORD: 1})[0].epsilon
+        return Finding(
+            "opacus",
+            f"DP-SGD, noise_multiplier {noise:g}, sample rate {rate:.4g}, {steps:,} steps"
+            + ("" if is_poisson else ", batches without Poisson sampling"),
+            found,
+            one,
+            bounds,
+            stated,
+            "by the engine's accountant" if stated is not None else "",
+            tuple(differences),
+            (
+                "the number of records and of steps is public",
+                "max_grad_norm bounds the gradient of every record, no layer mixes records, and statistics of layers "
+                "such as BatchNorm are not sent",
+                "a person's records are at most as many as stated, in all clients together",
+                "all noise is drawn by a secure generator (secure_mode=True)",
+            ),
+        )

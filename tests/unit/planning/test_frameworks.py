@@ -1,0 +1,338 @@
+"""Settings of other frameworks: each bound against numbers that were computed in another way.
+
+The numbers of the frameworks agree with their own accountants up to the Rényi orders: FL4Health 0.4.2 gives 5.371 and
+3.620 (FlInstanceLevelAccountant), 21.147 (FlClientLevelAccountantPoissonSampling), nvflare 2.9 70,333.0 (SVTPrivacy).
+Opacus 1.6 is installed here and is asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from silodp.errors import SilodpError
+from silodp.planning.frameworks import FRAMEWORKS, Finding, check_framework, format_finding
+from silodp.planning.frameworks.base import RELEASED, SERVER, format_large
+from support.commands import Silodp, assert_sentence
+
+FLIP = {"clipping_norm": 1.0, "sensitivity": 1e-4, "epsilon": 10.0, "delta": 1e-5}
+CENTRAL = {"noise_multiplier": 1.0, "clipping_norm": 10.0, "num_sampled_clients": 20, "rounds": 10}
+INSTANCE = {"client_noise_multiplier": 1.0, "batch_size": 100, "local_epochs": 1}
+SERVER_NOISE = {"server_noise_multiplier": 1.0, "n_server_rounds": 20}
+DP_SGD = {"noise_multiplier": 1.0, "batch_size": 64, "dataset_size": 6400, "epochs": 10}
+
+
+def check(framework: str, values=(), delta=None, **more) -> Finding:
+    merged = {**dict(values), **more}
+    return check_framework(framework, [f"{key}={json.dumps(value)}" for key, value in merged.items()], delta)
+
+
+def epsilons(finding: Finding, adversary: str = SERVER) -> dict[str, float | None]:
+    return {bound.unit: bound.epsilon for bound in finding.bounds if bound.adversary == adversary}
+
+
+def gaussian_delta(epsilon: float, sigma: float) -> float:
+    return norm.cdf(0.5 / sigma - epsilon * sigma) - math.exp(epsilon) * norm.cdf(
+        -0.5 / sigma - epsilon * sigma
+    )
+
+
+# --- Flower ---
+
+
+def test_noise_for_a_free_sensitivity_protects_nobody():
+    found = check("flower", FLIP)
+    units = epsilons(found)
+    std = 1e-4 * math.sqrt(2 * math.log(1.25e5)) / 10
+    assert std == pytest.approx(4.8448e-5, rel=1e-4)
+    # With probability 1 - δ the loss exceeds no more than its mean and 4.26 standard deviations of it.
+    for unit, sigma in {"a client": std, "a record": std / 2, "a person with 4 records": std / 4}.items():
+        mean = 0.5 / sigma**2
+        assert mean < units[unit] <= mean + 4.265 / sigma
+    assert units["a client"] == pytest.approx(2.13e8, rel=0.01)
+    assert found.stated == 10.0
+    assert len(found.differences) == 3
+
+
+def test_the_formula_of_the_noise_is_wrong_for_a_large_epsilon_even_with_the_right_sensitivity():
+    found = check("flower", FLIP, sensitivity=1.0)
+    epsilon = epsilons(found)["a client"]
+    sigma = math.sqrt(2 * math.log(1.25e5)) / 10
+    assert epsilon > 10
+    assert gaussian_delta(epsilon, sigma) == pytest.approx(1e-5, rel=1e-6)
+    assert gaussian_delta(10.0, sigma) > 1.5e-5
+    small = check("flower", FLIP, sensitivity=2.0, epsilon=0.5)
+    assert epsilons(small)["a record"] < 0.5
+    assert small.differences == ()
+    assert check("flower", FLIP, sensitivity=2.0, epsilon=0.5, num_server_rounds=2).differences
+
+
+def test_rounds_of_local_noise_add_up():
+    one, four = (epsilons(check("flower", FLIP, sensitivity=20.0, num_rounds=n)) for n in (1, 4))
+    twice = epsilons(check("flower", FLIP, sensitivity=10.0, num_rounds=1))
+    for unit in one:
+        assert four[unit] == pytest.approx(twice[unit], rel=1e-9)
+        assert four[unit] > one[unit]
+
+
+def clipped(update: np.ndarray, clip: float) -> np.ndarray:
+    return update * min(1.0, clip / np.linalg.norm(update))
+
+
+def test_a_record_moves_a_clipped_update_by_twice_the_clip():
+    with_record, without = np.array([100.0, 0.0]), np.array([-100.0, 0.0])
+    assert np.linalg.norm(clipped(with_record, 1.0) - clipped(without, 1.0)) == 2.0
+    units = epsilons(check("flower", CENTRAL, equal_weights=True), RELEASED)
+    assert gaussian_delta(units["a client"], 1 / math.sqrt(10)) == pytest.approx(1e-5, rel=1e-6)
+    assert gaussian_delta(units["a record"], 0.5 / math.sqrt(10)) == pytest.approx(1e-5, rel=1e-6)
+    assert gaussian_delta(units["a person with 2 records"], 0.25 / math.sqrt(10)) == pytest.approx(
+        1e-5, rel=1e-6
+    )
+
+
+def test_the_weights_of_fedavg_let_one_client_move_the_average_by_twice_the_clip():
+    clients, clip = 20, 10.0
+    updates = np.zeros((clients, 2))
+    updates[0, 0], updates[1:, 0] = clip, -clip
+    averages = [np.average(updates, axis=0, weights=[w, *[1] * (clients - 1)]) for w in (10**6, 0)]
+    moved = np.linalg.norm(averages[0] - averages[1])
+    assert 1.99 * clip < moved <= 2 * clip
+    assert moved > 39 * clip / clients  # and the noise is for clip / clients
+    units = epsilons(check("flower", CENTRAL), RELEASED)
+    expected = 1.0 / (2 * clients) / math.sqrt(10)
+    assert units["a client"] == pytest.approx(0.5 / expected**2 + 4.26489 / expected, rel=1e-3)
+    assert len(set(units.values())) == 1
+
+
+def test_central_noise_promises_nothing_against_the_server():
+    for found in (check("flower", CENTRAL), check("fl4health", SERVER_NOISE)):
+        assert set(epsilons(found, SERVER).values()) == {None}
+    found = check("flower", CENTRAL, equal_weights=True)
+    assert found.stated == pytest.approx(epsilons(found, RELEASED)["a client"])
+
+
+def test_sampling_of_clients_counts_as_seen():
+    """A bound by Poisson sampling would be smaller; but who knows the sample can tell the rounds of a client."""
+    all_, some = (
+        epsilons(check("flower", CENTRAL, equal_weights=True, **more), RELEASED)
+        for more in ({}, {"num_clients": 40})
+    )
+    assert some["a client"] < all_["a client"]
+    # Ten rounds in which a client is drawn with probability 1/2: in all ten with 2⁻¹⁰ > δ.
+    assert (
+        some["a client"]
+        > epsilons(check("flower", CENTRAL, equal_weights=True, rounds=5), RELEASED)["a client"]
+    )
+    assert some["a person with 2 records"] == all_["a person with 2 records"]
+
+
+def test_adaptive_clipping_has_no_guarantee():
+    flower = check("flower", noise_multiplier=0.5, num_sampled_clients=20, initial_clipping_norm=0.1)
+    fl4health = check("fl4health", SERVER_NOISE, adaptive_clipping=True)
+    weighted = check("fl4health", SERVER_NOISE, weighted_averaging=True)
+    for found in (flower, fl4health, weighted):
+        assert all(bound.epsilon is None and bound.reason for bound in found.bounds)
+
+
+def test_settings_of_an_app_are_read(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.flwr.app.config]\nnum-server-rounds = 3\nname = 'x'\ndp-clipping-norm = 1.0\n"
+        "dp-sensitivity = 1e-4\ndp-epsilon = 10.0\ndp-delta = 1e-5\n"
+    )
+    found = check_framework("flower", [str(tmp_path / "pyproject.toml")])
+    assert found == check("flower", FLIP, rounds=3)
+    changed = check_framework("flower", [str(tmp_path / "pyproject.toml"), "num_server_rounds=1"])
+    assert changed == check("flower", FLIP)
+
+
+# --- FL4Health ---
+
+
+@pytest.mark.parametrize(
+    ("coin", "size", "rounds", "steps", "stated", "holds"),
+    [(0.5, 1000, 20, 10, 5.37, 7.49), (0.1, 400, 100, 4, 3.59, 12.83)],
+)
+def test_one_coin_of_a_client_is_for_all_steps_of_its_round(coin, size, rounds, steps, stated, holds):
+    found = check("fl4health", INSTANCE, client_sampling=coin, client_data_sizes=size, n_server_rounds=rounds)
+    assert f"{steps} steps" in found.mechanism
+    assert found.stated == pytest.approx(stated, abs=0.006)
+    assert epsilons(found)["a record"] == pytest.approx(holds, abs=0.006)
+    assert epsilons(found)["a client"] is None
+    assert found.differences
+    persons = [value for unit, value in epsilons(found).items() if "person" in unit]
+    assert persons == sorted(persons)
+    assert persons[0] > epsilons(found)["a record"]
+
+
+def test_central_noise_of_fl4health_is_counted_without_the_number_of_clients():
+    found = check("fl4health", SERVER_NOISE, client_sampling=0.66)
+    assert found.stated == pytest.approx(21.147, rel=0.003)
+    assert epsilons(found, RELEASED)["a client"] > found.stated
+
+
+def test_without_a_coin_the_accountant_of_fl4health_is_right():
+    found = check("fl4health", INSTANCE, client_data_sizes=1000, n_server_rounds=5)
+    assert found.differences == ()
+    assert epsilons(found)["a record"] <= found.stated <= 1.2 * epsilons(found)["a record"]
+
+
+# --- NVIDIA FLARE ---
+
+
+def test_the_defaults_of_the_sparse_vector_filter():
+    found = check("nvflare", dimension=7_033_290)
+    spent = epsilons(found)["a client"]
+    assert pytest.approx(703_329 * 0.1 + 0.1, abs=0.5) == 70_333  # what nvflare's own accountant states
+    # Its choice of weights goes on after the 703,329 that it pays for: at most ten times as many.
+    assert 70_333 <= spent <= 70_333 + 10 * 0.1
+    assert epsilons(found)["a person with 4 records"] == pytest.approx(4 * spent)
+    assert epsilons(check("nvflare", dimension=7_033_290, rounds=3))["a client"] == pytest.approx(3 * spent)
+    assert found.stated == 0.1
+
+
+def accept(rng: np.random.Generator, weights: np.ndarray, wanted: int) -> int:
+    """Return how many weights the filter accepts before it stops, as nvflare 2.9 does: in whole passes."""
+    scale, threshold, done = 2.0 * wanted / 0.1, rng.laplace(scale=1.0), np.zeros(len(weights), bool)
+    while done.sum() < wanted:
+        answers = weights + rng.laplace(scale=scale, size=len(weights))
+        done |= ~done & (answers >= threshold)
+    return int(done.sum())
+
+
+def test_the_sparse_vector_filter_accepts_more_than_it_pays_for():
+    accepted = [accept(np.random.default_rng(seed), np.ones(1000), 100) for seed in range(20)]
+    assert (
+        min(accepted) > 400
+    )  # so the cost of the choice, by which 100 are paid, is more than four times larger
+
+
+@pytest.mark.parametrize("name", ["PercentilePrivacy", "ExcludeVars"])
+def test_filters_without_noise_promise_nothing(tmp_path, name):
+    path = tmp_path / "config_fed_client.json"
+    filters = [{"path": f"nvflare.app_common.filters.x.{name}", "args": {"gamma": 0.01}}]
+    path.write_text(json.dumps({"task_result_filters": [{"tasks": ["train"], "filters": filters}]}))
+    found = check_framework("nvflare", [str(path)])
+    assert {bound.epsilon for bound in found.bounds} == {None}
+    filters.append({"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {"noise_var": 1e-4}})
+    path.write_text(json.dumps({"task_result_filters": [{"tasks": ["train"], "filters": filters}]}))
+    found = check_framework("nvflare", [str(path), "dimension=1000"])
+    threshold = 0.1 / (1 + 200 ** (2 / 3))
+    assert epsilons(found)["a client"] == pytest.approx(threshold + 10 * (0.1 - threshold) + 100 * 1e-4)
+
+
+# --- Opacus ---
+
+
+def test_poisson_samples_cost_what_opacus_says():
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    found = check("opacus", DP_SGD)
+    theirs = {}
+    for kind in (PRVAccountant, RDPAccountant):
+        accountant = kind()
+        accountant.history = [(1.0, 0.01, 1000)]
+        theirs[kind] = accountant.get_epsilon(delta=1e-5)
+    ours = epsilons(found)["a record"]
+    assert ours == pytest.approx(theirs[PRVAccountant], rel=0.01)
+    assert ours <= theirs[RDPAccountant]
+    assert found.stated is None
+    assert found.differences == ()
+
+
+def test_a_shuffled_table_is_no_poisson_sample():
+    found = check("opacus", DP_SGD, poisson_sampling=False)
+    assert found.stated == pytest.approx(epsilons(check("opacus", DP_SGD))["a record"])
+    # Once in each of ten epochs, and everything else is the same.
+    assert gaussian_delta(epsilons(found)["a record"], 1 / math.sqrt(10)) == pytest.approx(1e-5, rel=1e-6)
+    assert gaussian_delta(epsilons(found)["a person with 2 records"], 0.5 / math.sqrt(10)) == pytest.approx(
+        1e-5, rel=1e-6
+    )
+
+
+def test_engines_of_ten_rounds_add_up():
+    found = check("opacus", DP_SGD, epochs=1, rounds=10)
+    whole = check("opacus", DP_SGD)
+    assert epsilons(found) == epsilons(whole)
+    assert found.stated == pytest.approx(epsilons(check("opacus", DP_SGD, epochs=1))["a record"])
+    assert found.differences
+
+
+# --- reading and printing ---
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "code"),
+    [
+        ("pysyft", [], "argument.value"),
+        ("flower", [], "argument.missing"),
+        ("flower", ["sensitivity=1", "clipping_norm=1", "epsilon=1"], "argument.missing"),
+        ("flower", ["sensitivity=-1", "clipping_norm=1", "epsilon=1", "delta=0.1"], "argument.value"),
+        ("flower", ["noise_multiplier=1", "clipping_norm=1", "num_sampled_clients=2.5"], "argument.value"),
+        ("flower", ["noise_multiplier=x", "clipping_norm=1", "num_sampled_clients=2"], "argument.value"),
+        ("flower", ["nothing.toml"], "config.path"),
+        ("flower", ["settings"], "config.path"),
+        ("nvflare", [], "argument.missing"),
+        ("nvflare", ["dimension=10", "fraction=2"], "argument.value"),
+        ("nvflare", ["dimension=10", "epsilon_query=5"], "argument.conflict"),
+        ("opacus", ["noise_multiplier=1"], "argument.missing"),
+        ("opacus", ["noise_multiplier=1", "sample_rate=0.1", "poisson_sampling=1"], "argument.value"),
+        ("fl4health", ["n_server_rounds=3"], "argument.missing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_checked_is_one_sentence(framework, given, code):
+    with pytest.raises(SilodpError) as caught:
+        check_framework(framework, given)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("a.toml", "[tool]\n", "config.value"),
+        ("a.toml", "x = [", "config.value"),
+        ("a.json", "{", "config.value"),
+        ("a.txt", "", "config.path"),
+    ],
+)
+def test_files_without_settings_are_refused(tmp_path, name, text, code):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SilodpError) as caught:
+        check_framework("flower", [str(tmp_path / name)])
+    assert caught.value.code == code
+
+
+def test_a_flat_yaml_is_read(tmp_path):
+    path: Path = tmp_path / "config.yaml"
+    path.write_text(
+        "# Server\nn_server_rounds: 20 # rounds\nadaptive_clipping: True\nname: x\nserver_noise_multiplier: 1.0\n"
+    )
+    assert check_framework("fl4health", [str(path)]) == check(
+        "fl4health", SERVER_NOISE, adaptive_clipping=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [(1.23401, "1.235"), (999_999.9991, "1e+06"), (2.1301e8, "2.14e+08"), (9.999e8, "1.00e+09")],
+)
+def test_epsilon_is_never_rounded_down(epsilon, shown):
+    assert format_large(epsilon) == shown
+    assert float(shown) >= epsilon
+
+
+def test_the_command_prints_what_holds(silodp: Silodp):
+    given = [f"{key}={value}" for key, value in FLIP.items()]
+    outcome = silodp("epsilon", "--framework", "flower", *given)
+    assert outcome.status == 0
+    assert outcome.out.splitlines() == format_finding(check("flower", FLIP))
+    assert silodp("epsilon", "--framework", "flower", *given, "--json").json["stated"] == 10.0
+    other = silodp("epsilon", "--framework", "flower", *given, "--delta", "1e-6", "--json").json
+    assert other["delta"] == 1e-6
+    assert_sentence(silodp("epsilon", "x=1", "--method", "ddp", "--rounds", "1"), code="cli.usage")
+    assert_sentence(silodp("epsilon", "--method", "ddp"), "--rounds", code="cli.usage")
+    assert {"flower", "nvflare", "opacus", "fl4health"} <= set(FRAMEWORKS)
