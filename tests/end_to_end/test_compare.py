@@ -19,7 +19,7 @@ from silodp.errors import SilodpError
 from silodp.report import plots
 from silodp.report.compare_page import format_spread, format_table, is_level
 from silodp.report.divergence import get_measure
-from silodp.report.figures import render_svg
+from silodp.report.figures import choose_log_ticks, render_svg
 from silodp.runtime.train import run, train
 
 pytestmark = pytest.mark.pictures
@@ -269,7 +269,7 @@ def test_mistakes(tmp_path: Path) -> None:
 
 
 def end(label: str, loss: float | None, **changes: Any) -> dict[str, Any]:
-    made = {"label": label, "unit": "user", "private": True, "has_own_settings": True, "warning": None}
+    made = {"label": label, "unit": "user", "private": True, "untuned": False, "warning": None}
     return {**made, "final": {"loss": {"mean": loss}}, **changes}
 
 
@@ -304,15 +304,57 @@ def test_what_nobody_tuned_is_named_so_and_drawn_as_no_level(tmp_path: Path) -> 
     assert inherited.specs("default:server_learning_rate=2")[0].has_own_settings
     result = compare_methods(inherited, inherited.specs("uldp-avg"), 1, tmp_path)
     default = of(result, "default")
-    assert not default["has_own_settings"]
+    assert default["untuned"]
     assert not is_level(default)
-    assert is_level(default | {"has_own_settings": True, "warning": None})
-    assert not is_level(default | {"has_own_settings": True, "warning": "below"})
-    assert "| default (no noise, not tuned) |" in (tmp_path / "compare.md").read_text()
+    assert is_level(default | {"untuned": False, "warning": None})
+    assert not is_level(default | {"untuned": False, "warning": "below"})
+    assert "| default (no noise, untuned) |" in (tmp_path / "compare.md").read_text()
+    assert "Untuned: default." in result["note"]
     page = (tmp_path / "compare.html").read_text()
-    assert (
-        "Not drawn, because it does not show the level without noise: default (no noise, not tuned)." in page
+    assert "Not drawn, because it does not show the level without noise: default (no noise, untuned)." in page
+
+
+def test_private_methods_that_nobody_tuned_are_named_so_too(tmp_path: Path) -> None:
+    """A method that wins against rates that were chosen for another one has won against nothing."""
+    names = "uldp-avg,uldp-avg:weighting=records,uldp-naive,uldp-naive:noise_multiplier=2,uldp-naive:clip=2"
+    inherited = config(methods={})
+    assert [spec.has_own_settings for spec in inherited.specs(names)] == [True, True, False, False, True]
+    own = config(methods={"uldp-naive": {"server_learning_rate": 1.0}})
+    assert all(spec.has_own_settings for spec in own.specs(names))
+    result = compare_methods(
+        inherited, inherited.specs("uldp-avg,uldp-naive,default:server_learning_rate=1"), 1, tmp_path
     )
+    assert [method["untuned"] for method in result["methods"]] == [False, True, False]
+    assert "| uldp-naive (untuned) |" in (tmp_path / "compare.md").read_text()
+    assert "uldp-naive (untuned)" in (tmp_path / "compare.html").read_text()
+
+
+def test_the_chart_says_what_was_not_tuned_however_long_the_name_is() -> None:
+    name = "uldp-naive:noise_multiplier=2:user_sampling=0.5"
+    curve = plots.Curve(name, [0, 1, 2], [0.7, 0.6, 0.5], [0.0] * 3, [0.0, 1.0, 2.0], note=" (untuned)")
+    for figure in (plots.plot_comparison([curve], "loss"), plots.plot_epsilon_comparison([curve])):
+        assert figure is not None
+        (legend,) = figure.legends
+        assert legend.get_texts()[0].get_text().endswith("… (untuned)")
+
+
+@pytest.mark.parametrize("high", [1.5, 2.0, 3.9, 8.0, 30.0, 1e3, 1e7])
+@pytest.mark.parametrize("low", [0.013, 0.6, 1.0, 7.3])
+def test_an_axis_of_epsilon_has_several_numbers(low: float, high: float) -> None:
+    """One label, 1 or 2, between 0.6 and 3.9 says nothing of the curve."""
+    ticks = choose_log_ticks(low, low * high)
+    assert 4 <= len(ticks) <= 8
+    assert all(low <= tick <= low * high for tick in ticks)
+    assert ticks == sorted(ticks)
+    figure = plots.plot_comparison(
+        [plots.Curve("a", [1, 2, 3], [0.7, 0.6, 0.5], [0.0] * 3, [low, low * high**0.5, low * high])],
+        "loss",
+        against="epsilon",
+    )
+    assert figure is not None
+    (axes,) = figure.axes
+    shown = [text for text in axes.xaxis.get_major_formatter().format_ticks(axes.get_xticks()) if text]
+    assert len(set(shown)) == len(axes.get_xticks()) >= 4
 
 
 def test_a_level_is_drawn_only_where_it_is_one() -> None:

@@ -121,6 +121,17 @@ def test_the_model_is_that_of_the_simulation(
     simulated = silodp("report", tmp_path / "simulated")
     assert simulated.status == 0, simulated.err
     assert silodp("report", processes.run).status == 0
+    # The server has no table: the schema in the public folder is enough to use the model.
+    (tmp_path / "new.csv").write_text("age\n31\n47.5\n")
+    for run, out in ((processes.run, "server.csv"), (tmp_path / "simulated", "simulated.csv")):
+        done = silodp("predict", run, tmp_path / "new.csv", "--out", tmp_path / out)
+        assert done.status == 0, done.err
+    found = (tmp_path / "server.csv").read_text()
+    assert found == (tmp_path / "simulated.csv").read_text()
+    assert found.startswith("probability_no,probability_yes\n")
+    card = (processes.run / "MODEL_CARD.md").read_text()
+    assert "Unknown: the model was not measured on held-out records." in card
+    assert "| `age` | number, 0 to 100 |" in card
 
 
 def test_weights_by_records_need_the_file_of_a_trust_center(tmp_path: Path) -> None:

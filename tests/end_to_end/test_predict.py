@@ -37,7 +37,7 @@ files = {{ north = "north.csv", south = "south.csv" }}
 [data.schema]
 user = "person_key"
 split = "part"
-numeric = {{ age = [0, 110], dose = [0, 20] }}
+numeric = {{ age = [0, 110], dose = {{ range = [0, 20], typical = [8, 4] }} }}
 categorical = {{ ward = ["surgery", "medicine", 3] }}
 out_of_range = "clip"
 {label}
@@ -163,7 +163,10 @@ def test_the_description_has_public_constants_alone(trained: Any, tmp_path: Path
     fields = json.loads(text)
     assert fields["classes"] == ["no", "yes"]
     assert fields["features"] == ["age", "dose", "ward=surgery", "ward=medicine", "ward=3"]
-    assert fields["inputs"]["numeric"] == {"age": [0, 110], "dose": [0, 20]}
+    assert fields["inputs"]["numeric"] == {
+        "age": [0, 110],
+        "dose": {"range": [0, 20], "typical": [8, 4]},
+    }
     assert fields["architecture"] == {
         "source": "silodp",
         "name": "logistic",
@@ -327,6 +330,9 @@ def test_code_is_run_only_if_it_is_named_and_the_code_of_the_run(
     assert_sentence(done, code="bundle.code")
     assert not ran.exists()
     (own / "model.py").write_text(CODE)
+    with monkeypatch.context() as there:  # the right code is not run unasked either
+        there.chdir(own)
+        refuse("bundle.code", ".")
     assert load_run(own, code=own / "model.py").predict("rows.csv").shape == (40, 2)
     assert load_run(own, code=tmp_path / "my_net.py").predict("rows.csv").shape == (40, 2)
     assert silodp("predict", own, "rows.csv", "--out", "found.csv", "--code", own / "model.py").status == 0

@@ -213,8 +213,12 @@ def _format_data(facts: _Facts) -> list[str]:
             )
             rows.append((f"`{_code(column)}`", f"one of {values}"))
         else:
-            low, high = schema.find_range(column)
-            rows.append((f"`{_code(column)}`", f"number, {low:g} to {high:g}"))
+            constants = schema.numeric_columns()[column]
+            low, high = constants.range
+            typical = (
+                "" if constants.typical is None else ", typically {:g} ± {:g}".format(*constants.typical)
+            )
+            rows.append((f"`{_code(column)}`", f"number, {low:g} to {high:g}{typical}"))
     return [*lines, *_format_table(("column", "values"), rows)]
 
 

@@ -186,6 +186,7 @@ def _summarize(
     of_records = [spec.label for spec in specs if spec.method.unit == "record"]
     accountants = sorted({guarantee["accountant"] for guarantee in released if guarantee["private"]})
     methods = [_summarize_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)]
+    untuned = [method["label"] for method in methods if method["untuned"]]
     methods = [{**method, "warning": explain_no_upper_level(method, methods)} for method in methods]
     return {
         "name": config.name,
@@ -202,6 +203,12 @@ def _summarize(
             "of one run with secret noise; these runs drew their noise from seeds, so their models are not "
             "for release. Values are of the last round, on held-out records, which no ε covers."
             + (f" ε of {', '.join(of_records)} is for single records." if of_records else "")
+            + (
+                f" Untuned: {', '.join(untuned)}. Their rates are those of [method], which were not chosen for them; "
+                "give each its own in [methods.NAME]."
+                if untuned
+                else ""
+            )
             + (" ε by rdp is looser than ε by pld: compare them with care." if len(accountants) > 1 else "")
         ),
         "warnings": [method["warning"] for method in methods if method["warning"] is not None],
@@ -260,7 +267,7 @@ def _summarize_method(spec: MethodSpec, runs: Sequence[Fields], names: Sequence[
         "label": spec.label,
         "settings": repr(spec.method),
         "unit": spec.method.unit,
-        "has_own_settings": spec.has_own_settings,
+        "untuned": not spec.has_own_settings,
         "accountant": guarantees["released"]["accountant"],
         "private": guarantees["released"]["private"],
         "epsilon": {adversary: guarantees[adversary]["epsilon"] for adversary in ADVERSARIES},

@@ -55,6 +55,10 @@ ALIASES = {"k": "group_size", "q": "user_sampling", "sigma": "noise_multiplier"}
 """Short names of fields in `compare --methods`."""
 
 
+_VARIANT = {"weighting", "group_size", "user_sampling", "record_sampling", "noise_multiplier", "personal"}
+"""Settings that name a variant of a method; none of them says that its rates were chosen for it."""
+
+
 @dataclass(frozen=True)
 class MethodSpec:
     """One method of a comparison.
@@ -62,7 +66,8 @@ class MethodSpec:
     Attributes:
         label: its name there.
         method: the method.
-        has_own_settings: whether some settings were given for it; else all come from [method] and are not tuned.
+        has_own_settings: whether rates were chosen for it: it is the method of [method], or a setting other than
+            those that name a variant was given for it. Else its rates are those of [method], and it is not tuned.
     """
 
     label: str
@@ -396,7 +401,8 @@ class RunConfig(_Section):
             inherited.pop("server_learning_rate", None)
             method = self._build_method(name, merge(inherited, given), f"methods.{name}")
         self.check_budgets(method)
-        return MethodSpec(text, method, has_own_settings=bool(given) or name == configured)
+        is_tuned = name == configured or bool(given.keys() - _VARIANT)
+        return MethodSpec(text, method, has_own_settings=is_tuned)
 
     def _build_method(self, name: str, fields: TomlTable, where: str) -> Method:
         """Build a method; rounds and δ that its privacy budgets are for are those of the run unless it sets them."""

@@ -48,15 +48,18 @@ def format_table(result: Mapping[str, Any]) -> str:
 
 
 def format_label(method: Mapping[str, Any]) -> str:
-    """Return the label of a method; for one without privacy also that it has no noise, and whether it was tuned."""
-    if method["unit"] is not None:
-        return str(method["label"])
-    return f"{method['label']} (no noise{'' if method['has_own_settings'] else ', not tuned'})"
+    """Return the label of a method, and that it has no noise or was not tuned."""
+    return f"{method['label']}{_format_note(method)}"
+
+
+def _format_note(method: Mapping[str, Any]) -> str:
+    notes = [*(["no noise"] if method["unit"] is None else []), *(["untuned"] if method["untuned"] else [])]
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def is_level(method: Mapping[str, Any]) -> bool:
     """Return whether a method without privacy shows the level without noise: tuned, and not below a private one."""
-    return method["unit"] is None and method["has_own_settings"] and method["warning"] is None
+    return method["unit"] is None and not method["untuned"] and method["warning"] is None
 
 
 def format_spread(end: Mapping[str, Any] | None) -> str:
@@ -140,7 +143,8 @@ def _curve(method: Fields, name: str | None) -> plots.Curve:
     empty = [None] * len(method["rounds"])
     curve = method["curves"][name] if name is not None else {"mean": empty, "sd": empty}
     return plots.Curve(
-        label=format_label(method),
+        label=method["label"],
+        note=_format_note(method),
         rounds=method["rounds"],
         mean=[math.nan if value is None else value for value in curve["mean"]],
         sd=[math.nan if value is None else value for value in curve["sd"]],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import re
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from silodp.errors import SilodpError, name_file
 
@@ -122,6 +123,17 @@ def check_picture_path(path: Path) -> None:
         )
 
 
+_FEWEST_TICKS, _MOST_TICKS = 4, 8
+_LOG_STEPS = (
+    (1,),
+    (1, 3),
+    (1, 2, 5),
+    (1, 1.5, 2, 3, 5, 7),
+    (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8),
+    tuple(step / 10 for step in range(10, 100)),
+)
+"""Numbers that a logarithmic axis may show, times powers of ten, from few to many."""
+
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,.10g}" if 1e-4 <= value < 1e6 else f"{value:.0e}")
 
 
@@ -138,13 +150,25 @@ def make_panel(x: str, y: str, size: tuple[float, float] = (4.7, 3.1)) -> tuple[
 
 
 def set_log_scale(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 times powers of ten, or at powers alone."""
+    """Make an axis logarithmic, with plain numbers at four to eight places; call it after everything is drawn."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0)))
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(FixedLocator(choose_log_ticks(low, high)))
+    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(_PLAIN)
-    axis.set_minor_formatter(NullFormatter())
+
+
+def choose_log_ticks(low: float, high: float) -> list[float]:
+    """Return numbers of few digits between two positive numbers, at least four where their ratio is 1.5 or more."""
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for steps in _LOG_STEPS:
+        exact = (float(f"{step}e{power}") for power in powers for step in steps)
+        ticks = [tick for tick in exact if low <= tick <= high]
+        if len(ticks) >= _FEWEST_TICKS:
+            break
+    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS)] if ticks else []
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int = 2, handlelength: float = 2.4) -> None:

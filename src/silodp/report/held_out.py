@@ -146,9 +146,15 @@ def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[Calib
         chosen = bins == step
         if records := int(chosen.sum()):
             share = float(labels[chosen].mean())
-            error = float(np.sqrt(share * (1 - share) / records))
+            error = _compute_error(share, records)
             found.append(CalibrationBin(float(probability[chosen].mean()), share, records, error))
     return tuple(found)
+
+
+def _compute_error(share: float, records: float) -> float:
+    """Return the standard error of a share of few records; one of each kind is added, so that it is never 0."""
+    smoothed = (share * records + 1) / (records + 2)
+    return float(np.sqrt(smoothed * (1 - smoothed) / (records + 2)))
 
 
 def calibrate_counts(counts: Sequence[Sequence[float]], noise_std: float) -> tuple[CalibrationBin, ...]:
@@ -166,7 +172,7 @@ def calibrate_counts(counts: Sequence[Sequence[float]], noise_std: float) -> tup
             continue
         share = float(np.clip(yes / total, 0, 1))
         of_noise = noise_std * np.hypot(1 - share, share) / total
-        error = float(np.sqrt(of_noise**2 + share * (1 - share) / total))
+        error = float(np.hypot(of_noise, _compute_error(share, total)))
         found.append(CalibrationBin((step + 0.5) / len(positive), share, float(total), error))
     return tuple(found)
 

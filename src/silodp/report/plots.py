@@ -58,6 +58,7 @@ class Curve:
         private: whether the method guarantees anything.
         reference: tuned training without privacy, which the others are compared with.
         is_level: whether a method without ε is drawn as a level against ε.
+        note: after the name in the legend, whatever its length.
     """
 
     label: str
@@ -68,6 +69,7 @@ class Curve:
     private: bool = True
     reference: bool = False
     is_level: bool = True
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -434,7 +436,8 @@ def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
         color, dashes = (INK, 0) if curve.reference else (PALETTE[turn % len(PALETTE)], turn // len(PALETTE))
         turn += not curve.reference
         line = DASHES[1] if not curve.private else ("-", *DASHES[2:])[dashes % 3]
-        yield curve, {"color": color, "linestyle": line, "linewidth": 2, "label": shorten_label(curve.label)}
+        label = shorten_label(curve.label) + curve.note
+        yield curve, {"color": color, "linestyle": line, "linewidth": 2, "label": label}
 
 
 def _thinned(points: Sequence[_T]) -> list[_T]:

@@ -172,6 +172,7 @@ def heart_disease(
         name="heart_disease",
         classes=2,
         features=tuple(HEART_COLUMNS),
+        schema=HEART_DISEASE.schema if normalize == "public" else None,
     )
 
 
@@ -279,6 +280,13 @@ HEART_DISEASE = _HeartDisease(
     record_shape=(len(HEART_COLUMNS),),
     classes=2,
     features=tuple(HEART_COLUMNS),
+    schema=Schema(
+        user="patient",
+        label="disease",
+        classes=("no", "yes"),
+        numeric=HEART_COLUMNS,
+        out_of_range="clip",
+    ),
     private_scaling="Each center's features are standardized by the mean and standard deviation of its own training "
     "rows, which are private; choose normalize='public' for public constants.",
     origin=Origin(
