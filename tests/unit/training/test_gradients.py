@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from silodp.errors import SilodpError
-from silodp.training import LocalTraining, Loss, Task, cross_entropy, record_gradients, silo_update
-from silodp.training.sgd import RecordGradients
+from silodp.training import LocalTraining, Loss, Task, cross_entropy, gradients, record_gradients, silo_update
+from silodp.training.sgd import RecordGradients, _trainer
 from support.reference import assert_equal_updates, looped, ragged, updates
 
 
@@ -145,3 +145,27 @@ def test_group_norm_of_many_users_is_that_of_one(norm, shape, steps):
     for one in range(3):
         alone = silo_update(task, params, x[user == one], y[user == one], local, torch.Generator())
         torch.testing.assert_close(found[one], alone, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("local", [LocalTraining(0.1, 2), LocalTraining(0.1, 2, 48, 0.9, 0.01)])
+def test_large_batches_of_images_train_one_user_after_another_with_equal_results(local, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(27, 2))
+    task = Task(model.double(), cross_entropy())
+    x, y, user = ragged([50, 131, 3, 48], 1, shape=(1, 8, 8))
+    params = task.initial(0)
+    called = []
+    build = gradients.build_looped_gradient
+    spy = lambda task: lambda *tensors: called.append(1) or build(task)(*tensors)  # noqa: E731
+    monkeypatch.setattr(_trainer, "build_looped_gradient", spy)
+    found = updates(task, params, x, y, user, local, seed=3)
+    assert called
+    assert_equal_updates(found, looped(task, params, x, y, user, local, seed=3), 1e-12)
+    small = LocalTraining(0.1, 2, 8)  # small batches do not
+    called.clear()
+    assert_equal_updates(
+        updates(task, params, x, y, user, small, seed=3),
+        looped(task, params, x, y, user, small, seed=3),
+        1e-12,
+    )
+    assert not called

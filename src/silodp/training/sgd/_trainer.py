@@ -17,6 +17,7 @@ from silodp.training.gradients import (
     build_traceable_gradient,
     build_user_gradient,
     is_vectorizable,
+    runs_faster_in_a_loop,
 )
 from silodp.training.sgd._planning import StepCost, measure_cost, round_up
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
@@ -41,8 +42,6 @@ class Trainer:
         local: SGD's hyperparameters.
         differentiate: builds the gradient of a single user, or of many; None: of many, at once where that is possible.
 
-    Attributes:
-        is_traceable: whether steps can be traced.
     """
 
     def __init__(
@@ -58,7 +57,8 @@ class Trainer:
         if differentiate is None:
             differentiate = build_user_gradient if is_vectorizable(task, x, y) else build_looped_gradient
         self.gradient = differentiate(task)
-        self.is_traceable = differentiate is not build_looped_gradient
+        self.looped = build_looped_gradient(task)
+        self.can_vectorize = differentiate is not build_looped_gradient
         self.single_user = differentiate is build_single_user_gradient
         self.data = (differentiate, x.shape[1:], x.dtype, y.shape[1:], y.dtype)
 
@@ -68,7 +68,7 @@ class Trainer:
         measured = min(1 << (width - 1).bit_length(), _MEASURED_WIDTH)
         key = ("step", self.data, measured, self.local.momentum > 0, self.local.weight_decay > 0)
         # One after another, only one user's step is in memory.
-        scale = max(1, width / measured) / (2 if self.is_traceable else 1)
+        scale = max(1, width / measured) / (2 if self.can_vectorize else 1)
 
         def two_users() -> Any:
             rows = self._rows(2)
@@ -79,6 +79,12 @@ class Trainer:
 
         cost: StepCost = self.task.engine.get(key, lambda: measure_task_cost(self.task, two_users))
         return StepCost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
+
+    def loops(self, users: UserBatches) -> bool:
+        """Return whether these users train one after another, which cannot be traced."""
+        if self.single_user or not self.can_vectorize:
+            return not self.can_vectorize
+        return runs_faster_in_a_loop(self.task, self.local.width(int(users.counts.max())))
 
     def shape(self, users: UserBatches) -> tuple[int, int]:
         """Return (users, records) of a traced step, rounded up so that few shapes occur."""
@@ -107,6 +113,7 @@ class Trainer:
         rows = self._rows(count)
         velocity = [torch.zeros_like(p) for p in rows] if local.momentum else []
         traced = self._traced(rows, width) if trace else None
+        gradient = self.looped if self.loops(users) else self.gradient
         batches = local.batches(users.counts)
         with torch.no_grad():
             if int(batches.max()) == 1:  # the same batch in every epoch
@@ -114,7 +121,7 @@ class Trainer:
                 batch = self._gather(records[0], real[0])
                 prepared = traced.prepare(batch) if traced else batch
                 for _ in range(local.epochs):
-                    self._update(rows, velocity, self._step(traced, rows, prepared))
+                    self._update(rows, velocity, _step(traced or gradient, rows, prepared))
             else:
                 total = int(batches.max()) * local.epochs
                 per_block = self._steps_per_block(count * width, traced, block_bytes)
@@ -126,6 +133,7 @@ class Trainer:
                         rows,
                         velocity,
                         traced,
+                        gradient,
                         width,
                     )
             deltas = torch.cat([p[:people].flatten(1) for p in rows], 1)
@@ -139,6 +147,7 @@ class Trainer:
         rows: tuple[Tensor, ...],
         velocity: list[Tensor],
         traced: TracedGradient | None,
+        gradient: Gradient,
         width: int,
     ) -> None:
         records, real, training = select_step_records(users, order, self.local, steps, width)
@@ -152,13 +161,8 @@ class Trainer:
             }
             moving = [by_dim[p.dim()] for p in rows]
         for k, inputs in enumerate(prepared):
-            gradients = self._step(traced, rows, inputs)
+            gradients = _step(traced or gradient, rows, inputs)
             self._update(rows, velocity, gradients, None if moving is None else [m[k] for m in moving])
-
-    def _step(
-        self, traced: TracedGradient | None, rows: tuple[Tensor, ...], prepared: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
-        return traced.step(rows, prepared) if traced else self.gradient(*rows, *prepared)
 
     def _update(
         self,
@@ -209,6 +213,14 @@ class Trainer:
 
         traced: TracedGradient | None = self.task.engine.get(("trace", self.data, len(rows[0]), width), trace)
         return traced
+
+
+def _step(
+    gradient: TracedGradient | Gradient, rows: tuple[Tensor, ...], prepared: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    if isinstance(gradient, TracedGradient):
+        return gradient.step(rows, prepared)
+    return gradient(*rows, *prepared)
 
 
 def validate_start(task: Task, params: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def user_updates(
     seed = draw_seed(generator)
     for number, chunk in enumerate(chunks.chunks):
         rows = users.rows(chunk)
-        traced = trainer.is_traceable and should_trace(steps[trainer.shape(rows)])
+        traced = not trainer.loops(rows) and should_trace(steps[trainer.shape(rows)])
         with seeded(task, seed + number):
             deltas = trainer.train(rows, generator, traced, chunks.block_bytes)
         yield rows.ids, deltas
