@@ -167,6 +167,8 @@ def noise_of(method: Method, quiet: Method, federation: Federation, task: Task) 
         (UldpAvg(5.0, 0.2, TRAIN), 5.0 * 0.2 / np.sqrt(3)),
         (UldpAvg(5.0, 0.2, TRAIN, "records", user_sampling=0.5), 5.0 * 0.2 / np.sqrt(3)),
         (UldpSgd(5.0, 0.2), 5.0 * 0.2 / np.sqrt(3)),
+        (UldpSgd(5.0, step=0.3), 5.0 / np.sqrt(3)),
+        (UldpAvg(5.0, local=TRAIN, weighting="home", step=7.0), 5.0 / np.sqrt(3)),
         (UldpNaive(5.0, 0.2, TRAIN), 2 * 5.0 * 0.2 * np.sqrt(3)),
     ],
     ids=lambda value: getattr(value, "name", ""),
