@@ -1,169 +1,357 @@
-"""Every run behind docs/results.md: `python benchmarks/results.py` (about five hours on two cores).
+"""Every training run behind docs/results.md: `make results`, or `python benchmarks/results.py [JOB ...]`.
 
-Each job is one `silodp compare` command, printed before it runs; finished runs are kept, so a stopped call goes on.
-`python benchmarks/results.py --print` prints the commands, `--tables` the tables of what is finished, as Markdown.
+A piece is one run of one method with one seed, on one thread. Each finished piece is one line of
+benchmarks/results/JOB.jsonl, so a call that was stopped continues with the first piece that has no line. A line names
+its settings by a short digest: a changed setting is a new piece. After a change of code that changes results, delete
+the lines of the jobs concerned.
+
+    python benchmarks/results.py heart tcga     only jobs whose name begins so
+    python benchmarks/results.py --list         finished and missing pieces, and the time that the missing ones take
+    python benchmarks/results.py --print JOB    the command of every piece
+    python benchmarks/results.py --tables       write the tables of docs/results.md from the lines
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
+import re
 import shlex
-import subprocess
+import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from silodp.config.schema import load_config
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import results_records
+import results_users
+from results_job import Job, Table
+
+JOBS = [
+    *results_users.QUICK,
+    *results_records.QUICK,
+    *results_users.LONG,
+    *results_records.LONG,
+    *results_records.TUNING,
+]
+TABLES = results_users.TABLES | results_records.TABLES
 ROOT = Path(__file__).parents[1]
-OUT = Path("runs/results")
-AVG = "uldp-avg:weighting=uniform,uldp-avg:weighting=records"
-PER_PERSON = f"uldp-sgd:weighting=uniform,{AVG}"
-PAPER = f"uldp-naive,{PER_PERSON}"
-FEW = "uldp-group:k=8:record_sampling=0.2:expected_batch_size=32"  # 8 records of each of 100 persons: small silos
-THOUSAND = {"data__users": 1000}
+LINES = Path(__file__).parent / "results"
+PAGE = ROOT / "docs" / "results.md"
+MOST_BYTES = 200
+CURVE = (0, 1, 5, 10, 20, 50)
+"""Rounds at which a line has the first metric; 0 is the untrained model."""
+ADVERSARIES = ("released", "server", "silo")
+Line = dict[str, Any]
 
 
-def largest(example: str, settings: dict[str, object]) -> int:
-    """GROUP-max: the largest number of records of one person, which is private; read here as the paper does."""
-    overrides = [f"{key}={value}" for key, value in settings.items()]
-    config = load_config(ROOT / "examples" / f"{example}.toml", overrides)
-    return int(config.federation().counts().sum(axis=0).max())
+@dataclass(frozen=True)
+class Piece:
+    """One run: a method of a job, and a seed."""
+
+    job: Job
+    label: str
+    seed: int
+
+    def overrides(self) -> list[str]:
+        """Return what the run sets, as the arguments of --set; data, task and method are replaced whole."""
+        job = self.job
+        tables = {"data": {"source": source_of(job), **job.data}, "task": job.task}
+        tables["method"] = job.methods[self.label]
+        if job.budgets is not None:
+            tables["budgets"] = job.budgets
+        plain = {"rounds": job.rounds, "delta": job.delta, "seed": self.seed, "evaluate_every": job.every}
+        return [f"{key}={format_toml(value)}" for key, value in (plain | tables).items()]
+
+    def command(self) -> str:
+        """Return the command that makes the run."""
+        sets = [part for override in self.overrides() for part in ("--set", override)]
+        return shlex.join(["silodp", "run", f"examples/{self.job.example}.toml", *sets])
+
+    @property
+    def id(self) -> str:
+        """Digest of everything in the configuration that the result depends on, besides the seed."""
+        config = self.config()
+        left_out = {"name", "seed", "evaluate_every", "methods"}
+        found = config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=left_out)
+        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:8]
+
+    def config(self) -> Any:
+        """Load the configuration."""
+        from silodp.config.schema import load_config
+
+        return load_config(ROOT / "examples" / f"{self.job.example}.toml", self.overrides())
 
 
-def jobs() -> dict[str, list[str]]:
-    """Name -> the command, as arguments."""
-    found: dict[str, list[str]] = {}
+def source_of(job: Job) -> str:
+    """Return the data set of a job: the one that its data name, or that of the example."""
+    return str(job.data.get("source") or _read_source(job.example))
 
-    def add(name: str, example: str, methods: str, seeds: int, **settings: object) -> None:
-        sets = [f"--set={key.replace('__', '.')}={value}" for key, value in settings.items()]
-        found[name] = [
-            *("silodp", "compare", f"examples/{example}.toml", f"--methods={methods}"),
-            *(f"--seeds={seeds}", *sets, f"--out={OUT / name}"),
-        ]
 
-    # Naive and default train on whole silos, whoever is in them: one number of users is enough.
-    shorter: dict[str, object] = {"rounds": 20, "evaluate_every": 1}
-    add("creditcard-100", "creditcard", f"{PAPER},{FEW}", 3, data__users=100, **shorter)
-    add("creditcard-1000", "creditcard", f"{PER_PERSON},uldp-group:k=8", 2, **THOUSAND, **shorter)
-    for labels in ("iid", "two"):
-        two = {"data__labels_per_user": 2} if labels == "two" else {}
-        add(f"mnist-{labels}", "mnist", f"{PAPER},uldp-group:k=8", 1, rounds=6, evaluate_every=1, **two)
-    brief = {"rounds": 10, "evaluate_every": 1, "methods__default__local__epochs": 5}
-    for silos in (5, 20, 50):
-        add(f"weighting-{silos}", "creditcard", AVG, 1 if silos == 50 else 2, data__silos=silos, **brief)
-    rates = ",".join(f"uldp-avg:q={q}" for q in (0.1, 0.3, 0.5, 0.7, 1))
-    all_at_once = brief | {"rounds": 15, "method__weighting": "uniform", "method__clip": 1.0}
-    add("sampling", "creditcard", rates, 1, **THOUSAND, **all_at_once)
-    for users in (50, 200):
-        for allocation in ("zipf", "uniform"):
-            where = {"data__users": users, "data__allocation": allocation}
-            k = largest("heart_disease", {"data.users": users, "data.allocation": allocation})
-            groups = f"uldp-group:k=2,uldp-group:k=8,uldp-group:k={k}"
-            add(f"heart-{users}-{allocation}", "heart_disease", f"{PAPER},{groups}", 5, **where)
-            add(f"tcga-{users}-{allocation}", "tcga_brca", PAPER, 5, **where)
-    personal = "rpdp,rpdp:calibration=scf,rpdp:accountant=pld,rpdp-minimum,rpdp-dropout,default"
-    for law, mean in (("three-levels", 0.77), ("pareto", 0.47), ("mixture", 0.77)):
-        # The paper's Dropout keeps who asks for the mean at least; the mean of these laws, not of the budgets drawn.
-        own = {"budgets__distribution": law, "methods__rpdp-dropout__threshold": mean}
-        if law != "three-levels":
-            own["method__largest_budget"] = 10.0
-        add(f"personal-heart-{law}", "heart_disease_personal", personal, 5, **own)
-    # Table 2 of rPDP-FL: batch gradient descent on the pooled table; every step is a round.
-    batch = {"data__silos": 1, "rounds": 100, "method__local_steps": 1, "method__noise_multiplier": 10.0}
-    levels = {"budgets__levels": "[0.9,1.8,4.2]", "method__largest_budget": 4.2}
-    step = {
-        "method__optimizer": "sgd",
-        "method__local_learning_rate": 0.2,
-        "method__expected_batch_size": 100.0,
+@cache
+def _read_source(example: str) -> str:
+    from silodp.config.toml_values import read_toml
+
+    return str(read_toml(ROOT / "examples" / f"{example}.toml")["data"]["source"])
+
+
+def format_toml(value: Any) -> str:
+    """Return a value as TOML in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {format_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(format_toml(item) for item in value) + "]"
+    return json.dumps(value)
+
+
+def pieces_of(job: Job, seeds: int | None = None) -> Iterator[Piece]:
+    """Yield the pieces in running order: every method once before the second seed."""
+    for seed in range(job.seeds if seeds is None else min(seeds, job.seeds)):
+        for label in job.methods:
+            yield Piece(job, label, seed)
+
+
+# --- Running ---
+
+
+def run(piece: Piece) -> Line:
+    """Train, and return the line of the piece."""
+    import torch
+
+    from silodp.runtime.train import train
+
+    torch.set_num_threads(1)
+    config = piece.config()
+    federation = _load_federation(json.dumps(dict(piece.job.data), sort_keys=True), piece)
+    task = config.task(federation)
+    started = time.perf_counter()
+    result = train(
+        federation, task, config.method(), **config.settings(), evaluate_every=config.evaluate_every
+    )
+    seconds = time.perf_counter() - started
+    measured = {row["round"]: row["metrics"] for row in result.metrics if "metrics" in row}
+    last = max(measured)
+    epsilon = [result.guarantees[adversary].epsilon for adversary in ADVERSARIES]
+    first = next(iter(measured[last]))
+    return {
+        "method": piece.label,
+        "seed": piece.seed,
+        "rounds": last,
+        "curve": [_round(measured[r][first], 3) if r in measured else None for r in CURVE if r < last],
+        "final": [_round(value, 4) for value in measured[last].values()],
+        # Upwards: a bound must not become smaller by rounding.
+        "epsilon": [None if e is None else math.ceil(1000 * e) / 1000 for e in epsilon],
+        "seconds": round(seconds, 1),
+        "id": piece.id,
     }
-    add(
-        "personal-filter",
-        "heart_disease_personal",
-        "rpdp,rpdp:calibration=scf,rpdp-filter",
-        5,
-        **batch,
-        **levels,
-        **step,
-    )
-    digits: dict[str, object] = {"evaluate_every": 5, "methods__rpdp-dropout__threshold": 0.77}
-    add(
-        "personal-mnist",
-        "mnist_personal",
-        "rpdp:accountant=pld,rpdp-minimum,rpdp-dropout,default",
-        3,
-        **digits,
-    )
-    return found
 
 
-def run(command: list[str]) -> None:
-    """One job, on one thread, in the project's folder."""
-    print("$ " + shlex.join(command), flush=True)
-    program = [sys.executable, "-m", "silodp.cli.main", *command[1:]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    print(done.stdout if done.returncode == 0 else done.stderr, flush=True)
+_loaded: dict[str, Any] = {}
 
 
-def tables() -> str:
-    """Every finished job: its command, and per method a few points of the curve, the end, and ε."""
-    parts = []
-    for name, command in jobs().items():
-        path = ROOT / OUT / name / "compare.json"
-        if path.exists():
-            result = json.loads(path.read_text())
-            parts.append(f"**{name}** `{shlex.join(command)}`\n\n{table(result)}")
-    return "\n\n".join(parts)
+def _load_federation(key: str, piece: Piece) -> Any:
+    """Load the data of a piece; those of the last one are kept, since neighbors share them."""
+    key += f"{source_of(piece.job)} {piece.job.budgets}"
+    if key not in _loaded:
+        _loaded.clear()
+        _loaded[key] = piece.config().federation()
+    return _loaded[key]
 
 
-def table(result: dict[str, Any]) -> str:
-    """Means over the seeds of the first metric at some rounds, mean ± sd of all at the end, ε, seconds per round."""
-    metrics = [name for name in result["quantities"] if name != "loss"]
-    rounds = [r for r in (1, 2, 5, 10, 20) if r < result["rounds"]]
-    at = [f"{metrics[0]} after {r}" if r == rounds[0] else str(r) for r in rounds]
-    end = [f"{name} after {result['rounds']}" for name in metrics]
-    head = ["method", *at, *end, "ε released / server / silo", "s per round"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for method in result["methods"]:
-        curve = dict(zip(method["rounds"], method["curves"][metrics[0]]["mean"], strict=True))
-        points = [f"{curve[r]:.3f}" if curve.get(r) is not None else "–" for r in rounds]
-        ends = [spread(method["final"][name]) for name in metrics]
-        spent = " / ".join(
-            "none" if e is None else f"{math.ceil(100 * e) / 100:.2f}" for e in method["epsilon"].values()
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, digits)
+
+
+def append(path: Path, line: Line) -> None:
+    """Write one line at the end of a file.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+    if len(text.encode()) > MOST_BYTES:
+        raise ValueError(f"a line of {len(text.encode())} bytes, at most {MOST_BYTES} are allowed: {text}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+def read_lines(job: Job, folder: Path = LINES) -> list[Line]:
+    """Return all lines of a job."""
+    path = folder / f"{job.name}.jsonl"
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def finished(job: Job, folder: Path = LINES) -> dict[tuple[str, int], Line]:
+    """Return (label, seed) -> line of the pieces that are finished with the settings of today."""
+    ids = {label: Piece(job, label, 0).id for label in job.methods}
+    lines = read_lines(job, folder)
+    return {(line["method"], line["seed"]): line for line in lines if line["id"] == ids.get(line["method"])}
+
+
+def run_missing(
+    jobs: Iterable[Job], folder: Path = LINES, at_most: float = math.inf, seeds: int | None = None
+) -> int:
+    """Run every piece that has no line; return how many failed.
+
+    Args:
+        jobs: in this order.
+        folder: of the lines.
+        at_most: leave out pieces that take more seconds.
+        seeds: only the first seeds of each method; None: all.
+    """
+    from silodp.errors import SilodpError
+
+    failed = 0
+    for job in jobs:
+        for piece in pieces_of(job, seeds):
+            done = finished(job, folder)  # anew each time: another process may work on the same job
+            if (piece.label, piece.seed) in done or estimate(piece, done) > at_most:
+                continue
+            print(f"{job.name}: {piece.label}, seed {piece.seed}", flush=True)
+            try:
+                line = run(piece)
+            except SilodpError as error:
+                failed += 1
+                print(f"  failed: {error}\n  $ {piece.command()}", flush=True)
+                continue
+            append(folder / f"{job.name}.jsonl", line)
+            print(f"  {line['final']} in {line['seconds']} s", flush=True)
+    return failed
+
+
+def estimate(piece: Piece, done: Mapping[tuple[str, int], Line]) -> float:
+    """Return the seconds that a piece takes: the mean of finished ones, else the job's estimate."""
+    known = [line["seconds"] for (label, _), line in done.items() if label == piece.label]
+    return statistics.fmean(known) if known else piece.job.estimate(piece.label)
+
+
+def list_jobs(jobs: Iterable[Job], folder: Path = LINES) -> str:
+    """Return a line for each job: pieces finished and missing, hours left, the longest missing piece, old lines."""
+    rows, total = [], 0.0
+    for job in jobs:
+        done = finished(job, folder)
+        left = [estimate(p, done) for p in pieces_of(job) if (p.label, p.seed) not in done]
+        old = len(read_lines(job, folder)) - len(done)
+        total += sum(left)
+        longest = f", a piece up to {max(left) / 60:.0f} min" if left and max(left) > 600 else ""
+        rows.append(
+            f"{job.name:28} {len(done):3} finished {len(left):3} missing {sum(left) / 3600:6.2f} h{longest}"
+            + (f", {old} lines of older settings" if old else "")
         )
-        seconds = f"{method['seconds'] / result['rounds']:.2f}"
-        label = method["label"].replace("weighting=", "")
-        lines.append(f"| {' | '.join([label, *points, *ends, spent, seconds])} |")
-    start = [f"{result['untrained'][name]:.3f}" for name in metrics]
-    lines.append(f"| {' | '.join(['untrained', *[''] * len(rounds), *start, '', ''])} |")
-    return "\n".join(lines)
+    return "\n".join([*rows, f"{total / 3600:.1f} hours on one thread are missing"])
 
 
-def spread(end: dict[str, Any]) -> str:
-    """Mean ± standard deviation."""
-    return f"{end['mean']:.3f}" + (f" ± {end['sd']:.3f}" if end["sd"] is not None else "")
+# --- Tables ---
+
+
+def render(name: str, folder: Path = LINES) -> str:
+    """Return a table of docs/results.md: a row for each label, a column for each place."""
+    table: Table = TABLES[name]
+    jobs = [job for job in JOBS if job.table == name]
+    columns = list(dict.fromkeys(job.column for job in jobs))
+    cells: dict[str, dict[str, list[Line]]] = {}
+    wanted: dict[str, dict[str, int]] = {}
+    for job in jobs:
+        done = finished(job, folder)
+        for label in job.methods:
+            lines = [done[label, seed] for seed in range(job.seeds) if (label, seed) in done]
+            cells.setdefault(label, {})[job.column] = lines
+            wanted.setdefault(label, {})[job.column] = job.seeds
+    head = ["method", "T", "ε released / server / silo", *columns, "seeds", "s a run"]
+    rows = [head, ["---"] * len(head)]
+    for label in sorted(cells, key=lambda label: label.startswith("ours")):
+        by_column = cells[label]
+        some = [line for lines in by_column.values() for line in lines]
+        if not some:
+            continue
+        shown = [format_cell(by_column.get(column, []), table.after) for column in columns]
+        counts = join_equal(str(len(by_column[c])) for c in columns if by_column.get(c))
+        spent = join_equal(format_epsilon(by_column[c][0]) for c in columns if by_column.get(c))
+        rounds = join_equal(str(line["rounds"]) for line in some)
+        seconds = statistics.fmean(line["seconds"] for line in some)
+        rows.append(
+            [label, rounds, spent, *shown, counts, f"{seconds:.2g}" if seconds < 100 else f"{seconds:.0f}"]
+        )
+    if len(rows) == 2 and not table.published:
+        return "No run of this table has been made yet."
+    for label, values in table.published.items():
+        rows.append([label, "", values.get("ε", ""), *(values.get(c, "") for c in columns), "", ""])
+    return "\n".join(f"| {' | '.join(row)} |".replace("  ", " ") for row in rows)
+
+
+def format_cell(lines: list[Line], after: int | None) -> str:
+    """Return "metric after some rounds → at the end ± sd / other metrics"; nothing where no piece is finished."""
+    if not lines:
+        return ""
+    ends = [format_spread([line["final"][i] for line in lines]) for i in range(len(lines[0]["final"]))]
+    place = CURVE.index(after) if after is not None else len(CURVE)
+    early = [line["curve"][place] for line in lines if len(line["curve"]) > place]
+    start = f"{format_share(statistics.fmean(early))} → " if early and None not in early else ""
+    return start + " / ".join(ends)
+
+
+def format_spread(values: list[float | None]) -> str:
+    """Return mean ± standard deviation, or how many runs have no finite value."""
+    good = [value for value in values if value is not None]
+    if len(good) < len(values):
+        return f"{len(values) - len(good)} not finite"
+    spread = f" ± {format_share(statistics.stdev(good))}" if len(good) > 1 else ""
+    return format_share(statistics.fmean(good)) + spread
+
+
+def format_share(value: float) -> str:
+    return f"{value:.3f}".removeprefix("0")
+
+
+def format_epsilon(line: Line) -> str:
+    found = ["none" if e is None else f"{math.ceil(round(100 * e, 6)) / 100:.2f}" for e in line["epsilon"]]
+    return found[0] if len(set(found)) == 1 else " / ".join(found)
+
+
+def join_equal(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(values))
+
+
+def write_tables(page: str, folder: Path = LINES) -> str:
+    """Return the page with the tables between its markers written anew."""
+    pattern = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}\n{render(found[2], folder)}\n\n{found[3]}", page)
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--print", action="store_true", help="print the commands and stop")
-    parser.add_argument("--tables", action="store_true", help="print the tables of finished jobs and stop")
-    parser.add_argument("--only", default="", help="run only jobs whose name begins so")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("job", nargs="*", help="only jobs whose name begins so")
+    parser.add_argument("--list", action="store_true", help="finished and missing pieces, and what they take")
+    parser.add_argument("--print", action="store_true", help="print the command of every piece")
+    parser.add_argument("--tables", action="store_true", help="write the tables of docs/results.md")
+    parser.add_argument(
+        "--at-most", type=float, default=math.inf, help="only pieces of at most so many seconds"
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="only the first seeds, to see every method once before more"
+    )
     arguments = parser.parse_args()
-    if arguments.print:
-        print("\n".join(shlex.join(command) for command in jobs().values()))
+    jobs = [job for job in JOBS if not arguments.job or job.name.startswith(tuple(arguments.job))]
+    if not jobs:
+        sys.exit(f"no job begins with {' or '.join(arguments.job)}: --list prints their names")
+    if arguments.list:
+        print(list_jobs(jobs))
+    elif arguments.print:
+        print("\n".join(piece.command() for job in jobs for piece in pieces_of(job)))
     elif arguments.tables:
-        print(tables())
-    else:
-        chosen = [command for name, command in jobs().items() if name.startswith(arguments.only)]
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(run, chosen))
+        PAGE.write_text(write_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    elif run_missing(jobs, at_most=arguments.at_most, seeds=arguments.seeds):
+        sys.exit("some pieces failed: see above")
 
 
 if __name__ == "__main__":

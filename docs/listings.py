@@ -34,6 +34,7 @@ FORMATS = (
     ("the same: the rules from a run to its events", "silodp.accounting.ledger:ACCOUNTING",
      "`subject.accounting` in the first line of the run's ledger"),
     ("`guarantee.json`", "silodp.accounting.guarantee:FORMAT", "JSON"),
+    ("`model.json`", "silodp.runtime.model_description:FORMAT", "JSON"),
     ("`run_spec.json`", "silodp.aggregators.run_spec:FORMAT", "JSON"),
     ("`identity.toml`", "silodp.data.identity:FORMAT", "TOML; its digest covers the settings, not the bytes"),
     ("signed messages", "silodp.wire.transport:_MARKER",

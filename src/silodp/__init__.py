@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from silodp._lazy import export_lazily
+from silodp._lazy import export_lazily, find_version
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
     from silodp import data, methods, tracking
     from silodp.accounting.accountant import Accountant
     from silodp.accounting.ledger import Budget
+    from silodp.bundle.trained_model import TrainedModel, load
     from silodp.data.federation import Federation
     from silodp.data.silo_data import SiloData
     from silodp.data.tables.schema import Schema
@@ -38,8 +39,10 @@ __all__ = [
     "SiloData",
     "SilodpError",
     "Task",
+    "TrainedModel",
     "average_models",
     "data",
+    "load",
     "methods",
     "tracking",
     "train",
@@ -56,8 +59,10 @@ _HOMES = {
     "Schema": "silodp.data.tables.schema",
     "SiloData": "silodp.data.silo_data",
     "Task": "silodp.training.task",
+    "TrainedModel": "silodp.bundle.trained_model",
     "average_models": "silodp.methods.model_averaging",
     "data": "silodp.data",
+    "load": "silodp.bundle.trained_model",
     "methods": "silodp.methods",
     "tracking": "silodp.tracking",
     "train": "silodp.runtime.train",
@@ -68,16 +73,7 @@ _exported = export_lazily(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    return _version() if name == "__version__" else _exported(name)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("silodp")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "0.0.0"
+    return find_version() if name == "__version__" else _exported(name)
 
 
 def __dir__() -> list[str]:

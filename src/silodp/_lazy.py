@@ -1,8 +1,12 @@
-"""Lazy imports: a package imports a module when one of its names is first used, since torch and pandas take seconds."""
+"""Lazy imports, and the version of the package.
+
+A package imports a module when one of its names is first used, since torch and pandas take seconds.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,3 +26,11 @@ def export_lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any
         return module if homes[name] == f"{package}.{name}" else getattr(module, name)
 
     return get
+
+
+def find_version() -> str:
+    """Return the version of silodp; "0.0.0" in a checkout that is not installed."""
+    try:
+        return importlib.metadata.version("silodp")
+    except importlib.metadata.PackageNotFoundError:
+        return "0.0.0"

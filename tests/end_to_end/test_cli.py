@@ -186,7 +186,15 @@ def test_run_writes_what_is_promised_and_resumes_to_the_same_model(silodp: Silod
     assert first.json["private"] is True
     assert first.json["releasable"] is False  # the seed
     left = {path.name for path in Path("a").iterdir()}
-    expected = {"config.toml", "metrics.jsonl", "guarantee.json", "model.safetensors", "report.html"}
+    expected = {
+        "config.toml",
+        "metrics.jsonl",
+        "guarantee.json",
+        "model.safetensors",
+        "model.json",
+        "MODEL_CARD.md",
+        "report.html",
+    }
     assert left == expected | {"run_spec.json", "plots", "checkpoint"}
 
     assert_sentence(silodp("run", config, "--out", "a"), "not empty")

@@ -219,7 +219,7 @@ def test_a_persons_records_are_counted():
 
 
 def test_weights_that_are_hidden_have_nothing_to_hide():
-    with pytest.raises(SilodpError, match="hides weights by records"):
+    with pytest.raises(SilodpError, match="hides weights that are shares of counts"):
         run(Lattice())
 
 

@@ -14,10 +14,12 @@ from silodp.data.benchmarks import data_root, heart_disease
 from silodp.data.federation import Federation, SiloData
 from silodp.errors import SilodpError
 from silodp.methods import uldp
+from silodp.runtime.silo import Silo
 from silodp.training.sgd.local import LocalTraining
 from support.clear import described, released
 from support.oracles import small_federation
 from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, counts_of, in_clear, run, spec
+from support.refusals import refused
 
 BOTH = pytest.mark.parametrize("aggregator", [LATTICE, PAILLIER], ids=lambda a: a.name)
 
@@ -93,14 +95,16 @@ def test_a_key_that_is_secure_adds_up_the_same():
 
 
 @BOTH
-def test_the_model_is_that_of_the_floating_run_up_to_what_is_stated(aggregator, monkeypatch):
+@pytest.mark.parametrize("weighting", ["records", "present"])
+def test_the_model_is_that_of_the_floating_run_up_to_what_is_stated(aggregator, weighting, monkeypatch):
     """Rows lose under a grid step per coordinate, weights under N/2^k; what stays of the noise is under a step each."""
-    still = replace(RECORDS, noise_multiplier=0.0)
+    still = replace(RECORDS, noise_multiplier=0.0, weighting=weighting)
     private = replace(aggregator, count_cap=20)
     if aggregator.name == "paillier":  # a dummy record for everyone
         monkeypatch.setattr(uldp, "weigh_by_records", lambda counts: counts / (counts.sum(axis=0) + 1))
     with released() as hidden:
-        run(private, still, rounds=1)
+        result = run(private, still, rounds=1)
+    assert result.guarantees["server"].reason == "noise_multiplier is 0", "and not that counts were disclosed"
     with released() as floats:
         run("plain", still, rounds=1)
     persons, silos, most = 12, 3, counts_of(small_federation()).sum(axis=0).max()
@@ -108,6 +112,33 @@ def test_the_model_is_that_of_the_floating_run_up_to_what_is_stated(aggregator, 
     steps = (persons + silos) * in_clear(private).grid(spec(still)).step
     assert np.abs(hidden[0] - floats[0]).max() <= floored + steps
     assert np.abs(floats[0]).max() > 100 * (floored + steps), "a difference that would show"
+
+
+@BOTH
+def test_a_home_is_found_by_nobody_under_private_weighting(aggregator):
+    with refused("argument.conflict") as error:
+        run(aggregator, replace(RECORDS, weighting="home"))
+    assert error.value.field == "aggregator"
+
+
+@pytest.mark.parametrize("aggregator", ["plain", "masked"])
+@pytest.mark.parametrize("weighting", ["present", "records", "home"])
+def test_weights_in_clear_show_what_they_need_and_nothing_is_promised_to_who_sees_it(
+    aggregator, weighting, monkeypatch
+):
+    """By presence a silo sends ones for the persons it has; the others need counts."""
+    sent = []
+    counted = Silo._counts
+    monkeypatch.setattr(Silo, "_counts", lambda self, asked: sent.append(counted(self, asked)) or sent[-1])
+    result = run(aggregator, replace(RECORDS, weighting=weighting), rounds=1)
+    counts = counts_of(small_federation())
+    expected = np.minimum(counts, 1) if weighting == "present" else counts
+    np.testing.assert_array_equal([answer.arrays["counts"] for answer in sent], expected)
+    assert counts.max() > 1
+    assert result.guarantees["released"].epsilon is not None
+    for adversary in ("server", "silo"):
+        assert result.guarantees[adversary].epsilon is None
+        assert "counts disclosed" in str(result.guarantees[adversary].reason)
 
 
 @BOTH

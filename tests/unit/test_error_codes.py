@@ -31,8 +31,8 @@ from support.refusals import refused
 
 SOURCE = Path(silodp.errors.__file__).parent
 AREAS = (
-    "accounting argument budget checkpoint cli config crypto data deploy evaluation gate identity ledger loss message "
-    "method metric model policy report run session store"
+    "accounting argument budget bundle checkpoint cli config crypto data deploy evaluation gate identity ledger loss "
+    "message method metric model plan policy report run session store"
 )
 
 

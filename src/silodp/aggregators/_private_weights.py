@@ -114,13 +114,13 @@ class PrivateWeighting(MaskedAggregator):
         """Return the bounds of the rows; refuse methods that have no weights to hide.
 
         Raises:
-            SilodpError: the method does not weight by records.
+            SilodpError: the method's weights are not shares of counts.
         """
         bounds = spec.bounds
-        if bounds is None or not spec.method.needs_counts:
+        if bounds is None or not spec.method.weights_are_shares:
             raise SilodpError(
-                f"aggregator = '{self.name}' hides weights by records, and {spec.method.name} as it is set uses "
-                "none: set weighting = 'records' (uldp-avg, uldp-sgd), or aggregator = 'masked'.",
+                f"aggregator = '{self.name}' hides weights that are shares of counts, and {spec.method.name} as it is "
+                "set uses none: set weighting = 'records' or 'present' (uldp-avg, uldp-sgd), or aggregator = 'masked'.",
                 code="argument.conflict",
                 field="aggregator",
             )

@@ -56,7 +56,7 @@ _PROGRESS = "progress"
 
 
 def model_and_sample(request: Message) -> str:
-    """Return the digest of what a silo's values in a round depend on: the model, its state, users and silos sampled."""
+    """Return the digest of what a silo's values in a round depend on: the model, its state, silos sampled."""
     return Message("update", request.run, request.round, arrays=request.arrays).digest()
 
 

@@ -148,7 +148,9 @@ class Visibility:
     not_seen: str
 
 
-DISCLOSED_COUNTS = "where weights go by records, each person's record counts"
+DISCLOSED_COUNTS = (
+    "where weights are not uniform, each person's record counts or, with 'present', their silos"
+)
 RECIPIENT = Visibility(
     "Whoever gets the models",
     "the global models, as many as were handed on",
@@ -266,8 +268,8 @@ class Aggregator(ABC):
             ),
             Visibility(
                 "Each silo",
-                "the global models; who was sampled; where weights go by records, for its own persons also their "
-                "totals over all silos",
+                "the global models; who was sampled; where weights are not uniform, what its weights say of its "
+                "persons' records in other silos",
                 "other silos' sums, records and separate counts",
             ),
             RECIPIENT,

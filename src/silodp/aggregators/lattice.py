@@ -114,7 +114,7 @@ class Lattice(PrivateWeighting):
         return self.attempts
 
     def check(self, spec: RunSpec) -> None:
-        """Refuse methods without weights by records, too few silos, and constants for which no encryption is safe."""
+        """Refuse weights that are no shares of counts, too few silos, and constants for which no encryption is safe."""
         bounds = self.bounds_of(spec)
         self.check_min_silos(spec)
         self.sampling_ratio(spec.method)

@@ -43,7 +43,7 @@ from silodp.wire.schemas import Array, Schema, Script
 
 @dataclass(frozen=True, repr=False)
 class Masked(MaskedAggregator):
-    """Secure aggregation: the silos draw the user sample; the server knows counts where weights go by records.
+    """Secure aggregation: the silos draw the user sample; the server knows counts where weights are not uniform.
 
     Args:
         min_silos: m, the fewest silos whose answers are added up; noise is sized for them (None: all must answer).
@@ -58,14 +58,13 @@ class Masked(MaskedAggregator):
     visibility = (
         Visibility(
             "The server",
-            f"the noisy sum over the silos that answered, and which silos these were; "
-            f"{DISCLOSED_COUNTS}, silo by silo",
+            f"the noisy sum over the silos that answered, and which silos these were; {DISCLOSED_COUNTS}, silo by silo",
             "who was sampled; any single silo's sum, with noise or without; records; a single person's update",
         ),
         Visibility(
             "Each silo",
-            "the global models; which silos answered; who was sampled; where weights go by records, for its own "
-            "persons also their totals over all silos",
+            "the global models; which silos answered; who was sampled; where weights are not uniform, what its weights "
+            "say of its persons' records in other silos",
             "other silos' sums, records and separate counts",
         ),
         RECIPIENT,
@@ -145,9 +144,7 @@ class _Server(MaskedServer):
 
     def combine(self, context: ServerContext, result: OpenedAttempt) -> np.ndarray:
         ring, step = self.aggregator.ring(self.spec)
-        values = (
-            answer.arrays["masked"] for answer in result.answers.values()
-        )  # added to a zero, not changed
+        values = (answer.arrays["masked"] for answer in result.answers.values())
         total: np.ndarray = ring.center(open_sum(values, result.seals, ring)) * step
         return total
 

@@ -84,7 +84,7 @@ class Paillier(PrivateWeighting):
     protocol_assumptions = ASSUMPTIONS
 
     def check(self, spec: RunSpec) -> None:
-        """Refuse too few silos, methods without weights by records, a coarse grid, and sums beyond a plaintext."""
+        """Refuse too few silos, weights that are no shares of counts, a coarse grid, and sums beyond a plaintext."""
         self.check_min_silos(spec)
         self.sampling_ratio(spec.method)
         self.parameters(spec)

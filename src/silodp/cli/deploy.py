@@ -164,7 +164,7 @@ def accept_command(
         typer.Option(
             "--index",
             metavar="FILE",
-            help="The file by which a trust center numbers the silo's persons, for weights by records.",
+            help="The file by which a trust center numbers the silo's persons, for weights that depend on records.",
         ),
     ] = None,
     code: Annotated[

@@ -37,6 +37,7 @@ from silodp.cli.data import data_app
 from silodp.cli.deploy import audit_log, deploy_app, server, silo
 from silodp.cli.identity import identity_app
 from silodp.cli.plan import epsilon, plan
+from silodp.cli.predict import predict
 from silodp.cli.table import table_app
 from silodp.errors import SilodpError
 
@@ -49,6 +50,9 @@ _RUN_FILES = {
     "run_spec.json",
     "guarantee.json",
     "model.safetensors",
+    "model.json",
+    "model.py",
+    "MODEL_CARD.md",
     "report.html",
     "plots",
     "checkpoint",
@@ -169,17 +173,25 @@ def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a finished run.")],
     as_json: Json = False,
 ) -> None:
-    """Check the guarantee against the ledger. Writes DIR/report.html again."""
+    """Check the guarantee against the ledger. Writes DIR/report.html and DIR/MODEL_CARD.md again."""
+    from silodp.bundle.model_card import write_card
     from silodp.report.page import write_report
     from silodp.report.run_record import read_run
 
     path = write_report(directory)
-    audit = read_run(directory).audit
+    record = read_run(directory)
+    card = write_card(directory, record)
+    audit = record.audit
     unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked
-    result = {"report": str(path), "not_checked": unchecked}
-    show(result, as_json, [str(path), *(f"Not checked: {what}." for what in unchecked)])
+    result = {"report": str(path), "card": None if card is None else str(card), "not_checked": unchecked}
+    show(
+        result,
+        as_json,
+        [str(path), *([] if card is None else [str(card)]), *(f"Not checked: {what}." for what in unchecked)],
+    )
 
 
+app.command()(predict)
 app.add_typer(deploy_app, name="deploy")
 app.command()(server)
 app.command()(silo)

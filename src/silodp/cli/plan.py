@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from silodp.cli._console import Config, Json, Set, show
-from silodp.errors import counted
+from silodp.cli._console import Config, Json, Set, log, show
+from silodp.errors import SilodpError, counted
+
+if TYPE_CHECKING:
+    from silodp.aggregators.run_spec import RunSpec
+    from silodp.config.schema import RunConfig
 
 Users = Annotated[
     int | None,
@@ -32,6 +37,24 @@ def plan(
         Path | None,
         typer.Option("--plot", metavar="FILE", help="Draw ε against q for several σ (svg, pdf or png)."),
     ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Choose T, σ, step, weighting and model size for --target-epsilon, by training on synthetic records "
+            "of the declared schema.",
+        ),
+    ] = False,
+    records_per_person: Annotated[
+        float,
+        typer.Option(help="For --tune: records of a person over all silos, on average; a public guess."),
+    ] = 10.0,
+    prevalence: Annotated[
+        float | None,
+        typer.Option(
+            help="For --tune: share of the second of two classes; a public guess. Default: .1 to .5."
+        ),
+    ] = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -43,6 +66,9 @@ def plan(
 
     settings = load_config(config, set_ or ())
     spec, assumed = build_public_spec(settings, users)
+    if tune:
+        _tune(settings, spec, target_epsilon, records_per_person, prevalence, as_json)
+        return
     result = plan_run(
         spec,
         accountant=settings.build_accountant(),
@@ -69,6 +95,55 @@ def plan(
     picture = None if plot is None else str(plot)
     about = {"users_assumed": assumed, "remarks": list(remarks), "plot": picture}
     show({"name": settings.name, **result, **about}, as_json, lines)
+
+
+def _tune(
+    settings: RunConfig,
+    spec: RunSpec,
+    target: float | None,
+    records: float,
+    prevalence: float | None,
+    as_json: bool,
+) -> None:
+    """Choose settings for a target ε, and show them."""
+    from silodp.errors import check_positive, check_probability
+    from silodp.planning.synthetic import Guess
+    from silodp.planning.tuning import format_tuning, tune
+
+    if target is None:
+        raise SilodpError(
+            "--tune chooses settings for a target: give --target-epsilon.",
+            code="argument.missing",
+            field="target_epsilon",
+        )
+    import torch
+
+    torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
+    check_positive("records_per_person", records)
+    if prevalence is not None:
+        check_probability("prevalence", prevalence)
+    result = tune(
+        settings,
+        spec,
+        target,
+        guess=Guess(records, prevalence=prevalence),
+        accountant=settings.build_accountant(),
+        on_progress=_make_progress(),
+    )
+    show({"name": settings.name, **result}, as_json, format_tuning(result))
+
+
+def _make_progress() -> Callable[[int, int], None]:
+    """Return a function that prints how many trainings are done, every ten seconds."""
+    last = time.monotonic()
+
+    def show_progress(done: int, planned: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 10:
+            last = time.monotonic()
+            log(f"{done} of about {planned} trainings on synthetic records")
+
+    return show_progress
 
 
 def epsilon(
@@ -159,7 +234,7 @@ def epsilon(
             help="Number of parameters d. Default: a million; with integer noise ε grows slightly with d."
         ),
     ] = None,
-    weighting: Annotated[str | None, typer.Option(help="uniform or records.")] = None,
+    weighting: Annotated[str | None, typer.Option(help="uniform, present, records or home.")] = None,
     colluding: Annotated[
         int,
         typer.Option(

@@ -16,6 +16,7 @@ import numpy as np
 from silodp.accounting.accountant import MembershipAttack
 from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.run_spec import RunSpec
+from silodp.bundle.model_card import CARD, write_card
 from silodp.cli._console import Interrupted, log
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import RunConfig, load_config
@@ -25,6 +26,7 @@ from silodp.methods import Method
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
 from silodp.report.guarantee_text import describe_guarantee, format_guarantees
+from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, read_run
 from silodp.runtime.prepare import prepare_run
@@ -105,6 +107,12 @@ def run_config(
             begin(result.guarantees["released"].rounds)
         elif not begun:  # no round used this configuration
             log(f"note: no round was left to do, and {directory / 'config.toml'} is unchanged")
+        if config.evaluation() is None:
+            groups = {} if config.card is None else config.card.subgroups
+            rounds = result.guarantees["released"].rounds
+            held_out = measure_held_out(federation, task, result.params, rounds, groups)
+            if held_out is not None:
+                keep_held_out(directory, held_out)
         if config.dataset.is_published:
             page = write_report(directory, federation.counts(), [silo.name for silo in federation.silos])
         else:  # the number of records of each person is private
@@ -120,7 +128,9 @@ def run_config(
                 field=error.field,
             ) from None
         raise
-    audit = read_run(directory).audit
+    record = read_run(directory)
+    write_card(directory, record)
+    audit = record.audit
     summary = _summarize(config, directory, result, page, {} if audit is None else audit.attacks)
     summary["warnings"] += _warn_infeasible(config, spec, federation) + _warn_retired(
         method, summary["rounds"]
@@ -200,6 +210,7 @@ def _summarize(
         "name": config.name,
         "out": str(directory),
         "report": str(page),
+        "card": str(directory / CARD),
         "method": released.method,
         "aggregator": config.aggregator_name,
         "rounds": released.rounds,
@@ -236,7 +247,7 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
         for silos, persons in summary["persons_by_silos"].items()
     )
     lines.append(f"Persons with training records (private, not for release): {persons}.")
-    return [*lines, *summary["beyond"], f"Report: {summary['report']}"]
+    return [*lines, *summary["beyond"], f"Report: {summary['report']}", f"Model card: {summary['card']}"]
 
 
 def _format_errors(errors: Mapping[str, float | None]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,22 @@ import numpy as np
 from silodp.aggregators import Aggregator
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.config.arguments import build, get_fields, get_table_class, validate_arguments
-from silodp.config.plugins import check_own_name, find_plugin, import_reference, is_reference
+from silodp.config.plugins import (
+    check_own_name,
+    execute_code,
+    find_plugin,
+    import_reference,
+    is_reference,
+    locate_code,
+    read_code,
+)
 from silodp.data.dataset import Dataset
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, describe_exception, lookup
 from silodp.methods import METHODS, Method
 from silodp.training.losses import LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric
-from silodp.training.models import MODELS
+from silodp.training.models import MODELS, VERSION, Architecture
 
 if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
@@ -129,7 +138,7 @@ def build_task(
         metrics = dataset.metrics if metrics is None else metrics
     if model is None:
         model = "logistic" if public.classes else "cox_linear"
-    network = _build_model(model, options or {}, public, seed)
+    network, architecture = _build_model(model, options or {}, public, seed)
     if loss is None and public.classes:
         loss = "binary_cross_entropy" if _count_outputs(network, public) == 1 else "cross_entropy"
     elif loss is None:
@@ -138,14 +147,101 @@ def build_task(
         metrics = ("concordance",)
     elif metrics is None:
         metrics = {None: (), 2: ("accuracy", "roc_auc")}.get(public.classes, ("accuracy",))
-    return Task(network, _find_loss(loss), {_short_name(name): _find_metric(name) for name in metrics})
+    found = {_short_name(name): _find_metric(name) for name in metrics}
+    return Task(network, _find_loss(loss), found, architecture)
 
 
-def _build_model(name: str, options: Mapping[str, Any], data: PublicData, seed: int | None) -> nn.Module:
-    import torch
+def build_architecture(architecture: Architecture, code: str | None = None) -> nn.Module:
+    """Build a model again that a run has kept; its parameters are fresh.
+
+    Args:
+        architecture: where the model came from.
+        code: the file or the module with its code, which the caller thereby trusts; None: no code outside silodp is
+            run.
+
+    Raises:
+        SilodpError: it is code that the caller did not name, or that has changed; a network of another version; or it
+            cannot be built.
+    """
+    if architecture.source == "silodp":
+        if architecture.version != VERSION:
+            raise SilodpError(
+                f"the model is version {architecture.version} of silodp's network '{architecture.name}', and this "
+                f"silodp has version {VERSION}: install the version of silodp that model.json names.",
+                code="bundle.architecture",
+            )
+        return _call_builder(
+            lookup(architecture.name, MODELS, "task.model"), architecture.name, architecture.arguments, None
+        )
+    place, content = _check_code(architecture, code)
+    if architecture.source == "module":
+        builder = import_reference(f"{place}:{architecture.name}", "code")
+    else:
+        builder = execute_code(content, place, architecture.name)
+    return _call_builder(builder, architecture.name, architecture.arguments, None)
+
+
+def _check_code(architecture: Architecture, code: str | None) -> tuple[str, bytes]:
+    """Return file or module, and its content; refuse what the caller did not name, and what is not the run's code."""
+    kept = architecture.module or "model.py"
+    if code is None:
+        raise SilodpError(
+            f"the architecture of this model is code outside silodp ({kept}, SHA-256 {architecture.sha256[:16]}…), "
+            "and only code that you name is run: read it, then name it by --code, or in Python by load(DIR, code=…).",
+            code="bundle.code",
+            field="code",
+        )
+    expected = "a module" if architecture.source == "module" else "a .py file"
+    if code.endswith(".py") != (architecture.source == "file") or architecture.module not in ("", code):
+        raise SilodpError(
+            f"{code} is not the code of this model, which is {expected} ({kept}): name that.",
+            code="bundle.code",
+            field="code",
+        )
+    content = read_code(code)
+    if content is None or hashlib.sha256(content).hexdigest() != architecture.sha256:
+        state = "is not there" if content is None else "is not the code that the model was trained with"
+        raise SilodpError(
+            f"{code} {state} (SHA-256 {architecture.sha256[:16]}…), and was not run: name the code of the run.",
+            code="bundle.code",
+            field="code",
+        )
+    return code, content
+
+
+def _build_model(
+    name: str, options: Mapping[str, Any], data: PublicData, seed: int | None
+) -> tuple[nn.Module, Architecture]:
     from torch import nn
 
     builder = _find(name, MODELS, "task.model")
+    public = {"features": int(np.prod(data.record_shape)), "classes": data.classes}
+    given: dict[str, Any] = {}
+    if not isinstance(builder, nn.Module):
+        fields = get_fields(builder) if callable(builder) else {}
+        taken = {key: value for key, value in public.items() if key in fields and value is not None}
+        given = {**taken, **options}
+    return _call_builder(builder, name, given, seed), _describe_architecture(name, given)
+
+
+def _describe_architecture(name: str, arguments: Mapping[str, Any]) -> Architecture:
+    if not is_reference(name):
+        known = next(known for known in MODELS if known.replace("_", "-") == name.replace("_", "-"))
+        return Architecture("silodp", known, arguments, version=VERSION)
+    module, function, content = locate_code(name)
+    if not content:
+        return Architecture()  # a module without a file, whose code cannot be compared later
+    digest = hashlib.sha256(content).hexdigest()
+    if module:
+        return Architecture("module", function, arguments, module=module, sha256=digest)
+    return Architecture("file", function, arguments, sha256=digest, code=content)
+
+
+def _call_builder(builder: Any, name: str, given: Mapping[str, Any], seed: int | None) -> nn.Module:
+    """Return the module that a function builds, or that a reference names, with checked arguments."""
+    import torch
+    from torch import nn
+
     if isinstance(builder, nn.Module):
         return builder
     if not callable(builder):
@@ -154,9 +250,7 @@ def _build_model(name: str, options: Mapping[str, Any], data: PublicData, seed: 
             code="model.not_a_module",
             field="task.model",
         )
-    public = {"features": int(np.prod(data.record_shape)), "classes": data.classes}
-    taken = {key: value for key, value in public.items() if key in get_fields(builder) and value is not None}
-    arguments = validate_arguments(builder, {**taken, **options}, f"the model '{name}'", "task.options")
+    arguments = validate_arguments(builder, given, f"the model '{name}'", "task.options")
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)

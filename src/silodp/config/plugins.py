@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from silodp.errors import SilodpError, describe_exception, first_line, lookup
@@ -116,6 +117,64 @@ def import_reference(reference: str, where: str) -> Any:
             f"{where} = '{reference}': {place} has no '{name}': refer to a function defined there.",
             code="config.not_importable",
             field=where,
+        )
+    return getattr(module, name)
+
+
+def locate_code(reference: str) -> tuple[str, str, bytes]:
+    """Return where the code of an imported reference is: its module ("" for a file), its name, and the file's content.
+
+    The content is b"" where a module has no file.
+    """
+    place, _, name = reference.removeprefix("python:").rpartition(":")
+    if place.endswith(".py"):
+        return "", name, Path(place).read_bytes()
+    file = getattr(sys.modules.get(place), "__file__", None)
+    return place, name, Path(file).read_bytes() if file else b""
+
+
+def read_code(place: str) -> bytes | None:
+    """Return the content of a file of Python code, or of a module's file, without running it; None: no such file.
+
+    Packages above a module are imported to find it.
+    """
+    if place.endswith(".py"):
+        file = Path(place)
+    else:
+        try:
+            spec = importlib.util.find_spec(place)
+        except (ImportError, ValueError):
+            return None
+        if spec is None or not spec.has_location or spec.origin is None:
+            return None
+        file = Path(spec.origin)
+    return file.read_bytes() if file.is_file() else None
+
+
+def execute_code(content: bytes, path: str, name: str) -> Any:
+    """Run the content of a file of Python code, and return what `name` is there.
+
+    The bytes are compiled here: an import would run a compiled file beside the source, which no digest covers.
+
+    Raises:
+        SilodpError: the code raised, or has no such name.
+    """
+    module = ModuleType(f"{Path(path).stem}_{hashlib.sha256(content).hexdigest()[:12]}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # dataclasses look their own module up
+    try:
+        exec(compile(content, path, "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        raise SilodpError(
+            f"{path} cannot be run ({describe_exception(error)}): correct it.",
+            code="config.not_importable",
+            field="code",
+        ) from error
+    if not hasattr(module, name):
+        raise SilodpError(
+            f"{path} has no '{name}': name the file with the code of the model.",
+            code="config.not_importable",
+            field="code",
         )
     return getattr(module, name)
 

@@ -40,6 +40,7 @@ from silodp.data.catalog import DATASETS, find_dataset
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
+from silodp.data.tables.subgroups import check_group
 from silodp.errors import MOST_WHOLE, SilodpError, check_whole, shorten
 from silodp.methods import Method, Population
 from silodp.methods.evaluation import Evaluation
@@ -82,13 +83,32 @@ class TaskSection(_Section):
     metrics: tuple[str, ...] | None = None
 
 
+class CardSection(_Section):
+    """[card]: what the owner of a model declares for its card; nothing in it changes the run.
+
+    Attributes:
+        intended_use, limits, contact, license: sentences.
+        data: where, when and how the records were collected.
+        publish_metrics: whether the card has metrics on private held-out records, which no ε covers.
+        subgroups: column of a feature -> its categories, or ascending bounds between which its subgroups lie.
+    """
+
+    intended_use: str | None = None
+    limits: str | None = None
+    contact: str | None = None
+    license: str | None = None
+    data: str | None = None
+    publish_metrics: bool = False
+    subgroups: dict[str, list[str | int | float]] = Field(default_factory=dict)
+
+
 class RunConfig(_Section):
     """Everything that a run depends on; all of it is public.
 
-    [data], [method], [methods.NAME], [aggregation], [budget], [budgets] and [evaluation] hold exactly the arguments of
-    the loader, the method, the aggregator, `Budget`, `BudgetDistribution` and `Evaluation`; they are checked against
-    those when the configuration is made. [silo_limits] holds ε by adversary. A method with `rounds` and `delta` gets
-    those of the run unless its table sets them.
+    [data], [method], [methods.NAME], [aggregation], [budget], [budgets] and [evaluation] hold exactly the arguments
+    of the loader, the method, the aggregator, `Budget`, `BudgetDistribution` and `Evaluation`; they are checked
+    against those when the configuration is made. [silo_limits] holds ε by adversary, [card] what the model card says.
+    A method with `rounds` and `delta` gets those of the run unless its table sets them.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)]
@@ -109,6 +129,7 @@ class RunConfig(_Section):
     )
     budgets_section: TomlTable | None = Field(default=None, alias="budgets")
     evaluation_section: TomlTable | None = Field(default=None, alias="evaluation")
+    card: CardSection | None = None
 
     @field_validator("accountant")
     @classmethod
@@ -139,6 +160,10 @@ class RunConfig(_Section):
         self.evaluation()
         self.check_budgets(self.method())
         self._check_budgets_are_used()
+        if self.card is not None and self.card.subgroups:
+            schema = self.dataset.find_schema(self.resolve_data()[1])
+            for column, values in self.card.subgroups.items():
+                check_group(schema, column, values)
         return self
 
     @property
@@ -444,7 +469,10 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
         first = error.errors()[0]
         if first["type"] == "extra_forbidden":
             *section, name = [str(part) for part in first["loc"]]
-            fields = TaskSection.model_fields if section else RunConfig.model_fields
+            owner: type[BaseModel] = RunConfig
+            if section:
+                owner = CardSection if section[0] == "card" else TaskSection
+            fields = owner.model_fields
             known = [field.alias or key for key, field in fields.items()]
             what = f"[{'.'.join(section)}]" if section else "the configuration"
             raise SilodpError(

@@ -44,6 +44,11 @@ class TableDataset(Dataset):
             identity_digest="" if profile is None else profile.digest,
         )
 
+    def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:
+        """Return the declared schema."""
+        schema: Schema = arguments["schema"]
+        return schema
+
     def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the files' silos; those of a list are the files' stems."""
         files = arguments["files"]

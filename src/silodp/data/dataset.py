@@ -9,6 +9,7 @@ from typing import Any
 
 from silodp.data.federation import Federation
 from silodp.data.public import LabelKind, PublicData
+from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 
 
@@ -61,6 +62,8 @@ class Dataset:
         model, loss, metrics: defaults of the task, by name; None takes those of the kind of label.
         private_scaling: for a loader with `normalize="private"`: the sentence that states which constants are then
             estimated from private rows.
+        schema: how features are scaled by public constants; None where they are not. Of a loader with `normalize` it is
+            for normalize="public" alone.
         origin: where the files are published; None where `silodp data` has nothing to fetch or to check.
 
     Raises:
@@ -79,6 +82,7 @@ class Dataset:
     loss: str | None = None
     metrics: tuple[str, ...] | None = None
     private_scaling: str = ""
+    schema: Schema | None = None
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
@@ -133,6 +137,10 @@ class Dataset:
             assumptions=(self.private_scaling,) if private and self.private_scaling else (),
             record_budgets=self.has_record_budgets(arguments),
         )
+
+    def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:
+        """Return the schema by which the features of `load(arguments)` are read; None where no public one says it."""
+        return self.schema if self.argument(arguments, "normalize") in (None, "public") else None
 
     def silo_names(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the silos, in order."""

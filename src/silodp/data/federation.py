@@ -6,7 +6,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,8 @@ class Federation:
             fewer than U: the last users then have no records.
         user_budgets: (U,) float64, the ε that each user may be charged, public; None where users have none.
         identity_digest: digest of the identity profile by which the keys were read, which declares U; "" without one.
+        schema: how the features were read and scaled, by public constants alone; a run keeps that part of it with the
+            model. None where nobody declared it, or where a constant was estimated from rows.
 
     Raises:
         SilodpError: the parts do not fit together.
@@ -54,6 +56,7 @@ class Federation:
     user_keys: tuple[str, ...] | None = None
     user_budgets: NDArray[np.float64] | None = None
     identity_digest: str = ""
+    schema: Schema | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.silos, tuple) or not self.silos:
@@ -61,13 +64,13 @@ class Federation:
         for part in (*self.silos, *([] if self.test is None else [self.test])):
             if not isinstance(part, SiloData):
                 raise self._refusal(f"a silo or test is a {type(part).__name__}; give a SiloData")
-        for field, least in (("users", 1), ("classes", 2)):
-            value = getattr(self, field)
-            if field == "classes" and value is None:
+        for name, least in (("users", 1), ("classes", 2)):
+            value = getattr(self, name)
+            if name == "classes" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-                raise self._refusal(f"{field} is {value!r}; give a whole number, at least {least}")
-            object.__setattr__(self, field, int(value))  # json does not write numpy's integers
+                raise self._refusal(f"{name} is {value!r}; give a whole number, at least {least}")
+            object.__setattr__(self, name, int(value))  # json does not write numpy's integers
         names = [silo.name for silo in self.silos]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -272,6 +275,7 @@ class Federation:
             features=schema.features,
             user_keys=tables.user_keys,
             identity_digest="" if tables.profile is None else tables.profile.digest,
+            schema=schema,
         )
 
 

@@ -36,7 +36,7 @@ import silodp
 from silodp.crypto.keys import Identity
 from silodp.deploy.sockets import answer_request, make_refusal
 from silodp.errors import CODES, SilodpError, shorten
-from silodp.wire.transport import Endpoint, Failure, Traffic
+from silodp.wire.transport import Endpoint, Failure, Traffic, split_outcomes
 
 try:
     import httpx
@@ -258,10 +258,8 @@ class HttpsServer:
         except BaseException:  # Ctrl-C: nobody waits for the answers
             waiting.cancel()
             raise
-        answers = {name: data for name, data in found.items() if isinstance(data, bytes)}
-        failures = {name: failure for name, failure in found.items() if isinstance(failure, Failure)}
-        down, up = sum(map(len, requests.values())), sum(map(len, answers.values()))
-        self.traffic = Traffic(self.traffic.down + down, self.traffic.up + up)
+        answers, failures = split_outcomes(found)
+        self.traffic = self.traffic.plus(requests.values(), answers.values())
         return answers, failures
 
     async def _exchange(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:

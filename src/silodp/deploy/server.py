@@ -15,7 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from silodp.aggregators.run_spec import RunSpec
+from silodp.bundle.model_card import write_card
 from silodp.crypto.keys import Identity
+from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import AgreedTransport
 from silodp.deploy.certificates import make_context
 from silodp.deploy.consortium import AUTHORITY, CONFIG, Consortium
@@ -63,6 +65,12 @@ class RemoteParties:
     def is_simulation(self) -> bool:
         """False."""
         return False
+
+    @property
+    def schema(self) -> Schema | None:
+        """The schema in the public folder; None where no public constants scale the data."""
+        dataset, arguments = self.consortium.config.resolve_data()
+        return dataset.find_schema(arguments)
 
     @contextmanager
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:
@@ -274,5 +282,6 @@ def serve(
             raise
         status.write(stopped=result.stopped)
         write_report(directory)
+        write_card(directory)
         link.end_run()
     return result

@@ -446,9 +446,9 @@ def _read_index(path: Path | None, schema: Schema, spec: RunSpec) -> dict[str, i
         return None
     if path is None:
         raise SilodpError(
-            "weights by records need one numbering of persons for all silos, and the run has an identity profile, so "
-            "there is no public list: get a file with the columns id and position from a trust center, and name it: "
-            "silodp deploy accept --index FILE.",
+            "weights that depend on records need one numbering of persons for all silos, and the run has an identity "
+            "profile, so there is no public list: get a file with the columns id and position from a trust center, and "
+            "name it: silodp deploy accept --index FILE.",
             code="deploy.no_index",
             field="index",
         )

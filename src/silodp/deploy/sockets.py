@@ -26,7 +26,7 @@ from typing import Self
 
 from silodp.deploy.courier import Reply, receive_frame, send_frame
 from silodp.errors import CODES, SilodpError
-from silodp.wire.transport import Endpoint, Failure, Traffic
+from silodp.wire.transport import Endpoint, Failure, Traffic, split_outcomes
 
 _log = logging.getLogger(__name__)
 
@@ -301,14 +301,11 @@ class ServerSocket:
             finally:
                 for id_ in ids:
                     del self._exchanges[id_]
-        found = {name: one.outcome for name, one in asked.items()}
-        answers = {name: outcome for name, outcome in found.items() if isinstance(outcome, bytes)}
         late = Failure("timeout", f"no courier brought its answer within {timeout:g} seconds")
-        failures = {
-            name: outcome or late for name, outcome in found.items() if not isinstance(outcome, bytes)
-        }
-        down, up = sum(map(len, requests.values())), sum(map(len, answers.values()))
-        self.traffic = Traffic(self.traffic.down + down, self.traffic.up + up)
+        answers, failures = split_outcomes(
+            {name: late if one.outcome is None else one.outcome for name, one in asked.items()}
+        )
+        self.traffic = self.traffic.plus(requests.values(), answers.values())
         return answers, failures
 
     def _serve(self, connection: socket.socket) -> None:

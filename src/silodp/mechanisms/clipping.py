@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _SLICE = 1 << 18  # numbers turned into double precision at once: what a processor's cache holds
 _SLICE_OF_A_GPU = 1 << 26
+# Columns of a block on a CPU. Long rows are cut: one of 10⁷ numbers alone does not fit the cache, nor does its sum.
+# 2^14 to 2^16 are equally fast (benchmarks/sums.py), and the smallest is the most exact.
+_COLUMNS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,12 @@ class ClippedSum:
         return Share(self.value + draw_gaussian(self.value.numel(), std, stream), std, self.refused)
 
 
-def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None) -> ClippedRows:
+_LEAST_NORM = 1e-120  # below, squares of float64 lose digits, and a factor of clip/norm could miss the ball
+
+
+def clip_rows(
+    owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None, normalize: bool = False
+) -> ClippedRows:
     """Compute the factor min(1, clip/‖row‖₂) of every row; a row that is not finite gets factor 0.
 
     A non-finite row becomes zero by itself, as a function of its owner's records alone, so the sensitivity stays
@@ -172,15 +180,16 @@ def clip_rows(owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = No
         rows: (r, d).
         clip: C.
         own: (r,) float64 in (0, 1], each row's part of the clip, where some are clipped to less; None: all of it.
+        normalize: whether shorter rows are made as long as the clip, too: the factor is clip/‖row‖₂, and 1 for zero.
     """
     import torch
 
-    parts = rows.split(count_rows_at_once(rows))  # type: ignore[no-untyped-call]
-    norms = torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
+    norms = compute_norms(rows)
     # Shrunk a little, so that the rounded product, too, stays within the ball.
     margin = 1 - 1e-12
     most = clip * margin if own is None else clip * margin * own.to(norms)
-    factors = torch.clamp(most / norms.clamp_min(torch.finfo(torch.float64).tiny), max=1.0)
+    factors = most / norms.clamp_min(_LEAST_NORM)
+    factors = torch.where(norms > _LEAST_NORM, factors, 1.0) if normalize else factors.clamp(max=1.0)
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
 
 
@@ -228,15 +237,40 @@ def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
     if not bool(finite.all()):
         rows, coefficients = rows[finite], coefficients[finite]
     value = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    at_once = count_rows_at_once(rows)
-    for part, own in zip(torch.split(rows, at_once), torch.split(coefficients, at_once), strict=True):
-        value += own @ part.double()
+    for some, cuts in cut_blocks(rows):
+        for columns in cuts:
+            value[columns] += coefficients[some] @ rows[some, columns].double()
     return value.cpu()
 
 
-def count_rows_at_once(rows: Tensor) -> int:
-    """Return how many rows (r, d) to convert to double precision at once: copying all would take longer than adding."""
-    return max(1, (_SLICE if rows.device.type == "cpu" else _SLICE_OF_A_GPU) // max(1, rows.shape[1]))
+def compute_norms(rows: Tensor) -> Tensor:
+    """Compute the 2-norms (r,) of rows (r, d) in double precision.
+
+    Squares are added block by block: even if the 2^14 squares of a block were added one after the other, a norm would
+    be rounded by less than 10⁻¹² of itself, which is the margin of `clip_rows`.
+    """
+    import torch
+
+    squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    for some, cuts in cut_blocks(rows):
+        for columns in cuts:
+            squares[some] += torch.linalg.vector_norm(rows[some, columns].double(), dim=1).square()
+    return squares.sqrt()
+
+
+def cut_blocks(rows: Tensor, columns: int | None = None) -> Iterator[tuple[slice, list[slice]]]:
+    """Yield rows of blocks that cover `rows` (r, d), and for each the columns of its blocks.
+
+    A block in double precision fits the cache; copying all rows would take longer than adding them up. `columns` is the
+    most of a block on a CPU.
+    """
+    count, size = rows.shape
+    most = _SLICE if rows.device.type == "cpu" else _SLICE_OF_A_GPU
+    columns = max(1, min((columns or _COLUMNS) if rows.device.type == "cpu" else most, size))
+    at_once = max(1, most // columns)
+    cuts = [slice(first, first + columns) for first in range(0, size, columns)]
+    for first in range(0, count, at_once):
+        yield slice(first, first + at_once), cuts
 
 
 def release(update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator) -> Share:

@@ -21,7 +21,7 @@ from silodp.mechanisms.clipping import (
     ClippedRows,
     ClippedRowStream,
     MultiStepUpdate,
-    count_rows_at_once,
+    cut_blocks,
 )
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
 
@@ -33,6 +33,7 @@ Integers = NDArray[np.int64]
 
 FEWEST_UNITS = 1 << 12  # below, truncation biases typical coordinates heavily
 MOST_UNITS = 1 << 20
+_COLUMNS = 1 << 16  # of a block; rows up to this length are truncated once, longer ones twice
 _TAIL = 12.0  # standard deviations of noise the ring has room for: beyond with probability below 1e-32 a coordinate
 
 
@@ -89,23 +90,38 @@ class Quantizer:
         return result
 
     def _whole(self, chunk: ClippedRows, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return truncated rows (r, d) as whole numbers in double precision, and (r,) which are short enough.
-
-        Whole numbers are exact up to 2^53. A sum of squares beyond 2^53 is rounded, but it is then far above
-        the limit, which is at most 2^40.
-        """
+        """Return truncated rows (r, d) as whole numbers in double precision, and (r,) which are short enough."""
         import torch
 
+        coefficients, longest = self._coefficients(chunk, weights)
+        whole = _truncate(chunk.rows, coefficients)
+        return whole, torch.linalg.vecdot(whole, whole).sqrt() <= longest
+
+    def _coefficients(self, chunk: ClippedRows, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the factors (r,) from rows to grid steps, and the largest norm (r,) in grid steps of a row on it."""
         share = chunk.factors.new_ones(()) if weights is None else weights.to(chunk.factors.device)
-        rows, finite = chunk.rows, chunk.factors > 0
-        if not bool(finite.all()):
-            rows = torch.where(finite.unsqueeze(1), rows, 0.0)
-        whole = rows.double() if rows.dtype != torch.float64 else rows.clone()
-        whole.mul_((chunk.factors * share * (self.units / self.clip)).unsqueeze(1))
-        whole.sub_(whole.frac())  # toward zero, exactly
         # Clipping leaves a margin of 1e-12, so weights that add to 1 (up to rounding) keep the sum within `units`.
-        most = share * (self.units * chunk.clip / self.clip * (1 - 1e-13))
-        return whole, torch.linalg.vecdot(whole, whole).sqrt() <= most
+        longest = share * (self.units * chunk.clip / self.clip * (1 - 1e-13))
+        return chunk.factors * share * (self.units / self.clip), longest.expand(len(chunk.rows))
+
+    def _add(self, chunk: ClippedRows, weights: Tensor | None) -> Tensor:
+        """Return the sum (d,) of truncated rows, exactly: double precision holds 2^33 rows of at most 2^20 units."""
+        import torch
+
+        rows = chunk.rows
+        coefficients, longest = self._coefficients(chunk, weights)
+        total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+        for some, cuts in cut_blocks(rows, _COLUMNS):
+            squares = torch.zeros_like(coefficients[some])
+            for columns in cuts:
+                whole = _truncate(rows[some, columns], coefficients[some])
+                squares += torch.linalg.vecdot(whole, whole)
+            within = (squares.sqrt() <= longest[some]).double()
+            for columns in cuts:
+                if len(cuts) > 1:  # to truncate a long row again is faster than to keep it
+                    whole = _truncate(rows[some, columns], coefficients[some])
+                total[columns] += within @ whole
+        return total
 
     def fold(self, stream: ClippedRowStream, weights: Tensor) -> IntegerSum:
         """Return Σ of the truncated, weighted rows (d,), exactly."""
@@ -119,13 +135,8 @@ class Quantizer:
                     f"rows clipped to {chunk.clip} cannot lie on a grid made for {self.clip}.",
                     code="method.rows",
                 )
-            # Double precision adds whole numbers exactly up to 2^53: 2^33 rows of at most 2^20 units.
-            total = torch.zeros(stream.size, dtype=torch.float64, device=chunk.rows.device)
-            for part in chunk.split(count_rows_at_once(chunk.rows)):
-                own = weights[part.owners.to(weights.device)] if stream.weighted else None
-                whole, within = self._whole(part, own)
-                total += within.double() @ whole
-            value += total.to(torch.int64).cpu().numpy()
+            own = weights[chunk.owners.to(weights.device)] if stream.weighted else None
+            value += self._add(chunk, own).to(torch.int64).cpu().numpy()
             refused += chunk.refused
         return IntegerSum(value, self, stream.bounds, refused)
 
@@ -148,6 +159,22 @@ class Quantizer:
 
         update.play(step)
         return IntegerShare(whole, math.hypot(*(s.noise_std for s in shares)), sum(s.refused for s in shares))
+
+
+def _truncate(rows: Tensor, coefficients: Tensor) -> Tensor:
+    """Return trunc(coefficient·row) (r, d) as whole numbers in double precision.
+
+    Rows of coefficient 0 become zero, whatever is in them. Whole numbers are exact up to 2^53. A sum of squares beyond
+    2^53 is rounded, but it is then far above the limit, which is at most 2^40.
+    """
+    import torch
+
+    used = coefficients != 0
+    if not bool(used.all()):
+        rows = torch.where(used.unsqueeze(1), rows, 0.0)
+    whole = rows.double() if rows.dtype != torch.float64 else rows.clone()
+    whole.mul_(coefficients.unsqueeze(1))
+    return whole.sub_(whole.frac())  # toward zero, exactly
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from silodp.training.task import Task
 
 
+OMIT_NONE: Mapping[str, bool] = {"omit_none": True}
+"""Metadata of a method's field that its text leaves out where it is None."""
+
+
 @dataclass(frozen=True)
 class Population:
     """The public size of a federation.
@@ -117,7 +121,7 @@ class Method(ABC):
         server_optimizer: takes the server's steps; None: `ServerSgd` with `server_momentum`.
     """
 
-    server_optimizer: ServerOptimizer | None = field(default=None, kw_only=True)
+    server_optimizer: ServerOptimizer | None = field(default=None, kw_only=True, metadata=OMIT_NONE)
 
     # --- What every method defines ---
 
@@ -179,7 +183,12 @@ class Method(ABC):
 
     @property
     def needs_counts(self) -> bool:
-        """Whether n[s,u], each user's number of records in each silo, is needed for weights or quotas."""
+        """Whether n[s,u], each user's number of records in each silo, is needed for weights."""
+        return False
+
+    @property
+    def weights_are_shares(self) -> bool:
+        """Whether w[s,u] = c[s,u]/Σ_s c[s,u], with c of `count_for_weights`: what private weighting computes."""
         return False
 
     @property
@@ -251,6 +260,17 @@ class Method(ABC):
 
     # --- Weights of users ---
 
+    def count_for_weights(self, counts: np.ndarray) -> np.ndarray:
+        """Return what a silo says of its counts where `needs_counts`: by default all of them.
+
+        Args:
+            counts: (U,) int64, n[s,u] of one silo.
+
+        Returns:
+            c[s,u], (U,) int64, above 0 where n[s,u] is.
+        """
+        return counts
+
     def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
         """Return w[s,u], (S, U) float64, with Σ_s w[s,u] ≤ 1 for every user; by default all are 1.
 
@@ -258,7 +278,7 @@ class Method(ABC):
         itself. Otherwise the server computes them, and sends each silo its own.
 
         Args:
-            counts: (S, U) int64; None unless `needs_counts`.
+            counts: (S, U) int64, `count_for_weights` of every silo; None unless `needs_counts`.
             population: the public size of the federation.
         """
         return np.broadcast_to(1.0, (population.silos, population.users))
@@ -270,7 +290,7 @@ class Method(ABC):
 
         Args:
             weights: (U,) float64, finite.
-            counts: (U,) int64, the silo's own record counts.
+            counts: (U,) int64, `count_for_weights` of the silo.
 
         Returns:
             what is wrong, as the end of a sentence ("is not …"); None if they are as the method defines them.
@@ -445,7 +465,7 @@ class Method(ABC):
             )
 
     def __repr__(self) -> str:
-        # Ledgers, guarantees and fingerprints hold this text: it stays as it is where no server optimizer is set.
-        shown = [f.name for f in fields(self) if f.repr and f.name != "server_optimizer"]
-        shown += [] if self.server_optimizer is None else ["server_optimizer"]
+        # Ledgers, guarantees and fingerprints hold this text: settings of later versions are left out where unused.
+        named = sorted((f for f in fields(self) if f.repr), key=lambda f: bool(f.metadata))
+        shown = [f.name for f in named if not f.metadata or getattr(self, f.name) is not None]
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"

@@ -29,11 +29,13 @@ from silodp.errors import (
     check_clip,
     check_fields,
     check_noise_multiplier,
+    check_positive,
     check_probability,
     check_type,
 )
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows
 from silodp.methods.base import (
+    OMIT_NONE,
     EventsBySurvivors,
     LinkageCase,
     LocalContext,
@@ -47,7 +49,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Weighting = Literal["uniform", "records"]
+Weighting = Literal["uniform", "present", "records", "home"]
+"""How a person's weight of 1 is divided among the silos (docs/privacy.md, section 2)."""
+
+_DISCLOSED = {
+    "present": "in which silos each person has records",
+    "records": "each person's record counts",
+    "home": "each person's record counts",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,25 +65,33 @@ class UldpAvg(Method):
 
     The sum over silos has sensitivity C, because Σ_s w[s,u] ≤ 1, and noise σC.
 
+    How far the model moves is said in one of two ways. With `step` every update is scaled to norm 1, and the model
+    moves by the mean of these directions times `step`. With `clip` and `server_learning_rate` (the papers' way)
+    updates are only shortened; the longest move is then server_learning_rate·clip/S.
+
     Attributes:
         noise_multiplier: σ.
-        clip: C, in units of a person's update.
+        clip: C, in units of a person's update; 1 with `step`.
         local: the training on one person's records.
-        weighting: "uniform": w[s,u] = 1/S; "records": n[s,u]/N[u].
+        weighting: "uniform": w[s,u] = 1/S; "present": 1 over the number of silos in which u has records, in these
+            silos; "records": n[s,u]/N[u]; "home": 1 in the silo with most of u's records (the first of equals).
         user_sampling: q, one coin per person and round, for all silos together.
         personal: how every person's own budget is met, by their own q_u or clip; None: all are treated alike.
+        step: the longest move of the model in a round, in its parameters' units: that of a round for which all
+            persons' updates have one direction. 1 if neither `step` nor `clip` is given.
 
     Source: Kato et al., ULDP-FL, 2024, Algorithms 3 and 4.
     """
 
     noise_multiplier: float
-    clip: float
+    clip: float = field(default=None)  # type: ignore[assignment]  # `__post_init__` puts 1 in the place of None
     local: LocalTraining = field(default_factory=lambda: LocalTraining(learning_rate=0.01))
     weighting: Weighting = "uniform"
     user_sampling: float = 1.0
     server_learning_rate: float = 1.0
     server_momentum: float = 0.0
     personal: UserBudgets | None = None
+    step: float | None = field(default=None, metadata=OMIT_NONE)
 
     name: str = field(default="uldp-avg", init=False)
     unit: Unit | None = field(default="user", init=False)
@@ -82,6 +99,25 @@ class UldpAvg(Method):
     allowances: BudgetCalibration | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.clip is None and self.step is None:
+            if self.server_learning_rate != 1:
+                raise SilodpError(
+                    f"server_learning_rate = {self.server_learning_rate:g} without clip: give clip as well, or step "
+                    "instead of both.",
+                    code="argument.conflict",
+                    field="clip",
+                )
+            object.__setattr__(self, "step", 1.0)
+        if self.step is not None:
+            check_fields(self, step=check_positive)
+            if self.clip not in (None, 1.0) or self.server_learning_rate != 1:
+                raise SilodpError(
+                    f"step = {self.step:g} and {'clip' if self.clip not in (None, 1.0) else 'server_learning_rate'}: "
+                    "give step alone, or clip and server_learning_rate without it.",
+                    code="argument.conflict",
+                    field="step",
+                )
+            object.__setattr__(self, "clip", 1.0)
         check_fields(
             self, noise_multiplier=check_noise_multiplier, clip=check_clip, user_sampling=check_probability
         )
@@ -186,8 +222,17 @@ class UldpAvg(Method):
 
     @property
     def needs_counts(self) -> bool:
-        """Whether weights are by records."""
-        return self.weighting == "records"
+        """Whether weights depend on records, as all but uniform ones do."""
+        return self.weighting != "uniform"
+
+    @property
+    def weights_are_shares(self) -> bool:
+        """Whether weights are by records, or by presence: by records of which each silo has one."""
+        return self.weighting in ("present", "records")
+
+    def count_for_weights(self, counts: np.ndarray) -> np.ndarray:
+        """Return the counts, or 1 for each that is above 0 where only presence matters."""
+        return np.minimum(counts, 1) if self.weighting == "present" else counts
 
     def user_weights(self, counts: np.ndarray | None, population: Population) -> np.ndarray:
         """Return w[s,u], (S, U) float64."""
@@ -195,16 +240,19 @@ class UldpAvg(Method):
             return np.broadcast_to(uniform_weight(population.silos), (population.silos, population.users))
         if counts is None:
             raise SilodpError(
-                "weighting = 'records' needs the record counts of every silo: none were given.",
+                f"weighting = '{self.weighting}' needs the record counts of every silo: none were given.",
                 code="method.not_set_up",
             )
-        return weigh_by_records(counts)
+        counted = self.count_for_weights(counts)
+        return weigh_at_home(counted) if self.weighting == "home" else weigh_by_records(counted)
 
     def weights_problem(self, weights: np.ndarray, counts: np.ndarray) -> str | None:
-        """Check that weights by records are at most 1 where there are records, and 0 elsewhere."""
+        """Check that weights are at most 1 where there are records, and 0 elsewhere; all or nothing with "home"."""
         problem = super().weights_problem(weights, counts)
         if problem is None and (weights[counts == 0] != 0).any():
             return "is for a person who has no record here"
+        if problem is None and self.weighting == "home" and not np.isin(weights, (0.0, 1.0)).all():
+            return "is neither 0 nor 1"
         return problem
 
     @property
@@ -239,7 +287,13 @@ class UldpAvg(Method):
             context.randomness.torch("batches"),
         )
         rows = (
-            clip_rows(users, delta, self.clip, None if own is None else own[users.to(own.device)])
+            clip_rows(
+                users,
+                delta,
+                self.clip,
+                None if own is None else own[users.to(own.device)],
+                normalize=self.step is not None,
+            )
             for users, delta in deltas
         )
         return ClippedRowStream(rows, context.task.size, self.bounds(context.population), weighted=True)
@@ -255,12 +309,14 @@ class UldpAvg(Method):
         return self.noise_multiplier / math.sqrt(shares_for)
 
     def server_scale(self, population: Population) -> float:
-        """Return 1/(q·U·S), by the expected, public number of participants.
+        """Return 1/(q·U·S), by the expected, public number of participants; step/(q·U) with `step`.
 
         It is never the realized number, nor by the mean of all q_u, which depends on budgets.
         """
         mean = None if self.personal is None else self.personal.mean_sampling
         q = self.user_sampling if mean is None else mean
+        if self.step is not None:
+            return self.step / (q * population.users)
         return 1.0 / (q * population.users * population.silos)
 
     def dp_event(self, view: View) -> Event:
@@ -271,8 +327,9 @@ class UldpAvg(Method):
         if self.noise_multiplier == 0:
             return NonPrivate("noise_multiplier is 0")
         if view.counts_disclosed and self.needs_counts:
+            by = "by records" if self.weighting == "records" else f"'{self.weighting}'"
             return NonPrivate(
-                "counts disclosed: weighting by records in clear shows it each person's record counts"
+                f"counts disclosed: weighting {by} in clear shows it {_DISCLOSED[self.weighting]}"
             )
         share = self.share_multiplier(view.m)
         uniform = self.weighting == "uniform"
@@ -364,6 +421,17 @@ def weigh_by_records(counts: np.ndarray) -> np.ndarray:
     """
     totals = counts.sum(axis=0)
     return validate_weights(counts / np.maximum(totals, 1))
+
+
+def weigh_at_home(counts: np.ndarray) -> np.ndarray:
+    """Return w[s,u] = 1 in the silo with most of u's records, the first of equals, else 0: (S, U).
+
+    Args:
+        counts: (S, U) int64, n[s,u].
+    """
+    home = np.zeros(counts.shape)
+    home[counts.argmax(axis=0), np.arange(counts.shape[1])] = 1.0
+    return validate_weights(np.where(counts > 0, home, 0.0))
 
 
 def validate_weights(weights: np.ndarray) -> np.ndarray:

@@ -31,12 +31,22 @@ from silodp.report.formatting import (
     format_measure,
 )
 from silodp.report.guarantee_text import WHO, BudgetSpending
+from silodp.report.held_out import HeldOut, calibrate_counts, read_held_out
 from silodp.report.run_record import Allocation, RunRecord, format_versions, keep_allocation, read_run
 from silodp.runtime.run_directory import MetricsRow
 
 MOST_ROWS = 26
 """Rows of the table of rounds; metrics.jsonl has all of them."""
-_PICTURES = ("utility", "epsilon", "allocation", "budgets")  # first parts of the file names of a report
+_PICTURES = (
+    "utility",
+    "epsilon",
+    "allocation",
+    "budgets",
+    "calibration",
+    "confusion",
+    "silos",
+    "groups",
+)  # first parts of the file names of a report
 
 _SEES: dict[Adversary, str] = {
     "released": "every global model of every round, the last one included",
@@ -94,12 +104,14 @@ class EvaluationSection:
         noise_std: standard deviation of the noise in a count.
         estimates: by metric {"value", "standard_error", "low", "high"}.
         confusion: noisy counts by true and predicted class; None for survival.
+        counts: noisy counts by true class and step of the probability; None for other kinds.
     """
 
     round: int
     noise_std: float
     estimates: Mapping[str, Mapping[str, float]]
     confusion: Sequence[Sequence[float]] | None
+    counts: Sequence[Sequence[float]] | None = None
 
 
 def write_report(
@@ -130,6 +142,8 @@ def write_report(
         pictures.add(f"utility-{i}-{_slug(name)}", figure, _utility_caption(run.rows, name))
         for i, (name, figure) in enumerate(plots.plot_utility(run.rows).items())
     ]
+    evaluation = _find_evaluation(run)
+    held_out = read_held_out(directory)
     figure = plots.plot_epsilon(run.rows)
     adversaries = [
         AdversaryRow(a, run.guarantees[a], run.audit.attacks.get(a) if run.audit else None)
@@ -153,7 +167,9 @@ def write_report(
         who=WHO,
         unit=unit,
         ends=_list_ends(run.rows),
-        evaluation=_find_evaluation(run),
+        evaluation=evaluation,
+        held_out=held_out,
+        details=_draw_details(pictures, run, held_out, evaluation),
         utility=utility,
         epsilon=figure and pictures.add("epsilon", figure, _epsilon_caption(run)),
         allocation=run.allocation
@@ -294,10 +310,49 @@ def _find_evaluation(run: RunRecord) -> EvaluationSection | None:
                 confusion = found["confusion"]
                 if confusion is not None:
                     confusion = [[float(value) for value in line] for line in confusion]
-                return EvaluationSection(row["round"], float(found["noise_std"]), estimates, confusion)
+                counts = found["counts"] if confusion is not None and len(confusion) == 2 else None
+                if counts is not None:
+                    counts = [[float(value) for value in line] for line in counts]
+                return EvaluationSection(
+                    row["round"], float(found["noise_std"]), estimates, confusion, counts
+                )
             except (KeyError, TypeError, ValueError, AttributeError):
                 return None  # the page shows the metrics of the row all the same
     return None
+
+
+def _draw_details(
+    pictures: PictureFolder, run: RunRecord, held_out: HeldOut | None, evaluation: EvaluationSection | None
+) -> list[Picture]:
+    """Return pictures of calibration, confusion, silos and subgroups, from what the run has; nothing is released."""
+    drawn: list[tuple[str, Figure | None, str]] = []
+    if held_out is not None:
+        second = held_out.classes[1] if len(held_out.classes) == 2 else ""
+        how = "held-out records, which no ε covers"
+        drawn.append(("calibration", plots.plot_calibration(held_out.calibration, second), how))
+        drawn.append(("confusion", plots.plot_confusion(held_out.confusion, held_out.classes), how))
+        for name, _, last, _ in _list_ends(run.rows):
+            for kind, parts in (("silos", held_out.list_parts(True)), ("groups", held_out.list_parts(False))):
+                drawn.append((f"{kind}-{_slug(name)}", plots.plot_parts(parts, name, last), name))
+    elif evaluation is not None and evaluation.confusion is not None:
+        how = "noisy counts of held-out records, which ε covers"
+        names = [str(number) for number in range(len(evaluation.confusion))]
+        if evaluation.counts is not None:
+            bins = calibrate_counts(evaluation.counts, evaluation.noise_std)
+            drawn.append(("calibration", plots.plot_calibration(bins, "class 1"), how))
+        drawn.append(("confusion", plots.plot_confusion(evaluation.confusion, names), how))
+    captions = {
+        "calibration": "Calibration: the share of records with the class, by predicted probability, ± one standard "
+        "error; dotted: predicted and observed agree. From {}.",
+        "confusion": "Confusion matrix: {}, by true class (rows) and predicted class.",
+        "silos": "{} on the held-out records of each silo; dotted: on all of them.",
+        "groups": "{} on the held-out records of each declared subgroup; dotted: on all of them.",
+    }
+    return [
+        pictures.add(name, figure, captions[name.partition("-")[0]].format(what))
+        for name, figure, what in drawn
+        if figure is not None
+    ]
 
 
 def _utility_caption(rows: Sequence[MetricsRow], name: str) -> str:

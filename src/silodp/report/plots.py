@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
@@ -28,6 +29,7 @@ from silodp.report.figures import (
 )
 from silodp.report.formatting import as_number, format_epsilon
 from silodp.report.guarantee_text import WHO
+from silodp.report.held_out import CalibrationBin, Part
 from silodp.report.run_record import Allocation
 
 _T = TypeVar("_T")
@@ -36,6 +38,9 @@ WIDE_RATIO = 20  # of the last values of curves; beyond it the axis is logarithm
 MOST_POINTS = 400  # per curve; a picture is a few hundred pixels wide
 MOST_COLORED_SILOS = len(PALETTE)
 MOST_LABELS = 10  # under bars; more are rotated
+MOST_PARTS = 40  # silos or subgroups in a picture
+MOST_CLASSES = 12  # in a confusion matrix
+_SHADES = LinearSegmentedColormap.from_list("shades", ["#eef4f9", PALETTE[0]])
 LEAST_DRAWN = 1e-3
 """ε below this is not drawn unless a budget is near: a Rényi bound falls to nothing there."""
 
@@ -151,6 +156,86 @@ def plot_allocation(records: Allocation) -> Figure:
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     add_legend(figure, axes, columns=min(len(layers), 3), handlelength=1.0)
+    return figure
+
+
+def plot_parts(parts: Sequence[Part], metric: str, whole: float | None) -> Figure | None:
+    """Draw one metric of every silo or subgroup as a mark, and that of all records as a dotted level.
+
+    Returns:
+        A figure; None where fewer than two parts have the metric.
+    """
+    known = [part for part in parts if metric in part.metrics]
+    if len(known) < 2:
+        return None
+    shown = known[:MOST_PARTS]
+    figure, axes = make_panel(metric, "", size=(4.7, 0.9 + 0.27 * len(shown)))
+    places = range(len(shown))
+    axes.plot([part.metrics[metric] for part in shown], places, "o", color=PALETTE[0], markersize=7)
+    if whole is not None:
+        axes.axvline(whole, color=MUTED, linewidth=1.4, linestyle=":")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.grid(True)
+    axes.yaxis.grid(False)
+    axes.margins(x=0.08, y=0.12)
+    axes.set_yticks(list(places), [shorten_label(_name_part(part), 24) for part in shown])
+    axes.invert_yaxis()
+    return figure
+
+
+def _name_part(part: Part) -> str:
+    return part.name if part.of == "silo" else f"{part.of}: {part.name}"
+
+
+def plot_calibration(bins: Sequence[CalibrationBin], name: str) -> Figure | None:
+    """Draw the observed share of a class against its predicted probability, with standard errors.
+
+    Returns:
+        A figure; None where there is nothing to draw.
+    """
+    if not bins:
+        return None
+    figure, axes = make_panel(f"predicted probability of {shorten_label(name, 18)}", "observed share")
+    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.4, linestyle=":")
+    axes.errorbar(
+        [one.predicted for one in bins],
+        [one.observed for one in bins],
+        yerr=[one.error for one in bins],
+        color=PALETTE[0],
+        marker="o",
+        linewidth=2,
+        elinewidth=1.2,
+        capsize=3,
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(-0.02, 1.02)
+    return figure
+
+
+def plot_confusion(counts: Sequence[Sequence[float]], names: Sequence[str]) -> Figure | None:
+    """Draw records by true class (rows) and predicted class, colored by their share of the row.
+
+    Returns:
+        A figure; None where there is nothing to draw, or too many classes for a picture.
+    """
+    values = np.maximum(np.asarray(counts, dtype=float), 0)
+    if not values.size or len(values) > MOST_CLASSES:
+        return None
+    side = 1.7 + 0.45 * len(values)
+    figure, axes = make_panel("predicted", "true", size=(side + 0.7, side))
+    share = values / np.maximum(values.sum(axis=1, keepdims=True), 1e-9)
+    axes.imshow(share, cmap=_SHADES, vmin=0, vmax=1, aspect="equal")
+    for (row, column), value in np.ndenumerate(values):
+        color = "white" if share[row, column] > 0.55 else "#1b1d23"
+        axes.text(column, row, f"{value:,.0f}", ha="center", va="center", color=color, fontsize=9)
+    labels = [shorten_label(name, 12) for name in names]
+    turned = 60 if len(labels) > 3 else 0
+    axes.set_xticks(range(len(labels)), labels, rotation=turned)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
     return figure
 
 

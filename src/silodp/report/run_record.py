@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp import __version__
+from silodp._lazy import find_version
 from silodp.accounting.guarantee import ADVERSARIES, Adversary, Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.registry import AggregatorRecord
@@ -115,8 +115,7 @@ def read_run(directory: Path) -> RunRecord:
     _check_directory(directory)
     rows = _read_rows(directory / "metrics.jsonl")
     guarantee_file = directory / "guarantee.json"
-    summary = _read_json(guarantee_file)
-    guarantees = _read_guarantees(summary, guarantee_file)
+    summary, guarantees = read_guarantees(directory)
     config, model = directory / "config.toml", directory / "model.safetensors"
     settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else None
     aggregator = _read_aggregator(summary, settings)
@@ -139,9 +138,20 @@ def read_run(directory: Path) -> RunRecord:
     )
 
 
+def read_guarantees(directory: Path) -> tuple[dict[str, Any], dict[Adversary, Guarantee]]:
+    """Return everything in guarantee.json, and the guarantees by adversary.
+
+    Raises:
+        SilodpError: the file is missing or damaged.
+    """
+    path = directory / "guarantee.json"
+    summary = _read_json(path)
+    return summary, _read_guarantees(summary, path)
+
+
 def format_versions() -> str:
     """Return the versions of silodp and torch that run here."""
-    return f"silodp {__version__}, torch {version('torch')}"
+    return f"silodp {find_version()}, torch {version('torch')}"
 
 
 def _check_directory(directory: Path) -> None:

@@ -17,10 +17,13 @@ from silodp.accounting.guarantee import FORMAT, Adversary, Guarantee
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.registry import AggregatorRecord
 from silodp.aggregators.run_spec import RunSpec
+from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError, counted
 from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from silodp.runtime.lock import hold_lock
+from silodp.runtime.model_description import CODE, DESCRIPTION, WEIGHTS, ModelDescription
 from silodp.runtime.silo import make_ledger
+from silodp.training.models import Architecture
 from silodp.training.task import Task, serialize
 from silodp.wire.store import (
     PRIVATE_FILE,
@@ -223,8 +226,10 @@ class RunDirectory:
         guarantees: Mapping[Adversary, Guarantee],
         stopped: str,
         simulation: bool,
+        architecture: Architecture,
+        schema: Schema | None,
     ) -> None:
-        """Write guarantee.json and model.safetensors.
+        """Write guarantee.json, and what is needed to use the model elsewhere (see `silodp.runtime.model_description`).
 
         Args:
             spec: of the run.
@@ -232,6 +237,8 @@ class RunDirectory:
             guarantees: by adversary.
             stopped: "rounds" or "budget".
             simulation: whether one process acted as all parties.
+            architecture: where the model came from.
+            schema: of the tables; None where there is none.
         """
         if self.path is None:
             return
@@ -252,7 +259,12 @@ class RunDirectory:
         }
         text = json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n"
         write_durably(self.path / "guarantee.json", text.encode())
-        write_durably(self.path / "model.safetensors", serialize(model, {"method": method.name}))
+        weights = serialize(model, {"method": method.name})
+        write_durably(self.path / WEIGHTS, weights)
+        if architecture.code:
+            write_durably(self.path / CODE, architecture.code)
+        description = ModelDescription.of_run(spec, model, architecture, schema, weights)
+        write_durably(self.path / DESCRIPTION, description.to_json().encode())
 
     @staticmethod
     def _checkpoint(path: Path) -> Path:

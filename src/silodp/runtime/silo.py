@@ -83,7 +83,9 @@ class Silo:
         self._user = torch.from_numpy(data.user)
         self._persons = np.unique(data.user)
         self._tossed: tuple[bytes, PersonCoins] | None = None
-        counts = np.bincount(data.user, minlength=self._population.users).astype(np.int64)
+        counts = self._method.count_for_weights(
+            np.bincount(data.user, minlength=self._population.users).astype(np.int64)
+        )
         self._counts_here = counts
         ledger = make_ledger(spec) if ledger is None else ledger
         self.gate = Gate(data.name, spec, self._store, counts, ledger, limits, find_exceeded)
@@ -169,7 +171,7 @@ class Silo:
         return accounts
 
     def _counts(self, request: Message) -> Message:
-        """Answer "counts" with each user's record counts in clear; only methods whose guarantee says so ask for it."""
+        """Answer "counts" with what weights need of each user's counts, in clear; the guarantee says so."""
         return request.answer(counts=self._counts_here)
 
     def _setup(self, request: Message) -> Message:

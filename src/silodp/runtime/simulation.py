@@ -12,6 +12,7 @@ from torch import Tensor
 from silodp.aggregators.run_spec import RunSpec
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation, count_persons_by_silos
+from silodp.data.tables.schema import Schema
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.evaluation import make_silo
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
@@ -49,6 +50,10 @@ class Parties(Protocol):
     def is_simulation(self) -> bool:
         """Whether this process reads the records of all silos and acts as all parties."""
 
+    @property
+    def schema(self) -> Schema | None:
+        """How the silos' tables are read, kept with the model; None where no schema says it."""
+
     def open(self, spec: RunSpec, directory: RunDirectory) -> AbstractContextManager[Connection]:
         """Connect to the silos for one execution of the run, `spec.run`."""
 
@@ -75,6 +80,11 @@ class Simulation:
     def is_simulation(self) -> bool:
         """True."""
         return True
+
+    @property
+    def schema(self) -> Schema | None:
+        """The schema of the federation."""
+        return self.federation.schema
 
     @contextmanager
     def open(self, spec: RunSpec, directory: RunDirectory) -> Iterator[Connection]:

@@ -274,7 +274,9 @@ def run(
             guarantees = build_guarantees(spec, ledger, server.participation.count)
             params = released(state)
             model = task.load(params)
-            directory.write(spec, model, guarantees, stopped, parties.is_simulation)
+            directory.write(
+                spec, model, guarantees, stopped, parties.is_simulation, task.architecture, parties.schema
+            )
     return Result(params, model, tuple(metrics.rows), guarantees, stopped)
 
 

@@ -5,15 +5,14 @@ User-level clipping bounds a user's influence only if no layer mixes the records
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
 
-from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.errors import SilodpError, describe_exception
 from silodp.training.losses import Loss
 
 # How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
@@ -158,28 +157,9 @@ def inspect_on(model: nn.Module, example: Tensor) -> None:
                 value.copy_(states[name])
 
 
-def inspect_vectorized(
-    forward: Callable[[tuple[Tensor, ...], Tensor], Tensor], params: tuple[Tensor, ...], example: Tensor
-) -> None:
-    """Check that `torch.func` can take the gradient for two users at once; raise `SilodpError` if not."""
-    stacked = tuple(torch.stack([p, p]) for p in params)
-    two = example[:1].expand(2, 2, *example.shape[1:])
-    try:
-        with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
-            vmap(grad(lambda p, x: forward(p, x).sum()), randomness="different")(stacked, two)
-    except Exception as problem:
-        raise SilodpError(
-            f"the model cannot run for many users at once, with parameters of their own: {first_line(problem)}",
-            code="model.not_vectorizable",
-            field="task.model",
-        ) from problem
-
-
 def inspect_loss(
     model: nn.Module,
     loss: Loss,
-    objective: Callable[[tuple[Tensor, ...], Tensor, Tensor, Tensor], Tensor],
-    params: tuple[Tensor, ...],
     x: Tensor,
     y: Tensor,
 ) -> None:
@@ -188,8 +168,6 @@ def inspect_loss(
     Args:
         model: in any mode; its outputs are taken in eval mode.
         loss: to be inspected.
-        objective: (parameters, x, y, mask) -> the loss of one user, as it is trained.
-        params: the model's parameters, shaped.
         x: (n, ...) made-up records, n ≥ 3.
         y: (n, ...) made-up labels of the right kind.
 
@@ -206,7 +184,7 @@ def inspect_loss(
             field="task.model",
         )
     outputs = outputs.detach().requires_grad_()
-    everyone = torch.ones(len(x), dtype=params[0].dtype, device=x.device)
+    everyone = torch.ones(len(x), dtype=outputs.dtype, device=x.device)
     if not _compute_repeatably(loss, outputs, y, everyone).requires_grad:
         raise SilodpError(
             f"the loss '{loss.name}' has no gradient with respect to the model's outputs: write it with differentiable "
@@ -230,19 +208,6 @@ def inspect_loss(
             code="loss.counts_masked_records",
             field="task.loss",
         )
-    stacked = tuple(torch.stack([p, p]) for p in params)
-    two = [torch.stack([tensor, tensor]) for tensor in (x, y, everyone)]
-    try:
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            vmap(grad(objective), randomness="different")(stacked, *two)
-    except SilodpError:
-        raise
-    except Exception as problem:
-        raise SilodpError(
-            f"the loss '{loss.name}' cannot run for many users at once: {first_line(problem)}",
-            code="loss.not_vectorizable",
-            field="task.loss",
-        ) from problem
 
 
 def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:

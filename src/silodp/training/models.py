@@ -5,14 +5,47 @@ Every builder returns a fresh `torch.nn.Module` that ends in logits or log hazar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+VERSION = 1
+"""Of the networks below: raised when one of them computes something else from the same parameters."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Where a model came from, so that it can be built again elsewhere; all of it is public.
+
+    Attributes:
+        source: "silodp" (a name in `MODELS`), "file" or "module" (a function or module of a user's code), or "caller"
+            (a `torch.nn.Module` that a program passed, of which nothing is known).
+        name: of the function; "" for "caller".
+        arguments: of the function, JSON-ready.
+        module: dotted name of the Python module, for "module".
+        sha256: of the file with the code (hex), for "file" and "module".
+        version: of silodp's networks, for "silodp".
+        code: the content of the file, for "file"; it is kept with the model.
+    """
+
+    source: Literal["silodp", "file", "module", "caller"] = "caller"
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    module: str = ""
+    sha256: str = ""
+    version: int = 0
+    code: bytes = field(default=b"", repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is set, JSON-ready, without the code."""
+        return {name: value for name, value in vars(self).items() if value and name != "code"}
 
 
 def logistic(features: int, classes: int = 2) -> nn.Module:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from silodp.errors import SilodpError, describe_exception, first_line
+from silodp.training.gradients import is_vectorizable
 from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
-from silodp.training.model_checks import inspect_loss, inspect_model, inspect_on, inspect_vectorized
+from silodp.training.model_checks import inspect_loss, inspect_model, inspect_on
+from silodp.training.models import Architecture
 
 _EVALUATION_BATCH = 4096  # records, which bounds the memory of the layers' outputs
 # Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
@@ -37,13 +39,20 @@ class Task:
         model: ends in logits, log hazards or real numbers, one row per record.
         loss: of one user's records (see `silodp.training.losses`).
         metrics: name → f(outputs, targets) -> float, for `evaluate`.
+        architecture: where the model came from, which a run keeps with it; None: it is the caller's.
 
     Raises:
         SilodpError: a layer breaks per-user gradients (the sentence says which, and what to use instead), or an
             argument has another type. `check` adds the tests that need an example input.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        metrics: Mapping[str, Metric] | None = None,
+        architecture: Architecture | None = None,
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise SilodpError(
                 f"model is a {type(model).__name__}: give a torch.nn.Module, for example torch.nn.Linear(3, 2).",
@@ -74,6 +83,7 @@ class Task:
         self.model = _copy(model).train()
         self.loss = loss
         self.metrics = dict(metrics or {})
+        self.architecture = architecture or Architecture()
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.names = tuple(name for name, _ in trainable)
         self.shapes = tuple(p.shape for _, p in trainable)
@@ -152,10 +162,7 @@ class Task:
         return self._tensor(x), self._tensor(y)
 
     def _tensor(self, values: Any) -> Tensor:
-        if isinstance(values, np.ndarray) and not values.flags.writeable:
-            values = values.copy()  # torch cannot mark a tensor read-only and warns
-        tensor = torch.as_tensor(values)
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+        return make_tensor(values, self.device, self.dtype)
 
     def load(self, params: Tensor) -> nn.Module:
         """Return a copy of the model that carries these parameters (d,), in eval mode."""
@@ -199,12 +206,7 @@ class Task:
         Raises:
             SilodpError: the model raised.
         """
-        model = self.load(params)
-        with torch.no_grad():
-            try:
-                return torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
-            except (Exception, SystemExit) as error:
-                raise _describe_failure(self.model, error) from error
+        return compute_outputs(self.load(params), inputs)
 
     def check(self, example_x: Any, example_y: Any = None) -> None:
         """Refuse a model or a loss that cannot be trained or stored, before anything is spent on it.
@@ -221,10 +223,10 @@ class Task:
         serialize(self.model, {})
         example = self._tensor(example_x)
         inspect_on(self.model, example)
-        params = self.unflatten(self.flatten(self.model))
-        inspect_vectorized(self.forward, params, example)
         if example_y is not None:
-            inspect_loss(self.model, self.loss, self.objective, params, example, self._tensor(example_y))
+            labels = self._tensor(example_y)
+            inspect_loss(self.model, self.loss, example, labels)
+            is_vectorizable(self, example, labels)
         # The trained model will be a copy, and running a model may have left in it what cannot be copied.
         _copy(self.model)
 
@@ -253,6 +255,29 @@ class LruCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LruCache, (self._limit,)
+
+
+def make_tensor(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return values as a tensor on a device; floating-point ones get the data type of a model's parameters."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch cannot mark a tensor read-only and warns
+    tensor = torch.as_tensor(values)
+    return tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+
+def compute_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the outputs (n, ...) of a model in eval mode for n ≥ 1 inputs (n, ...).
+
+    Evaluations and predictions both call this: a batch of another size may round differently.
+
+    Raises:
+        SilodpError: the model raised.
+    """
+    with torch.no_grad():
+        try:
+            return torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
+        except (Exception, SystemExit) as error:
+            raise _describe_failure(model, error) from error
 
 
 def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:

@@ -9,7 +9,7 @@ round, attempt or run (docs/protocols.md, section 2).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -46,6 +46,10 @@ class Traffic:
 
     down: int = 0
     up: int = 0
+
+    def plus(self, down: Iterable[bytes], up: Iterable[bytes]) -> Traffic:
+        """Return the traffic after these messages too."""
+        return Traffic(self.down + sum(map(len, down)), self.up + sum(map(len, up)))
 
     def since(self, before: Traffic) -> Traffic:
         """Return the bytes that were added after `before`."""
@@ -87,6 +91,13 @@ class Transport(Protocol):
         """
 
 
+def split_outcomes(found: Mapping[str, bytes | Failure]) -> tuple[dict[str, bytes], dict[str, Failure]]:
+    """Return the answers and the failures among what came of requests, by the name of the silo."""
+    answers = {name: outcome for name, outcome in found.items() if isinstance(outcome, bytes)}
+    failures = {name: outcome for name, outcome in found.items() if isinstance(outcome, Failure)}
+    return answers, failures
+
+
 class InProcess:
     """A transport to silos in this process, called one after the other."""
 
@@ -113,7 +124,7 @@ class InProcess:
         if name not in self._endpoints:
             raise SilodpError(f"silo '{name}' is not known to this transport.", code="message.recipient")
         answer = self._endpoints[name].receive(request)
-        self.traffic = Traffic(self.traffic.down + len(request), self.traffic.up + len(answer))
+        self.traffic = self.traffic.plus([request], [answer])
         return answer
 
 

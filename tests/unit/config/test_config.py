@@ -107,7 +107,10 @@ def test_examples_are_valid_and_survive_a_round_trip(example: Path, tmp_path: Pa
         ("data.source=heart", "data.source = 'heart' is not known: did you mean 'heart_disease'?"),
         ("aggregator=plan", "aggregator = 'plan' is not known: did you mean 'plain'?"),
         ("accountant=moments", "accountant = 'moments': set one of pld, rdp, or 'file.py:Name'."),
-        ("method.weighting=equal", "method.weighting = 'equal': it should be 'uniform' or 'records'."),
+        (
+            "method.weighting=equal",
+            "method.weighting = 'equal': it should be 'uniform', 'present', 'records' or 'home'.",
+        ),
         ("rounds=many", "rounds = 'many': it should be a valid integer."),
         ("rounds=true", "rounds = True: it should be a valid integer."),
         ("rounds=-1", "rounds = -1"),
@@ -139,8 +142,8 @@ def test_a_mistake_is_one_sentence_that_names_it(base: Path, override: str, says
 
 
 def test_a_required_field_is_asked_for(base: Path) -> None:
-    base.write_text(BASE.replace("clip = 0.1", ""))
-    assert complaint(base) == "method.clip is missing: uldp-avg needs it."
+    base.write_text(BASE.replace("noise_multiplier = 5.0", ""))
+    assert complaint(base) == "method.noise_multiplier is missing: uldp-avg needs it."
     base.write_text(BASE.replace("rounds = 3", ""))
     assert complaint(base) == "rounds is missing: set it."
     base.write_text(BASE.replace('source = "embedded"', ""))

@@ -3,10 +3,12 @@ import gzip
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 
 from silodp.data import benchmarks
 from silodp.data.benchmarks import data_root
-from silodp.data.benchmarks.health import TCGA_REGIONS
+from silodp.data.benchmarks.health import HEART_COLUMNS, TCGA_REGIONS
 from silodp.data.benchmarks.images import read_idx
 from silodp.data.catalog import DATASETS
 from silodp.errors import SilodpError
@@ -54,14 +56,31 @@ def test_heart_disease_is_flambys(data):
     assert (built.silos[2].x[:, cholesterol] == 0).all()
 
 
-def test_heart_disease_public_ranges_show_the_same_rows(data):
+def test_heart_disease_public_constants_show_the_same_rows(data):
     built = benchmarks.heart_disease(data, normalize="public")
     assert built.assumptions == ()
-    assert max(np.abs(silo.x).max() for silo in (*built.silos, built.test)) <= 1
-    ages = [(silo.x[:, 0].astype(float).mean() + 1) / 2 * 60 + 20 for silo in built.silos]
+    for i, column in enumerate(HEART_COLUMNS.values()):
+        scaled = np.concatenate([silo.x[:, i] for silo in (*built.silos, built.test)])
+        low, high = column.scale(np.array(column.range))
+        assert low <= scaled.min() <= scaled.max() <= high
+        # Written down from textbooks, so not exact, but what is typical of these patients.
+        assert column.typical is None or (abs(scaled.mean()) < 1 and 0.5 < scaled.std() < 2)
+    ages = [silo.x[:, 0].astype(float).mean() * 10 + 55 for silo in built.silos]
     np.testing.assert_allclose(ages, [54.1759, 47.5, 57.0667, 59.6706], atol=1e-4)
     private = benchmarks.heart_disease(data)
     np.testing.assert_array_equal(private.counts(), built.counts())
+
+
+def test_public_constants_of_heart_disease_train_a_better_model(data):
+    """Scaling by each hospital's private statistics removes the differences between the hospitals."""
+
+    def train(normalize):
+        built = benchmarks.heart_disease(data, normalize=normalize)
+        x, y = (np.concatenate([getattr(silo, part) for silo in built.silos]) for part in ("x", "y"))
+        model = LogisticRegression().fit(x, y)
+        return roc_auc_score(built.test.y, model.predict_proba(built.test.x)[:, 1])
+
+    assert train("public") > 0.87 > 0.81 > train("private")
 
 
 def test_tcga_brca(data):
@@ -94,7 +113,7 @@ def test_creditcard(data):
     public = benchmarks.creditcard(data, silos=20, normalize="public")
     assert len(public.silos) == 20
     assert public.assumptions == ()
-    assert max(np.abs(silo.x).max() for silo in public.silos) <= 10
+    assert max(np.abs(silo.x).max() for silo in public.silos) <= 20
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
@@ -130,6 +149,10 @@ def test_acs_income_sample(data):
     assert x.shape == (80, 47)
     np.testing.assert_array_equal(x[:, 5:].sum(axis=1), 5)
     assert np.abs(x).max() <= 1
+    typical = benchmarks.acs_income(data, max_per_state=100, normalize="public").silos[0].x
+    np.testing.assert_array_equal(typical[:, [1, 2, 3, *range(5, 47)]], x[:, [1, 2, 3, *range(5, 47)]])
+    np.testing.assert_allclose(typical[:, 0] * 15 + 45, (x[:, 0] + 1) / 2 * 99, atol=1e-4)
+    np.testing.assert_allclose(typical[:, 4] * 10 + 40, (x[:, 4] + 1) / 2 * 98 + 1, atol=1e-4)
 
 
 @pytest.mark.slow

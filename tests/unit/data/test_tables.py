@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from silodp.data import Federation
+from silodp.data.tables.columns import NumericColumn
 from silodp.data.tables.reader import Schema, normalize_key
 from silodp.errors import SilodpError
 
@@ -298,6 +299,15 @@ def test_missing_parquet_keys_and_features(tmp_path):
         Federation.from_tables([path], schema())
 
 
+@pytest.mark.parametrize("number", [dict, lambda **fields: NumericColumn(**fields)])
+def test_typical_values_scale_what_is_in_the_range(tmp_path, number):
+    age = number(range=(20, 60), typical=(40, 8))
+    built = read(tmp_path, berlin=BERLIN, options={"numeric": {"age": age}, "out_of_range": "clip"})
+    np.testing.assert_array_equal(built.silos[0].x[:, 0], np.array([1.25, -2.5, 2.5], dtype=np.float32))
+    with pytest.raises(SilodpError, match=r"outside the declared range 20\.\.60"):
+        read(tmp_path, berlin=BERLIN, options={"numeric": {"age": age}})
+
+
 @pytest.mark.parametrize(
     ("users", "sentence"),
     [
@@ -329,6 +339,16 @@ def test_bad_user_lists(tmp_path, users, sentence):
         ({"numeric": {"age": 5}}, "column 'age' has range 5; give"),
         ({"numeric": {"age": "05"}}, "column 'age' has range '05'; give"),
         ({"numeric": {"age": ("0", "5")}}, "column 'age' has range"),
+        ({"numeric": {"age": {"typical": (50, 10)}}}, "column 'age' has range None; give"),
+        ({"numeric": {"age": {"range": (0, 110), "tipical": (50, 10)}}}, "'tipical': did you mean 'typical'"),
+        ({"numeric": {"age": {"range": (0, 110), "typical": (50, 0)}}}, "spread > 0"),
+        ({"numeric": {"age": {"range": (0, 110), "typical": (50,)}}}, r"has typical \(50,\); give"),
+        ({"numeric": {"age": {"range": (0, 110), "typical": (50, float("nan"))}}}, "give finite"),
+        (
+            {"numeric": {"age": {"range": (0, 110), "typical": (500, 10)}}},
+            r"center 500, outside its range 0\.\.110",
+        ),
+        ({"numeric": {"age": {"range": (0, 110), "typical": (50, 1e-5)}}}, "in the same units"),
         ({"numeric": ["age"]}, r"numeric is \['age'\]; give a mapping from columns to \(low, high\)"),
         ({"categorical": ["sex"]}, "categorical is .* to their categories"),
         ({"categorical": {"sex": 2}}, "column 'sex' are 2; list"),

@@ -9,7 +9,7 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,22 +23,11 @@ from silodp.deploy import certificates
 from silodp.deploy.certificates import Authority, make_context, make_request
 from silodp.deploy.https import HttpsClient, HttpsServer, _connect_text
 from silodp.errors import SilodpError
+from support.echo import Echo
 from support.ports import find_free_port
 
 DIGEST = "d" * 64
 SILOS = {name: Identity.fresh(name) for name in ("north", "south")}
-
-
-class Echo:
-    """An endpoint that answers a request with its bytes in reverse order."""
-
-    def __init__(self, answer: Callable[[bytes], bytes] = lambda data: data[::-1]) -> None:
-        self.asked: list[bytes] = []
-        self._answer = answer
-
-    def receive(self, data: bytes) -> bytes:
-        self.asked.append(data)
-        return self._answer(data)
 
 
 class Parties:

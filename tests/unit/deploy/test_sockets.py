@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,22 +27,11 @@ from silodp.deploy.courier import Reply, ask_silo, give_reply, receive_frame, se
 from silodp.deploy.sockets import ServerSocket, SiloSocket
 from silodp.errors import SilodpError
 from silodp.wire.transport import SERVER, Endpoint, Failure, InProcess, sign, verify
+from support.echo import Echo
 
 NAMES = ("north", "south")
 KEYS = {name: Identity.fresh(name) for name in (*NAMES, "server")}
 DIGEST = "d" * 64
-
-
-class Echo:
-    """An endpoint that answers a request with its bytes in reverse order."""
-
-    def __init__(self, answer: Callable[[bytes], bytes] = lambda data: data[::-1]) -> None:
-        self.asked: list[bytes] = []
-        self._answer = answer
-
-    def receive(self, data: bytes) -> bytes:
-        self.asked.append(data)
-        return self._answer(data)
 
 
 @contextmanager

@@ -48,6 +48,40 @@ def test_no_clipped_row_leaves_the_ball(seed, rows, size, scale, clip, double):
     assert (clipped.factors[inside & finite] == 1).all(), "a row inside the ball is left alone"
 
 
+@given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 50), scales, scales, st.booleans())
+def test_a_normalized_row_is_as_long_as_the_clip(seed, rows, size, scale, clip, double):
+    dtype = torch.float64 if double else torch.float32
+    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed), dtype=dtype) * scale
+    clipped = clip_rows(torch.arange(rows), values, clip, normalize=True)
+    norms = torch.linalg.vector_norm(values.double() * clipped.factors.unsqueeze(1), dim=1)
+    assert (norms <= clip).all()
+    assert (norms >= clip * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e6])
+def test_the_shortest_rows_stay_in_the_ball(clip):
+    """Squares of float64 below 1e-308 lose their digits, and a norm computed from them may be too small."""
+    sizes = [5e-324, 1e-300, 3e-160, 1e-130, 2e-119, 0.0]
+    smallest = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1).expand(6, 7)
+    assert (smallest[:-1, 0] > 0).all()
+    for normalize in (True, False):
+        clipped = clip_rows(torch.arange(6), smallest, clip, normalize=normalize)
+        rows = (smallest * clipped.factors.unsqueeze(1)).tolist()
+        assert all(math.hypot(*row) <= clip for row in rows)
+        assert clipped.refused == 0
+    float32 = torch.tensor([[1.4e-45, 0.0]])
+    assert (
+        float32.double() * clip_rows(torch.arange(1), float32, clip, normalize=True).factors
+    ).norm() > 0.99 * clip
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_normalized_row_that_is_not_finite_counts_as_zero(bad):
+    clipped = clip_rows(torch.arange(2), torch.tensor([[0.3, 0.4], [bad, 1.0]]), 1.0, normalize=True)
+    assert clipped.refused == 1
+    assert clipped.factors.tolist() == [pytest.approx(2.0), 0.0]
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_row_that_is_not_finite_counts_as_zero_and_is_counted(bad):
     rows = torch.tensor([[3.0, 4.0], [bad, 1.0]])
@@ -118,6 +152,34 @@ def test_norms_do_not_depend_on_how_rows_are_cut(rows, size):
     factors = clip_rows(torch.arange(rows), values, 1.0).factors
     norms = np.linalg.norm(values.double().numpy(), axis=1)
     np.testing.assert_allclose(factors.numpy(), np.minimum(1.0, 1 / norms), rtol=1e-11)
+
+
+@pytest.mark.parametrize("size", [(1 << 14) - 1, 1 << 14, (1 << 14) + 1, 100_003, 300_001])
+@pytest.mark.parametrize("double", [False, True])
+def test_long_rows_in_blocks_of_columns_stay_in_the_ball(size, double):
+    """The norm is over all columns: of one block alone it would let a row be as many clips long as it has blocks."""
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randn(5, size, generator=generator, dtype=torch.float64 if double else torch.float32)
+    rows *= torch.tensor([1e-30, 1e-3, 1.0, 1e3, 1e30]).unsqueeze(1)
+    rows[3, : size // 2] = 0  # all of its length in the last blocks
+    clipped = clip_rows(torch.arange(5), rows, 0.5)
+    exact = [math.sqrt(math.fsum((row.numpy().astype(np.longdouble) ** 2).tolist())) for row in rows]
+    for row, factor, norm in zip(rows, clipped.factors.tolist(), exact, strict=True):
+        assert norm * factor <= 0.5
+        assert factor == pytest.approx(min(1.0, 0.5 / norm), rel=2e-12)
+        one = fold([clip_rows(torch.zeros(1, dtype=torch.int64), row[None], 0.5)], size, 0.5)
+        assert math.sqrt(math.fsum((one.value**2).tolist())) <= 0.5
+    weights = torch.rand(5, generator=generator, dtype=torch.float64)
+    total = fold([clipped], size, 0.5, weights).value
+    torch.testing.assert_close(total, (clipped.factors * weights) @ rows.double(), rtol=1e-9, atol=1e-14)
+
+
+def test_one_number_that_is_not_finite_refuses_all_blocks_of_its_row():
+    rows = torch.ones(3, 50_000)
+    rows[1, 49_999] = float("nan")
+    total = fold([clip_rows(torch.arange(3), rows, 1.0)], 50_000, 1.0)
+    assert total.refused == 1
+    assert float(total.value.norm()) == pytest.approx(2.0)
 
 
 def test_rows_of_another_clip_are_refused():

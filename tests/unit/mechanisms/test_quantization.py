@@ -75,6 +75,23 @@ def test_sums_are_the_sums_of_the_truncated_rows(seed, rows, bits, weighted):
     assert grid.truncate(chunk, weights if weighted else None).tolist() == by_hand
 
 
+@pytest.mark.parametrize("size", [1 << 16, (1 << 16) + 1, 150_003])
+def test_long_rows_are_added_and_judged_as_whole_rows(size):
+    """A row that left the ball is left out of every block of columns, though each of its blocks is short enough."""
+    rng = np.random.default_rng(size)
+    rows = torch.from_numpy(rng.normal(size=(20, size)))
+    chunk = clip_rows(torch.arange(20), rows, 1.0)
+    chunk.factors[7] *= 1.01
+    chunk.rows[3, size - 1] = float("nan")
+    chunk.factors[3] = 0.0
+    grid = Quantizer(1.0, 1 << 20)
+    weights = torch.from_numpy(rng.uniform(0.5, 1.0, size=20))
+    stream = ClippedRowStream([chunk], size, Bounds(1.0, 1.0, 0.0, 20.0), weighted=True)
+    by_row = grid.truncate(chunk, weights)
+    assert [bool((row == 0).all()) for row in by_row] == [u in (3, 7) for u in range(20)]
+    assert np.array_equal(grid.fold(stream, weights).value, by_row.sum(axis=0))
+
+
 def test_a_row_that_is_not_finite_counts_as_zero():
     rows = torch.tensor([[float("inf"), 0.0], [0.3, 0.4]])
     stream = ClippedRowStream(

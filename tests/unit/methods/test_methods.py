@@ -61,7 +61,7 @@ def total(method: Method, federation: Federation, task: Task, **arguments: objec
     return sum(share.value for share in shares(method, federation, task, **arguments)).numpy()  # type: ignore
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "records"])
+@pytest.mark.parametrize("weighting", ["uniform", "present", "records", "home"])
 @pytest.mark.parametrize("clip", [0.01, 1.0])
 def test_emptying_a_person_moves_the_sum_of_uldp_avg_by_at_most_the_clip(weighting, clip):
     federation, task = small_federation(), logistic_task()
@@ -75,6 +75,68 @@ def test_emptying_a_person_moves_the_sum_of_uldp_avg_by_at_most_the_clip(weighti
     ]
     assert max(moves) <= clip * (1 + 1e-5)
     assert max(moves) > 0.3 * clip, "the bound is not vacuous"
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "present", "records", "home"])
+def test_with_a_step_every_update_is_as_long_as_any(weighting):
+    """Normalized updates: each person moves the sum by 1 at most, however short or long their update was."""
+    federation, task = small_federation(), logistic_task()
+    for rate in (1e-9, 1e9):
+        method = UldpAvg(0.0, local=replace(TRAIN, learning_rate=rate, batch_size=None), weighting=weighting)
+        whole = total(method, federation, task)
+        moves = [
+            np.linalg.norm(whole - total(method, without_user(federation, user), task))
+            for user in range(federation.users)
+        ]
+        assert 0.3 < max(moves) <= 1 + 1e-5
+
+
+def test_a_step_is_the_longest_move_of_a_round():
+    """All persons in all silos pull one way: the model moves by the step, by whatever weights."""
+    federation = small_federation(silos=3, users=4, features=1, records=12)
+    everyone = np.arange(12, dtype=np.int64) % 4
+    silos = tuple(
+        replace(silo, x=np.ones((12, 1), np.float32), y=np.ones(12, np.int64), user=everyone)
+        for silo in federation.silos
+    )
+    federation, task = replace(federation, silos=silos), logistic_task(features=1)
+    population = Population(3, 4)
+    for weighting in ("uniform", "present", "records", "home"):
+        for method in (
+            UldpSgd(0.0, step=0.7, weighting=weighting),
+            UldpAvg(0.0, None, TRAIN, weighting, step=0.7),
+        ):
+            moved = method.server_scale(population) * method.server_learning_rate
+            assert np.linalg.norm(total(method, federation, task)) * moved == pytest.approx(0.7, rel=1e-5)
+    papers = UldpAvg(0.0, 0.1, TRAIN, server_learning_rate=21.0)  # long updates: 21·0.1/3
+    moved = papers.server_scale(population) * papers.server_learning_rate
+    local = replace(TRAIN, learning_rate=10.0)
+    assert np.linalg.norm(total(replace(papers, local=local), federation, task)) * moved == pytest.approx(
+        0.7, rel=1e-5
+    )
+    halved = UldpAvg(0.0, step=0.7, user_sampling=0.5)
+    assert halved.server_scale(population) == pytest.approx(0.7 / 2)
+
+
+def test_a_step_stands_alone():
+    assert UldpAvg(5.0).step == 1.0
+    assert UldpAvg(5.0, 0.5).step is None
+    assert replace(UldpAvg(5.0, step=2.0), noise_multiplier=1.0).step == 2.0
+    for wrong in ({"clip": 0.5}, {"server_learning_rate": 3.0}):
+        with refused("argument.conflict") as error:
+            UldpAvg(5.0, step=1.0, **wrong)
+        assert error.value.field == "step"
+    with refused("argument.value"):
+        UldpAvg(5.0, step=-1.0)
+    with refused("argument.conflict") as error:
+        UldpAvg(5.0, server_learning_rate=3.0)
+    assert error.value.field == "clip"
+
+
+def test_the_text_of_a_method_without_a_step_is_that_of_older_versions():
+    """Ledgers and guarantees hold it."""
+    assert "step" not in repr(UldpAvg(5.0, 0.5))
+    assert repr(UldpAvg(5.0)).endswith("step=1.0)")
 
 
 def test_naive_moves_by_twice_what_the_paper_charges():
@@ -220,14 +282,44 @@ def test_weights_add_to_at_most_one(silos, users, seed):
     counts = rng.integers(0, 50, size=(silos, users)) * (rng.random((silos, users)) < 0.5)
     population = Population(silos, users)
     uniform = UldpAvg(1.0, 1.0).user_weights(None, population)
-    for weights in (uniform, weightings.weigh_by_records(counts)):
+    present = UldpAvg(1.0, 1.0, weighting="present").user_weights(counts, population)
+    home = UldpAvg(1.0, 1.0, weighting="home").user_weights(counts, population)
+    for weights in (uniform, present, home, weightings.weigh_by_records(counts)):
         assert weights.shape == (silos, users)
         assert weights.sum(axis=0).max() <= 1 + 1e-15
         assert (weights >= 0).all()
     assert (uniform == weightings.uniform_weight(silos)).all()
     assert weightings.uniform_weight(silos) == pytest.approx(1 / silos, rel=1e-15)
     totals = counts.sum(axis=0)
-    np.testing.assert_allclose(weightings.weigh_by_records(counts).sum(axis=0), totals > 0)
+    for weights in (present, home, weightings.weigh_by_records(counts)):
+        np.testing.assert_allclose(weights.sum(axis=0), totals > 0)
+        assert (weights[counts == 0] == 0).all()
+    assert (present == (counts > 0) / np.maximum((counts > 0).sum(axis=0), 1)).all()
+    for user in np.flatnonzero(totals):
+        assert home[:, user].tolist().index(1.0) == counts[:, user].tolist().index(counts[:, user].max())
+
+
+def test_a_silo_checks_the_weights_it_is_given():
+    """Weights where it has no records, above 1, or parts of a person who is at home in one silo only."""
+    counts = np.array([3, 0, 1])
+    for weighting, sent, problem in [
+        ("present", [0.5, 0.0, 1.0], None),
+        ("present", [0.5, 0.1, 1.0], "no record"),
+        ("present", [1.5, 0.0, 1.0], "between 0 and 1"),
+        ("home", [1.0, 0.0, 0.0], None),
+        ("home", [0.5, 0.0, 1.0], "neither"),
+        ("home", [1.0, 1.0, 1.0], "no record"),
+    ]:
+        found = UldpAvg(1.0, weighting=weighting).weights_problem(np.array(sent), counts)
+        assert (found is None) == (problem is None)
+        assert problem is None or problem in str(found)
+
+
+def test_where_only_presence_matters_a_silo_says_no_counts():
+    counts = np.array([3, 0, 1])
+    assert UldpAvg(1.0, weighting="present").count_for_weights(counts).tolist() == [1, 0, 1]
+    for weighting in ("records", "home"):
+        assert UldpAvg(1.0, weighting=weighting).count_for_weights(counts).tolist() == [3, 0, 1]
 
 
 def test_weights_above_one_are_refused():
@@ -323,6 +415,8 @@ AVG = {"noise_multiplier": 1.0, "clip": 1.0, "user_sampling": 0.5}
 )
 def test_what_is_no_number_is_refused_in_one_sentence(maker, fields, name, wrong):
     maker(**fields)
+    if wrong is None and (maker, name) == (UldpAvg, "clip"):
+        return  # then it is 1, with a step
     with refused("argument.type", "argument.value") as error:
         maker(**{**fields, name: wrong})
     assert error.value.field == name

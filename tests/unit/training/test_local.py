@@ -27,11 +27,12 @@ from silodp.training import (
     squared_error,
     user_updates,
 )
+from silodp.training.gradients import build_single_user_gradient
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
 from silodp.training.sgd import _planning
 from silodp.training.sgd._planning import measure_cost
 from silodp.training.sgd._schedule import UserBatches, draw_batch_order, select_step_records
-from silodp.training.sgd._tracing import TracedGradient, build_single_user_gradient
+from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.task import LruCache
 from support.examples import few_or_many
 from support.reference import assert_equal_updates, looped, ragged, updates
@@ -178,7 +179,7 @@ def test_torchs_own_refusal_to_trace_is_a_slower_step_and_said(caplog):
     task = Task(Scaled(3, 2), cross_entropy())
     batch = torch.ones(1, 5, 3), torch.zeros(1, 5, dtype=torch.int64), torch.ones(1, 5)
     rows = [p.unsqueeze(0) for p in task.unflatten(task.initial(0))]
-    gradient = build_single_user_gradient(task.objective, len(rows))
+    gradient = build_single_user_gradient(task)
     assert gradient(*rows, *batch)[0].shape == (1, 2, 3)
     with caplog.at_level("INFO", "silodp"):
         assert TracedGradient.try_trace(gradient, (*rows, *batch), len(rows), single_user=True) is None

@@ -238,7 +238,7 @@ def test_a_lookup_of_the_models_own_positions_is_fine():
         ),
         (Loss("unmasked", lambda o, t, mask: F.cross_entropy(o, t)), "loss.counts_masked_records"),
         (Loss.per_record("errors", lambda o, t: (o.argmax(1) != t).float()), "loss.no_gradient"),
-        (Loss.per_record("item", lambda o, t: o[:, 0] * float(o.detach()[0, 0] * 0 + 2)), "loss.raised"),
+        (Loss.per_record("raises", lambda o, t: o[:, 0] * {}["scale"]), "loss.raised"),
     ],
 )
 def test_a_loss_is_refused_on_made_up_records_with_a_code(loss, code):

@@ -131,15 +131,6 @@ class Counts(nn.Module):
         return self.linear(x)
 
 
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.linear(x) if float(self.linear.weight.detach().sum()) > 1e9 else -self.linear(x)
-
-
 class Breaks(nn.Linear):
     def forward(self, x):
         return super().forward(x) / 0
@@ -195,7 +186,6 @@ def test_a_task_is_made_of_the_right_things(arguments, words):
         (MixesALittle(), ["forward of MixesALittle mixes"]),
         (nn.Sequential(nn.Linear(3, 2), nn.Softmax(dim=0)), ["layer '1' (Softmax)"]),
         (Counts(), ["state 'calls'"]),
-        (Branches(), ["many users at once"]),
         (Breaks(3, 2), ["not finite on a finite example"]),
         (nn.Linear(4, 2), ["fails on records of shape (3,)"]),
         (nn.Sequential(nn.Linear(3, 1), nn.Flatten(0), nn.Unflatten(0, (1, -1))), ["one row per record"]),

@@ -21,6 +21,8 @@ from silodp.data.benchmarks._common import (
 from silodp.data.dataset import Dataset, Origin, urls_in
 from silodp.data.federation import Federation
 from silodp.data.silo_data import scale_to_range
+from silodp.data.tables.columns import NumericColumn
+from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
@@ -30,23 +32,33 @@ if TYPE_CHECKING:
 HEART_CENTERS = ("cleveland", "hungarian", "switzerland", "va")
 TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 
-# Public range of every column: what adults are measured at, 0/1 for indicators. `va` codes some missing blood
-# pressures as 0 and `switzerland` all cholesterol; clipping puts such a record at the end of the range.
-HEART_RANGES: dict[str, tuple[float, float]] = {
-    "age": (20, 80),
-    "sex": (0, 1),
-    "trestbps": (80, 200),
-    "chol": (0, 600),
-    "fbs": (0, 1),
-    "thalach": (60, 220),
-    "exang": (0, 1),
-    "oldpeak": (-3, 7),
-    "cp=2": (0, 1),
-    "cp=3": (0, 1),
-    "cp=4": (0, 1),
-    "restecg=1": (0, 1),
-    "restecg=2": (0, 1),
+# Public constants of every column, written down from what the columns are (UCI's heart-disease.names) and from general
+# medical knowledge; nothing is computed from these rows. Ranges are what adults are measured at, 0/1 for indicators.
+# `va` codes some missing blood pressures as 0 and `switzerland` all cholesterol; clipping puts such a record at the
+# end of the range. Sources of the typical values (center, spread), rounded:
+#   age       adults who are referred for coronary angiography are mostly between 45 and 65
+#   trestbps  from normal (110) to stage 2 hypertension (150): 130 ± 20 mmHg at rest
+#   chol      "desirable" ends at 200 and "high" begins at 240 mg/dl (NCEP ATP III): 220; spread of adults about 45
+#   thalach   220 − age is 165 at 55 years; patients reach less: 150 ± 25 beats per minute
+#   oldpeak   an ST depression of 1 mm counts as abnormal: 1 ± 1 mm
+HEART_COLUMNS: dict[str, NumericColumn] = {
+    "age": NumericColumn((20, 80), (55, 10)),
+    "sex": NumericColumn((0, 1)),
+    "trestbps": NumericColumn((80, 200), (130, 20)),
+    "chol": NumericColumn((100, 400), (220, 45)),
+    "fbs": NumericColumn((0, 1)),
+    "thalach": NumericColumn((60, 220), (150, 25)),
+    "exang": NumericColumn((0, 1)),
+    "oldpeak": NumericColumn((-3, 7), (1, 1)),
+    "cp=2": NumericColumn((0, 1)),
+    "cp=3": NumericColumn((0, 1)),
+    "cp=4": NumericColumn((0, 1)),
+    "restecg=1": NumericColumn((0, 1)),
+    "restecg=2": NumericColumn((0, 1)),
 }
+
+# Ages at which breast cancer is diagnosed. Mapped to [-1, 1], they weigh as much as the 38 indicators beside them.
+TCGA_AGES = NumericColumn((20, 90))
 
 # Scikit-learn's Wisconsin breast cancer table holds ten measures of cell nuclei (Street, Wolberg and
 # Mangasarian 1993), each as mean, standard error and mean of the three largest. The ranges are round numbers
@@ -105,7 +117,7 @@ def heart_disease(
         allocation: "uniform", "zipf", or "own", which makes every record a user.
         seed: of the allocation.
         normalize: "private" is FLamby's: each center by the mean and standard deviation of its training rows; "public"
-            maps `HEART_RANGES` to [-1, 1].
+            clips and scales by the constants `HEART_COLUMNS`.
         silos: 4, or 1 to pool the training records, too.
 
     Raises:
@@ -137,8 +149,8 @@ def heart_disease(
         if normalize == "private":
             x = (x - x[train].mean(axis=0)) / (x[train].std(axis=0, ddof=1) + 1e-9)
         else:
-            low, high = np.array(list(HEART_RANGES.values()), dtype=float).T
-            x = scale_to_range(x, low, high)
+            scaled = [column.scale(x[:, i]) for i, column in enumerate(HEART_COLUMNS.values())]
+            x = np.stack(scaled, axis=1)
         x = x.astype(np.float32)
         parts.append((center, x[train], y[train]))
         tests.append((x[test], y[test]))
@@ -159,7 +171,7 @@ def heart_disease(
         assumptions=(HEART_DISEASE.private_scaling,) if normalize == "private" else (),
         name="heart_disease",
         classes=2,
-        features=tuple(HEART_RANGES),
+        features=tuple(HEART_COLUMNS),
     )
 
 
@@ -197,7 +209,7 @@ def tcga_brca(
     features = tuple(column for column in table.columns if column not in ("pid", "E", "T"))
     x = table[list(features)].to_numpy(dtype=np.float32)
     if normalize == "public":
-        x[:, 0] = scale_to_range(x[:, 0], 20, 90)
+        x[:, 0] = TCGA_AGES.scale(x[:, 0])
     y = table[["E", "T"]].to_numpy(dtype=np.float32)
     parts, test = [], []
     for name in TCGA_REGIONS:
@@ -244,6 +256,7 @@ def embedded(users: int = 100, silos: int = 5, allocation: str = "zipf", seed: i
         name="embedded",
         classes=2,
         features=tuple(EMBEDDED_RANGES),
+        schema=EMBEDDED.schema,
     )
 
 
@@ -263,11 +276,11 @@ _FLAMBY = "https://raw.githubusercontent.com/owkin/FLamby/main/flamby/datasets/f
 HEART_DISEASE = _HeartDisease(
     name="heart_disease",
     loader=heart_disease,
-    record_shape=(len(HEART_RANGES),),
+    record_shape=(len(HEART_COLUMNS),),
     classes=2,
-    features=tuple(HEART_RANGES),
+    features=tuple(HEART_COLUMNS),
     private_scaling="Each center's features are standardized by the mean and standard deviation of its own training "
-    "rows, which are private; choose normalize='public' for public ranges.",
+    "rows, which are private; choose normalize='public' for public constants.",
     origin=Origin(
         rows=740,
         license="CC BY 4.0",
@@ -306,6 +319,13 @@ EMBEDDED = Dataset(
     record_shape=(len(EMBEDDED_RANGES),),
     classes=2,
     features=tuple(EMBEDDED_RANGES),
+    schema=Schema(
+        user="patient",
+        label="diagnosis",
+        classes=("benign", "malignant"),
+        numeric=EMBEDDED_RANGES,
+        out_of_range="clip",
+    ),
     origin=Origin(
         rows=569, license="BSD 3-clause (scikit-learn)", publisher="Wisconsin breast cancer, in scikit-learn"
     ),

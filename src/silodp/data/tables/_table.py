@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.identity import IdentityProfile
-from silodp.data.silo_data import check_budgets, scale_to_range
+from silodp.data.silo_data import check_budgets
 from silodp.data.tables.schema import Schema, is_test_person, text_of
 from silodp.errors import SilodpError, first_line
 
@@ -72,6 +72,32 @@ class Table:
             _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
         columns[schema.user] = np.array([key or "" for key in found], dtype=object)
         return cls(path, schema, columns, dropped)
+
+    @classmethod
+    def read_inputs(cls, source: Path | pd.DataFrame, schema: Schema) -> tuple[Table, pd.DataFrame]:
+        """Read the columns of features alone, which is all that a prediction needs.
+
+        Args:
+            source: a file, or the table itself.
+            schema: says which columns they are, and how they are read.
+
+        Returns:
+            The table, and all cells of the source in its order of rows.
+
+        Raises:
+            SilodpError: no such file, unreadable, or without a column of a feature.
+        """
+        path = Path("the data frame") if isinstance(source, pd.DataFrame) else source
+        if isinstance(source, pd.DataFrame):
+            header = [_header_text(column) for column in source.columns]
+            frame = source.set_axis(header, axis=1).reset_index(drop=True)
+        else:
+            frame, header = _read_frame(source)
+        for column in schema.feature_columns:
+            _check_column(path, header, column)
+        _check_rows(path, frame)
+        texts = {column: _as_text(frame[_header_text(column)], path) for column in schema.feature_columns}
+        return cls(path, schema, texts), frame
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
         """Raise for the first bad row, if any."""
@@ -168,8 +194,8 @@ class Table:
     def features(self) -> NDArray[np.float32]:
         """Return (n, features) float32, scaled and one-hot by the schema."""
         columns = []
-        for column, (low, high) in self.schema.numeric.items():
-            values = self._numbers(column)
+        for column, constants in self.schema.numeric_columns().items():
+            values, (low, high) = self._numbers(column), constants.range
             outside = (values < low) | (values > high)
             if self.schema.out_of_range == "refuse":
                 why = f"is outside the declared range {low:g}..{high:g}"
@@ -178,7 +204,7 @@ class Table:
                 _log.warning(
                     "%s: column %r: %d values clipped to %g..%g", self.path, column, outside.sum(), low, high
                 )
-            columns.append(scale_to_range(values, low, high)[:, None])
+            columns.append(constants.scale(values)[:, None])
         for column, categories in self.schema.categorical.items():
             codes = self._codes(
                 column, categories, "add it to the public categories or map it to one of them"

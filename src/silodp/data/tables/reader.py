@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.identity import IdentityProfile
@@ -105,6 +107,36 @@ def read_tables(
         x, y, user = (np.concatenate(arrays) for arrays in zip(*held, strict=True))
         test_data = SiloData("test", x, y, user)
     return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions), profile)
+
+
+def read_inputs(
+    source: str | Path | pd.DataFrame, schema: Schema, copied: Sequence[str] = ()
+) -> tuple[NDArray[np.float32], pd.DataFrame]:
+    """Read the features of a table without labels and persons, by the code that reads tables for training.
+
+    Args:
+        source: a file, or the table itself.
+        schema: what the columns of features mean.
+        copied: further columns that are returned as they are.
+
+    Returns:
+        x (n, features), and the copied columns, both in the order of the rows.
+
+    Raises:
+        SilodpError: the table cannot be read, lacks a column, or has a value that the schema refuses.
+    """
+    place = Path(source) if isinstance(source, str) else source
+    table, frame = Table.read_inputs(place, schema)
+    found = frame.columns.tolist()
+    for column in copied:
+        if found.count(column) != 1:
+            raise SilodpError(
+                f"{table.path}: column {column!r}, which is to be copied, is not there, or is there twice; name a "
+                "column of the table",
+                code="data.column",
+                field=column,
+            )
+    return table.features(), frame[list(copied)]
 
 
 def _list_by_number(known: Mapping[str, int]) -> tuple[str, ...]:

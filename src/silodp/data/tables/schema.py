@@ -6,15 +6,17 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Real
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from silodp.data.identity import IdentityProfile, load_profile
+from silodp.data.tables.columns import NumericColumn, read_numeric
 from silodp.errors import SilodpError, check_real, first_line
 
 ASSUMES_INDEX_FROM_TABLES = (
@@ -27,6 +29,11 @@ ASSUMES_INDEX_BY_PROFILE = (
     "it knows who has records where. The numbers say nothing of a person."
 )
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
+
+_OF_RECORDS = {
+    "user", "label", "kind", "classes", "event", "time", "split", "users", "budget", "identity", "test_share",
+}  # fmt: skip
+"""Fields of a schema that say nothing about features."""
 
 _WHOLE = re.compile(r"(-?\d+)\.0+")
 
@@ -41,7 +48,8 @@ class Schema:
         kind: "classes", "real" (a number) or "survival" (`event` and `time` instead of `label`).
         classes: the label's values, in the order of the class numbers (kind "classes").
         event, time: columns of 0/1 and of a time ≥ 0 (kind "survival").
-        numeric: column → public range (low, high), which is mapped to [-1, 1].
+        numeric: column → public range (low, high), which is mapped to [-1, 1]; or a `NumericColumn` or a table of its
+            fields, which may also give typical = (center, spread), by which values are standardized.
         categorical: column → public categories, one-hot in this order.
         split: optional column holding "train" or "test".
         test_share: instead of `split`: the share of persons whose records are all for testing, between 0 and 1.
@@ -63,7 +71,7 @@ class Schema:
     classes: Sequence[Any] | None = None
     event: str | None = None
     time: str | None = None
-    numeric: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    numeric: Mapping[str, Any] = field(default_factory=dict)
     categorical: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     split: str | None = None
     users: Sequence[Any] | str | Path | None = None
@@ -113,13 +121,7 @@ class Schema:
                 )
         if not self.numeric and not self.categorical:
             raise _refusal("no features; declare numeric ranges or categorical values", "data.schema")
-        for column, bounds in self.numeric.items():
-            if not _is_range(bounds):
-                raise _refusal(
-                    f"numeric column {column!r} has range {bounds!r}; give finite (low, high), low < high",
-                    "data.schema",
-                    "numeric",
-                )
+        self.numeric_columns()
         for column, categories in self.categorical.items():
             _check_values(f"categorical column {column!r}", categories)
         for column in self.columns:
@@ -167,13 +169,51 @@ class Schema:
     def columns(self) -> tuple[str, ...]:
         """Every column the tables must have."""
         named = (self.user, self.label, self.event, self.time, self.split, self.budget)
-        return (*(column for column in named if column is not None), *self.numeric, *self.categorical)
+        return (*(column for column in named if column is not None), *self.feature_columns)
+
+    @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """The columns that features are made of; a prediction needs no others."""
+        return (*self.numeric, *self.categorical)
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features: a numeric column's, or "column=category"."""
         one_hot = [f"{c}={value}" for c, values in self.categorical.items() for value in values]
         return (*self.numeric, *one_hot)
+
+    def numeric_columns(self) -> dict[str, NumericColumn]:
+        """Return the numeric columns by name.
+
+        Raises:
+            SilodpError: the constants of one are wrong.
+        """
+        return {column: read_numeric(column, declared) for column, declared in self.numeric.items()}
+
+    def find_range(self, column: str) -> tuple[float, float]:
+        """Return the declared range of a numeric column."""
+        return self.numeric_columns()[column].range
+
+    def scale_numbers(self, column: str, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return values of a numeric column, (n,), clipped and scaled as its feature is."""
+        return self.numeric_columns()[column].scale(values)
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """Return how features are read and scaled, JSON-ready; nothing about persons, labels or files."""
+        given = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OF_RECORDS}
+        return {name: _to_plain(value) for name, value in given.items()}
+
+    @classmethod
+    def from_inputs(cls, inputs: Mapping[str, Any]) -> Schema:
+        """Return a schema that reads features as the one that `describe_inputs` described; its tables have no labels.
+
+        Raises:
+            SilodpError, TypeError: it is no such description.
+        """
+        if unknown := _OF_RECORDS & set(inputs):
+            raise _refusal(f"{min(unknown)} says nothing about features; take it out", "data.schema")
+        # No header has a line break, so these two columns are in no table.
+        return cls(**{"user": "\nuser", "label": "\nlabel", "kind": "real", **inputs})
 
     def read_users(self) -> Sequence[Any] | None:
         """Return the public list of user keys as it is written, from its file where `users` is a path.
@@ -219,16 +259,23 @@ def _refusal(reason: str, code: str, field: str = "") -> SilodpError:
     )
 
 
-def _is_range(bounds: Any) -> bool:
-    pair = isinstance(bounds, Sequence | np.ndarray) and len(bounds) == 2
-    numbers = pair and all(isinstance(bound, Real) for bound in bounds)
-    return numbers and bool(np.isfinite(bounds).all()) and bool(bounds[0] < bounds[1])
-
-
 def _check_values(what: str, values: Any) -> None:
     listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
     if not listed or len(values) < 2 or len({text_of(value) for value in values}) < len(values):
         raise _refusal(f"{what} are {short(values)}; list at least two values, all different", "data.values")
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a setting of a schema as JSON has it; categories become the texts that they are compared as."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key: _to_plain(item) for key, item in vars(value).items() if item is not None}
+    if isinstance(value, Mapping):
+        return {str(key): _to_plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
+        return [_to_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return float(value) if isinstance(value, Real) else text_of(value)
 
 
 def text_of(value: object) -> str:

@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_delta, check_epsilon
-from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
+from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate, compute_norms
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
 from silodp.methods.rpdp.sampling_rates import (
@@ -43,9 +43,6 @@ from silodp.methods.rpdp.sampling_rates import (
     require_record_budgets,
     without_budgets,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -245,7 +242,7 @@ class _Filter:
         """
         import torch
 
-        norms: Tensor = torch.linalg.vector_norm(rows.rows, dim=1, dtype=torch.float64) * rows.factors
+        norms = compute_norms(rows.rows) * rows.factors
         # A gradient that is not finite has factor 0 and counts as zero, which is free.
         price = torch.nan_to_num(norms, nan=0.0, posinf=0.0).square().cpu().numpy() * (cost * (1 + 1e-9))
         owners = rows.owners.cpu().numpy()

@@ -14,11 +14,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, fx
-from torch.func import functionalize, grad, vmap
+from torch.func import functionalize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-Gradient = Callable[..., tuple[Tensor, ...]]
-"""(parameters per user…, x (r, b, ...), y (r, b, ...), mask (r, b)) -> gradients, shaped like the parameters."""
+from silodp.training.gradients import Gradient
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
@@ -36,34 +35,6 @@ _VIEWS = {
     _aten.transpose.int,
 }
 _FILLED = {_aten.ones_like.default: 1.0, _aten.zeros_like.default: 0.0}
-
-
-def build_user_gradient(objective: Callable[..., Tensor], parameters: int) -> Gradient:
-    """Return the gradient of many users at once by `torch.func`, of an objective of (parameters tuple, x, y, mask)."""
-    per_user = vmap(grad(objective), randomness="different")
-
-    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
-        result: tuple[Tensor, ...] = per_user(tensors[:parameters], *tensors[parameters:])
-        return result
-
-    return gradient
-
-
-def build_single_user_gradient(objective: Callable[..., Tensor], parameters: int) -> Gradient:
-    """Return the gradient of exactly one user, by ordinary autograd.
-
-    It multiplies matrices instead of batches of one, and keeps the fused backward operations that `torch.func` takes
-    apart.
-    """
-
-    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
-        own = [tensor.squeeze(0) for tensor in tensors]
-        with torch.enable_grad():
-            params = [p.detach().requires_grad_() for p in own[:parameters]]
-            loss = objective(tuple(params), *own[parameters:])
-            return tuple(g.unsqueeze(0) for g in torch.autograd.grad(loss, params, materialize_grads=True))
-
-    return gradient
 
 
 class TracedGradient:

@@ -9,15 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silodp.errors import SilodpError, first_line
+from silodp.errors import SilodpError
+from silodp.training.gradients import (
+    Gradient,
+    build_looped_gradient,
+    build_single_user_gradient,
+    build_traceable_gradient,
+    build_user_gradient,
+    is_vectorizable,
+)
 from silodp.training.sgd._planning import StepCost, measure_cost, round_up
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
-from silodp.training.sgd._tracing import (
-    Gradient,
-    TracedGradient,
-    build_single_user_gradient,
-    build_user_gradient,
-)
+from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.task import Task
 
 # Records of a measured step; the cost of wider batches is extrapolated.
@@ -36,7 +39,10 @@ class Trainer:
         start: (d,) where every user starts, on the task's device.
         x: (n, ...) records. y: (n, ...) targets, both on the task's device.
         local: SGD's hyperparameters.
-        differentiate: builds the gradient of many users, or of a single one.
+        differentiate: builds the gradient of a single user, or of many; None: of many, at once where that is possible.
+
+    Attributes:
+        is_traceable: whether steps can be traced.
     """
 
     def __init__(
@@ -46,10 +52,13 @@ class Trainer:
         x: Tensor,
         y: Tensor,
         local: LocalTraining,
-        differentiate: Callable[..., Gradient] = build_user_gradient,
+        differentiate: Callable[[Task], Gradient] | None = None,
     ) -> None:
         self.task, self.start, self.x, self.y, self.local = task, start, x, y, local
-        self.gradient = differentiate(task.objective, len(task.names))
+        if differentiate is None:
+            differentiate = build_user_gradient if is_vectorizable(task, x, y) else build_looped_gradient
+        self.gradient = differentiate(task)
+        self.is_traceable = differentiate is not build_looped_gradient
         self.single_user = differentiate is build_single_user_gradient
         self.data = (differentiate, x.shape[1:], x.dtype, y.shape[1:], y.dtype)
 
@@ -58,7 +67,8 @@ class Trainer:
         # A power of two, so that few widths are measured.
         measured = min(1 << (width - 1).bit_length(), _MEASURED_WIDTH)
         key = ("step", self.data, measured, self.local.momentum > 0, self.local.weight_decay > 0)
-        scale = max(1, width / measured) / 2
+        # One after another, only one user's step is in memory.
+        scale = max(1, width / measured) / (2 if self.is_traceable else 1)
 
         def two_users() -> Any:
             rows = self._rows(2)
@@ -194,7 +204,8 @@ class Trainer:
 
         def trace() -> TracedGradient | None:
             example = self._gather(*(torch.zeros(len(rows[0]), width, dtype=torch.int64),) * 2)
-            return TracedGradient.try_trace(self.gradient, (*rows, *example), len(rows), self.single_user)
+            gradient = self.gradient if self.single_user else build_traceable_gradient(self.task)
+            return TracedGradient.try_trace(gradient, (*rows, *example), len(rows), self.single_user)
 
         traced: TracedGradient | None = self.task.engine.get(("trace", self.data, len(rows[0]), width), trace)
         return traced
@@ -212,16 +223,9 @@ def validate_start(task: Task, params: Tensor) -> Tensor:
 
 
 def measure_task_cost(task: Task, computation: Callable[[], Any]) -> StepCost:
-    """Measure the cost of a computation; raise `SilodpError` if it cannot run for many users at once."""
+    """Measure the cost of a computation, with random numbers of its own."""
     with seeded(task, 0):
-        try:
-            return measure_cost(computation)
-        except RuntimeError as problem:
-            raise SilodpError(
-                f"{type(task.model).__name__} with loss '{task.loss.name}' cannot run for many users "
-                f"at once: {first_line(problem)}",
-                code="model.not_vectorizable",
-            ) from problem
+        return measure_cost(computation)
 
 
 def draw_seed(generator: torch.Generator) -> int:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from silodp.errors import SilodpError
+from silodp.training.gradients import build_single_user_gradient
 from silodp.training.sgd._planning import plan_chunks, should_trace
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
-from silodp.training.sgd._tracing import build_single_user_gradient
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, draw_seed, seeded, validate_start
 from silodp.training.task import Task
 
@@ -50,7 +50,7 @@ def user_updates(
         masks are drawn.
 
     Raises:
-        SilodpError: a user does not fit the budget, or the model or loss cannot run for many users at once.
+        SilodpError: a user does not fit the budget, or the model or loss cannot be trained.
 
     Source: ULDP-FL, Algorithm 3 (ULDP-AVG), the inner loop.
     """
@@ -76,7 +76,7 @@ def user_updates(
     seed = draw_seed(generator)
     for number, chunk in enumerate(chunks.chunks):
         rows = users.rows(chunk)
-        traced = should_trace(steps[trainer.shape(rows)])
+        traced = trainer.is_traceable and should_trace(steps[trainer.shape(rows)])
         with seeded(task, seed + number):
             deltas = trainer.train(rows, generator, traced, chunks.block_bytes)
         yield rows.ids, deltas

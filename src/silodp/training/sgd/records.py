@@ -8,10 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
+from silodp.training.gradients import (
+    Gradient,
+    build_looped_record_gradient,
+    build_record_gradient,
+    is_vectorizable,
+)
 from silodp.training.sgd._planning import StepCost, find_break_even, plan_rows, should_trace
-from silodp.training.sgd._tracing import Gradient, TracedGradient
+from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
 from silodp.training.task import Task
 
@@ -40,15 +45,15 @@ def record_gradients(
         Chunks (slice of records, gradients (r, d)).
 
     Raises:
-        SilodpError: a single gradient does not fit the budget, or the model cannot run for many records at once.
+        SilodpError: a single gradient does not fit the budget, or the model or loss cannot be trained.
 
     Source: Abadi et al. 2016, Algorithm 1.
     """
     inputs, targets = task.tensors(x, y)
     start = task.unflatten(validate_start(task, params))
-    gradient = _build_record_gradient(task)
     if len(inputs) == 0:
         return
+    gradient = _build_gradient(task, inputs, targets)
     row_bytes = task.size * start[0].element_size()
     at_once = plan_rows(_measure_record_cost(task, inputs, targets), row_bytes, memory_budget, task.device)
     for first in range(0, len(inputs), at_once):
@@ -59,33 +64,19 @@ def record_gradients(
         del rows
 
 
-def _build_record_gradient(task: Task) -> Gradient:
-    """Return (parameters…, x (r, ...), y (r, ...)) -> gradients (r, shape of each) of the single records' losses."""
-    one = torch.ones(1, dtype=task.dtype, device=task.device)
-    count = len(task.names)
-
-    def record_loss(p: tuple[Tensor, ...], record: Tensor, target: Tensor) -> Tensor:
-        return task.objective(p, record.unsqueeze(0), target.unsqueeze(0), one)
-
-    per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
-
-    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
-        # Layers follow the memory layout of their weights, and torch pools eight times faster with channels last.
-        weights = [p.clone(memory_format=torch.channels_last) if p.ndim == 4 else p for p in tensors[:count]]
-        result: tuple[Tensor, ...] = per_record(tuple(weights), *tensors[count:])
-        return result
-
-    return gradient
+def _build_gradient(task: Task, x: Tensor, y: Tensor) -> Gradient:
+    """Return the gradients of single records' losses, of many at once where that is possible."""
+    return (build_record_gradient if is_vectorizable(task, x, y) else build_looped_record_gradient)(task)
 
 
 def _measure_record_cost(task: Task, x: Tensor, y: Tensor) -> StepCost:
     """Return the cost of one record's gradient, measured on the first record; there must be one.
 
     Raises:
-        SilodpError: the model or loss cannot run for many at once.
+        SilodpError: the model or loss cannot be trained.
     """
     start = task.unflatten(torch.zeros(task.size, dtype=task.dtype, device=task.device))
-    gradient = _build_record_gradient(task)
+    gradient = _build_gradient(task, x, y)
 
     def cost() -> StepCost:
         cost = measure_task_cost(task, lambda: gradient(*start, _twice(x), _twice(y)))
@@ -114,14 +105,14 @@ class RecordGradients:
         generator: CPU generator of dropout.
 
     Raises:
-        SilodpError: the model or loss cannot run for many records at once.
+        SilodpError: the model or loss cannot be trained.
     """
 
     def __init__(self, task: Task, x: Tensor, y: Tensor, batches: int, generator: torch.Generator) -> None:
         self._task, self._generator = task, generator
         self._x, self._y = task.tensors(x, y)
         self._most = 0
-        if should_trace(batches) and len(self._x):
+        if should_trace(batches) and len(self._x) and is_vectorizable(task, self._x, self._y):
             self._most = find_break_even(_measure_record_cost(task, self._x, self._y))
 
     def of(self, params: Tensor, batch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -153,9 +144,7 @@ class RecordGradients:
         def trace() -> TracedGradient | None:
             start = self._task.unflatten(self._x.new_zeros(self._task.size, dtype=self._task.dtype))
             example = [part[:1].expand(count, *part.shape[1:]).clone() for part in (self._x, self._y)]
-            return TracedGradient.try_trace(
-                _build_record_gradient(self._task), (*start, *example), len(start)
-            )
+            return TracedGradient.try_trace(build_record_gradient(self._task), (*start, *example), len(start))
 
         key = ("records", self._x.shape[1:], self._x.dtype, self._y.shape[1:], self._y.dtype, count)
         traced: TracedGradient | None = self._task.engine.get(key, trace)

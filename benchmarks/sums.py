@@ -1,0 +1,91 @@
+"""Norms and sums of clipped rows, in nanoseconds a number: blocks of columns against whole rows, measured in turn.
+
+python benchmarks/sums.py
+
+One thread, CPU time, medians of five. "whole rows" is the same arithmetic without cutting columns. The last table
+varies the width of a block.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from silodp.mechanisms import clipping, quantization
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows, compute_norms, sum_rows
+from silodp.mechanisms.quantization import Quantizer
+
+SHAPES = ((1000, 5_012), (200, 21_840), (50, 10**6), (10, 10**7))
+WIDTHS = (12, 13, 14, 15, 16, 17)
+
+
+def interleave(cases: dict[str, Callable[[], Any]], repetitions: int = 5) -> dict[str, float]:
+    """Return the median CPU seconds of each case, measured in turn; the first turn is left out."""
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(repetitions + 1):
+        for name, case in cases.items():
+            begin = time.process_time()
+            case()
+            if turn:
+                seconds[name].append(time.process_time() - begin)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _with_columns(columns: int, case: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> None:
+        before = clipping._COLUMNS, quantization._COLUMNS
+        clipping._COLUMNS = quantization._COLUMNS = columns
+        try:
+            case()
+        finally:
+            clipping._COLUMNS, quantization._COLUMNS = before
+
+    return run
+
+
+def measure() -> list[dict[str, Any]]:
+    """Return one row per shape: nanoseconds a number of norms, of sums and of sums on the integer grid."""
+    found = []
+    for count, size in SHAPES:
+        rows = torch.randn(count, size, generator=torch.Generator().manual_seed(0))
+        clipped = clip_rows(torch.arange(count), rows, 1.0)
+        weights = torch.full((count,), 1 / count, dtype=torch.float64)
+        grid = Quantizer(1.0, 1 << 20)
+        bounds = Bounds(1.0, 1.0, 0.0, 1.0)
+        work: dict[str, Callable[[], Any]] = {
+            "norms": lambda rows=rows: compute_norms(rows),
+            "sums": lambda c=clipped, w=weights: sum_rows(c, c.factors * w),
+            "integers": lambda c=clipped, w=weights, b=bounds, g=grid, d=size: g.fold(
+                ClippedRowStream([c], d, b, True), w
+            ),
+        }
+        cases = {}
+        for name, case in work.items():
+            cases[name] = case
+            cases[f"{name}, whole rows"] = _with_columns(1 << 60, case)
+        seconds = interleave(cases)
+        found.append(
+            {"case": f"{count} rows of {size}"} | {k: 1e9 * v / count / size for k, v in seconds.items()}
+        )
+    count, size = 20, 10**6
+    rows = torch.randn(count, size)
+    clipped = clip_rows(torch.arange(count), rows, 1.0)
+    for name, case in (
+        ("norms", lambda: compute_norms(rows)),
+        ("sums", lambda: sum_rows(clipped, clipped.factors)),
+    ):
+        seconds = interleave({f"2^{w}": _with_columns(1 << w, case) for w in WIDTHS})
+        found.append({"case": f"{name} by columns"} | {k: 1e9 * v / count / size for k, v in seconds.items()})
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for row in measure():
+        print(
+            "  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{v}:" for k, v in row.items()), flush=True
+        )

@@ -1,0 +1,18 @@
+"""Trained models elsewhere: the public files of a run read back, predictions for new tables, and the model card."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from silodp._lazy import export_lazily
+
+if TYPE_CHECKING:
+    from silodp.bundle.trained_model import TrainedModel, load
+
+__all__ = ["TrainedModel", "load"]
+
+_HOMES = {
+    "TrainedModel": "silodp.bundle.trained_model",
+    "load": "silodp.bundle.trained_model",
+}
+__getattr__ = export_lazily(__name__, _HOMES)

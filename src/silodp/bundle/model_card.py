@@ -1,0 +1,338 @@
+"""The model card of a run, MODEL_CARD.md, which may be shared with the model.
+
+It is made of public constants, of what the guarantee covers, and of what the owner declares in the table [card] of the
+configuration. No ε covers metrics on private records, so they are in the card only if the owner declares that they are
+published. What is not known is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from silodp.accounting.guarantee import ADVERSARIES, TECHNICAL, Adversary, Guarantee
+from silodp.config.schema import CardSection
+from silodp.errors import SilodpError, counted
+from silodp.report.divergence import get_measure, list_quantities
+from silodp.report.formatting import format_measure, without_folders
+from silodp.report.guarantee_text import describe_guarantee, format_guarantees
+from silodp.report.held_out import HeldOut, Part, read_held_out
+from silodp.report.run_record import RunRecord, read_run
+from silodp.runtime.model_description import DESCRIPTION, ModelDescription
+from silodp.wire.store import write_durably
+
+CARD = "MODEL_CARD.md"
+LEAST_RECORDS = 20
+"""Metrics of fewer held-out records are left out of a card: they would be about single persons."""
+
+_UNKNOWN = "Unknown: nobody has declared it ({} in the table [card] of the configuration)."
+_UNCOVERED = "on private records, not covered by ε"
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a card is made of."""
+
+    run: RunRecord
+    spec: Mapping[str, Any]
+    description: ModelDescription
+    card: CardSection
+    held_out: HeldOut | None
+
+    @property
+    def is_releasable(self) -> bool:
+        return self.run.guarantees["released"].releasable
+
+
+def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
+    """Write DIR/MODEL_CARD.md from the files in DIR.
+
+    Args:
+        directory: of a finished run.
+        run: its files, where they have been read.
+
+    Returns:
+        The path of the card; None for a run of a version that kept no description of its model.
+
+    Raises:
+        SilodpError: a file is damaged.
+    """
+    if not (directory / DESCRIPTION).exists():
+        return None
+    run = run or read_run(directory)
+    facts = _Facts(
+        run,
+        _read_spec(directory / "run_spec.json"),
+        ModelDescription.read(directory / DESCRIPTION),
+        _read_section(run.config),
+        read_held_out(directory),
+    )
+    path = directory / CARD
+    write_durably(path, format_card(facts).encode())
+    return path
+
+
+def _read_spec(path: Path) -> Mapping[str, Any]:
+    try:
+        spec: Mapping[str, Any] = json.loads(path.read_bytes())
+        return {
+            "silos": len(spec["data"]["silos"]),
+            "users": spec["data"]["users"],
+            "loss": spec["model"]["loss"],
+        }
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise SilodpError(f"{path} is damaged: restore it from a copy.", code="report.damaged") from None
+
+
+def _read_section(config: str | None) -> CardSection:
+    """Return [card] of config.toml; nothing is declared where there is none, or none that can be read."""
+    try:
+        section = tomllib.loads(config or "").get("card", {})
+        return CardSection.model_validate_json(json.dumps(section))
+    except (ValueError, TypeError, ValidationError, RecursionError):
+        return CardSection()
+
+
+def format_card(facts: _Facts) -> str:
+    """Return the text of a card."""
+    sections = {
+        "Intended use": _format_use(facts.card),
+        "Privacy guarantee": _format_guarantee(facts),
+        "Data": _format_data(facts),
+        "Metrics": _format_metrics(facts),
+        "Training": _format_training(facts),
+        "Files and versions": _format_files(facts),
+    }
+    lines = ["# Model card", "", *_format_status(facts)]
+    for title, text in sections.items():
+        lines += ["", f"## {title}", "", *text]
+    return "\n".join([*lines, ""])
+
+
+def _format_status(facts: _Facts) -> list[str]:
+    released = facts.run.guarantees["released"]
+    if not released.private:
+        return [
+            f"**Not for release.** This model has no privacy guarantee: {released.reason or 'no noise was added'}."
+        ]
+    if not released.releasable:
+        return [
+            "**Not for release.** The noise came from a fixed seed, so whoever knows the seed can compute it. The ε "
+            "below are those of the same run with secret noise."
+        ]
+    if facts.card.publish_metrics and facts.held_out is not None:
+        return [f"This card has metrics {_UNCOVERED}, which the owner of the data has chosen to publish."]
+    return ["This card has public constants alone, and what the guarantee below covers."]
+
+
+def _format_use(card: CardSection) -> list[str]:
+    asked = {
+        "Intended use": ("intended_use", card.intended_use),
+        "Limits": ("limits", card.limits),
+        "Contact": ("contact", card.contact),
+        "License": ("license", card.license),
+    }
+    return [
+        f"- **{title}**: {_one_line(text) if text else _UNKNOWN.format(field)}"
+        for title, (field, text) in asked.items()
+    ]
+
+
+def _format_guarantee(facts: _Facts) -> list[str]:
+    run = facts.run
+    attacks = run.audit.attacks if run.audit else {}
+    lines = [f"- {describe_guarantee(run.guarantees[a], attacks.get(a))}" for a in ADVERSARIES]
+    lines += [f"- {text}" for text in format_guarantees(list(run.guarantees.values()))]
+    if run.summary.get("simulation", True):
+        lines += [
+            "",
+            "The run was a simulation: one program read all tables and acted as all parties. The ε hold for a run with "
+            "the parties on separate machines.",
+        ]
+    private = [guarantee for guarantee in run.guarantees.values() if guarantee.private]
+    if private:
+        lines += ["", "Every ε depends on these assumptions, which a program cannot check:", ""]
+        lines += [f"- {text}" for text in _list_once(private, "assumptions")]
+        lines += ["", "No ε covers:", ""]
+        lines += [f"- {text}" for text in _list_once(private, "not_covered")]
+    return [*lines, "", "`guarantee.json` has the same for programs."]
+
+
+def _list_once(guarantees: Iterable[Guarantee], name: str) -> list[str]:
+    """Return each text once, with the adversaries that it is about where these are not all."""
+    found: dict[str, list[Adversary]] = {}
+    guarantees = list(guarantees)
+    for guarantee in guarantees:
+        for text in getattr(guarantee, name):
+            found.setdefault(text.removeprefix(TECHNICAL), []).append(guarantee.adversary)
+    return [
+        text if len(against) == len(guarantees) else f"(against {', '.join(against)}) {text}"
+        for text, against in found.items()
+    ]
+
+
+def _format_data(facts: _Facts) -> list[str]:
+    described, card = facts.description, facts.card
+    kind = {"classes": "a class", "real": "a number", "survival": "the time of an event"}[described.labels]
+    target = f" `{'`, `'.join(map(_code, described.target))}`" if described.target else ""
+    silos, users = facts.spec.get("silos"), facts.spec.get("users")
+    classes = ", ".join(f"`{_code(name)}`" for name in described.classes)
+    lines = [
+        f"- **Origin, time and place**: {_one_line(card.data) if card.data else _UNKNOWN.format('data')}",
+        f"- **Predicted**: {kind}{target}{f': {classes}' if classes else ''}.",
+        f"- **Silos**: {silos or 'unknown'}. **Persons**: "
+        + (f"{users:,}, the public size of the index." if isinstance(users, int) else "unknown."),
+        "- **Records**: their number is private, or not kept; it is not in this card.",
+    ]
+    inputs = described.inputs
+    if inputs is None:
+        shape = " × ".join(map(str, described.record_shape))
+        named = (
+            f": {', '.join(f'`{_code(name)}`' for name in described.features)}" if described.features else ""
+        )
+        return [
+            *lines,
+            f"- **Inputs**: arrays of shape {shape}{named}. How they are scaled is unknown: no public constants tell.",
+        ]
+    schema = described.schema
+    rule = "refused" if schema.out_of_range == "refuse" else "clipped to it"
+    lines += ["", f"The inputs are read by public constants. A number outside its range is {rule}.", ""]
+    rows = []
+    for column in schema.feature_columns:
+        if column in schema.categorical:
+            values = ", ".join(f"`{_code(str(value))}`" for value in schema.categorical[column])
+            rows.append((f"`{_code(column)}`", f"one of {values}"))
+        else:
+            low, high = schema.find_range(column)
+            rows.append((f"`{_code(column)}`", f"number, {low:g} to {high:g}"))
+    return [*lines, *_format_table(("column", "values"), rows)]
+
+
+def _format_metrics(facts: _Facts) -> list[str]:
+    run, card, held_out = facts.run, facts.card, facts.held_out
+    how = run.summary.get("evaluation")
+    if how == "sums":
+        return _format_sums(facts)
+    if how == "local":
+        return [
+            "Unknown here: every silo measured the model on its held-out records by itself, and told nobody."
+        ]
+    names = list_quantities(run.rows)
+    if not names:
+        return ["Unknown: the model was not measured on held-out records."]
+    if not card.publish_metrics:
+        return [
+            f"Not in this card: they were measured {_UNCOVERED}. The report of the run has them, for the owners of the "
+            "data. To publish them, set `publish_metrics = true` in the table [card] of the configuration."
+        ]
+    last = run.rows[-1]
+    lines = [
+        f"Measured {_UNCOVERED}: on held-out records, after the last round. Metrics of fewer than {LEAST_RECORDS} "
+        "records are left out.",
+        "",
+    ]
+    whole = [format_measure(get_measure(last, name)) for name in names]
+    silos = () if held_out is None else held_out.list_parts(True)
+    groups = () if held_out is None else held_out.list_parts(False)
+    rows = [("all silos", *whole), *(_format_part(part, f"silo {_code(part.name)}", names) for part in silos)]
+    rows += [_format_part(part, f"{_code(part.of)}: {_code(part.name)}", names) for part in groups]
+    lines += _format_table(("held-out records of", *names), rows)
+    if not silos:
+        lines += ["", "Per silo: unknown."]
+    if not groups:
+        lines += ["", "Per subgroup: unknown; none was declared ([card.subgroups])."]
+    return lines
+
+
+def _format_sums(facts: _Facts) -> list[str]:
+    """Return metrics by noised sums, which ε covers."""
+    for row in reversed(facts.run.rows):
+        estimates = (row.get("evaluation") or {}).get("estimates")
+        if isinstance(estimates, Mapping) and estimates:
+            table = [
+                (name, f"{format_measure(one.get('value'))} ± {format_measure(one.get('standard_error'))}")
+                for name, one in estimates.items()
+            ]
+            return [
+                "Measured on held-out records by noisy sums over all silos, which ε covers, "
+                f"after round {row['round']}; "
+                "± is the standard error of the noise.",
+                "",
+                *_format_table(("metric", "value"), table),
+                "",
+                "Per silo and per subgroup: unknown; the sums are over all silos and all records.",
+            ]
+    return [
+        "Unknown: no evaluation was made within the privacy budget, or its counts were lost in the noise."
+    ]
+
+
+def _format_part(part: Part, name: str, names: Sequence[str]) -> tuple[str, ...]:
+    if part.records < LEAST_RECORDS:
+        return (name, f"fewer than {LEAST_RECORDS} records", *("" for _ in names[1:]))
+    return (name, *(format_measure(part.metrics.get(metric)) for metric in names))
+
+
+def _format_training(facts: _Facts) -> list[str]:
+    run, released = facts.run, facts.run.guarantees["released"]
+    architecture, tensors = facts.description.architecture, facts.description.tensors.values()
+    arguments = ", ".join(f"{name}={value!r}" for name, value in architecture.arguments.items())
+    model = {
+        "silodp": f"`{architecture.name}({arguments})` of silodp, version {architecture.version}",
+        "file": f"code of its owner, `model.py:{architecture.name}({arguments})`, SHA-256 `{architecture.sha256}`",
+        "module": f"`{architecture.module}:{architecture.name}({arguments})`, SHA-256 `{architecture.sha256}`",
+        "caller": "a module of the program that trained it; its code is unknown here",
+    }[architecture.source]
+    trained, constant = (
+        sum(_count(one.shape) for one in tensors if one.trained is is_it) for is_it in (True, False)
+    )
+    stopped = "by the privacy budget" if run.summary.get("stopped") == "budget" else "as planned"
+    return [
+        f"- **Model**: {model}.",
+        f"- **Numbers**: {trained:,} trained, {constant:,} constant.",
+        f"- **Loss**: `{_code(str(facts.spec.get('loss') or 'unknown'))}`.",
+        f"- **Method**: `{_code(without_folders(str(run.summary.get('settings', 'unknown'))))}`.",
+        f"- **Aggregator**: {run.aggregator.name if run.aggregator else 'unknown'}.",
+        f"- **Rounds**: {counted(released.rounds, 'round')}, ended {stopped}. **Accountant**: {released.accountant} "
+        f"at δ = {released.delta:g}.",
+        "- **Tuning**: unknown. Settings chosen by looking at other runs on the same persons add the ε of those runs.",
+    ]
+
+
+def _count(shape: Sequence[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _format_files(facts: _Facts) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in facts.description.versions.items())
+    return [
+        f"- **Trained with**: {versions or 'unknown'}.",
+        f"- **`model.safetensors`**: SHA-256 `{facts.description.weights}`.",
+        "- **Use**: `silodp predict DIR TABLE --out FILE`, or `silodp.load(DIR)` in Python.",
+    ]
+
+
+def _format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    cells = [[" ".join(text.split()).replace("|", r"\|") for text in row] for row in (head, *rows)]
+    first, *others = (f"| {' | '.join(row)} |" for row in cells)
+    return [first, "|" + "---|" * len(head), *others]
+
+
+def _code(text: str) -> str:
+    """Return a name that cannot end its code span."""
+    return " ".join(text.split()).replace("`", "'")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

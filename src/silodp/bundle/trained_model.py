@@ -1,0 +1,259 @@
+"""Load the model of a finished run from its public files, and predict with it; no pickle is read.
+
+A table is read by the schema that the run kept, with the code that read the tables for training, and the outputs are
+computed as in an evaluation of the run. So the same rows give the same outputs, bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+
+from silodp.accounting.guarantee import Adversary, Guarantee
+from silodp.config.build import build_architecture
+from silodp.errors import SilodpError, check_type, first_line
+from silodp.report.run_record import read_guarantees
+from silodp.runtime.model_description import (
+    DESCRIPTION,
+    WEIGHTS,
+    ModelDescription,
+    StoredTensor,
+    digest_unsaved,
+)
+from silodp.training.losses import flatten_outputs
+from silodp.training.task import compute_outputs, make_tensor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainedModel:
+    """The model of a finished run, ready to predict.
+
+    Attributes:
+        model: in eval mode, on the CPU, with the weights of the run.
+        guarantees: what the run guarantees, by adversary.
+        description: content of model.json.
+    """
+
+    model: nn.Module
+    guarantees: dict[Adversary, Guarantee]
+    description: ModelDescription
+
+    def __repr__(self) -> str:
+        released = " ".join(str(self.guarantees["released"]).split())
+        return f"TrainedModel({type(self.model).__name__} → {', '.join(self.columns)}; {released})"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the numbers that `predict` returns for a row."""
+        if self.description.labels == "classes":
+            return tuple(f"probability_{name}" for name in self.description.classes)
+        return ("log_hazard",) if self.description.labels == "survival" else ("prediction",)
+
+    def predict(self, data: str | Path | pd.DataFrame | NDArray[Any] | Tensor) -> NDArray[np.float64]:
+        """Predict for every row, in the order of the rows.
+
+        Args:
+            data: a table, as a file or a data frame, which is read and scaled by the schema of the run and needs the
+                columns of its features alone; or an array (n, ...) of inputs as the model takes them, scaled already.
+
+        Returns:
+            (n, K) probabilities of the classes, (n, 1) numbers, or (n, 1) log hazards, of which a larger one is a
+            higher risk; the columns are `columns`.
+
+        Raises:
+            SilodpError: the table cannot be read or has a value that the schema refuses, the array does not fit, or
+                the model gives outputs of another shape than its labels have.
+        """
+        outputs = torch.from_numpy(self.compute_outputs(data)).double()
+        labels, classes = self.description.labels, len(self.description.classes)
+        single = outputs.dim() == 1 or tuple(outputs.shape[1:]) == (1,)
+        if labels != "classes" and single:
+            found = flatten_outputs(outputs)[:, None]
+        elif labels == "classes" and single and classes == 2:
+            positive = torch.sigmoid(flatten_outputs(outputs))
+            found = torch.stack([1 - positive, positive], dim=1)
+        elif labels == "classes" and tuple(outputs.shape[1:]) == (classes,):
+            found = torch.softmax(outputs, dim=1)
+        else:
+            raise SilodpError(
+                f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a row, which are no predictions of "
+                f"{'classes' if labels == 'classes' else 'one number'}: take them from compute_outputs.",
+                code="bundle.outputs",
+            )
+        return np.asarray(found.numpy())
+
+    def compute_outputs(self, data: str | Path | pd.DataFrame | NDArray[Any] | Tensor) -> NDArray[Any]:
+        """Return the model's outputs (n, ...), as an evaluation of the run computes them; arguments as for `predict`.
+
+        Raises:
+            SilodpError: as `predict`.
+        """
+        table: Any = data
+        return self._compute(self.read_table(table)[0] if _is_table(data) else self._check_inputs(data))
+
+    def predict_table(self, table: str | Path | pd.DataFrame, copied: Sequence[str] = ()) -> pd.DataFrame:
+        """Predict for every row of a table, and return the predictions beside columns of it.
+
+        Args:
+            table: a file or a data frame.
+            copied: columns of the table that come first, as they are.
+
+        Raises:
+            SilodpError: as `predict`, or a column to copy is missing or has the name of a prediction.
+        """
+        import pandas as pd
+
+        for column in copied:
+            if column in self.columns:
+                raise SilodpError(
+                    f"column {column!r} cannot be copied, since a prediction has that name: rename it.",
+                    code="data.column",
+                    field=column,
+                )
+        x, kept = self.read_table(table, copied)
+        found = pd.DataFrame(self.predict(x), columns=list(self.columns))
+        return pd.concat([kept.reset_index(drop=True), found], axis=1)
+
+    def read_table(
+        self, table: str | Path | pd.DataFrame, copied: Sequence[str] = ()
+    ) -> tuple[NDArray[np.float32], pd.DataFrame]:
+        """Return a table's inputs (n, features), scaled by the schema of the run, and the columns to copy.
+
+        Raises:
+            SilodpError: the run kept no schema, or as `predict`.
+        """
+        from silodp.data.tables.reader import read_inputs  # imports pandas, which takes a second
+
+        if self.description.inputs is None:
+            raise SilodpError(
+                "this run kept no schema with public ranges, so it is not known how a table becomes the inputs of the "
+                "model: in Python, give silodp.load(DIR).predict an array of inputs as the model takes them.",
+                code="bundle.no_schema",
+            )
+        return read_inputs(table, self.description.schema, copied)
+
+    def _check_inputs(self, data: Any) -> Any:
+        """Return an array of inputs; refuse one of another shape, or that is not scaled."""
+        array = data if isinstance(data, Tensor) else np.asarray(data)
+        expected = self.description.record_shape
+        if tuple(array.shape[1:]) != expected or array.shape[0] == 0:
+            raise SilodpError(
+                f"the inputs have shape {tuple(array.shape)}: give an array (n, "
+                f"{', '.join(map(str, expected))}) of at least one row.",
+                code="argument.shape",
+                field="data",
+            )
+        return array
+
+    def _compute(self, inputs: Any) -> NDArray[Any]:
+        like = next(self.model.parameters())
+        outputs = compute_outputs(self.model, make_tensor(inputs, like.device, like.dtype))
+        return np.asarray(outputs.numpy())
+
+
+def _is_table(data: Any) -> bool:
+    # A data frame has columns; pandas is not imported for arrays.
+    return isinstance(data, str | Path) or hasattr(data, "columns")
+
+
+def load(
+    directory: str | Path, model: nn.Module | None = None, *, code: str | Path | None = None
+) -> TrainedModel:
+    """Load the model of a finished run.
+
+    Args:
+        directory: of the run, or a copy of its files model.json, model.safetensors and guarantee.json.
+        model: a module with the architecture of the run, for a run that was started from Python with a module. It is
+            copied.
+        code: where the architecture is code outside silodp, the file or the dotted module with it, for example
+            DIR/model.py. It is run only if it is, byte for byte, the code of the run: read it first.
+
+    Returns:
+        The model, with the guarantees of the run.
+
+    Raises:
+        SilodpError: a file is missing or damaged, or belongs to another run; the architecture is unknown, is code that
+            was not named or has changed, or does not have the parameters of the run.
+    """
+    directory = Path(directory)
+    check_type("model", model, (nn.Module, type(None)), "the module that was trained")
+    description = ModelDescription.read(directory / DESCRIPTION)
+    summary, guarantees = read_guarantees(directory)
+    if summary.get("run") != description.run:
+        raise SilodpError(
+            f"{directory / 'guarantee.json'} and {DESCRIPTION} are of different runs: copy all files of one run.",
+            code="bundle.mixed",
+        )
+    tensors = _read_tensors(directory / WEIGHTS, description)
+    if model is not None:
+        network = copy.deepcopy(model).cpu()
+    elif description.architecture.source == "caller":
+        raise SilodpError(
+            f"the run in {directory} was started from Python with a module, whose architecture is not kept: give such "
+            "a module, silodp.load(DIR, model=net).",
+            code="bundle.architecture",
+            field="model",
+        )
+    else:
+        built = build_architecture(description.architecture, None if code is None else str(code))
+        network = copy.deepcopy(built)  # a reference may name a module object, which its file keeps
+    _check_tensors(network, description.tensors)
+    network.load_state_dict(tensors)
+    if digest_unsaved(network) != description.unsaved:
+        raise SilodpError(
+            "the model has buffers outside its state that differ from those of the run: make them with "
+            "persistent=True, or compute them from constants.",
+            code="bundle.architecture",
+            field="model",
+        )
+    return TrainedModel(network.eval(), guarantees, description)
+
+
+def _read_tensors(path: Path, description: ModelDescription) -> dict[str, Tensor]:
+    """Return the tensors of model.safetensors, which must be the file that model.json describes."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise SilodpError(
+            f"{path} is missing: copy it from the directory of the run.", code="bundle.missing"
+        ) from None
+    if hashlib.sha256(content).hexdigest() != description.weights:
+        raise SilodpError(
+            f"{path} is not the file that {DESCRIPTION} describes: copy both from one run.",
+            code="bundle.mixed",
+        )
+    try:
+        return dict(load_tensors(content))
+    except SafetensorError as error:
+        raise SilodpError(
+            f"{path} cannot be read ({first_line(error)}): get it again.", code="bundle.damaged"
+        ) from None
+
+
+def _check_tensors(network: nn.Module, expected: Mapping[str, StoredTensor]) -> None:
+    """Refuse a module whose state has other names, shapes or types than that of the run."""
+    found = {name: StoredTensor.of(tensor) for name, tensor in network.state_dict().items()}
+    for name in sorted(found.keys() | expected.keys()):
+        here, there = found.get(name), expected.get(name)
+        if here is None or there is None or (here.shape, here.dtype) != (there.shape, there.dtype):
+            shown = ["none" if one is None else f"{one.dtype} {one.shape}" for one in (here, there)]
+            raise SilodpError(
+                f"parameter or buffer '{name}' of the module is {shown[0]}, and of the run {shown[1]}: give a module "
+                "with the architecture of the run.",
+                code="bundle.architecture",
+                field="model",
+            )

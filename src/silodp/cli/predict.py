@@ -1,0 +1,98 @@
+"""`silodp predict`: predictions of a finished run's model for the rows of a table."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from silodp.cli._console import Json, show
+from silodp.errors import SilodpError, counted, name_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def predict(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Directory of a finished run, or a copy of its model.json, model.safetensors and guarantee.json.",
+        ),
+    ],
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="The table; it needs the columns of the features alone.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where predictions are written: .csv or .parquet.")
+    ],
+    copy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--copy",
+            metavar="COLUMN",
+            help="A column of the table to copy, for example an id. Can be repeated.",
+        ),
+    ] = None,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            "--code",
+            metavar="FILE.py",
+            help="The code of the model, where it is not one of silodp's. It is run only if it is the code of the run.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
+    _check_out(out, table)
+    from silodp.bundle import load
+    from silodp.report.guarantee_text import describe_guarantee
+
+    with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
+        model = load(directory, code=code)
+        predictions = model.predict_table(table, copy or ())
+    _write(predictions, out)
+    result = {
+        "out": str(out),
+        "rows": len(predictions),
+        "columns": list(model.columns),
+        "guarantee": model.guarantees["released"].to_dict(),
+    }
+    show(
+        result,
+        as_json,
+        [
+            f"{out}: {counted(len(predictions), 'row')} with {', '.join(model.columns)}.",
+            describe_guarantee(model.guarantees["released"]),
+        ],
+    )
+
+
+def _check_out(out: Path, table: Path) -> None:
+    """Refuse a file of another type, and the table itself."""
+    if out.suffix.lower() not in (".csv", ".parquet"):
+        raise SilodpError(
+            f"--out {out}: name a file that ends in .csv or .parquet.", code="argument.value", field="--out"
+        )
+    if out.resolve() == table.resolve():
+        raise SilodpError(
+            f"--out {out} is the table itself: name another file.", code="argument.conflict", field="--out"
+        )
+
+
+def _write(predictions: pd.DataFrame, out: Path) -> None:
+    from silodp.wire.store import write_durably
+
+    buffer = BytesIO()
+    if out.suffix.lower() == ".csv":
+        predictions.to_csv(buffer, index=False, lineterminator="\n")
+    else:
+        predictions.to_parquet(buffer, index=False)
+    with name_file(out):
+        write_durably(out, buffer.getvalue())

@@ -1,0 +1,91 @@
+"""Subgroups of records by a public column of the schema; the features of a record say which it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.data.tables.schema import Schema, text_of
+from silodp.errors import SilodpError
+
+Groups = Mapping[str, Sequence[Any]]
+"""Column of a feature -> its categories, or ascending bounds of ranges."""
+
+
+def find_groups(
+    x: NDArray[Any], schema: Schema | None, groups: Groups
+) -> list[tuple[str, str, NDArray[np.bool_]]]:
+    """Return (column, name, rows) of every subgroup; the model's inputs say who is in it.
+
+    Args:
+        x: (n, features), scaled by the schema.
+        schema: of the tables.
+        groups: column -> categories, or ascending bounds; a range has its lower bound, the last one both.
+
+    Raises:
+        SilodpError: a column that is no feature, or values that it does not have.
+    """
+    found = []
+    for column, values in groups.items():
+        check_group(schema, column, values)
+        assert schema is not None
+        if column in schema.categorical:
+            for value in values:
+                place = schema.features.index(f"{column}={_written(schema, column, value)}")
+                found.append((column, text_of(value), x[:, place] > 0.5))
+            continue
+        place = schema.features.index(column)
+        edges = schema.scale_numbers(column, np.asarray(values, dtype=float))
+        for low, high, start, end in zip(values[:-1], values[1:], edges[:-1], edges[1:], strict=True):
+            is_last = high == values[-1]
+            below = x[:, place] <= end if is_last else x[:, place] < end
+            name = f"{low:g} to {high:g}" if is_last else f"{low:g} to below {high:g}"
+            found.append((column, name, (x[:, place] >= start) & below))
+    return found
+
+
+def _written(schema: Schema, column: str, value: Any) -> Any:
+    """Return a category as the schema writes it."""
+    return next(one for one in schema.categorical[column] if text_of(one) == text_of(value))
+
+
+def check_group(schema: Schema | None, column: str, values: Sequence[Any]) -> None:
+    """Refuse subgroups that the public schema does not declare.
+
+    Raises:
+        SilodpError: there is no such column, or it has no such categories or range.
+    """
+    where = f"card.subgroups.{column}"
+    if schema is None or column not in schema.feature_columns:
+        known = ", ".join(schema.feature_columns) if schema else "none: the data have no schema"
+        raise SilodpError(
+            f"{where}: a subgroup is declared by a column of features of the schema ({known}): name one.",
+            code="config.value",
+            field=where,
+        )
+    if column in schema.categorical:
+        declared = {text_of(value) for value in schema.categorical[column]}
+        if (
+            not values
+            or len({text_of(v) for v in values}) < len(values)
+            or {text_of(v) for v in values} - declared
+        ):
+            raise SilodpError(
+                f"{where}: list categories that the schema declares ({', '.join(sorted(declared))}), each once.",
+                code="config.value",
+                field=where,
+            )
+        return
+    low, high = schema.find_range(column)
+    are_numbers = all(isinstance(value, int | float) and low <= value <= high for value in values)
+    if not are_numbers or len(values) < 2 or any(b <= a for a, b in pairwise(values)):
+        raise SilodpError(
+            f"{where}: list at least two ascending numbers within the declared range {low:g} to {high:g}, between "
+            "which the subgroups lie.",
+            code="config.value",
+            field=where,
+        )

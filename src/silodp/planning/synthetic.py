@@ -1,0 +1,129 @@
+"""Synthetic federations of a declared schema, on which settings are tried: no private row is read.
+
+What a schema does not say (how labels depend on columns, how alike the records of a person are) is drawn anew for each
+federation, so that settings that do well on all of them do not depend on one guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.data.allocation import zipf
+from silodp.data.federation import Federation
+from silodp.data.public import PublicData
+from silodp.data.silo_data import SiloData
+from silodp.errors import SilodpError
+
+_TEST_RECORDS = 2000
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What is guessed of private records; each is a public constant that somebody wrote down.
+
+    Attributes:
+        records: of a person over all silos, on average; above 0.
+        spread: standard deviation of a scaled numeric column.
+        prevalence: share of the second of two classes; None draws one from .1 to .5 for each federation.
+    """
+
+    records: float = 10.0
+    spread: float = 1.0
+    prevalence: float | None = None
+
+
+def draw_federation(
+    public: PublicData, guess: Guess, users: int, generator: np.random.Generator
+) -> Federation:
+    """Draw a federation whose columns, silos and kind of label are the declared ones.
+
+    Columns have common factors; each person's records may be alike; the label follows a linear score with a strength, a
+    share of the classes and a few important columns that are drawn too. Persons' records are spread by the law of
+    ULDP-FL (`data.allocation.zipf`).
+
+    Args:
+        public: the declared facts, of records of one dimension.
+        guess: what they do not say.
+        users: U of the synthetic federation.
+        generator: of everything.
+
+    Returns:
+        The federation, with 2,000 held-out records.
+
+    Raises:
+        SilodpError: records are not tables of numbers.
+    """
+    if len(public.record_shape) != 1:
+        raise SilodpError(
+            f"settings are tuned on synthetic tables, and the records of '{public.name}' have the shape "
+            f"{public.record_shape}: leave --tune out, and begin with the settings of docs/guides/settings.md.",
+            code="plan.no_table",
+            field="data.source",
+        )
+    records = max(1, round(guess.records * users))
+    user, silo = zipf(records, users, len(public.silos), generator)
+    owner = np.concatenate([user, users + np.arange(_TEST_RECORDS)])
+    x = _draw_features(public, guess.spread, owner, generator)
+    y = _draw_labels(public, guess, x, generator)
+    silos = tuple(
+        SiloData(name, x[:records][silo == s], y[:records][silo == s], user[silo == s])
+        for s, name in enumerate(public.silos)
+    )
+    nobody = np.full(_TEST_RECORDS, -1, np.int64)
+    test = SiloData("test", x[records:], y[records:], nobody)
+    return Federation(silos, users, test, name="synthetic", classes=public.classes)
+
+
+def _draw_features(
+    public: PublicData, spread: float, owner: NDArray[np.int64], generator: np.random.Generator
+) -> NDArray[np.float32]:
+    """Draw (n, d): numeric columns with a few common factors, and one category of each one-hot group."""
+    n, d = len(owner), public.record_shape[0]
+    alike = generator.choice([0.0, 0.3, 0.6])  # share of the variance that a person's records have in common
+    factors = generator.standard_normal((max(1, d // 5), d)) * generator.choice([0.0, 0.5, 1.0])
+
+    def draw_scores(rows: int) -> NDArray[np.float64]:
+        common = generator.standard_normal((rows, len(factors))) @ factors
+        return np.asarray((common + generator.standard_normal((rows, d))) / np.sqrt(1 + (factors**2).sum(0)))
+
+    scores = np.sqrt(alike) * draw_scores(owner.max() + 1)[owner] + np.sqrt(1 - alike) * draw_scores(n)
+    x = np.asarray(np.clip(scores * spread, -4, 4), dtype=np.float32)
+    for columns in _group_categories(public.features):
+        chosen = (scores[:, columns] + generator.standard_normal(len(columns))).argmax(axis=1)
+        x[:, columns] = np.eye(len(columns), dtype=np.float32)[chosen]
+    return x
+
+
+def _group_categories(features: tuple[str, ...]) -> list[list[int]]:
+    """Return the places of the features "column=category", column by column."""
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(features):
+        column, equals, _ = name.partition("=")
+        if equals:
+            groups.setdefault(column, []).append(place)
+    return [places for places in groups.values() if len(places) > 1]
+
+
+def _draw_labels(
+    public: PublicData, guess: Guess, x: NDArray[np.float32], generator: np.random.Generator
+) -> NDArray[np.int64] | NDArray[np.float32]:
+    """Draw (n,) classes or real numbers, or (n, 2) [event, time], from scores that are linear in the features."""
+    outputs = max(1, public.classes or 1)
+    effects = generator.standard_normal((x.shape[1], outputs)) * generator.exponential(size=(x.shape[1], 1))
+    scores = (x - x.mean(axis=0)) @ effects
+    scores *= generator.uniform(1.0, 3.0) / np.maximum(scores.std(axis=0), 1e-9)
+    if public.labels == "real":
+        return np.asarray(scores[:, 0] + generator.standard_normal(len(x)), dtype=np.float32)
+    if public.labels == "survival":
+        event_time = generator.exponential(size=len(x)) * np.exp(-scores[:, 0])
+        censored = generator.exponential(size=len(x)) * np.quantile(event_time, generator.uniform(0.3, 0.7))
+        observed = np.stack([event_time <= censored, np.minimum(event_time, censored)], axis=1)
+        return np.asarray(observed, dtype=np.float32)
+    if outputs > 2:
+        return np.asarray((scores + generator.gumbel(size=scores.shape)).argmax(axis=1), dtype=np.int64)
+    score = scores[:, -1] + generator.logistic(size=len(x))
+    share = generator.uniform(0.1, 0.5) if guess.prevalence is None else guess.prevalence
+    return np.asarray(score > np.quantile(score, 1 - share), dtype=np.int64)

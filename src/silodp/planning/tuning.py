@@ -1,0 +1,388 @@
+"""Settings for a target ε, chosen by training on synthetic federations: no private row is read, and no ε is spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import torch
+
+from silodp.accounting.accountant import Accountant, choose_accountant, find_accountant
+from silodp.accounting.calibration import calibrate_noise_multiplier
+from silodp.accounting.events import Event, explain_not_private
+from silodp.accounting.guarantee import Adversary
+from silodp.aggregators.plain import share_in_clear
+from silodp.aggregators.run_spec import ModelSpec, RunSpec
+from silodp.config.build import build_task
+from silodp.config.schema import RunConfig
+from silodp.data.federation import Federation
+from silodp.errors import SilodpError, counted
+from silodp.mechanisms.noise import Randomness
+from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
+from silodp.methods.uldp import Weighting
+from silodp.planning.synthetic import Guess, draw_federation
+from silodp.training.sgd import LocalTraining
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from silodp.training.task import Task
+
+ROUNDS = (2, 5, 10, 20, 40)
+STEPS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+LOCAL_EPOCHS = 5
+MOST_USERS = 2000
+"""Of a synthetic federation: with more persons, fewer are drawn, and their noise is made smaller in proportion."""
+FEDERATIONS = 6
+_FIRST, _KEPT = 2, 8  # federations on which every candidate is tried, and candidates that are tried on all
+_HOPELESS = 1.0  # noise as long as the signal in every round
+_LOUDEST = 30.0  # a candidate whose noise moves the parameters further in all rounds together is not tried
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice of settings.
+
+    Attributes:
+        rounds: T.
+        step: the longest move of a round.
+        weighting: of a person in the silos.
+        epochs: local epochs of `uldp-avg`; 0 for `uldp-sgd`.
+        model: "configured", or "linear" for the linear model of the kind of label.
+    """
+
+    rounds: int
+    step: float
+    weighting: Weighting
+    epochs: int = 0
+    model: str = "configured"
+
+    def method(self, noise_multiplier: float) -> UldpAvg:
+        """Return the method of these settings."""
+        if self.epochs == 0:
+            return UldpSgd(noise_multiplier, weighting=self.weighting, step=self.step)
+        local = LocalTraining(learning_rate=0.1, epochs=self.epochs, batch_size=None)
+        return UldpAvg(noise_multiplier, local=local, weighting=self.weighting, step=self.step)
+
+
+def tune(
+    config: RunConfig,
+    spec: RunSpec,
+    target: float,
+    *,
+    guess: Guess | None = None,
+    federations: int = FEDERATIONS,
+    seed: int = 0,
+    accountant: Accountant | str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Choose T, σ, step, weighting, local epochs and model size for a target ε.
+
+    Every candidate is trained on synthetic federations of the declared schema, with the noise of the target. All are
+    tried on two federations; the best eight on all of them; then variants of the best.
+
+    Args:
+        config: the run's; its model and metric are tried.
+        spec: from `build_public_spec`.
+        target: ε against the adversary of the budget, or "released".
+        guess: what the schema does not say; None for the defaults of `Guess`.
+        federations: how many are drawn, at least 2.
+        seed: of the federations and the trainings; nothing of it is in the run.
+        accountant: None takes the tightest that knows the noise.
+        on_progress: called with the number of trainings done and planned.
+
+    Returns:
+        JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "candidates" with the mean and the spread
+        of the metric; "loss", the mean and the largest difference to the best candidate of each federation;
+        "no_guarantee", the adversaries against whom the chosen settings have no ε.
+
+    Raises:
+        SilodpError: records are no table, or no weighting has an ε against the adversary.
+    """
+    tuner = _Tuner(config, spec, target, guess or Guess(), federations, seed, accountant, on_progress)
+    return tuner.run()
+
+
+class _Tuner:
+    """The candidates tried so far, and their metric on each federation."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        spec: RunSpec,
+        target: float,
+        guess: Guess,
+        federations: int,
+        seed: int,
+        accountant: Accountant | str | None,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.spec, self.target, self.seed = spec, target, seed
+        self.adversary: Adversary = "released" if spec.budget is None else spec.budget.adversary
+        self.users = min(MOST_USERS, spec.population.users)
+        self.tasks = _build_tasks(config, spec)
+        self.metric = _choose_metric(self.tasks["configured"])
+        events = spec.list_events()
+        self.accountant = choose_accountant(events) if accountant is None else find_accountant(accountant)
+        self.federations = [
+            draw_federation(spec.data, guess, self.users, np.random.default_rng([seed, number]))
+            for number in range(max(2, federations))
+        ]
+        self.scores: dict[Candidate, dict[int, float]] = {}
+        self._sigmas: dict[tuple[int, Weighting, str], float] = {}
+        self._on_progress = on_progress
+        self._done = self._planned = 0
+
+    def run(self) -> dict[str, Any]:
+        weightings = self._list_weightings()
+        first = "records" if "records" in weightings else weightings[0]
+        models = list(self.tasks)
+        grid = [
+            Candidate(rounds, step, first, model=model)
+            for model in models
+            for rounds in ROUNDS
+            for step in STEPS
+            if self._measure_noise(rounds, step, first, model) <= _LOUDEST or step == STEPS[0]
+        ]
+        everywhere = range(len(self.federations))
+        self._try(grid, range(_FIRST))
+        best = self._rank(grid)[:_KEPT]
+        self._try(best, everywhere)
+        leader = self._rank(best)[0]
+        variants = [replace(leader, weighting=other) for other in weightings if other != first]
+        self._try(variants, everywhere)
+        leader = self._rank([leader, *variants])[0]
+        longer = replace(leader, epochs=LOCAL_EPOCHS)
+        self._try([longer], everywhere)
+        return self._describe(self._rank([leader, longer])[0])
+
+    def _list_weightings(self) -> list[Weighting]:
+        """Return the weightings under which there is an ε against the adversary, and which the aggregator has."""
+        found: list[Weighting] = []
+        reason = ""
+        for weighting in get_args(Weighting):
+            method = UldpSgd(1.0, weighting=weighting)
+            spec = replace(self.spec, method=method, budget=None, evaluation=None)
+            if weighting != "uniform" and self.spec.data.identity_digest:
+                continue  # silos number persons by themselves
+            try:
+                spec.aggregator.check(spec)
+                reason = explain_not_private(spec.round_events()[self.adversary]) or ""
+            except SilodpError as error:
+                reason = str(error)
+            if not reason:
+                found.append(weighting)
+        if not found:
+            raise SilodpError(
+                f"no weighting of uldp-sgd has an ε against '{self.adversary}': {reason}",
+                code="plan.no_candidate",
+                field="method.weighting",
+            )
+        return found
+
+    def sigma(self, rounds: int, weighting: Weighting, model: str) -> float:
+        """Return σ with which T rounds meet the target."""
+        if (rounds, weighting, model) not in self._sigmas:
+            size = ModelSpec(self.tasks[model].size, self.spec.model.dtype)
+
+            def make_event(sigma: float) -> Event:
+                method = UldpSgd(sigma, weighting=weighting)
+                spec = replace(self.spec, method=method, model=size, budget=None, evaluation=None)
+                return spec.round_events()[self.adversary]
+
+            self._sigmas[rounds, weighting, model] = calibrate_noise_multiplier(
+                make_event, rounds, self.target, self.spec.noise_delta, self.accountant
+            )
+        return self._sigmas[rounds, weighting, model]
+
+    def _measure_noise(self, rounds: int, step: float, weighting: Weighting, model: str) -> float:
+        """Return how far the noise of all rounds moves the parameters: step·σ√(d·T)/U."""
+        sigma = self.sigma(rounds, weighting, model)
+        return step * sigma * math.sqrt(self.tasks[model].size * rounds) / self.spec.population.users
+
+    def _try(self, candidates: Sequence[Candidate], numbers: Iterable[int]) -> None:
+        missing = [(c, n) for c in candidates for n in numbers if n not in self.scores.setdefault(c, {})]
+        self._planned = self._done + len(missing)
+        for candidate, number in missing:
+            # Fewer persons with as much less noise: the noise in the mean update is the same.
+            sigma = self.sigma(candidate.rounds, candidate.weighting, candidate.model)
+            method = candidate.method(sigma * self.users / self.spec.population.users)
+            task, federation = self.tasks[candidate.model], self.federations[number]
+            randomness = Randomness.from_seed(self.seed).child("tune", number)
+            params = train_without_parties(method, task, federation, candidate.rounds, randomness)
+            self.scores[candidate][number] = measure(task, params, federation, self.metric)
+            self._done += 1
+            if self._on_progress is not None:
+                self._on_progress(self._done, self._planned)
+
+    def _rank(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        return sorted(candidates, key=lambda c: -float(np.mean(list(self.scores[c].values()))))
+
+    def _describe(self, chosen: Candidate) -> dict[str, Any]:
+        complete = [c for c, scores in self.scores.items() if len(scores) == len(self.federations)]
+        table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
+        spec = replace(self.spec, method=chosen.method(1.0), budget=None, evaluation=None)
+        events = spec.round_events()
+        loss = table.max(axis=0) - table[complete.index(chosen)]
+        linear = (
+            None if chosen.model == "configured" else "logistic" if self.spec.data.classes else "cox_linear"
+        )
+        return {
+            "epsilon": self.target,
+            "adversary": self.adversary,
+            "metric": self.metric,
+            "users": self.spec.population.users,
+            "federations": len(self.federations),
+            "trainings": self._done,
+            "chosen": {
+                "method": "uldp-avg" if chosen.epochs else "uldp-sgd",
+                "rounds": chosen.rounds,
+                "noise_multiplier": self.sigma(chosen.rounds, chosen.weighting, chosen.model),
+                "step": chosen.step,
+                "weighting": chosen.weighting,
+                "local_epochs": chosen.epochs or None,
+                "model": linear,
+            },
+            "no_guarantee": [a for a, event in events.items() if explain_not_private(event) is not None],
+            "loss": {"mean": float(loss.mean()), "largest": float(loss.max())},
+            "candidates": [
+                {**vars(c), "mean": float(row.mean()), "sd": float(row.std(ddof=1))}
+                for c, row in sorted(zip(complete, table, strict=True), key=lambda pair: -pair[1].mean())
+            ],
+            "signal": {
+                name: {"parameters": task.size, "ratio": self._signal(chosen, name)}
+                for name, task in self.tasks.items()
+            },
+        }
+
+    def _signal(self, chosen: Candidate, model: str) -> float:
+        """Return √d/(μU): the noise in a round's mean update over the longest that the update itself can be."""
+        sigma = self.sigma(chosen.rounds, chosen.weighting, model)
+        return (
+            sigma / math.sqrt(chosen.rounds) * math.sqrt(self.tasks[model].size) / self.spec.population.users
+        )
+
+
+def _build_tasks(config: RunConfig, spec: RunSpec) -> dict[str, Task]:
+    """Return the configured task, and the linear one of its kind of label where that is smaller."""
+    tasks = {"configured": config.task(spec.data)}
+    linear = build_task(spec.data, model="logistic" if spec.data.classes else "cox_linear")
+    if linear.size < tasks["configured"].size:
+        tasks["linear"] = build_task(
+            spec.data,
+            config.dataset,
+            model="logistic" if spec.data.classes else "cox_linear",
+            metrics=config.task_section.metrics,
+        )
+    return tasks
+
+
+def _choose_metric(task: Task) -> str:
+    """Return the metric to rank by: one that needs no threshold if there is one; "loss" without metrics."""
+    for name in ("roc_auc", "concordance", "accuracy", *task.metrics):
+        if name in task.metrics:
+            return name
+    return "loss"
+
+
+def train_without_parties(
+    method: Method, task: Task, federation: Federation, rounds: int, randomness: Randomness
+) -> Tensor:
+    """Train as a run does, in a plain loop without messages, ledger and guarantee: for synthetic records only.
+
+    Args:
+        method: of persons.
+        task: model, loss and metrics.
+        federation: synthetic.
+        rounds: T.
+        randomness: of the start, batches and noise.
+
+    Returns:
+        The parameters (d,) after the last round.
+    """
+    population = Population(len(federation.silos), federation.users)
+    weights = torch.from_numpy(np.array(method.user_weights(federation.counts(), population))).flatten()
+    # One silo that has every pair of silo and person as a person: the same rows and weights, added up at once.
+    merged = Population(1, population.silos * population.users)
+    x, y = (np.concatenate([getattr(silo, field) for silo in federation.silos]) for field in ("x", "y"))
+    table = task.tensors(x, y)
+    pair = np.concatenate([s * population.users + silo.user for s, silo in enumerate(federation.silos)])
+    params = task.initial(int(randomness.stream("start").integers(2**31)))
+    optimizer = method.make_server_optimizer()
+    state: Mapping[str, Tensor] = optimizer.initial_state(params)
+    for round_ in range(rounds):
+        own = randomness.child("round", round_)
+        context = LocalContext(task, params, *table, torch.from_numpy(pair), weights, merged, own)
+        total = share_in_clear(method.local_update(context), weights, own.stream("noise")).value
+        scale = method.server_scale(population)
+        params, state = optimizer.step(params, total, state, method.server_learning_rate, scale)
+    return params
+
+
+def measure(task: Task, params: Tensor, federation: Federation, metric: str) -> float:
+    """Return a metric (the negated one for "loss") on the held-out records; -inf where the model is not finite."""
+    if federation.test is None or not bool(torch.isfinite(params).all()):
+        return -math.inf
+    found = task.evaluate(params, federation.test.x, federation.test.y)
+    return -found["loss"] if metric == "loss" else found[metric]
+
+
+def format_tuning(result: Mapping[str, Any]) -> list[str]:
+    """Return the choice as lines of text, with the tables of a configuration that make it."""
+    chosen, loss, metric = result["chosen"], result["loss"], result["metric"]
+    lines = [
+        f"tuned for ε = {result['epsilon']:g} ({result['adversary']}) by {counted(result['trainings'], 'training')} on "
+        f"{result['federations']} synthetic federations of the declared schema (U = {result['users']:,}); no private "
+        "row was read",
+        f"  expected loss of {metric} against the best settings of each federation: {loss['mean']:.3f}, at most "
+        f"{loss['largest']:.3f} there",
+    ]
+    for name, signal in result["signal"].items():
+        which = "configured model" if name == "configured" else "linear model"
+        lines.append(
+            f"  noise to signal √d/(μU), {which} of {signal['parameters']:,} parameters: {signal['ratio']:.3g}"
+        )
+    if result["signal"]["configured"]["ratio"] > _HOPELESS:
+        lines.append(_advise(result))
+    best = [c for c in result["candidates"]][:5]
+    lines.append(f"  best candidates ({metric}, mean ± sd over the federations):")
+    for c in best:
+        method = f"uldp-avg, {c['epochs']} local epochs" if c["epochs"] else "uldp-sgd"
+        which = "" if c["model"] == "configured" else ", linear model"
+        lines.append(
+            f"    T = {c['rounds']}, step = {c['step']:g}, {method}, weighting {c['weighting']}{which}: "
+            f"{c['mean']:.3f} ± {c['sd']:.3f}"
+        )
+    if result["no_guarantee"]:
+        lines.append(
+            f"  weighting {chosen['weighting']} under this aggregator gives no ε against "
+            f"{' and '.join(result['no_guarantee'])}"
+        )
+    lines += ["", f"rounds = {chosen['rounds']}"]
+    if chosen["model"]:
+        lines += ["[task]", f'model = "{chosen["model"]}"']
+    sigma = math.ceil(chosen["noise_multiplier"] * 1e4) / 1e4
+    lines += [
+        "[method]",
+        f'name = "{chosen["method"]}"',
+        f"noise_multiplier = {sigma:g}",
+        f"step = {chosen['step']:g}",
+    ]
+    lines.append(f'weighting = "{chosen["weighting"]}"')
+    if chosen["local_epochs"]:
+        lines += ["[method.local]", "learning_rate = 0.1", f"epochs = {chosen['local_epochs']}"]
+    return lines
+
+
+def _advise(result: Mapping[str, Any]) -> str:
+    """Return what to do where the noise is longer than the signal in every round."""
+    linear = result["signal"].get("linear")
+    remedy = (
+        f"take the linear model ({linear['parameters']:,} parameters)"
+        if linear is not None
+        else "use fewer columns, more persons, or a larger ε"
+    )
+    return f"  above {_HOPELESS:g} the noise of every round is longer than its signal: {remedy}"

@@ -1,0 +1,214 @@
+"""What the held-out records of a simulation say of its model: by silo and subgroup, confusion and calibration. Private.
+
+No ε covers any of it. It is measured at the end of a run whose metrics are those of pooled held-out records, and kept
+in DIR/plots/held_out.json, from which the report is drawn. Where silos evaluate by themselves, or by noised sums,
+nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from silodp.data.tables.schema import text_of
+from silodp.data.tables.subgroups import Groups, find_groups
+from silodp.errors import SilodpError, name_file
+from silodp.report.formatting import as_number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from silodp.data.federation import Federation
+    from silodp.training.task import Task
+
+FILE = Path("plots") / "held_out.json"
+BINS = 10
+"""Of the calibration, equal steps of the probability."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Metrics on a part of the held-out records.
+
+    Attributes:
+        of: "silo", or the column of a subgroup.
+        name: of the silo or subgroup.
+        records: their number.
+        metrics: those that are defined on them.
+    """
+
+    of: str
+    name: str
+    records: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """Records whose predicted probability lies in one step.
+
+    Attributes:
+        predicted: their mean probability.
+        observed: the share of them that has the class.
+        records: their number; may be noisy.
+        error: standard error of `observed`.
+    """
+
+    predicted: float
+    observed: float
+    records: float
+    error: float
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Everything that is measured on the held-out records.
+
+    Attributes:
+        round: after which it was measured.
+        parts: silos, then subgroups.
+        classes: names of the classes; () where labels are no classes.
+        confusion: records by true and predicted class; () where labels are no classes.
+        calibration: for two classes, of the second one.
+    """
+
+    round: int
+    parts: tuple[Part, ...]
+    classes: tuple[str, ...] = ()
+    confusion: tuple[tuple[float, ...], ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()
+
+    def list_parts(self, of_silos: bool) -> tuple[Part, ...]:
+        """Return the silos, or the subgroups."""
+        return tuple(part for part in self.parts if (part.of == "silo") == of_silos)
+
+
+def measure_held_out(
+    federation: Federation, task: Task, params: Tensor, rounds: int, groups: Groups | None = None
+) -> HeldOut | None:
+    """Measure a model on the held-out records, pooled, by silo and by subgroup.
+
+    Args:
+        federation: with the held-out records.
+        task: model, loss and metrics.
+        params: (d,), the model.
+        rounds: that led to it.
+        groups: subgroups by columns of features.
+
+    Returns:
+        What was measured; None where there are no held-out records.
+    """
+    test, classes = federation.test, federation.classes
+    if test is None or len(test.x) == 0:
+        return None
+    silos = [(silo.name, silo.held_out) for silo in federation.silos]
+    parts = [_measure_part(task, params, "silo", name, one.x, one.y) for name, one in silos if len(one)]
+    for column, name, chosen in find_groups(test.x, federation.schema, groups or {}):
+        parts.append(_measure_part(task, params, column, name, test.x[chosen], test.y[chosen]))
+    if classes is None:
+        return HeldOut(rounds, tuple(parts))
+    inputs, _ = task.tensors(test.x, test.y)
+    outputs = task.predict(params, inputs).double().cpu().numpy().reshape(len(test.x), -1)
+    if outputs.shape[1] != classes and (outputs.shape[1], classes) != (1, 2):
+        return HeldOut(rounds, tuple(parts))  # such outputs predict no class
+    names = tuple(map(str, range(classes)))
+    if federation.schema is not None and federation.schema.classes is not None:
+        names = tuple(map(text_of, federation.schema.classes))
+    scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, -1] - outputs[:, 0]
+    predicted = scores > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
+    confusion = np.zeros((classes, classes))
+    np.add.at(confusion, (test.y, predicted.astype(np.int64)), 1)
+    calibration = () if classes != 2 else _calibrate(scores, test.y)
+    return HeldOut(rounds, tuple(parts), names, tuple(tuple(row) for row in confusion.tolist()), calibration)
+
+
+def _measure_part(task: Task, params: Tensor, of: str, name: str, x: Any, y: Any) -> Part:
+    try:
+        metrics = task.evaluate(params, x, y) if len(x) else {}
+    except SilodpError:
+        # All records together were measured; a metric may fail on few of them, for example on one class alone.
+        metrics = {}
+    return Part(of, name, len(x), {key: value for key, value in metrics.items() if np.isfinite(value)})
+
+
+def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[CalibrationBin, ...]:
+    """Return the predicted probability of class 1 and its share, by steps of the probability."""
+    probability = 1 / (1 + np.exp(-np.clip(scores, -700, 700)))
+    bins = np.minimum((probability * BINS).astype(int), BINS - 1)
+    found = []
+    for step in range(BINS):
+        chosen = bins == step
+        if records := int(chosen.sum()):
+            share = float(labels[chosen].mean())
+            error = float(np.sqrt(share * (1 - share) / records))
+            found.append(CalibrationBin(float(probability[chosen].mean()), share, records, error))
+    return tuple(found)
+
+
+def calibrate_counts(counts: Sequence[Sequence[float]], noise_std: float) -> tuple[CalibrationBin, ...]:
+    """Return the calibration that follows from noisy counts, at no further ε; steps lost in the noise are left out.
+
+    Args:
+        counts: (2, B), by class and by step of the probability.
+        noise_std: standard deviation of the noise in a count.
+    """
+    found = []
+    negative, positive = (np.asarray(row, dtype=float) for row in counts)
+    for step, (no, yes) in enumerate(zip(negative, positive, strict=True)):
+        total = no + yes
+        if total <= 3 * noise_std * np.sqrt(2) or total <= 0:
+            continue
+        share = float(np.clip(yes / total, 0, 1))
+        of_noise = noise_std * np.hypot(1 - share, share) / total
+        error = float(np.sqrt(of_noise**2 + share * (1 - share) / total))
+        found.append(CalibrationBin((step + 0.5) / len(positive), share, float(total), error))
+    return tuple(found)
+
+
+def keep_held_out(directory: Path, found: HeldOut) -> None:
+    """Write DIR/plots/held_out.json, which is private."""
+    path = directory / FILE
+    path.parent.mkdir(exist_ok=True)
+    with name_file(path):
+        path.write_text(json.dumps(asdict(found), ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_held_out(directory: Path) -> HeldOut | None:
+    """Read DIR/plots/held_out.json; None where it is not there.
+
+    Raises:
+        SilodpError: it is damaged.
+    """
+    path = directory / FILE
+    if not path.exists():
+        return None
+    try:
+        fields = json.loads(path.read_bytes())
+        return HeldOut(
+            int(fields["round"]),
+            tuple(
+                Part(str(p["of"]), str(p["name"]), int(p["records"]), _read_numbers(p["metrics"]))
+                for p in fields["parts"]
+            ),
+            tuple(map(str, fields["classes"])),
+            tuple(tuple(float(value) for value in row) for row in fields["confusion"]),
+            tuple(CalibrationBin(**_read_numbers(one)) for one in fields["calibration"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise SilodpError(
+            f"{path} is damaged: delete it, and the report is written without what it holds.",
+            code="report.damaged",
+        ) from None
+
+
+def _read_numbers(fields: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {str(name): as_number(value) for name, value in fields.items()}
+    if any(value is None for value in numbers.values()):
+        raise ValueError
+    return {name: value for name, value in numbers.items() if value is not None}

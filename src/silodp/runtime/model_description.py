@@ -1,0 +1,235 @@
+"""What a run keeps with its model so that it can be used elsewhere: model.json, public constants alone.
+
+The file may be released with model.safetensors and guarantee.json. It names no file, no seed, no silo and no person:
+the schema in it says how features are read and scaled, and nothing about persons or labels but the classes' names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from silodp._lazy import find_version
+from silodp.aggregators.run_spec import RunSpec
+from silodp.data.public import LabelKind
+from silodp.data.tables.schema import Schema, text_of
+from silodp.errors import SilodpError
+from silodp.training.models import Architecture
+
+FORMAT = 1
+"""Of model.json."""
+DESCRIPTION, WEIGHTS, CODE = "model.json", "model.safetensors", "model.py"
+"""Files in the directory of a run; the last one only where the architecture is a user's file."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of model.safetensors.
+
+    Attributes:
+        shape: its lengths.
+        dtype: torch's name of its type, for example "float32".
+        trained: whether it was trained; the others are constants of the model.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    trained: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor, trained: bool = False) -> StoredTensor:
+        """Describe a tensor."""
+        return cls(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), trained)
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """The content of model.json.
+
+    Attributes:
+        run: random id of the run, as in guarantee.json.
+        labels: kind of label: "classes", "real" or "survival".
+        target: column of the label, or those of event and time; () where there is no schema.
+        classes: names of the classes in the order of their numbers; () for other kinds.
+        record_shape: shape of one input.
+        features: names of the inputs' columns, or () where they have none.
+        inputs: how features are read and scaled (`Schema.describe_inputs`); None where no public constants say it.
+        architecture: where the model came from.
+        tensors: by name, what model.safetensors has.
+        unsaved: SHA-256 (hex) of buffers that are no part of the model's state; "" without any.
+        weights: SHA-256 (hex) of model.safetensors.
+        versions: of silodp, torch and python.
+    """
+
+    run: str
+    labels: LabelKind
+    target: tuple[str, ...]
+    classes: tuple[str, ...]
+    record_shape: tuple[int, ...]
+    features: tuple[str, ...]
+    inputs: Mapping[str, Any] | None
+    architecture: Architecture
+    tensors: Mapping[str, StoredTensor]
+    weights: str
+    unsaved: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(
+        cls,
+        spec: RunSpec,
+        model: nn.Module,
+        architecture: Architecture,
+        schema: Schema | None,
+        weights: bytes,
+    ) -> ModelDescription:
+        """Describe the model of a run.
+
+        Args:
+            spec: of the run.
+            model: as it is stored.
+            architecture: where it came from.
+            schema: of the tables; None where there is none.
+            weights: content of model.safetensors.
+        """
+        data = spec.data
+        classes: tuple[str, ...] = tuple(map(str, range(data.classes or 0)))
+        target: tuple[str, ...] = ()
+        if schema is not None and schema.features == data.features:
+            classes = tuple(map(text_of, schema.classes)) if schema.classes is not None else classes
+            target = tuple(name for name in (schema.label, schema.event, schema.time) if name is not None)
+        else:
+            schema = None
+        named = dict(model.named_parameters(remove_duplicate=False))
+        return cls(
+            run=spec.run,
+            labels=data.labels,
+            target=target,
+            classes=classes,
+            record_shape=data.record_shape,
+            features=data.features,
+            inputs=None if schema is None else schema.describe_inputs(),
+            architecture=architecture,
+            tensors={
+                name: StoredTensor.of(tensor, name in named and named[name].requires_grad)
+                for name, tensor in model.state_dict().items()
+            },
+            weights=hashlib.sha256(weights).hexdigest(),
+            unsaved=digest_unsaved(model),
+            versions={
+                "silodp": find_version(),
+                "torch": version("torch"),
+                "python": platform.python_version(),
+            },
+        )
+
+    def to_json(self) -> str:
+        """Return the content of model.json."""
+        fields = {
+            "format": FORMAT,
+            **vars(self),
+            "architecture": self.architecture.to_dict(),
+            "tensors": {name: vars(tensor) for name, tensor in self.tensors.items()},
+        }
+        return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> ModelDescription:
+        """Read model.json, which may come from anywhere.
+
+        Raises:
+            SilodpError: it is missing, damaged or of another format (bundle.missing, bundle.damaged).
+        """
+        try:
+            fields = json.loads(path.read_bytes())
+            if fields.pop("format") != FORMAT:
+                raise ValueError("another format")
+            return cls._from_fields(fields)
+        except FileNotFoundError:
+            raise SilodpError(
+                f"{path} is missing: name the directory of a finished run, or a copy of its public files.",
+                code="bundle.missing",
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise SilodpError(
+                f"{path} cannot be read ({type(error).__name__}): get it again, or install the version of silodp that "
+                "wrote it.",
+                code="bundle.damaged",
+            ) from None
+
+    @classmethod
+    def _from_fields(cls, fields: Mapping[str, Any]) -> ModelDescription:
+        made = {**fields, "architecture": _read_architecture(fields["architecture"])}
+        for name in ("target", "classes", "features"):
+            made[name] = tuple(_check_text(item) for item in fields[name])
+        made["record_shape"] = tuple(int(length) for length in fields["record_shape"])
+        made["tensors"] = {
+            name: StoredTensor(tuple(map(int, one["shape"])), _check_text(one["dtype"]), bool(one["trained"]))
+            for name, one in fields["tensors"].items()
+        }
+        for name in ("run", "labels", "weights", "unsaved"):
+            _check_text(fields[name])
+        if fields["labels"] not in ("classes", "real", "survival") or not _SHA256.fullmatch(
+            fields["weights"]
+        ):
+            raise ValueError
+        made["versions"] = {name: _check_text(text) for name, text in fields["versions"].items()}
+        description = cls(**made)
+        if description.inputs is not None and description.schema.features != description.features:
+            raise ValueError  # the order of columns was lost
+        return description
+
+    @property
+    def schema(self) -> Schema:
+        """The part of the schema by which features are read; `inputs` is not None.
+
+        Raises:
+            ValueError: `inputs` is no such part.
+        """
+        return Schema.from_inputs(self.inputs or {})
+
+
+def digest_unsaved(model: nn.Module) -> str:
+    """Return the SHA-256 (hex) of the buffers that `state_dict` leaves out; "" where there are none."""
+    saved = model.state_dict().keys()
+    left = {name: tensor for name, tensor in model.named_buffers() if name not in saved}
+    if not left:
+        return ""
+    state = hashlib.sha256()
+    for name, tensor in sorted(left.items()):
+        state.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def _read_architecture(fields: Mapping[str, Any]) -> Architecture:
+    architecture = Architecture(**fields)
+    texts = (architecture.source, architecture.name, architecture.module, architecture.sha256)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(architecture.arguments, Mapping):
+        raise ValueError
+    is_module = architecture.source == "module"
+    if architecture.source not in ("silodp", "file", "module", "caller") or is_module != bool(
+        architecture.module
+    ):
+        raise ValueError
+    if architecture.source in ("file", "module") and not _SHA256.fullmatch(architecture.sha256):
+        raise ValueError
+    return architecture
+
+
+def _check_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(type(value).__name__)
+    return value

@@ -1,0 +1,223 @@
+"""The model card of a run: metrics on private records only where they are declared, and what is unknown is said."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from silodp.config.schema import load_config
+from silodp.data.tables.subgroups import find_groups
+from silodp.errors import SilodpError
+from silodp.report.held_out import calibrate_counts, measure_held_out, read_held_out
+from support.commands import Silodp, assert_sentence
+
+CONFIG = """
+rounds = 2
+[data]
+source = "tables"
+files = { north_clinic = "north_clinic.csv", south_clinic = "south_clinic.csv" }
+[data.schema]
+user = "person_key"
+label = "ill"
+classes = ["no", "yes"]
+split = "part"
+numeric = { age = [0, 110] }
+categorical = { ward = ["surgery", "medicine"] }
+[method]
+name = "uldp-avg"
+noise_multiplier = 3.0
+clip = 0.5
+[method.local]
+learning_rate = 0.1
+"""
+CARD = """
+[card]
+intended_use = "Plans beds | not for single patients."
+license = "CC0"
+"""
+GROUPS = '[card.subgroups]\nward = ["medicine"]\nage = [18, 40, 99]\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two tables; 60 and 30 held-out records, of which 15 have the second class."""
+    monkeypatch.chdir(tmp_path)
+    coins = random.Random(1)
+    for name, rows in (("north_clinic", 120), ("south_clinic", 60)):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["person_key", "age", "ward", "ill", "part"])
+            for row in range(rows):
+                age, ward = coins.randint(18, 99), "medicine" if row % 4 < 2 else "surgery"
+                part, ill = ("test", "train")[row % 2], "yes" if row % 6 == 0 else "no"
+                table.writerow([f"p{row % 40}", age, ward, ill, part])
+    (tmp_path / "hospitals_2020.toml").write_text(CONFIG + CARD)
+    return tmp_path
+
+
+def sections(card: str) -> dict[str, str]:
+    parts = card.split("\n## ")
+    return {title: text for title, _, text in (part.partition("\n") for part in parts[1:])}
+
+
+def test_a_card_that_declares_no_metrics_can_be_shared(folder: Path, silodp: Silodp) -> None:
+    done = silodp("run", "hospitals_2020.toml", "--out", "run")
+    assert done.status == 0, done.err
+    card = Path("run/MODEL_CARD.md").read_text()
+    assert "public constants alone" in card
+    for private in ("north_clinic", "person_key", "hospitals_2020", str(folder), "seed", "accuracy |"):
+        assert private not in card, private
+    found = sections(card)
+    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    for value in rows[-1]["metrics"].values():
+        assert f"{value:.4g}" not in found["Metrics"]
+    assert "Plans beds | not for single patients." in found["Intended use"]
+    assert found["Intended use"].count("Unknown:") == 2  # limits and contact
+    guarantees = json.loads(Path("run/guarantee.json").read_text())["guarantees"]
+    assert all(text.removeprefix("technical: ") in card for g in guarantees for text in g["assumptions"])
+    assert all(text in card for g in guarantees for text in g["not_covered"])
+    assert "| `age` | number, 0 to 110 |" in found["Data"]
+    before = card.replace("Unknown", "")
+    Path("run/MODEL_CARD.md").unlink()
+    assert "MODEL_CARD.md" in silodp("report", "run").out
+    assert Path("run/MODEL_CARD.md").read_text().replace("Unknown", "") == before
+
+
+def test_a_card_of_a_seeded_run_says_that_it_is_not_for_release(folder: Path, silodp: Silodp) -> None:
+    assert silodp("run", "hospitals_2020.toml", "--out", "run", "--set", "seed=71234").status == 0
+    card = Path("run/MODEL_CARD.md").read_text()
+    assert card.splitlines()[2].startswith("**Not for release.**")
+    assert "71234" not in card
+    assert (
+        silodp(
+            "run",
+            "hospitals_2020.toml",
+            "--out",
+            "plain",
+            "--set",
+            'method={name="default", local={learning_rate=0.1}}',
+        ).status
+        == 0
+    )
+    assert "no privacy guarantee" in Path("plain/MODEL_CARD.md").read_text().splitlines()[2]
+
+
+def test_declared_metrics_are_marked_and_those_of_few_records_left_out(folder: Path, silodp: Silodp) -> None:
+    settings = Path("hospitals_2020.toml")
+    settings.write_text(settings.read_text() + "publish_metrics = true\n" + GROUPS)
+    assert silodp("run", settings, "--out", "run").status == 0
+    metrics = sections(Path("run/MODEL_CARD.md").read_text())["Metrics"]
+    assert metrics.count("on private records, not covered by ε") == 1
+    held_out = read_held_out(Path("run"))
+    assert held_out is not None
+    assert {(part.of, part.name): part.records for part in held_out.parts if part.of != "age"} == {
+        ("silo", "north_clinic"): 60,
+        ("silo", "south_clinic"): 30,
+        ("ward", "medicine"): 45,
+    }
+    for part in held_out.parts:
+        shown = next(line for line in metrics.splitlines() if part.name in line and line.startswith("|"))
+        if part.records < 20:
+            assert "fewer than 20 records" in shown
+        else:
+            assert f"| {part.metrics['accuracy']:.4g} |" in shown
+    page = Path("run/report.html").read_text()
+    assert "silo south_clinic" in page
+    assert "which no ε covers: they" in page
+    Path("run/plots/held_out.json").unlink()
+    assert silodp("report", "run").status == 0
+    assert "silo south_clinic" not in Path("run/report.html").read_text()
+    assert "Per silo: unknown." in Path("run/MODEL_CARD.md").read_text()
+
+
+def test_where_silos_evaluate_nothing_is_measured_on_pooled_records(folder: Path, silodp: Silodp) -> None:
+    """Otherwise the report of a run whose metrics ε covers would have metrics that it does not cover."""
+    settings = Path("hospitals_2020.toml")
+    settings.write_text(settings.read_text() + '[evaluation]\nacross = "sums"\nnoise_multiplier = 0.5\n')
+    assert silodp("run", settings, "--out", "sums", "--set", "card.publish_metrics=true").status == 0
+    assert read_held_out(Path("sums")) is None
+    metrics = sections(Path("sums/MODEL_CARD.md").read_text())["Metrics"]
+    assert "which ε covers" in metrics
+    assert "±" in metrics
+    assert "north_clinic" not in metrics
+    assert silodp("run", settings, "--out", "local", "--set", 'evaluation={across="local"}').status == 0
+    assert read_held_out(Path("local")) is None
+    assert "Unknown here" in sections(Path("local/MODEL_CARD.md").read_text())["Metrics"]
+
+
+def test_subgroups_are_those_that_the_schema_declares(folder: Path, silodp: Silodp) -> None:
+    for wrong, code in (
+        ("person_key = [1]", "config.value"),
+        ('ward = ["radiology"]', "config.value"),
+        ('ward = ["medicine", "medicine"]', "config.value"),
+        ("age = [18]", "config.value"),
+        ("age = [40, 18]", "config.value"),
+        ("age = [0, 130]", "config.value"),
+        ('age = ["young", "old"]', "config.value"),
+        ("age = true", "config.value"),
+    ):
+        Path("wrong.toml").write_text(CONFIG + CARD + "[card.subgroups]\n" + wrong)
+        assert_sentence(silodp("plan", "wrong.toml"), "card.subgroups", code=code)
+    Path("wrong.toml").write_text(CONFIG + "[card]\nlicence = 'CC0'\n")
+    assert_sentence(silodp("plan", "wrong.toml"), "license", code="config.unknown_field")
+
+
+def test_subgroups_and_details_follow_from_the_rows(folder: Path) -> None:
+    settings = load_config("hospitals_2020.toml")
+    federation = settings.federation()
+    assert federation.test is not None
+    assert federation.schema is not None
+    rows = [
+        row
+        for name in ("north_clinic", "south_clinic")
+        for row in csv.DictReader(Path(f"{name}.csv").read_text().splitlines())
+        if row["part"] == "test"
+    ]
+    groups = {"ward": ["surgery"], "age": [18, 40, 99]}
+    found = {
+        (column, name): chosen
+        for column, name, chosen in find_groups(federation.test.x, federation.schema, groups)
+    }
+    assert np.array_equal(found["ward", "surgery"], [row["ward"] == "surgery" for row in rows])
+    assert np.array_equal(found["age", "18 to below 40"], [18 <= int(row["age"]) < 40 for row in rows])
+    assert np.array_equal(found["age", "40 to 99"], [40 <= int(row["age"]) <= 99 for row in rows])
+    assert all(0 < chosen.sum() < len(rows) for chosen in found.values())
+    task = settings.task(federation)
+    params = task.initial(3)
+    measured = measure_held_out(federation, task, params, 0, groups)
+    assert measured is not None
+    inputs, _ = task.tensors(federation.test.x, federation.test.y)
+    scores = task.predict(params, inputs).double().numpy().ravel()
+    labels = federation.test.y
+    expected = [
+        [((labels == true) & ((scores > 0) == bool(said))).sum() for said in (0, 1)] for true in (0, 1)
+    ]
+    assert np.array_equal(measured.confusion, expected)
+    assert sum(one.records for one in measured.calibration) == len(rows)
+    probability = 1 / (1 + np.exp(-scores))
+    first = measured.calibration[0]
+    step = (probability * 10).astype(int)
+    assert first.predicted == pytest.approx(probability[step == step.min()].mean())
+    assert first.observed == pytest.approx(labels[step == step.min()].mean())
+
+
+def test_calibration_by_noisy_counts_leaves_out_what_is_lost_in_the_noise() -> None:
+    counts = [[90.0, 3.0, 10.0, 0.2], [10.0, -2.5, 30.0, 0.1]]
+    first, second = calibrate_counts(counts, noise_std=2.0)
+    assert (first.predicted, first.observed) == (0.125, 0.1)
+    assert (second.predicted, second.observed) == (0.625, 0.75)
+    assert second.error > first.error > np.sqrt(0.1 * 0.9 / 100)
+
+
+def test_a_damaged_file_of_details_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "plots").mkdir()
+    for damaged in ('{"round": 1, "parts": [{}]}', "[]", '{"round": NaN'):
+        (tmp_path / "plots" / "held_out.json").write_text(damaged)
+        with pytest.raises(SilodpError) as refused:
+            read_held_out(tmp_path)
+        assert refused.value.code == "report.damaged"

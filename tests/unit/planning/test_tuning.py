@@ -1,0 +1,179 @@
+"""Settings chosen on synthetic records: no row is read, the target holds, and the plain loop trains as a run does."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from silodp.config.public_spec import build_public_spec
+from silodp.config.schema import load_config
+from silodp.data.public import PublicData
+from silodp.mechanisms.noise import Randomness
+from silodp.methods import UldpAvg, UldpSgd
+from silodp.planning import tuning
+from silodp.planning.plan import plan_run
+from silodp.planning.synthetic import Guess, draw_federation
+from silodp.planning.tuning import Candidate, format_tuning, train_without_parties, tune
+from silodp.runtime.train import train
+from silodp.training.sgd import LocalTraining
+from support.commands import assert_sentence
+from support.oracles import logistic_task, small_federation
+from support.refusals import refused
+
+CONFIG = """
+rounds = 5
+aggregator = "{aggregator}"
+[data]
+source = "tables"
+files = {{ north = "no/such/north.csv", south = "no/such/south.csv", east = "no/such/east.csv" }}
+[data.schema]
+user = "patient_id"
+users = "{users}"
+label = "readmitted"
+classes = [0, 1]
+numeric = {{ age = [0, 110], creatinine = [0, 20] }}
+categorical = {{ ward = ["surgery", "medicine", "other"] }}
+[method]
+name = "uldp-sgd"
+noise_multiplier = 5.0
+step = 1.0
+{more}
+"""
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small grid."""
+    monkeypatch.setattr(tuning, "ROUNDS", (2, 5))
+    monkeypatch.setattr(tuning, "STEPS", (0.01, 1.0))
+
+
+def configured(tmp_path, aggregator="plain", more=""):
+    listed = tmp_path / "users.txt"
+    listed.write_text("\n".join(f"p{number}" for number in range(40)))
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG.format(users=listed, aggregator=aggregator, more=more))
+    return path
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("aggregator", ["plain", "masked", "lattice"])
+def test_the_chosen_settings_meet_the_target_and_no_table_is_opened(tmp_path, aggregator):
+    more = "" if aggregator != "lattice" else "[aggregation]\ncount_cap = 3"
+    config = load_config(configured(tmp_path, aggregator, more), ())
+    if aggregator == "lattice":
+        config = load_config(configured(tmp_path, aggregator, more), ["method.weighting=records"])
+    spec, _ = build_public_spec(config)
+    found = tune(config, spec, 2.0, federations=3)
+    chosen = found["chosen"]
+    method = UldpSgd(chosen["noise_multiplier"], weighting=chosen["weighting"], step=chosen["step"])
+    plan = plan_run(replace(spec, method=method, rounds=chosen["rounds"]))
+    spent = plan["adversaries"]["released"]["epsilon"]
+    assert 1.99 < spent <= 2.0
+    assert chosen["step"] == 1.0, "a hundredth of a step learns nothing in five rounds"
+    assert (chosen["weighting"] == "home") <= (aggregator != "lattice")
+    mu = math.sqrt(chosen["rounds"]) / chosen["noise_multiplier"]
+    ratio = math.sqrt(6) / (mu * 40)  # two numbers, three wards and the intercept; 40 persons
+    assert found["signal"]["configured"] == {"parameters": 6, "ratio": pytest.approx(ratio)}
+    assert 0 <= found["loss"]["mean"] <= found["loss"]["largest"]
+    private = {a for a, told in plan["adversaries"].items() if told["private"]}
+    assert private == {"released", "server", "silo"} - set(found["no_guarantee"])
+    assert f"step = {chosen['step']:g}" in format_tuning(found)
+
+
+@pytest.mark.usefixtures("few")
+def test_against_the_server_only_uniform_weights_are_tried(tmp_path):
+    more = '[budget]\nepsilon = 2.0\nadversary = "server"'
+    config = load_config(configured(tmp_path, more=more), ())
+    spec, _ = build_public_spec(config)
+    found = tune(config, spec, 2.0, federations=2)
+    assert {candidate["weighting"] for candidate in found["candidates"]} == {"uniform"}
+    assert found["no_guarantee"] == []
+
+
+@pytest.mark.usefixtures("few")
+def test_the_command_prints_settings_that_a_run_takes(tmp_path, silodp):
+    path = configured(tmp_path)
+    printed = silodp("plan", path, "--tune", "--target-epsilon", 2).out
+    assert "no private row was read" in printed
+    chosen = tomllib.loads(printed[printed.index("rounds = ") :])
+    overrides = [f"method.{name}={value}" for name, value in chosen["method"].items() if name != "local"]
+    config = load_config(path, [*overrides, f"rounds={chosen['rounds']}"])
+    assert config.method().step == chosen["method"]["step"]
+    spent = plan_run(build_public_spec(config)[0])["adversaries"]["released"]["epsilon"]
+    assert 1.99 < spent <= 2.0
+
+
+def test_tuning_needs_a_target_and_tables(tmp_path, silodp):
+    assert_sentence(silodp("plan", configured(tmp_path), "--tune"), "give --target-epsilon")
+    images = PublicData("images", ("a",), 5, (1, 28, 28), "classes", 10)
+    with refused("plan.no_table"):
+        draw_federation(images, Guess(), 5, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "present", "records", "home"])
+def test_the_plain_loop_trains_as_a_run_does(weighting):
+    """Without noise, and with full batches, the model is that of a real run: all parties, all messages."""
+    federation, task = small_federation(), logistic_task()
+    local = LocalTraining(learning_rate=0.3, epochs=2, batch_size=None)
+    for method in (UldpSgd(0.0, weighting=weighting, step=0.5), UldpAvg(0.0, 0.2, local, weighting)):
+        randomness = Randomness.from_seed(3)
+        params = train_without_parties(method, task, federation, 3, randomness)
+        seed = int(randomness.stream("start").integers(2**31))
+        torch.testing.assert_close(
+            params, trained_by_run(method, task, federation, seed), rtol=1e-5, atol=1e-6
+        )
+
+
+def trained_by_run(method, task, federation, seed):
+    """The released parameters of a run of three rounds from the same start."""
+    start = task.initial(seed)
+    model = task.load(start)
+    same = type(task)(model, task.loss)
+    same.initial = lambda _: start
+    return train(federation, same, method, rounds=3, seed=0).params
+
+
+def test_fewer_persons_with_less_noise_have_the_same_noise_in_their_mean():
+    """What is drawn for 2,000 of many persons: σ·2000/U, so that σ/U is as it will be."""
+    task = logistic_task()
+    public = PublicData("table", ("a", "b"), 400, (4,), "classes", 2)
+    federation = draw_federation(public, Guess(records=0.01), 400, np.random.default_rng(0))
+    small = draw_federation(public, Guess(records=0.01), 100, np.random.default_rng(0))
+    moved = []
+    for drawn, sigma in ((federation, 4000.0), (small, 1000.0)):
+        ends = [
+            train_without_parties(UldpSgd(sigma), task, drawn, 1, Randomness.from_seed(number))
+            for number in range(40)
+        ]
+        moved.append(float(torch.stack(ends).std(dim=0).mean()))
+    assert moved[0] == pytest.approx(moved[1], rel=0.2)
+    assert moved[0] == pytest.approx(10.0, rel=0.3), "step·σ/U"
+
+
+@pytest.mark.parametrize("labels", ["classes", "real", "survival"])
+def test_a_synthetic_federation_has_the_declared_columns(labels):
+    features = ("age", "ward=a", "ward=b", "ward=c", "dose")
+    public = PublicData("t", ("n", "s"), 30, (5,), labels, 2 if labels == "classes" else None, features)
+    federation = draw_federation(public, Guess(20.0, prevalence=0.2), 30, np.random.default_rng(1))
+    assert federation.public().silos == public.silos
+    assert federation.labels == labels
+    assert federation.counts().sum() == 600
+    x = np.concatenate([silo.x for silo in federation.silos])
+    assert (x[:, 1:4].sum(axis=1) == 1).all()
+    assert np.isin(x[:, 1:4], (0, 1)).all()
+    if labels == "classes":
+        assert federation.test.y.mean() == pytest.approx(0.2, abs=0.05)
+    again = draw_federation(public, Guess(20.0, prevalence=0.2), 30, np.random.default_rng(1))
+    assert [silo.digest() for silo in again.silos] == [silo.digest() for silo in federation.silos]
+
+
+def test_candidates_are_methods_of_the_package():
+    assert Candidate(10, 0.3, "home").method(2.0) == UldpSgd(2.0, weighting="home", step=0.3)
+    avg = Candidate(10, 0.3, "uniform", epochs=5).method(2.0)
+    assert (avg.local.epochs, avg.step, avg.name) == (5, 0.3, "uldp-avg")

@@ -1,0 +1,122 @@
+"""Models that `torch.func` cannot run for many users at once are trained one user, or record, after another, with the
+results of plain autograd."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from silodp.errors import SilodpError
+from silodp.training import LocalTraining, Loss, Task, cross_entropy, record_gradients, silo_update
+from silodp.training.sgd import RecordGradients
+from support.reference import assert_equal_updates, looped, ragged, updates
+
+
+class WritesInPlace(nn.Module):
+    """Fills a buffer of zeros, which vmap refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x):
+        wide = torch.zeros(len(x), 4, dtype=x.dtype)
+        wide[:, :3] = x
+        return self.last(wide)
+
+
+class Branches(nn.Module):
+    """Decides by values, record by record."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return torch.stack([self.last(r if r[0].item() > 0 else r.square()) for r in x])
+
+
+def own_loss() -> Loss:
+    """A loss that vmap cannot run."""
+
+    def by_record(outputs, targets):
+        return torch.stack([o[int(t)].square() + o.sum() for o, t in zip(outputs, targets, strict=True)])
+
+    return Loss.per_record("by record", by_record)
+
+
+def tasks() -> list[Task]:
+    torch.manual_seed(0)
+    return [
+        Task(WritesInPlace().double(), cross_entropy()),
+        Task(Branches().double(), cross_entropy()),
+        Task(nn.Linear(3, 2).double(), own_loss()),
+    ]
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("local", [LocalTraining(0.1, 3), LocalTraining(0.1, 30, 2, 0.9, 0.01)])
+def test_users_are_trained_one_after_another_where_vmap_fails(which, local):
+    task = tasks()[which]
+    x, y, user = ragged([4, 1, 0, 7, 3], 1)
+    task.check(x, y)
+    start = task.initial(1)
+    found = updates(task, start, x, y, user, local, 2)
+    assert_equal_updates(found, looped(task, start, x, y, user, local, 2), 1e-10)
+    everyone = np.zeros(len(x), dtype=np.int64)
+    whole = silo_update(task, start, x, y, local, torch.Generator().manual_seed(2))
+    assert_equal_updates({0: whole}, looped(task, start, x, y, everyone, local, 2), 1e-10)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_gradients_of_records_are_taken_one_after_another_where_vmap_fails(which):
+    task = tasks()[which]
+    x, y, _ = ragged([9], 1)
+    params = task.initial(0)
+    inputs, targets = task.tensors(x, y)
+    wanted = []
+    for i in range(len(x)):
+        model = task.load(params).train()
+        task.loss.compute(model(inputs[i : i + 1]), targets[i : i + 1], torch.ones(1)).backward()
+        parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+        wanted.append(torch.cat([part.flatten() for part in parts]))
+    found = torch.cat([rows for _, rows in record_gradients(task, params, x, y)])
+    assert torch.allclose(found, torch.stack(wanted), atol=1e-12)
+    many = RecordGradients(task, inputs, targets, 1000, torch.Generator())
+    ((records, rows),) = many.of(params, torch.tensor([3, 5]))
+    assert torch.equal(records, torch.tensor([3, 5]))
+    assert torch.allclose(rows, torch.stack([wanted[3], wanted[5]]), atol=1e-12)
+
+
+def test_it_is_announced_once(caplog):
+    task = tasks()[0]
+    x, y, user = ragged([4, 1], 1)
+    with caplog.at_level(logging.WARNING, logger="silodp"):
+        task.check(x, y)
+        updates(task, task.initial(0), x, y, user, LocalTraining(0.1), 0)
+        list(record_gradients(task, task.initial(0), x, y))
+    assert len(caplog.records) == 1
+    assert "WritesInPlace" in caplog.text
+
+
+class BreaksBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x * 1
+
+    @staticmethod
+    def backward(context, gradient):
+        raise ValueError("no derivative here")
+
+
+class NoDerivative(nn.Linear):
+    def forward(self, x):
+        return BreaksBackward.apply(super().forward(x))
+
+
+def test_what_ordinary_autograd_cannot_differentiate_is_refused_before_training():
+    with pytest.raises(SilodpError) as caught:
+        Task(NoDerivative(3, 2), cross_entropy()).check(np.ones((4, 3), np.float32), np.array([0, 1, 1, 0]))
+    assert caught.value.code == "model.no_gradient"
