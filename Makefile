@@ -98,7 +98,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $(INSTALLED)
 
 $(DEVELOPED): $(INSTALLED)
-	@echo "Installing what the tests, the linters and the benchmarks need besides: 32 packages, 31 MB to download ..."
+	@echo "Installing what the tests, the linters, the notebooks and the benchmarks need besides ..."
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $(DEVELOPED)
 
