@@ -12,7 +12,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-trackers test-fuzz test-newest lint types imports docs benchmarks results pages errors listings clean
+.PHONY: demo test test-slow test-deploy test-flower test-trackers test-fuzz test-newest lint types imports docs benchmarks results pages errors listings wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -71,6 +71,15 @@ benchmarks: $(DEVELOPED)
 results: $(DEVELOPED)
 	$(BIN)/python benchmarks/results.py $(ONLY) $(ARGS)
 
+# dist/: source archive and wheel; the wheel is then installed from the index into a new environment, and trains the demo.
+wheel: $(INSTALLED)
+	rm -rf dist build/wheel
+	$(BIN)/python $(PIP) --constraint constraints.txt build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python $(PIP) dist/silodp-*.whl
+	cd build/wheel && bin/silodp --version && bin/silodp demo --out demo
+
 # What is generated from the source and kept in docs/; tests fail where it is older than the source.
 pages: errors listings
 
@@ -89,7 +98,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $(INSTALLED)
 
 $(DEVELOPED): $(INSTALLED)
-	@echo "Installing what the tests, the linters and the benchmarks need besides: 32 packages, 31 MB to download ..."
+	@echo "Installing what the tests, the linters, the notebooks and the benchmarks need besides ..."
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $(DEVELOPED)
 
