@@ -14,11 +14,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from silodp.data.inputs import NamedArrays, map_arrays
 from silodp.errors import SilodpError, describe_exception, first_line
-from silodp.training.gradients import is_vectorizable
+from silodp.training.gradients import select_user_gradient
 from silodp.training.losses import Loss
 from silodp.training.metrics import Metric
-from silodp.training.model_checks import inspect_loss, inspect_model, inspect_on
+from silodp.training.model_checks import call_model, inspect_loss, inspect_model, inspect_on
 
 _EVALUATION_BATCH = 4096  # records, which bounds the memory of the layers' outputs
 # Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
@@ -131,14 +132,17 @@ class Task:
             part.reshape(params.shape[:-1] + shape) for part, shape in zip(parts, self.shapes, strict=True)
         )
 
-    def forward(self, params: tuple[Tensor, ...], x: Tensor) -> Tensor:
-        """Return the model's outputs (n, ...) at the given parameters, one tensor per name; differentiable."""
-        outputs: Tensor = functional_call(
-            self.model, dict(zip(self.names, params, strict=True)) | self._constants, (x,)
-        )
+    def forward(self, params: tuple[Tensor, ...], x: Any) -> Tensor:
+        """Return the model's outputs (n, ...) at the given parameters, one tensor per name; differentiable.
+
+        Several named inputs are the keyword arguments of the model.
+        """
+        values = dict(zip(self.names, params, strict=True)) | self._constants
+        args, named = ((), dict(**x)) if isinstance(x, NamedArrays) else ((x,), {})
+        outputs: Tensor = functional_call(self.model, values, args, named)
         return outputs
 
-    def objective(self, params: tuple[Tensor, ...], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    def objective(self, params: tuple[Tensor, ...], x: Any, y: Tensor, mask: Tensor) -> Tensor:
         """Return the loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,) of 0/1."""
         try:
             outputs = self.forward(params, x)
@@ -148,9 +152,12 @@ class Task:
             raise _describe_failure(self.model, error) from error
         return self.loss.compute(outputs, y, mask)
 
-    def tensors(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-        """Return x (n, ...), y (n, ...) as tensors on this task's device, floating ones in its data type."""
-        return self._tensor(x), self._tensor(y)
+    def tensors(self, x: Any, y: Any) -> tuple[Any, Tensor]:
+        """Return x (n, ...), y (n, ...) as tensors on this task's device, floating ones in its data type.
+
+        A mapping x of names to arrays becomes `NamedArrays` of tensors.
+        """
+        return map_arrays(self._tensor, x), self._tensor(y)
 
     def _tensor(self, values: Any) -> Tensor:
         if isinstance(values, np.ndarray) and not values.flags.writeable:
@@ -194,7 +201,7 @@ class Task:
         }
         return {name: value for name, value in values.items() if name == "loss" or not math.isnan(value)}
 
-    def predict(self, params: Tensor, inputs: Tensor) -> Tensor:
+    def predict(self, params: Tensor, inputs: Any) -> Tensor:
         """Return the model's outputs (n, ...) at parameters (d,) for n ≥ 1 inputs (n, ...), in eval mode.
 
         Raises:
@@ -203,7 +210,8 @@ class Task:
         model = self.load(params)
         with torch.no_grad():
             try:
-                return torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
+                starts = range(0, len(inputs), _EVALUATION_BATCH)
+                return torch.cat([call_model(model, inputs[i : i + _EVALUATION_BATCH]) for i in starts])
             except (Exception, SystemExit) as error:
                 raise _describe_failure(self.model, error) from error
 
@@ -220,12 +228,12 @@ class Task:
             SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.
         """
         serialize(self.model, {})
-        example = self._tensor(example_x)
+        example = map_arrays(self._tensor, example_x)
         inspect_on(self.model, example)
         if example_y is not None:
             labels = self._tensor(example_y)
             inspect_loss(self.model, self.loss, example, labels)
-            is_vectorizable(self, example, labels)
+            select_user_gradient(self, example, labels)
         # The trained model will be a copy, and running a model may have left in it what cannot be copied.
         _copy(self.model)
 
