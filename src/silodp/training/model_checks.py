@@ -34,9 +34,10 @@ def inspect_model(model: nn.Module) -> None:
         where = (
             f"layer '{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         )
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise _refuse_batch_norm(module, where)
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not is_frozen_norm(module):
+            raise _refuse_batch_norm(where)
+        tracks = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+        if tracks and not is_frozen_norm(module):
             raise SilodpError(
                 f"{where} keeps running statistics of the records, which no noise protects: "
                 "set track_running_stats=False, or use GroupNorm or LayerNorm instead",
@@ -69,19 +70,25 @@ def inspect_model(model: nn.Module) -> None:
     _inspect_state(model)
 
 
-def _refuse_batch_norm(layer: nn.modules.batchnorm._BatchNorm, where: str) -> SilodpError:
-    if layer.training or layer.running_mean is None:
-        return SilodpError(
-            f"{where} normalizes over the batch, so one person's records change another's gradient: "
-            "use GroupNorm or LayerNorm instead",
-            code="model.batch_norm",
-            field="task.model",
-        )
+def is_frozen_norm(module: nn.Module) -> bool:
+    """Return whether a layer normalizes by constants: running statistics, in the eval mode that it was given in."""
+    norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+    return isinstance(module, norms) and not module.training and module.running_mean is not None
+
+
+def set_mode(model: nn.Module, training: bool) -> None:
+    """Set train or eval mode, in which layers with frozen statistics stay in eval mode."""
+    frozen = [module for module in model.modules() if is_frozen_norm(module)]
+    model.train(training)
+    for module in frozen:
+        module.eval()
+
+
+def _refuse_batch_norm(where: str) -> SilodpError:
     return SilodpError(
-        f"{where} is a batch normalization in eval mode, which is not supported yet (training would put it back into "
-        "train mode): fold it into the layer before it (torch.nn.utils.fusion.fuse_conv_bn_eval), or put a layer with "
-        "the same statistics as constants (such as torchvision.ops.FrozenBatchNorm2d) or GroupNorm in its place",
-        code="model.frozen_batch_norm",
+        f"{where} normalizes over the batch, so one person's records change another's gradient: use GroupNorm or "
+        "LayerNorm instead, or call .eval() on it where its running statistics are public",
+        code="model.batch_norm",
         field="task.model",
     )
 
@@ -160,7 +167,7 @@ def inspect_on(model: nn.Module, example: Any) -> None:
     training = model.training
     try:
         for mode in (True, False):
-            model.train(mode)
+            set_mode(model, mode)
             _run_layers(model, batch)
             moved = [
                 name for name, value in model.state_dict().items() if not _are_equal(value, states[name])
@@ -174,7 +181,7 @@ def inspect_on(model: nn.Module, example: Any) -> None:
                 )
             _inspect_runs(model, batch, changed)
     finally:
-        model.train(training)
+        set_mode(model, training)
         with torch.no_grad():
             for name, value in model.state_dict().items():
                 value.copy_(states[name])
@@ -243,11 +250,11 @@ def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tens
 @contextmanager
 def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     before = model.training
-    model.train(training)
+    set_mode(model, training)
     try:
         yield
     finally:
-        model.train(before)
+        set_mode(model, before)
 
 
 def _inspect_runs(model: nn.Module, batch: Any, changed: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -17,9 +18,16 @@ from torch.func import functional_call
 from silodp.data.inputs import NamedArrays, map_arrays
 from silodp.errors import SilodpError, describe_exception, first_line
 from silodp.training.gradients import select_user_gradient
-from silodp.training.losses import Loss
+from silodp.training.losses import Loss, adapt_torch_loss
 from silodp.training.metrics import Metric
-from silodp.training.model_checks import call_model, inspect_loss, inspect_model, inspect_on
+from silodp.training.model_checks import (
+    call_model,
+    inspect_loss,
+    inspect_model,
+    inspect_on,
+    is_frozen_norm,
+    set_mode,
+)
 
 _EVALUATION_BATCH = 4096  # records, which bounds the memory of the layers' outputs
 # Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
@@ -37,7 +45,8 @@ class Task:
 
     Args:
         model: ends in logits, log hazards or real numbers, one row per record.
-        loss: of one user's records (see `silodp.training.losses`).
+        loss: of one user's records (see `silodp.training.losses`), or a common loss of `torch.nn`, of which the mean
+            over the records is taken.
         metrics: name → f(outputs, targets) -> float, for `evaluate`.
 
     Raises:
@@ -45,14 +54,16 @@ class Task:
             argument has another type. `check` adds the tests that need an example input.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, metrics: Mapping[str, Metric] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss | nn.Module, metrics: Mapping[str, Metric] | None = None
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise SilodpError(
                 f"model is a {type(model).__name__}: give a torch.nn.Module, for example torch.nn.Linear(3, 2).",
                 code="argument.type",
                 field="model",
             )
-        if not isinstance(loss, Loss):
+        if not isinstance(loss, Loss | nn.Module):
             raise SilodpError(
                 f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record.",
                 code="argument.type",
@@ -73,8 +84,8 @@ class Task:
                     field="metrics",
                 )
         inspect_model(model)
-        self.model = _copy(model).train()
-        self.loss = loss
+        self.model = _copy(model)
+        set_mode(self.model, training=True)
         self.metrics = dict(metrics or {})
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self.names = tuple(name for name, _ in trainable)
@@ -82,6 +93,9 @@ class Task:
         self.sizes = tuple(p.numel() for _, p in trainable)
         self.dtype = trainable[0][1].dtype
         self.device = trainable[0][1].device
+        self.loss = (
+            loss if isinstance(loss, Loss) else adapt_torch_loss(loss, trainable[0][1].dtype, self.device)
+        )
         self._constants = {
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
@@ -93,15 +107,36 @@ class Task:
         """d, the number of trainable parameters."""
         return sum(self.sizes)
 
+    @property
+    def constants_digest(self) -> str:
+        """SHA-256 (hex) of frozen parameters and buffers, which are public constants of the run; "" without any."""
+        if not self._constants:
+            return ""
+        hasher = hashlib.sha256()
+        for name, value in sorted(self._constants.items()):
+            array = value.detach().cpu().contiguous().numpy()
+            hasher.update(f"{name} {array.shape} {array.dtype.str}".encode())
+            hasher.update(array.tobytes())
+        return hasher.hexdigest()
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether parts of the model are frozen; then its other parameters start at the values they came with."""
+        frozen = (not p.requires_grad for p in self.model.parameters())
+        return any(frozen) or any(is_frozen_norm(module) for module in self.model.modules())
+
     def initial(self, seed: int | None) -> Tensor:
         """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`.
 
         The same seed gives the same parameters on every device; `None` draws a seed from the operating system.
-        Parameters that no layer re-initializes keep the values the model came with.
+        Parameters that no layer re-initializes keep the values the model came with, and so do all parameters of a model
+        with frozen parts.
 
         Raises:
             SilodpError: a `reset_parameters` raised.
         """
+        if self.is_pretrained:
+            return self.flatten(self.model).clone()
         model = copy.deepcopy(self.model).cpu()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0].item())
