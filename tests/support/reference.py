@@ -30,7 +30,9 @@ def looped(task: Task, params, x, y, user, local: LocalTraining, seed: int) -> d
                 records = own[batch]
                 optimizer.zero_grad()
                 everyone = torch.ones(len(records), dtype=task.dtype)
-                task.loss.function(model(inputs[records]), targets[records], everyone).backward()
+                given = inputs[records]
+                outputs = model(given) if isinstance(given, torch.Tensor) else model(**given)
+                task.loss.function(outputs, targets[records], everyone).backward()
                 optimizer.step()
         deltas[int(who)] = task.flatten(model) - params
     return deltas

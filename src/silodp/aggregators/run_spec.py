@@ -32,12 +32,14 @@ class ModelSpec:
         dtype: numpy's name of their type.
         architecture: what the module prints as.
         loss: name of the loss.
+        constants: SHA-256 (hex) of frozen parameters and buffers; "" without any.
     """
 
     size: int
     dtype: str = "float32"
     architecture: str = ""
     loss: str = ""
+    constants: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ class RunSpec:
         """
         identity = {
             "data": self.data.to_dict(),
-            "model": vars(self.model),
+            # models without constants keep their digests
+            "model": {k: v for k, v in vars(self.model).items() if k != "constants" or v},
             "method": {"name": self.method.name, "settings": repr(self.method)},
             "aggregator": {"name": self.aggregator.name, "settings": repr(self.aggregator)},
             "min_silos": self.min_silos,

@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from silodp.aggregators import Aggregator
 from silodp.aggregators.registry import AGGREGATORS
 from silodp.config.arguments import build, get_fields, get_table_class, validate_arguments
@@ -22,6 +20,7 @@ from silodp.config.plugins import (
     read_code,
 )
 from silodp.data.dataset import Dataset
+from silodp.data.inputs import map_arrays
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, describe_exception, lookup
 from silodp.methods import METHODS, Method
@@ -119,8 +118,8 @@ def build_task(
     Args:
         public: facts of the data: shape of a record, number of classes, kind of label.
         dataset: its defaults of model, loss and metrics.
-        model: a name in `MODELS`, or a reference to a function that returns a `torch.nn.Module`; it gets `features`
-            and `classes` if it takes them.
+        model: a name in `MODELS`, or a reference to a function that returns a `torch.nn.Module`; it gets `features`,
+            `classes` and `categories` (of ids) if it takes them.
         options: further arguments of that function.
         loss: a name in `LOSSES`, or a reference to a `Loss` or to an f(outputs, targets) -> (n,).
         metrics: names in `METRICS` or references.
@@ -215,7 +214,7 @@ def _build_model(
     from torch import nn
 
     builder = _find(name, MODELS, "task.model")
-    public = {"features": int(np.prod(data.record_shape)), "classes": data.classes}
+    public = {"features": data.feature_count, "classes": data.classes, "categories": data.categories}
     given: dict[str, Any] = {}
     if not isinstance(builder, nn.Module):
         fields = get_fields(builder) if callable(builder) else {}
@@ -278,13 +277,19 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
     """Return the number of outputs that the model has per record, counted on made-up records."""
     import torch
 
-    from silodp.training.model_checks import inspect_model, inspect_on
+    from silodp.training.model_checks import call_model, inspect_model, inspect_on
 
     inspect_model(network)
-    example = torch.from_numpy(public.synthetic_batch()[0]).to(next(network.parameters()))
+    parameter = next(network.parameters())
+
+    def like_parameters(array: Any) -> torch.Tensor:
+        tensor = torch.from_numpy(array).to(parameter.device)
+        return tensor.to(parameter.dtype) if tensor.is_floating_point() else tensor
+
+    example = map_arrays(like_parameters, public.synthetic_batch()[0])
     inspect_on(network, example)
     with torch.no_grad():
-        return int(network(example)[0].numel())
+        return int(call_model(network, example)[0].numel())
 
 
 def _find_loss(name: str) -> Loss:

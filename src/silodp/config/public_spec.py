@@ -58,6 +58,6 @@ def _count_parameters(config: RunConfig, data: PublicData) -> ModelSpec | None:
     given = (task.loss is None or task.loss in LOSSES) and METRICS.keys() >= set(task.metrics or ())
     is_image = name.startswith("cnn_")
     fits = data.record_shape == (1, 28, 28) and data.classes if is_image else len(data.record_shape) == 1
-    if name not in SIZES or task.options or not given or not fits or 0 in data.record_shape:
+    if name not in SIZES or task.options or not given or not fits or data.inputs or 0 in data.record_shape:
         return None
     return ModelSpec(SIZES[name](data.record_shape[0], data.classes or 2))

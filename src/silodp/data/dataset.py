@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from silodp.data.federation import Federation
+from silodp.data.inputs import Input
 from silodp.data.public import LabelKind, PublicData
 from silodp.data.tables.schema import Schema
 from silodp.errors import SilodpError
@@ -53,7 +54,8 @@ class Dataset:
         name: in a configuration.
         loader: keyword arguments → Federation. Three arguments have a meaning: `users` (U), `silos` (S), and
             `allocation`, where "own" makes every record a user.
-        record_shape: shape of one record's features.
+        record_shape: shape of one record's features; () for several named arrays.
+        inputs: the arrays of a record, where they are not one array of real numbers.
         labels: "classes", "real" or "survival".
         classes: number of classes; None for the other kinds of label.
         features: names of the features, or () where they have none.
@@ -84,6 +86,7 @@ class Dataset:
     private_scaling: str = ""
     schema: Schema | None = None
     origin: Origin | None = None
+    inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
         if not callable(self.loader):
@@ -136,6 +139,7 @@ class Dataset:
             features=self.features,
             assumptions=(self.private_scaling,) if private and self.private_scaling else (),
             record_budgets=self.has_record_budgets(arguments),
+            inputs=self.inputs,
         )
 
     def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:

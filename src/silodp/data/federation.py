@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.budget_distributions import PREFERENCES, Preference
+from silodp.data.inputs import Categories, Input, NamedArrays, describe_inputs, find_fault
 from silodp.data.public import LabelKind, PublicData, digest_user_index
 from silodp.data.silo_data import SiloData, check_budgets
 from silodp.data.tables.schema import Schema
@@ -41,6 +42,9 @@ class Federation:
         identity_digest: digest of the identity profile by which the keys were read, which declares U; "" without one.
         schema: how the features were read and scaled, by public constants alone; a run keeps that part of it with the
             model. None where nobody declared it, or where a constant was estimated from rows.
+        categories: public number of categories of the ids (int64) in x, which run from 0: one number for all of them;
+            one for each place of the last axis (each column); or such numbers by the name of the array. None where x
+            holds real numbers only.
 
     Raises:
         SilodpError: the parts do not fit together.
@@ -57,6 +61,7 @@ class Federation:
     user_budgets: NDArray[np.float64] | None = None
     identity_digest: str = ""
     schema: Schema | None = field(default=None, repr=False)
+    categories: Categories = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.silos, tuple) or not self.silos:
@@ -86,9 +91,10 @@ class Federation:
         if self.user_budgets is not None:
             check_budgets(self.user_budgets, self.users, f"federation {self.name!r}", "user")
         first = self.silos[0]
-        if self.features and first.x.shape[1:] != (len(self.features),):
+        self.inputs  # noqa: B018  raises where categories do not fit
+        if self.features and self._count_columns() != len(self.features):
             raise self._refusal(
-                f"{len(self.features)} feature names for features of shape {first.x.shape[1:]}; give one name per "
+                f"{len(self.features)} feature names for {self._count_columns() or 'no'} columns; give one name per "
                 "column"
             )
         for silo in self.silos:
@@ -98,11 +104,11 @@ class Federation:
 
     def _check(self, silo: SiloData, first: SiloData, lowest_user: int) -> None:
         """Check a silo's table against that of the first silo and against the public numbers."""
-        if silo.x.shape[1:] != first.x.shape[1:]:
-            raise self._refusal(
-                f"silo {silo.name!r} has features of shape {silo.x.shape[1:]} but silo {first.name!r} of "
-                f"{first.x.shape[1:]}; give all silos the same columns"
-            )
+        faults = (find_fault(one.x, self._record_shape, self.inputs) for one in (silo, silo.held_out))
+        fault = next((fault for fault in faults if fault is not None), None)
+        if fault is not None:
+            remedy = ", and ids within the public categories" if self.inputs else ""
+            raise self._refusal(f"silo {silo.name!r}: {fault}; give all silos the same columns{remedy}")
         if silo.y.dtype != first.y.dtype or silo.y.shape[1:] != first.y.shape[1:]:
             raise self._refusal(
                 f"silo {silo.name!r} has labels {silo.y.dtype}{silo.y.shape[1:]} but silo {first.name!r} "
@@ -139,6 +145,21 @@ class Federation:
         )
 
     @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The public facts of the arrays of x; () where it is one array of real numbers."""
+        return describe_inputs(self.silos[0].x, self.categories)
+
+    @property
+    def _record_shape(self) -> tuple[int, ...]:
+        x = self.silos[0].x
+        return () if isinstance(x, NamedArrays) else tuple(x.shape[1:])
+
+    def _count_columns(self) -> int:
+        """Return the number of columns, of which each has a name; 0 where records are no rows of columns."""
+        inputs = self.inputs or (Input("", self._record_shape),)
+        return sum(one.shape[0] for one in inputs) if all(len(one.shape) == 1 for one in inputs) else 0
+
+    @property
     def labels(self) -> LabelKind:
         """The kind of label that all silos have."""
         y = self.silos[0].y
@@ -157,7 +178,7 @@ class Federation:
             name=self.name,
             silos=tuple(silo.name for silo in self.silos),
             users=self.users,
-            record_shape=self.silos[0].x.shape[1:],
+            record_shape=self._record_shape,
             labels=self.labels,
             classes=self.classes,
             features=self.features,
@@ -171,6 +192,7 @@ class Federation:
                 self.users, None if self.identity_digest else self.user_keys, budgets
             ),
             identity_digest=self.identity_digest,
+            inputs=self.inputs,
         )
 
     def counts(self) -> NDArray[np.int64]:
@@ -236,6 +258,8 @@ class Federation:
         """
         header = (self.name, self.users, self.classes, self.features, self.user_keys, self.test is not None)
         hasher = hashlib.sha256(repr(header).encode())
+        if self.inputs:
+            hasher.update(repr(self.inputs).encode())
         for silo in (*self.silos, *([self.test] if self.test is not None else [])):
             hasher.update(bytes.fromhex(silo.digest()))
         return hasher.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.data.inputs import Input, NamedArrays
 from silodp.errors import SilodpError
 
 LabelKind = Literal["classes", "real", "survival"]
@@ -26,7 +28,7 @@ class PublicData:
         name: of the data set.
         silos: (S,) names in order; "silo-1", "silo-2" and so on where they are not known before loading.
         users: U ≥ 1; None where only the tables tell how many users there are.
-        record_shape: shape of one record's features, such as (30,) or (1, 28, 28).
+        record_shape: shape of one record's features, such as (30,) or (1, 28, 28); () for several named arrays.
         labels: "classes" (int64), "real" (float32) or "survival" (float32 [event, time]).
         classes: number of classes; None for the other kinds of label.
         features: names of the features, or () where they have none.
@@ -40,6 +42,8 @@ class PublicData:
         index_digest: SHA-256 (hex) of the list of users and of their budgets, which all parties compare; "" as long
             as the list is not known. With an identity profile it covers U and budgets only.
         identity_digest: SHA-256 (hex) of the identity profile by which silos read the keys of persons; "" without one.
+        inputs: the arrays of a record, where they are not one array of real numbers; ids have a public number of
+            categories.
 
     Raises:
         SilodpError: there are no silos.
@@ -59,6 +63,7 @@ class PublicData:
     silo_budgets: tuple[NDArray[np.float64], ...] | None = field(default=None, repr=False, compare=False)
     index_digest: str = ""
     identity_digest: str = ""
+    inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -71,7 +76,11 @@ class PublicData:
         facts = {name: value for name, value in vars(self).items() if name != "silo_budgets"}
         if not self.identity_digest:  # runs from before there were profiles keep their digests
             del facts["identity_digest"]
+        if not self.inputs:  # so do runs on one array of real numbers
+            del facts["inputs"]
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
+        if self.inputs:
+            facts["inputs"] = [one.to_dict() for one in self.inputs]
         if self.silo_budgets is None:
             return facts
         levels = [np.unique(budgets, return_counts=True) for budgets in self.silo_budgets]
@@ -88,6 +97,8 @@ class PublicData:
         made: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
         }
+        if "inputs" in facts:
+            made["inputs"] = tuple(Input.from_dict(one) for one in facts["inputs"])
         if "silo_budgets" in facts:
             made["silo_budgets"] = tuple(
                 np.repeat(np.array([b for b, _ in level], np.float64), [n for _, n in level])
@@ -95,7 +106,24 @@ class PublicData:
             )
         return cls(**made)
 
-    def synthetic_batch(self, count: int = 4) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    @property
+    def feature_count(self) -> int:
+        """Numbers in a record: real ones where there are several arrays, else those of the only array."""
+        real = [one for one in self.inputs if one.categories is None]
+        shapes = [one.shape for one in real] if len(self.inputs) > 1 else [self.record_shape]
+        return sum(math.prod(shape) for shape in shapes)
+
+    @property
+    def categories(self) -> int | list[int] | dict[str, int | list[int]] | None:
+        """The number of categories of the only array of ids; by name where there are several; None without ids."""
+        found = {
+            one.name: list(one.categories) if isinstance(one.categories, tuple) else one.categories
+            for one in self.inputs
+            if one.categories is not None
+        }
+        return found if len(found) > 1 else next(iter(found.values()), None)
+
+    def synthetic_batch(self, count: int = 4) -> tuple[Any, NDArray[Any]]:
         """Make up records of the right shape, to try a model and a loss on.
 
         What breaks a model must not depend on anyone's record, so it is tried on these first.
@@ -104,10 +132,12 @@ class PublicData:
             count: number of records, at least 2.
 
         Returns:
-            x (count, *record_shape) float32, standard normal with a fixed seed; y of the federation's kind, the first
-            and the last class among them.
+            x (count, *record_shape) float32, standard normal with a fixed seed, or arrays like those of the silos with
+            ids out of the public categories; y of the federation's kind, the first and the last class among them.
         """
-        x = np.random.default_rng(0).standard_normal((count, *self.record_shape), dtype=np.float32)
+        random = np.random.default_rng(0)
+        arrays = {one.name: one.draw(count, random) for one in self.inputs or (Input("", self.record_shape),)}
+        x = arrays[""] if list(arrays) == [""] else NamedArrays(arrays)
         if self.labels == "survival":
             # One censored record, so that a survival loss meets both kinds.
             y: NDArray[Any] = np.stack([np.arange(count) != 1, np.arange(count) + 1], axis=1)

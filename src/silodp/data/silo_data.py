@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.data.inputs import NamedArrays, get_kind, list_arrays
 from silodp.errors import SilodpError, shorten
 
 MAX_NAME_LENGTH = 100
@@ -22,7 +24,9 @@ class SiloData:
 
     Attributes:
         name: unique within a federation.
-        x: (n, ...) float32 features, finite. Public constants have scaled them already.
+        x: (n, ...) float32 features, finite, which public constants have scaled already; or (n, ...) int64 ids of
+            tokens or categories, whose number `Federation.categories` declares; or a mapping of names to such arrays,
+            which the model gets as keyword arguments (kept as `NamedArrays`).
         y: (n,) int64 class numbers, (n,) float32 real targets, or (n, 2) float32 [event 0/1, time ≥ 0].
         user: (n,) int64, the number 0..U-1 of the user to whom each record belongs; the numbering is public. In
             test data, -1 marks a record that is assigned to no user.
@@ -41,7 +45,7 @@ class SiloData:
     """
 
     name: str
-    x: NDArray[np.float32]
+    x: Any
     y: NDArray[Any]
     user: NDArray[np.int64]
     budget: NDArray[np.float64] | None = None
@@ -56,10 +60,19 @@ class SiloData:
                 code="data.array",
                 field="name",
             )
-        for field in ("x", "y", "user"):
-            if not isinstance(getattr(self, field), np.ndarray):
-                raise self._refusal(f"{field} is a {type(getattr(self, field)).__name__}; give a numpy array")
+        if isinstance(self.x, Mapping):
+            object.__setattr__(self, "x", self._name_arrays(self.x))
+        arrays = {f"x[{name!r}]" if name else "x": array for name, array in list_arrays(self.x).items()}
+        for field, array in {**arrays, "y": self.y, "user": self.user}.items():
+            if not isinstance(array, np.ndarray):
+                raise self._refusal(f"{field} is a {type(array).__name__}; give a numpy array")
+        for field, array in arrays.items():
+            self._check_features(field, array)
         self._check_types()
+        if len({len(array) for array in arrays.values()}) > 1:
+            raise self._refusal(
+                "the arrays of x have different numbers of records; give one row of each per record"
+            )
         if not len(self.x) == len(self.y) == len(self.user):
             raise self._refusal(
                 f"x, y and user have {len(self.x)}, {len(self.y)} and {len(self.user)} records; give one label and "
@@ -69,8 +82,8 @@ class SiloData:
             check_budgets(self.budget, len(self.x), f"silo {name!r}", "record")
         if self.test is not None:
             self._check_test(self.test)
-        for field in ("x", "y"):
-            finite = np.isfinite(getattr(self, field))
+        for field, array in {**arrays, "y": self.y}.items():
+            finite = np.isfinite(array) if array.dtype.kind == "f" else np.ones((), bool)
             if not finite.all():
                 record = int(np.argwhere(~finite)[0][0])
                 raise self._refusal(
@@ -86,7 +99,7 @@ class SiloData:
         """Check that held-out records are of the same kind as the others, and belong to persons."""
         if not isinstance(test, SiloData):
             raise self._refusal(f"test is a {type(test).__name__}; give a SiloData")
-        alike = test.x.shape[1:] == self.x.shape[1:] and test.y.shape[1:] == self.y.shape[1:]
+        alike = get_kind(test.x) == get_kind(self.x) and test.y.shape[1:] == self.y.shape[1:]
         if not alike or test.y.dtype != self.y.dtype:
             raise self._refusal(
                 "test has records of another shape or kind; give both the same columns and label"
@@ -94,24 +107,34 @@ class SiloData:
         if (test.user < 0).any():
             raise self._refusal("test has records of no person; number their persons from 0")
 
-    def _check_types(self) -> None:
-        """Check shapes and dtypes of x, y and user."""
-        x, y, user = self.x, self.y, self.user
+    def _name_arrays(self, arrays: Mapping[Any, Any]) -> NamedArrays:
+        """Return the arrays of a mapping, whose names the model takes as keyword arguments."""
+        if not arrays or not all(isinstance(name, str) and name.isidentifier() for name in arrays):
+            raise self._refusal(
+                f"x has the names {shorten(list(arrays))}; give at least one array, named like an argument of the model"
+            )
+        return NamedArrays(arrays)
+
+    def _check_features(self, name: str, x: NDArray[Any]) -> None:
+        """Check shape and dtype of one array of x."""
         if x.size == 0 and 0 in x.shape[1:]:
-            raise self._refusal(f"x has shape {x.shape}, so no features; give at least one")
-        if x.dtype.kind in "iub":
+            raise self._refusal(f"{name} has shape {x.shape}, so no features; give at least one")
+        if x.dtype.kind in "iub" and x.dtype != np.int64:
             raise SilodpError(
-                f"silo {self.name!r}: x holds whole numbers ({x.dtype}); give measurements as float32 "
-                "(x.astype(numpy.float32)); ids of tokens or categories are not supported as inputs yet: one-hot or "
-                "embed them beforehand",
+                f"silo {self.name!r}: {name} holds whole numbers ({x.dtype}); give measurements as float32 "
+                "(.astype(numpy.float32)), and ids of tokens or categories as int64",
                 code="model.integer_inputs",
                 field="x",
             )
-        if x.dtype != np.float32 or x.ndim < 2:
+        if x.dtype not in (np.float32, np.int64) or x.ndim < 2:
             raise self._refusal(
-                f"x has shape {x.shape} and dtype {x.dtype}; give (records, features…) as float32, e.g. "
-                "x.astype(numpy.float32)"
+                f"{name} has shape {x.shape} and dtype {x.dtype}; give (records, features…) as float32, e.g. "
+                ".astype(numpy.float32), or ids as int64"
             )
+
+    def _check_types(self) -> None:
+        """Check shapes and dtypes of y and user."""
+        y, user = self.y, self.user
         is_survival = y.dtype == np.float32 and y.ndim == 2 and y.shape[1] == 2
         if not is_survival and not (y.dtype in (np.int64, np.float32) and y.ndim == 1):
             raise self._refusal(
@@ -132,10 +155,15 @@ class SiloData:
     def __repr__(self) -> str:
         # Only shapes: printed text ends up in logs and error reports, which must not contain private rows. A
         # refused table is also printed in an error report, so a field may be something other than an array.
-        named = {name: getattr(self, name) for name in ("x", "y", "user", "budget")}
+        named = {name: getattr(self, name) for name in ("y", "user", "budget")}
+        named = {
+            **{f"x.{name}" if name else "x": array for name, array in list_arrays(self.x).items()},
+            **named,
+        }
         arrays = {name: array for name, array in named.items() if isinstance(array, np.ndarray)}
         shapes = [f"{name}={array.dtype}{array.shape}" for name, array in arrays.items()]
-        records = [f"records={len(self)}"] if "x" in arrays and self.x.ndim else []
+        is_table = isinstance(self.x, NamedArrays) or (isinstance(self.x, np.ndarray) and self.x.ndim)
+        records = [f"records={len(self)}"] if is_table else []
         return f"SiloData({', '.join([repr(self.name), *records, *shapes])})"
 
     @property
@@ -151,7 +179,10 @@ class SiloData:
         It is computed from private rows: keep it local.
         """
         hasher = hashlib.sha256(repr(self.name).encode())
-        for array in (self.x, self.y, self.user, *(() if self.budget is None else (self.budget,))):
+        if isinstance(self.x, NamedArrays):
+            hasher.update(repr(list(self.x.keys())).encode())
+        features = list_arrays(self.x).values()
+        for array in (*features, self.y, self.user, *(() if self.budget is None else (self.budget,))):
             hasher.update(f"{array.shape}{array.dtype.str}".encode())
             hasher.update(np.ascontiguousarray(array).data)
         if self.identifiers is not None:

@@ -164,6 +164,7 @@ class Consortium:
             "silos",
             "users",
             "record_shape",
+            "inputs",
             "labels",
             "classes",
             "features",

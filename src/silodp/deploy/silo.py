@@ -38,6 +38,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
+from silodp.data.inputs import find_fault, list_arrays
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.data.tables.person_index import read_person_index
@@ -356,7 +357,8 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
 
     Args:
         path: a table, read by the schema of the configuration, or a .npz file with the arrays x, y, user, budget and
-            identifiers of a `SiloData`, and test_x, test_y and test_user of its held-out records.
+            identifiers of a `SiloData`, and test_x, test_y and test_user of its held-out records; several named inputs
+            are the arrays x.NAME and test_x.NAME.
         name: of the silo.
         consortium: the public folder.
         index: file by which a trust center numbers the persons; needed where the run has an identity profile and
@@ -370,12 +372,12 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 test = None
-                if "test_x" in arrays:
-                    test = SiloData(name, arrays["test_x"], arrays["test_y"], arrays["test_user"])
+                if "test_y" in arrays:
+                    test = SiloData(name, _load_x(arrays, "test_x"), arrays["test_y"], arrays["test_user"])
                 names = arrays.get("identifiers")
                 known = None if names is None else tuple(names.tolist())
                 budget = arrays.get("budget")
-                data = SiloData(name, arrays["x"], arrays["y"], arrays["user"], budget, test, known)
+                data = SiloData(name, _load_x(arrays, "x"), arrays["y"], arrays["user"], budget, test, known)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise SilodpError(
                 f"{path} cannot be read ({type(error).__name__}): give a .npz file with the arrays x, y and user.",
@@ -385,12 +387,14 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         check_index(consortium.config, consortium.stated_spec)
         schema = consortium.config.resolve_data()[1]["schema"]
         (data,) = read_tables({name: path}, schema, _read_index(index, schema, consortium.stated_spec)).silos
-    if data.x.shape[1:] != public.record_shape:
-        raise SilodpError(
-            f"the records in {path} have the shape {data.x.shape[1:]}, and the consortium agreed on "
-            f"{public.record_shape}: prepare them as the description of the data says.",
-            code="deploy.data",
-        )
+    for one in (data, data.held_out):
+        fault = find_fault(one.x, public.record_shape, public.inputs)
+        if fault is not None:
+            raise SilodpError(
+                f"the records in {path} are not what the consortium agreed on, {fault}: prepare them as the "
+                "description of the data says.",
+                code="deploy.data",
+            )
     if not all(_has_label(one, public) for one in (data, data.held_out)):
         raise SilodpError(
             f"the labels in {path} are not of the kind '{public.labels}' with {public.classes or 'no'} classes, which "
@@ -457,16 +461,29 @@ def _read_index(path: Path | None, schema: Schema, spec: RunSpec) -> dict[str, i
 
 def save_records(path: Path, data: SiloData) -> None:
     """Write the records of a silo as a .npz file that its owner alone may read."""
-    arrays: dict[str, Any] = {"x": data.x, "y": data.y, "user": data.user}
+    arrays: dict[str, Any] = {**_store_x(data.x, "x"), "y": data.y, "user": data.user}
     if data.budget is not None:
         arrays["budget"] = data.budget
     if data.test is not None:
-        arrays |= {"test_x": data.test.x, "test_y": data.test.y, "test_user": data.test.user}
+        arrays |= {**_store_x(data.test.x, "test_x"), "test_y": data.test.y, "test_user": data.test.user}
     if data.identifiers is not None:
         arrays["identifiers"] = np.array(data.identifiers)
     content = io.BytesIO()
     np.savez(content, **arrays)
     write_durably(path, content.getvalue(), PRIVATE_FILE)
+
+
+def _store_x(x: Any, prefix: str) -> dict[str, Any]:
+    """Return the arrays of a .npz file that hold the inputs of records."""
+    return {f"{prefix}.{name}" if name else prefix: array for name, array in list_arrays(x).items()}
+
+
+def _load_x(arrays: Mapping[str, Any], prefix: str) -> Any:
+    """Return the inputs that `_store_x` stored."""
+    named = {
+        name.removeprefix(f"{prefix}."): arrays[name] for name in arrays if name.startswith(f"{prefix}.")
+    }
+    return named or arrays[prefix]
 
 
 def load_identity(folder: Path, name: str) -> Identity:

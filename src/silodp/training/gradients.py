@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import register_pytree_node
 
+from silodp.data.inputs import NamedArrays, get_kind, map_arrays
 from silodp.errors import SilodpError, first_line
 
 if TYPE_CHECKING:
@@ -27,11 +29,22 @@ if TYPE_CHECKING:
 Gradient = Callable[..., tuple[Tensor, ...]]
 """(parameters per user…, x (r, b, ...), y (r, b, ...), mask (r, b)) -> gradients, shaped like the parameters.
 
+x is a tensor, or `NamedArrays` of tensors.
+
 Of records: (parameters…, x (r, ...), y (r, ...)) -> gradients (r, shape of each).
 """
 
 _LEAST_TO_LOOP = 40
 
+GradientBuilder = Callable[["Task"], Gradient]
+
+# torch.func treats several named inputs like one tensor.
+register_pytree_node(
+    NamedArrays,
+    lambda x: ([x[name] for name in x.keys()], list(x.keys())),  # noqa: SIM118
+    lambda arrays, names: NamedArrays(dict(zip(names, arrays, strict=True))),
+    serialized_type_name="silodp.NamedArrays",
+)
 _log = logging.getLogger(__name__)
 
 
@@ -77,8 +90,8 @@ def build_single_user_gradient(task: Task) -> Gradient:
     """
     count = len(task.names)
 
-    def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
-        own = [tensor.squeeze(0) for tensor in tensors]
+    def gradient(*tensors: Any) -> tuple[Tensor, ...]:
+        own = [map_arrays(lambda tensor: tensor.squeeze(0), part) for part in tensors]
         return tuple(g.unsqueeze(0) for g in _differentiate(task, own[:count], *own[count:]))
 
     return gradient
@@ -129,8 +142,9 @@ def build_record_gradient(task: Task) -> Gradient:
     one = torch.ones(1, dtype=task.dtype, device=task.device)
     count = len(task.names)
 
-    def record_loss(p: tuple[Tensor, ...], record: Tensor, target: Tensor) -> Tensor:
-        return task.objective(p, record.unsqueeze(0), target.unsqueeze(0), one)
+    def record_loss(p: tuple[Tensor, ...], record: Any, target: Tensor) -> Tensor:
+        alone = map_arrays(lambda tensor: tensor.unsqueeze(0), record)
+        return task.objective(p, alone, target.unsqueeze(0), one)
 
     per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
@@ -139,6 +153,25 @@ def build_record_gradient(task: Task) -> Gradient:
         with _vectorizable_kernels(task.model):
             result: tuple[Tensor, ...] = per_record(tuple(weights), *tensors[count:])
         return result
+
+    return gradient
+
+
+def build_expanded_record_gradient(task: Task) -> Gradient:
+    """Return the gradients of many single records' losses, as those of users with one record and the same parameters.
+
+    Recurrent layers write in place, which vmap allows only if the parameters, too, differ from user to user.
+    """
+    count = len(task.names)
+    per_user = build_user_gradient(task)
+
+    def gradient(*tensors: Any) -> tuple[Tensor, ...]:
+        x, y = tensors[count:]
+        rows = [p.expand(len(y), *p.shape) for p in tensors[:count]]
+        alone = map_arrays(lambda tensor: tensor.unsqueeze(1), x)
+        return per_user(
+            *rows, alone, y.unsqueeze(1), torch.ones_like(rows[0], dtype=task.dtype).flatten(1)[:, :1]
+        )
 
     return gradient
 
@@ -156,8 +189,8 @@ def build_looped_record_gradient(task: Task) -> Gradient:
     return gradient
 
 
-def is_vectorizable(task: Task, x: Any, y: Tensor) -> bool:
-    """Return whether `torch.func` can take the gradient for many users at once; found out once per kind of record.
+def select_user_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
+    """Return `build_user_gradient`, or `build_looped_gradient` where `torch.func` cannot run the model or loss.
 
     Args:
         task: model and loss.
@@ -166,21 +199,55 @@ def is_vectorizable(task: Task, x: Any, y: Tensor) -> bool:
     Raises:
         SilodpError: ordinary autograd cannot take the gradient of one user either.
     """
-    kind = (x.shape[1:], x.dtype, y.shape[1:], y.dtype)
-    vectorizable: bool = task.engine.get(("vectorizable", kind), lambda: _try_vectorized(task, x, y))
-    return vectorizable
+
+    def example() -> list[Any]:
+        first = torch.zeros(2, 2, dtype=torch.int64, device=task.device)  # two users with two records each
+        rows = [torch.stack([p, p]) for p in task.unflatten(task.flatten(task.model))]
+        return [*rows, x[first], y[first], torch.ones(2, 2, dtype=task.dtype, device=task.device)]
+
+    return _select("user", task, x, y, (build_user_gradient, build_looped_gradient), example)
 
 
-def _try_vectorized(task: Task, x: Any, y: Tensor) -> bool:
-    first = torch.zeros(2, 2, dtype=torch.int64, device=task.device)  # two users with two records each
-    rows = [torch.stack([p, p]) for p in task.unflatten(task.flatten(task.model))]
-    data = (x[first], y[first], torch.ones(2, 2, dtype=task.dtype, device=task.device))
-    with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
-        try:
-            build_user_gradient(task)(*rows, *data)
-        except Exception as reason:
+def select_record_gradient(task: Task, x: Any, y: Tensor) -> GradientBuilder:
+    """Return the fastest builder of the gradients of single records that can run the model and loss.
+
+    Args and Raises: as `select_user_gradient`.
+    """
+    builders = (build_record_gradient, build_expanded_record_gradient, build_looped_record_gradient)
+
+    def example() -> list[Any]:
+        first = torch.zeros(2, dtype=torch.int64, device=task.device)
+        return [*task.unflatten(task.flatten(task.model)), x[first], y[first]]
+
+    return _select("record", task, x, y, builders, example)
+
+
+def is_looped(builder: GradientBuilder) -> bool:
+    """Return whether a builder's gradients are computed one after another, which cannot be traced."""
+    return builder in (build_looped_gradient, build_looped_record_gradient)
+
+
+def _select(
+    unit: str,
+    task: Task,
+    x: Any,
+    y: Tensor,
+    builders: tuple[GradientBuilder, ...],
+    example: Callable[[], list[Any]],
+) -> GradientBuilder:
+    """Return the first builder whose gradient runs on the example; found out once per kind of records."""
+
+    def select() -> GradientBuilder:
+        tensors = example()
+        with torch.random.fork_rng(devices=[task.device] if task.device.type == "cuda" else []):
+            for builder in builders[:-1]:
+                try:
+                    builder(task)(*tensors)
+                    return builder
+                except Exception as problem:
+                    reason = first_line(problem)
             try:
-                build_looped_gradient(task)(*rows, *data)
+                builders[-1](task)(*tensors)
             except SilodpError:
                 raise
             except Exception as error:
@@ -190,15 +257,21 @@ def _try_vectorized(task: Task, x: Any, y: Tensor) -> bool:
                     code="model.no_gradient",
                     field="task.model",
                 ) from error
-            _log.warning(
-                "torch.func cannot run %s with loss '%s' for many users at once, so users (or records) are trained one "
-                "after another: the results are the same, and training is slower; the reason: %s",
-                type(task.model).__name__,
-                task.loss.name,
-                first_line(reason),
-            )
-            return False
-    return True
+        task.engine.get("announced", lambda: _announce_loop(task, reason))
+        return builders[-1]
+
+    selected: GradientBuilder = task.engine.get(("gradient", unit, get_kind(x), get_kind(y)), select)
+    return selected
+
+
+def _announce_loop(task: Task, reason: str) -> None:
+    _log.warning(
+        "torch.func cannot run %s with loss '%s' for many users or records at once, so they are trained one after "
+        "another: the results are the same, and training is slower; the reason: %s",
+        type(task.model).__name__,
+        task.loss.name,
+        reason,
+    )
 
 
 def _differentiate(task: Task, params: Any, x: Any, y: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
@@ -244,12 +317,12 @@ def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
     A trace keeps the kernels with which it was made.
     """
     with ExitStack() as kernels:
+        kernels.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "There is a performance drop|TF32 acceleration", UserWarning)
         kernels.enter_context(sdpa_kernel(SDPBackend.MATH))
         if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
             kernels.enter_context(_GroupNormAsLayerNorm())
         if any(isinstance(module, nn.LSTM) for module in model.modules()):
             kernels.enter_context(torch.backends.mkldnn.flags(enabled=False))
             kernels.enter_context(torch.backends.cudnn.flags(enabled=False))
-        kernels.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         yield

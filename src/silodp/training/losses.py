@@ -7,15 +7,17 @@ mask has loss 0 and gradient 0.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from reprlib import repr as short
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from silodp.errors import SilodpError, describe_exception
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
 
 
 # Up to this many records the risk sets of the Cox loss are one (n, n) table; beyond, a sort and a running sum.
@@ -112,6 +114,73 @@ class Loss:
                 field="task.loss",
             )
         return value
+
+
+_TORCH_LOSSES = (
+    "CrossEntropyLoss",
+    "NLLLoss",
+    "BCEWithLogitsLoss",
+    "BCELoss",
+    "MSELoss",
+    "L1Loss",
+    "SmoothL1Loss",
+    "HuberLoss",
+    "SoftMarginLoss",
+)
+_OPTIONS = ("weight", "pos_weight", "ignore_index", "label_smoothing", "beta", "delta")
+
+
+def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Loss:
+    """Make the mean over a user's records of a loss of `torch.nn`, with the module's weights and other constants.
+
+    The mean divides by the number of records, also where the module has class weights (torch divides by the sum of the
+    weights) or an `ignore_index` (torch divides by the records that are left). Several
+    outputs of a record are averaged.
+
+    Args:
+        module: its reduction is "mean" or "none".
+        dtype, device: of the model's parameters.
+
+    Raises:
+        SilodpError: another module, or the reduction "sum".
+    """
+    name = type(module).__name__
+    if name not in _TORCH_LOSSES or type(module).__module__ != "torch.nn.modules.loss":
+        raise SilodpError(
+            f"loss is a module {name}, which silodp cannot take apart by records: wrap a function that returns one "
+            "number per record in Loss.per_record, for example Loss.per_record('mine', MyLoss(reduction='none')).",
+            code="argument.type",
+            field="loss",
+        )
+    if module.reduction == "sum":
+        raise SilodpError(
+            f"loss is {name}(reduction='sum'), which grows with the number of a person's records: leave reduction out.",
+            code="argument.value",
+            field="loss",
+        )
+    own: Any = copy.deepcopy(module).to(device, dtype)
+    own.reduction = "none"
+    by_class = name in ("CrossEntropyLoss", "NLLLoss")
+
+    def values(outputs: Tensor, targets: Tensor) -> Tensor:
+        if by_class:
+            found: Tensor = own(outputs, targets)
+        else:
+            rows = outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1)
+            wanted = targets.flatten(1) if targets.dim() > 1 else targets.unsqueeze(1)
+            if rows.shape != wanted.shape:
+                raise SilodpError(
+                    f"{name} needs as many outputs as targets per record, and the model gives {rows.shape[1]} for "
+                    f"{wanted.shape[1]}: end it in a layer of width {wanted.shape[1]}, or choose another loss.",
+                    code="loss.output_shape",
+                    field="task.loss",
+                )
+            found = own(rows, wanted.to(rows.dtype))
+        return found.flatten(1).mean(1) if found.dim() > 1 else found
+
+    constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
+    shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
+    return Loss.per_record(f"{name}({shown})", values, most_classes=2 if name.startswith("BCE") else None)
 
 
 def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:

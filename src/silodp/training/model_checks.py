@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from silodp.data.inputs import NamedArrays, get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError, describe_exception
 from silodp.training.losses import Loss
 
@@ -24,22 +26,26 @@ def inspect_model(model: nn.Module) -> None:
     """Check all that can be seen without running the model.
 
     Raises:
-        SilodpError: batch statistics, no trainable parameters, parameters that are not all float32 or all float64 on
-            one device, memory that two parameters share, or a state that is not a tensor.
+        SilodpError: batch statistics, an embedding that changes its weights, no trainable parameters, parameters that
+            are not all float32 or all float64 on one device, memory that two parameters share, or a state that is not a
+            tensor.
     """
     for name, module in model.named_modules():
         where = (
             f"layer '{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         )
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise _refuse_batch_norm(module, where)
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not is_frozen_norm(module):
+            raise _refuse_batch_norm(where)
+        tracks = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+        if tracks and not is_frozen_norm(module):
             raise SilodpError(
                 f"{where} keeps running statistics of the records, which no noise protects: "
                 "set track_running_stats=False, or use GroupNorm or LayerNorm instead",
                 code="model.running_state",
                 field="task.model",
             )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            _inspect_embedding(module, where)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)):
             raise SilodpError(
                 f"{where} has no shape yet: run the model once on an example before building the task",
@@ -64,21 +70,42 @@ def inspect_model(model: nn.Module) -> None:
     _inspect_state(model)
 
 
-def _refuse_batch_norm(layer: nn.modules.batchnorm._BatchNorm, where: str) -> SilodpError:
-    if layer.training or layer.running_mean is None:
-        return SilodpError(
-            f"{where} normalizes over the batch, so one person's records change another's gradient: "
-            "use GroupNorm or LayerNorm instead",
-            code="model.batch_norm",
-            field="task.model",
-        )
+def is_frozen_norm(module: nn.Module) -> bool:
+    """Return whether a layer normalizes by constants: running statistics, in the eval mode that it was given in."""
+    norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+    return isinstance(module, norms) and not module.training and module.running_mean is not None
+
+
+def set_mode(model: nn.Module, training: bool) -> None:
+    """Set train or eval mode, in which layers with frozen statistics stay in eval mode."""
+    frozen = [module for module in model.modules() if is_frozen_norm(module)]
+    model.train(training)
+    for module in frozen:
+        module.eval()
+
+
+def _refuse_batch_norm(where: str) -> SilodpError:
     return SilodpError(
-        f"{where} is a batch normalization in eval mode, which is not supported yet (training would put it back into "
-        "train mode): fold it into the layer before it (torch.nn.utils.fusion.fuse_conv_bn_eval), or put a layer with "
-        "the same statistics as constants (such as torchvision.ops.FrozenBatchNorm2d) or GroupNorm in its place",
-        code="model.frozen_batch_norm",
+        f"{where} normalizes over the batch, so one person's records change another's gradient: use GroupNorm or "
+        "LayerNorm instead, or call .eval() on it where its running statistics are public",
+        code="model.batch_norm",
         field="task.model",
     )
+
+
+def _inspect_embedding(layer: nn.Embedding | nn.EmbeddingBag, where: str) -> None:
+    """Refuse an embedding whose training is not a function of one person's records, or changes weights in forward."""
+    for option, why in (
+        ("max_norm", "rescales weights while the model runs, in a way that no noise protects"),
+        ("scale_grad_by_freq", "divides gradients by how often an id occurs in a batch, padding included"),
+        ("sparse", "makes sparse gradients, and those that are clipped and noised are dense"),
+    ):
+        if getattr(layer, option):
+            raise SilodpError(
+                f"{where} has {option}={getattr(layer, option)}, which {why}: leave {option} out",
+                code="model.embedding",
+                field="task.model",
+            )
 
 
 def _inspect_state(model: nn.Module) -> None:
@@ -115,29 +142,32 @@ def _memory_span(tensor: Tensor) -> tuple[int, int, int]:
     return tensor.untyped_storage().data_ptr(), begin, begin + extent * tensor.element_size()
 
 
-def inspect_on(model: nn.Module, example: Tensor) -> None:
+def call_model(model: nn.Module, x: Any) -> Any:
+    """Return the outputs of a model: several named inputs are its keyword arguments."""
+    return model(**x) if isinstance(x, NamedArrays) else model(x)
+
+
+def inspect_on(model: nn.Module, example: Any) -> None:
     """Check a model on an example: no records mixed, no state changed, outputs finite.
 
     One record of a batch is replaced; outputs of the others must not move, in train and in eval mode.
 
     Args:
         model: left in the mode and state that it came with.
-        example: (n, ...) records, n ≥ 1.
+        example: (n, ...) records, n ≥ 1, a tensor or `NamedArrays`.
 
     Raises:
         SilodpError: the model fails one of these, or raises.
     """
     if len(example) == 0:
         raise SilodpError("checking a model needs at least one example record", code="data.no_records")
-    batch = example[:8] if len(example) >= 3 else example[:1].expand(3, *example.shape[1:])
-    batch = batch.clone()
-    changed = batch.clone()
-    changed[1] = _make_distant_record(batch, example)
+    batch = example[:8] if len(example) >= 3 else example[[0, 0, 0]]
+    changed = map_arrays(_replace_record, batch)
     states = {name: value.detach().clone() for name, value in model.state_dict().items()}
     training = model.training
     try:
         for mode in (True, False):
-            model.train(mode)
+            set_mode(model, mode)
             _run_layers(model, batch)
             moved = [
                 name for name, value in model.state_dict().items() if not _are_equal(value, states[name])
@@ -151,7 +181,7 @@ def inspect_on(model: nn.Module, example: Tensor) -> None:
                 )
             _inspect_runs(model, batch, changed)
     finally:
-        model.train(training)
+        set_mode(model, training)
         with torch.no_grad():
             for name, value in model.state_dict().items():
                 value.copy_(states[name])
@@ -160,7 +190,7 @@ def inspect_on(model: nn.Module, example: Tensor) -> None:
 def inspect_loss(
     model: nn.Module,
     loss: Loss,
-    x: Tensor,
+    x: Any,
     y: Tensor,
 ) -> None:
     """Check that a loss can train this model, and that it leaves out records whose mask is 0.
@@ -175,7 +205,7 @@ def inspect_loss(
         SilodpError: it cannot, or does not.
     """
     with _in_mode(model, training=False), torch.enable_grad():
-        outputs = model(x)
+        outputs = call_model(model, x)
     if not outputs.requires_grad:
         raise SilodpError(
             f"the outputs of {type(model).__name__} have no gradient with respect to its parameters: write its forward "
@@ -184,7 +214,7 @@ def inspect_loss(
             field="task.model",
         )
     outputs = outputs.detach().requires_grad_()
-    everyone = torch.ones(len(x), dtype=outputs.dtype, device=x.device)
+    everyone = torch.ones(len(x), dtype=outputs.dtype, device=outputs.device)
     if not _compute_repeatably(loss, outputs, y, everyone).requires_grad:
         raise SilodpError(
             f"the loss '{loss.name}' has no gradient with respect to the model's outputs: write it with differentiable "
@@ -195,7 +225,7 @@ def inspect_loss(
     # Replacing a record whose mask is 0 must not change the loss of the others.
     without = everyone.clone()
     without[1] = 0
-    swap = torch.arange(len(x), device=x.device)
+    swap = torch.arange(len(x), device=outputs.device)
     swap[1] = 0
     before, after = (
         _compute_repeatably(loss, o, t, without) for o, t in ((outputs, y), (outputs[swap], y[swap]))
@@ -220,14 +250,14 @@ def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tens
 @contextmanager
 def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     before = model.training
-    model.train(training)
+    set_mode(model, training)
     try:
         yield
     finally:
-        model.train(before)
+        set_mode(model, before)
 
 
-def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
+def _inspect_runs(model: nn.Module, batch: Any, changed: Any) -> None:
     before, after = _run_layers(model, batch), _run_layers(model, changed)
     final = before[""]
     if final.dim() == 0 or final.shape[0] != len(batch):
@@ -237,7 +267,10 @@ def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
             code="model.output_shape",
             field="task.model",
         )
-    if torch.isfinite(batch).all() and not torch.isfinite(final).all():
+    if (
+        all(torch.isfinite(part).all() for part in list_arrays(batch).values())
+        and not torch.isfinite(final).all()
+    ):
         raise SilodpError(
             "the model gives outputs that are not finite on a finite example: scale the inputs",
             code="model.not_finite",
@@ -250,9 +283,12 @@ def _inspect_runs(model: nn.Module, batch: Tensor, changed: Tensor) -> None:
     for name, output in before.items():
         if name and len(output) == len(batch) and _have_moved(output, after[name], others):
             layer = model.get_submodule(name)
+            remedy = "use a layer that works on each record alone"
+            if getattr(layer, "batch_first", True) is False:
+                remedy = "set batch_first=True, because here the first dimension of its inputs is the record"
             raise SilodpError(
                 f"layer '{name}' ({type(layer).__name__}) mixes the records of a batch, so one person's "
-                "records change another's gradient: use a layer that works on each record alone",
+                f"records change another's gradient: {remedy}",
                 code="model.mixes_records",
                 field="task.model",
             )
@@ -271,7 +307,7 @@ def _have_moved(before: Tensor, after: Tensor, rows: list[int]) -> bool:
     return bool(((before[rows] - after[rows]).abs().max() > _TOLERANCE * scale).item())
 
 
-def _run_layers(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+def _run_layers(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     """Return floating outputs by layer name in order of completion, '' for the model; same dropout in every call."""
     found: dict[str, Tensor] = {}
 
@@ -288,18 +324,24 @@ def _run_layers(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
         _watch_embeddings(model) as unfinished,
         torch.no_grad(),
     ):
-        devices = [batch.device] if batch.device.type == "cuda" else []
+        inputs = list_arrays(batch)
+        devices = [part.device for part in inputs.values() if part.device.type == "cuda"][:1]
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(0)
             try:
-                final = model(batch)
+                final = call_model(model, batch)
             except SilodpError:
                 raise
             except (Exception, SystemExit) as problem:
-                if unfinished and batch.is_floating_point():
-                    raise _refuse_integer_inputs(unfinished[0]) from problem
+                if unfinished:
+                    name, asked = unfinished[0]
+                    refusal = _refuse_lookup(name, model.get_submodule(name), asked, inputs)
+                    if refusal is not None:
+                        raise refusal from problem
+                shapes = " and ".join(f"{name} {shape}".strip() for name, shape, _ in get_kind(batch))
+                called = f", given as the arguments {', '.join(inputs)}" if "" not in inputs else ""
                 raise SilodpError(
-                    f"the model fails on records of shape {tuple(batch.shape[1:])} (tried with made-up numbers): "
+                    f"the model fails on records of shape {shapes} (tried with made-up numbers{called}): "
                     f"{describe_exception(problem)}",
                     code="model.raised",
                     field="task.model",
@@ -314,24 +356,39 @@ def _run_layers(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def _refuse_integer_inputs(where: str) -> SilodpError:
+def _refuse_lookup(
+    name: str, layer: nn.Module, asked: Tensor, inputs: dict[str, Tensor]
+) -> SilodpError | None:
+    """Return the refusal of an embedding layer that failed on made-up records; None where the ids are not at fault."""
+    where = f"layer '{name}' ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
+    if all(part.is_floating_point() for part in inputs.values()):
+        return SilodpError(
+            f"{where} looks up ids, and the inputs are real numbers: give ids as int64, with their public number "
+            "(categories)",
+            code="model.integer_inputs",
+            field="task.model",
+        )
+    rows = int(getattr(layer, "num_embeddings", 0))
+    if asked.is_floating_point() or not len(asked) or int(asked.max()) < rows:
+        return None
     return SilodpError(
-        f"{where} looks up whole numbers (token ids), and integer inputs are not supported yet: turn ids into numbers "
-        "beforehand, one-hot (data.schema.categorical) or as embeddings, and leave the lookup out of the model",
-        code="model.integer_inputs",
+        f"{where} has {rows} rows and is asked for row {int(asked.max())}, which the public number of ids allows "
+        "(categories): set num_embeddings to at least that number",
+        code="data.categories",
         field="task.model",
     )
 
 
 @contextmanager
-def _watch_embeddings(model: nn.Module) -> Iterator[list[str]]:
-    """The embedding layers that have begun and not ended, for the time of the context."""
-    unfinished: list[str] = []
+def _watch_embeddings(model: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield the embedding layers that have begun and not ended: name and ids."""
+    unfinished: list[tuple[str, Tensor]] = []
     with ExitStack() as handles:
         for name, module in model.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                where = f"layer '{name}' ({type(module).__name__})" if name else "the model"
-                begin = module.register_forward_pre_hook(lambda *_, where=where: unfinished.append(where))
+                begin = module.register_forward_pre_hook(
+                    lambda _, args, name=name: unfinished.append((name, args[0] if args else torch.zeros(0)))
+                )
                 end = module.register_forward_hook(lambda *_: unfinished.clear())
                 handles.callback(begin.remove)
                 handles.callback(end.remove)
@@ -348,15 +405,18 @@ def _hooks(pairs: list) -> Iterator[None]:  # type: ignore[type-arg]
             handle.remove()
 
 
-def _make_distant_record(batch: Tensor, example: Tensor) -> Tensor:
-    """Return a record far from the batch's second one; whole numbers (token ids) stay among those seen."""
-    if not batch.is_floating_point():
-        return (
-            batch[1].flip(0) if batch.dim() > 1 and not torch.equal(batch[1].flip(0), batch[1]) else batch[0]
-        )
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(batch[1].shape, generator=generator, dtype=torch.float64).to(batch)
-    return batch[1] + (1 + example.abs().max().nan_to_num(0, 0)) * noise
+def _replace_record(batch: Tensor) -> Tensor:
+    """Return the batch with another second record: a distant one, or other ids among those seen."""
+    changed = batch.clone()
+    if batch.is_floating_point():
+        generator = torch.Generator().manual_seed(1)
+        noise = torch.randn(batch[1].shape, generator=generator, dtype=torch.float64).to(batch)
+        changed[1] = batch[1] + (1 + batch.abs().max().nan_to_num(0, 0)) * noise
+    else:
+        # At every place an id that another record has there, and this one has not, if there is one.
+        other = (batch != batch[1]).int().argmax(0, keepdim=True)
+        changed[1] = batch.gather(0, other)[0]
+    return changed
 
 
 def _are_equal(a: Tensor, b: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -14,11 +15,19 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from silodp.data.inputs import NamedArrays, map_arrays
 from silodp.errors import SilodpError, describe_exception, first_line
-from silodp.training.gradients import is_vectorizable
-from silodp.training.losses import Loss
+from silodp.training.gradients import select_user_gradient
+from silodp.training.losses import Loss, adapt_torch_loss
 from silodp.training.metrics import Metric
-from silodp.training.model_checks import inspect_loss, inspect_model, inspect_on
+from silodp.training.model_checks import (
+    call_model,
+    inspect_loss,
+    inspect_model,
+    inspect_on,
+    is_frozen_norm,
+    set_mode,
+)
 from silodp.training.models import Architecture
 
 _EVALUATION_BATCH = 4096  # records, which bounds the memory of the layers' outputs
@@ -37,7 +46,8 @@ class Task:
 
     Args:
         model: ends in logits, log hazards or real numbers, one row per record.
-        loss: of one user's records (see `silodp.training.losses`).
+        loss: of one user's records (see `silodp.training.losses`), or a common loss of `torch.nn`, of which the mean
+            over the records is taken.
         metrics: name → f(outputs, targets) -> float, for `evaluate`.
         architecture: where the model came from, which a run keeps with it; None: it is the caller's.
 
@@ -49,7 +59,7 @@ class Task:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Loss | nn.Module,
         metrics: Mapping[str, Metric] | None = None,
         architecture: Architecture | None = None,
     ) -> None:
@@ -59,7 +69,7 @@ class Task:
                 code="argument.type",
                 field="model",
             )
-        if not isinstance(loss, Loss):
+        if not isinstance(loss, Loss | nn.Module):
             raise SilodpError(
                 f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record.",
                 code="argument.type",
@@ -80,8 +90,8 @@ class Task:
                     field="metrics",
                 )
         inspect_model(model)
-        self.model = _copy(model).train()
-        self.loss = loss
+        self.model = _copy(model)
+        set_mode(self.model, training=True)
         self.metrics = dict(metrics or {})
         self.architecture = architecture or Architecture()
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -90,6 +100,9 @@ class Task:
         self.sizes = tuple(p.numel() for _, p in trainable)
         self.dtype = trainable[0][1].dtype
         self.device = trainable[0][1].device
+        self.loss = (
+            loss if isinstance(loss, Loss) else adapt_torch_loss(loss, trainable[0][1].dtype, self.device)
+        )
         self._constants = {
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
@@ -101,15 +114,36 @@ class Task:
         """d, the number of trainable parameters."""
         return sum(self.sizes)
 
+    @property
+    def constants_digest(self) -> str:
+        """SHA-256 (hex) of frozen parameters and buffers, which are public constants of the run; "" without any."""
+        if not self._constants:
+            return ""
+        hasher = hashlib.sha256()
+        for name, value in sorted(self._constants.items()):
+            array = value.detach().cpu().contiguous().numpy()
+            hasher.update(f"{name} {array.shape} {array.dtype.str}".encode())
+            hasher.update(array.tobytes())
+        return hasher.hexdigest()
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether parts of the model are frozen; then its other parameters start at the values they came with."""
+        frozen = (not p.requires_grad for p in self.model.parameters())
+        return any(frozen) or any(is_frozen_norm(module) for module in self.model.modules())
+
     def initial(self, seed: int | None) -> Tensor:
         """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`.
 
         The same seed gives the same parameters on every device; `None` draws a seed from the operating system.
-        Parameters that no layer re-initializes keep the values the model came with.
+        Parameters that no layer re-initializes keep the values the model came with, and so do all parameters of a model
+        with frozen parts.
 
         Raises:
             SilodpError: a `reset_parameters` raised.
         """
+        if self.is_pretrained:
+            return self.flatten(self.model).clone()
         model = copy.deepcopy(self.model).cpu()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0].item())
@@ -140,14 +174,17 @@ class Task:
             part.reshape(params.shape[:-1] + shape) for part, shape in zip(parts, self.shapes, strict=True)
         )
 
-    def forward(self, params: tuple[Tensor, ...], x: Tensor) -> Tensor:
-        """Return the model's outputs (n, ...) at the given parameters, one tensor per name; differentiable."""
-        outputs: Tensor = functional_call(
-            self.model, dict(zip(self.names, params, strict=True)) | self._constants, (x,)
-        )
+    def forward(self, params: tuple[Tensor, ...], x: Any) -> Tensor:
+        """Return the model's outputs (n, ...) at the given parameters, one tensor per name; differentiable.
+
+        Several named inputs are the keyword arguments of the model.
+        """
+        values = dict(zip(self.names, params, strict=True)) | self._constants
+        args, named = ((), dict(**x)) if isinstance(x, NamedArrays) else ((x,), {})
+        outputs: Tensor = functional_call(self.model, values, args, named)
         return outputs
 
-    def objective(self, params: tuple[Tensor, ...], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    def objective(self, params: tuple[Tensor, ...], x: Any, y: Tensor, mask: Tensor) -> Tensor:
         """Return the loss (scalar) of one user's records x (n, ...), y (n, ...), mask (n,) of 0/1."""
         try:
             outputs = self.forward(params, x)
@@ -157,9 +194,12 @@ class Task:
             raise _describe_failure(self.model, error) from error
         return self.loss.compute(outputs, y, mask)
 
-    def tensors(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-        """Return x (n, ...), y (n, ...) as tensors on this task's device, floating ones in its data type."""
-        return self._tensor(x), self._tensor(y)
+    def tensors(self, x: Any, y: Any) -> tuple[Any, Tensor]:
+        """Return x (n, ...), y (n, ...) as tensors on this task's device, floating ones in its data type.
+
+        A mapping x of names to arrays becomes `NamedArrays` of tensors.
+        """
+        return map_arrays(self._tensor, x), self._tensor(y)
 
     def _tensor(self, values: Any) -> Tensor:
         return make_tensor(values, self.device, self.dtype)
@@ -200,7 +240,7 @@ class Task:
         }
         return {name: value for name, value in values.items() if name == "loss" or not math.isnan(value)}
 
-    def predict(self, params: Tensor, inputs: Tensor) -> Tensor:
+    def predict(self, params: Tensor, inputs: Any) -> Tensor:
         """Return the model's outputs (n, ...) at parameters (d,) for n ≥ 1 inputs (n, ...), in eval mode.
 
         Raises:
@@ -221,12 +261,12 @@ class Task:
             SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.
         """
         serialize(self.model, {})
-        example = self._tensor(example_x)
+        example = map_arrays(self._tensor, example_x)
         inspect_on(self.model, example)
         if example_y is not None:
             labels = self._tensor(example_y)
             inspect_loss(self.model, self.loss, example, labels)
-            is_vectorizable(self, example, labels)
+            select_user_gradient(self, example, labels)
         # The trained model will be a copy, and running a model may have left in it what cannot be copied.
         _copy(self.model)
 
@@ -265,8 +305,8 @@ def make_tensor(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor
     return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
 
-def compute_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the outputs (n, ...) of a model in eval mode for n ≥ 1 inputs (n, ...).
+def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
+    """Return the outputs (n, ...) of a model in eval mode for n ≥ 1 inputs (n, ...), a tensor or `NamedArrays`.
 
     Evaluations and predictions both call this: a batch of another size may round differently.
 
@@ -275,7 +315,8 @@ def compute_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     """
     with torch.no_grad():
         try:
-            return torch.cat([model(batch) for batch in inputs.split(_EVALUATION_BATCH)])  # type: ignore[no-untyped-call]
+            starts = range(0, len(inputs), _EVALUATION_BATCH)
+            return torch.cat([call_model(model, inputs[i : i + _EVALUATION_BATCH]) for i in starts])
         except (Exception, SystemExit) as error:
             raise _describe_failure(model, error) from error
 

@@ -117,8 +117,8 @@ def test_frozen():
         silo().name = "b"
 
 
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, bool])
-def test_inputs_of_whole_numbers_are_not_supported_yet(kind):
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, bool])
+def test_whole_numbers_are_measurements_in_float32_or_ids_in_int64(kind):
     with pytest.raises(SilodpError) as caught:
         silo(x=np.ones((3, 2), dtype=kind))
     assert caught.value.code == "model.integer_inputs"

@@ -90,7 +90,6 @@ def parts_of_one_vector() -> nn.Sequential:
         (nn.Linear(3, 1, device="meta"), "model.not_storable"),
         (sharing(), "model.shared_memory"),
         (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "model.batch_norm"),
-        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval(), "model.frozen_batch_norm"),
         (
             nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval(),
             "model.batch_norm",
@@ -109,22 +108,6 @@ def test_parameters_that_lie_side_by_side_in_one_memory_are_fine():
     task = Task(parts_of_one_vector(), binary_cross_entropy())
     task.check(X, Y)
     assert set(load(serialize(task.model, {}))) == {"0.weight", "1.weight"}
-
-
-def test_a_batch_norm_folded_as_the_refusal_says_is_trained_with_the_same_outputs():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv1d(1, 4, 2), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 1))
-    x = torch.tensor(X).unsqueeze(1)
-    for _ in range(3):
-        model(3 * x + 1)
-    model.eval()
-    with pytest.raises(SilodpError) as caught:
-        Task(model, binary_cross_entropy())
-    assert caught.value.code == "model.frozen_batch_norm"
-    folded = nn.Sequential(torch.nn.utils.fusion.fuse_conv_bn_eval(model[0], model[1]), *model[2:])
-    task = Task(folded, binary_cross_entropy())
-    task.check(x, Y)
-    assert torch.allclose(task.model(x), model(x), atol=1e-6)
 
 
 class ComplexState(nn.Linear):

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch.func import functionalize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from silodp.data.inputs import list_arrays
 from silodp.training.gradients import Gradient
 
 _log = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class TracedGradient:
     """
 
     def __init__(
-        self, gradient: Gradient, example: Sequence[Tensor], parameters: int, single_user: bool = False
+        self, gradient: Gradient, example: Sequence[Any], parameters: int, single_user: bool = False
     ) -> None:
         """Trace on example tensors as `gradient` takes them.
 
@@ -58,8 +60,13 @@ class TracedGradient:
         Raises:
             Exception: whatever the model or torch raises.
         """
-        with torch.random.fork_rng(devices=[example[0].device] if example[0].is_cuda else []):
-            graph = make_fx(gradient if single_user else functionalize(gradient))(*example).graph
+        flat, structure = tree_flatten(tuple(example))
+
+        def flattened(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return gradient(*tree_unflatten(tensors, structure))
+
+        with torch.random.fork_rng(devices=[flat[0].device] if flat[0].is_cuda else []):
+            graph = make_fx(flattened if single_user else functionalize(flattened))(*flat).graph
         if single_user and any(_writes(node) for node in graph.nodes):
             raise ValueError("the model writes in place")
         for node in list(graph.nodes):
@@ -69,7 +76,7 @@ class TracedGradient:
 
     @classmethod
     def try_trace(
-        cls, gradient: Gradient, example: Sequence[Tensor], parameters: int, single_user: bool = False
+        cls, gradient: Gradient, example: Sequence[Any], parameters: int, single_user: bool = False
     ) -> Self | None:
         """Trace, or return None where the model cannot be traced: then it can only be interpreted, which is slower.
 
@@ -82,26 +89,33 @@ class TracedGradient:
             _log.info(
                 "training steps on records %s run untraced, with the same results but slower, because the model cannot "
                 "be traced: %s",
-                tuple(example[parameters].shape),
+                " and ".join(str(tuple(x.shape)) for x in list_arrays(example[parameters]).values()),
                 str(reason).strip().partition("\n")[0],
             )
             return None
 
-    def prepare(self, data: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def prepare(self, data: Sequence[Any]) -> tuple[Tensor, ...]:
         """Compute all that a step needs besides the parameters, from x (r, b, ...), y (r, b, ...), mask (r, b)."""
         with torch.no_grad():
-            return (*data, *self._prelude(*data))
+            flat = _flatten(data)
+            return (*flat, *self._prelude(*flat))
 
-    def prepare_many(self, data: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    def prepare_many(self, data: Sequence[Any]) -> list[tuple[Tensor, ...]]:
         """Run `prepare` for k steps at once: x (k, r, b, ...) and so on; one entry per step."""
         with torch.no_grad():
-            stacked = (*data, *vmap(self._prelude)(*data))
+            flat = _flatten(data)
+            stacked = (*flat, *vmap(self._prelude)(*flat))
         return list(zip(*(tensor.unbind(0) for tensor in stacked), strict=True))
 
     def step(self, params: Sequence[Tensor], prepared: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients of every user, shaped like the parameters."""
         result: tuple[Tensor, ...] = self._body(*params, *prepared)
         return result
+
+
+def _flatten(data: Sequence[Any]) -> list[Tensor]:
+    """Return the tensors of x (one, or several by name), y and, for users, the mask."""
+    return [*list_arrays(data[0]).values(), *data[1:]]
 
 
 def _simplify(graph: fx.Graph, node: fx.Node) -> None:

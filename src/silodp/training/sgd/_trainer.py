@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silodp.data.inputs import count_bytes, get_kind
 from silodp.errors import SilodpError
 from silodp.training.gradients import (
     Gradient,
+    GradientBuilder,
     build_looped_gradient,
     build_single_user_gradient,
     build_traceable_gradient,
-    build_user_gradient,
-    is_vectorizable,
+    is_looped,
     runs_faster_in_a_loop,
+    select_user_gradient,
 )
 from silodp.training.sgd._planning import StepCost, measure_cost, round_up
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
@@ -38,7 +40,7 @@ class Trainer:
     Args:
         task: model and loss.
         start: (d,) where every user starts, on the task's device.
-        x: (n, ...) records. y: (n, ...) targets, both on the task's device.
+        x: (n, ...) records, a tensor or `NamedArrays`. y: (n, ...) targets, both on the task's device.
         local: SGD's hyperparameters.
         differentiate: builds the gradient of a single user, or of many; None: of many, at once where that is possible.
 
@@ -48,19 +50,19 @@ class Trainer:
         self,
         task: Task,
         start: Tensor,
-        x: Tensor,
+        x: Any,
         y: Tensor,
         local: LocalTraining,
-        differentiate: Callable[[Task], Gradient] | None = None,
+        differentiate: GradientBuilder | None = None,
     ) -> None:
         self.task, self.start, self.x, self.y, self.local = task, start, x, y, local
         if differentiate is None:
-            differentiate = build_user_gradient if is_vectorizable(task, x, y) else build_looped_gradient
+            differentiate = select_user_gradient(task, x, y)
         self.gradient = differentiate(task)
         self.looped = build_looped_gradient(task)
-        self.can_vectorize = differentiate is not build_looped_gradient
+        self.can_vectorize = not is_looped(differentiate)
         self.single_user = differentiate is build_single_user_gradient
-        self.data = (differentiate, x.shape[1:], x.dtype, y.shape[1:], y.dtype)
+        self.data = (differentiate, get_kind(x), get_kind(y))
 
     def cost(self, width: int) -> StepCost:
         """Return the cost of one user's step on `width` records, measured on copies of the silo's first record."""
@@ -152,7 +154,8 @@ class Trainer:
     ) -> None:
         records, real, training = select_step_records(users, order, self.local, steps, width)
         data = self._gather(records, real)
-        prepared = traced.prepare_many(data) if traced else list(zip(*data, strict=True))
+        one_by_one = (tuple(part[k] for part in data) for k in range(len(steps)))
+        prepared = traced.prepare_many(data) if traced else list(one_by_one)
         moving = None
         if not training.all():
             trains = training.to(self.task.device)
@@ -193,13 +196,13 @@ class Trainer:
     def _rows(self, count: int) -> tuple[Tensor, ...]:
         return tuple(p.expand(count, *p.shape).clone() for p in self.task.unflatten(self.start))
 
-    def _gather(self, records: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _gather(self, records: Tensor, real: Tensor) -> tuple[Any, Tensor, Tensor]:
         records = records.to(self.task.device)
         return self.x[records], self.y[records], real.to(self.task.device, self.task.dtype)
 
     def _steps_per_block(self, records: int, traced: TracedGradient | None, block_bytes: int) -> int:
         """Return how many steps' records to gather at once."""
-        record = self.x[:1].nbytes + self.y[:1].nbytes + 40  # indices and masks
+        record = count_bytes(self.x[:1]) + self.y[:1].nbytes + 40  # indices and masks
         step = records * record + (traced.hoisted_bytes if traced else 0)
         return max(1, min(min(block_bytes, BLOCK_BYTES) // max(1, step), _BLOCK_STEPS))
 

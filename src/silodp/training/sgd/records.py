@@ -9,12 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silodp.training.gradients import (
-    Gradient,
-    build_looped_record_gradient,
-    build_record_gradient,
-    is_vectorizable,
-)
+from silodp.data.inputs import get_kind
+from silodp.training.gradients import is_looped, select_record_gradient
 from silodp.training.sgd._planning import StepCost, find_break_even, plan_rows, should_trace
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
@@ -53,7 +49,7 @@ def record_gradients(
     start = task.unflatten(validate_start(task, params))
     if len(inputs) == 0:
         return
-    gradient = _build_gradient(task, inputs, targets)
+    gradient = select_record_gradient(task, inputs, targets)(task)
     row_bytes = task.size * start[0].element_size()
     at_once = plan_rows(_measure_record_cost(task, inputs, targets), row_bytes, memory_budget, task.device)
     for first in range(0, len(inputs), at_once):
@@ -64,30 +60,22 @@ def record_gradients(
         del rows
 
 
-def _build_gradient(task: Task, x: Tensor, y: Tensor) -> Gradient:
-    """Return the gradients of single records' losses, of many at once where that is possible."""
-    return (build_record_gradient if is_vectorizable(task, x, y) else build_looped_record_gradient)(task)
-
-
-def _measure_record_cost(task: Task, x: Tensor, y: Tensor) -> StepCost:
+def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
     """Return the cost of one record's gradient, measured on the first record; there must be one.
 
     Raises:
         SilodpError: the model or loss cannot be trained.
     """
     start = task.unflatten(torch.zeros(task.size, dtype=task.dtype, device=task.device))
-    gradient = _build_gradient(task, x, y)
+    gradient = select_record_gradient(task, x, y)(task)
 
     def cost() -> StepCost:
-        cost = measure_task_cost(task, lambda: gradient(*start, _twice(x), _twice(y)))
+        twice = torch.zeros(2, dtype=torch.int64, device=task.device)  # the first record, two times
+        cost = measure_task_cost(task, lambda: gradient(*start, x[twice], y[twice]))
         return StepCost(cost.peak // 2, cost.produced // 2, cost.operations)
 
-    one_record: StepCost = task.engine.get(("record", x.shape[1:], y.shape[1:]), cost)
+    one_record: StepCost = task.engine.get(("record", get_kind(x), get_kind(y)), cost)
     return one_record
-
-
-def _twice(values: Tensor) -> Tensor:
-    return values[:1].expand(2, *values.shape[1:])
 
 
 class RecordGradients:
@@ -108,11 +96,15 @@ class RecordGradients:
         SilodpError: the model or loss cannot be trained.
     """
 
-    def __init__(self, task: Task, x: Tensor, y: Tensor, batches: int, generator: torch.Generator) -> None:
+    def __init__(self, task: Task, x: Any, y: Tensor, batches: int, generator: torch.Generator) -> None:
         self._task, self._generator = task, generator
         self._x, self._y = task.tensors(x, y)
+        self._kind = (get_kind(self._x), get_kind(self._y))
         self._most = 0
-        if should_trace(batches) and len(self._x) and is_vectorizable(task, self._x, self._y):
+        if should_trace(batches) and len(self._x):
+            self._build = select_record_gradient(task, self._x, self._y)
+            if is_looped(self._build):
+                return
             self._most = find_break_even(_measure_record_cost(task, self._x, self._y))
 
     def of(self, params: Tensor, batch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -142,10 +134,10 @@ class RecordGradients:
         """Return the traced gradients of so many records, or None where tracing fails."""
 
         def trace() -> TracedGradient | None:
-            start = self._task.unflatten(self._x.new_zeros(self._task.size, dtype=self._task.dtype))
-            example = [part[:1].expand(count, *part.shape[1:]).clone() for part in (self._x, self._y)]
-            return TracedGradient.try_trace(build_record_gradient(self._task), (*start, *example), len(start))
+            start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
+            first = torch.zeros(count, dtype=torch.int64, device=self._task.device)
+            example = (self._x[first], self._y[first])
+            return TracedGradient.try_trace(self._build(self._task), (*start, *example), len(start))
 
-        key = ("records", self._x.shape[1:], self._x.dtype, self._y.shape[1:], self._y.dtype, count)
-        traced: TracedGradient | None = self._task.engine.get(key, trace)
+        traced: TracedGradient | None = self._task.engine.get(("records", self._kind, count), trace)
         return traced

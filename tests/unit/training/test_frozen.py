@@ -1,0 +1,119 @@
+"""Frozen parameters and running statistics in eval mode are constants: kept, hashed and stored; losses of torch.nn are
+means over records."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load
+from torch import nn
+
+import silodp
+from silodp.errors import SilodpError
+from silodp.runtime.prepare import prepare_run
+from silodp.training import LocalTraining, Task, binary_cross_entropy, cross_entropy
+from silodp.training.task import serialize
+from support.oracles import small_federation
+from support.reference import assert_equal_updates, looped, ragged, updates
+
+
+def pretrained(features: int = 3) -> nn.Module:
+    """A body with statistics of public records, frozen, and a head to train."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(features, 5), nn.BatchNorm1d(5), nn.ReLU())
+    for _ in range(5):
+        body(3 * torch.randn(20, features) + 1)
+    body.requires_grad_(False).eval()
+    return nn.Sequential(body, nn.Dropout(0.0), nn.Linear(5, 2)).double()
+
+
+def test_frozen_parts_stay_constant_and_in_eval_mode():
+    model = pretrained()
+    task = Task(model, cross_entropy())
+    x, y, user = ragged([4, 1, 6], 0)
+    task.check(x, y)
+    assert task.model.training
+    assert not task.model[0][1].training
+    assert task.size == 12
+    start = task.initial(1)
+    assert torch.equal(start, task.flatten(model))  # a pretrained model starts as it came
+    before = copy.deepcopy(task.model.state_dict())
+    local = LocalTraining(0.1, 30, 2)
+    found = updates(task, start, x, y, user, local, 2)
+    with torch.no_grad():  # the head alone, on features that the frozen body has computed
+        features = copy.deepcopy(model[0]).eval()(torch.from_numpy(x).double()).numpy()
+    head = Task(copy.deepcopy(model[2]), cross_entropy())
+    wanted = looped(head, start, features, y, user, local, 2)
+    assert_equal_updates(found, wanted, 1e-9)
+    assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
+    stored = load(serialize(task.load(start), {}))
+    assert torch.equal(stored["0.1.running_mean"], model[0][1].running_mean)
+
+
+def test_frozen_values_identify_the_run():
+    federation, method = (
+        small_federation(features=3),
+        silodp.methods.UldpAvg(noise_multiplier=1.0, clip=0.5, local=LocalTraining(0.1)),
+    )
+    other = pretrained()
+    other[0][1].running_mean += 0.1
+    weights = pretrained()
+    with torch.no_grad():
+        weights[0][0].weight += 0.1
+    digests = {
+        prepare_run(federation, Task(model, cross_entropy()), method, rounds=1).digest
+        for model in (pretrained(), pretrained(), other, weights)
+    }
+    assert len(digests) == 3
+
+
+def test_batch_norm_in_train_mode_is_refused():
+    model = pretrained()
+    model.train()
+    with pytest.raises(SilodpError) as caught:
+        Task(model, cross_entropy())
+    assert caught.value.code == "model.batch_norm"
+
+
+@pytest.mark.parametrize(
+    ("module", "outputs"),
+    [
+        (nn.CrossEntropyLoss(torch.tensor([0.3, 1.7]), label_smoothing=0.1), 2),
+        (nn.CrossEntropyLoss(ignore_index=1), 2),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0])), 1),
+        (nn.MSELoss(), 1),
+        (nn.L1Loss(), 1),
+        (nn.SmoothL1Loss(beta=0.5), 1),
+        (nn.HuberLoss(delta=0.5), 1),
+    ],
+)
+def test_losses_of_torch_are_means_over_records(module, outputs):
+    torch.manual_seed(0)
+    task = Task(nn.Linear(3, outputs).double(), module)
+    x, y, _ = ragged([5], 0)
+    task.check(x, y)
+    rows, targets = torch.randn(5, outputs, dtype=torch.float64), torch.from_numpy(y)
+    single = copy.deepcopy(module).double()
+    single.reduction = "sum"  # of one record: its loss, without any divisor
+    shaped = targets if outputs == 2 else targets.double().unsqueeze(1)
+    values = [single(rows[i : i + 1], shaped[i : i + 1]) for i in range(5)]
+    found = task.loss.compute(rows, targets, torch.ones(5, dtype=torch.float64))
+    assert torch.allclose(found, torch.stack(values).mean())
+    assert task.loss.separable
+
+
+def test_a_loss_that_is_no_mean_over_records_is_refused():
+    for module in (nn.MSELoss(reduction="sum"), nn.TripletMarginLoss()):
+        with pytest.raises(SilodpError, match="reduction"):
+            Task(nn.Linear(3, 1), module)
+
+
+def test_names_of_losses_tell_their_constants():
+    names = {
+        Task(nn.Linear(3, 2), nn.CrossEntropyLoss(torch.tensor(w))).loss.name
+        for w in ([1.0, 2.0], [1.0, 3.0])
+    }
+    assert len(names) == 2
+    assert (
+        Task(nn.Linear(3, 1), nn.BCEWithLogitsLoss()).loss.most_classes == binary_cross_entropy().most_classes
+    )
