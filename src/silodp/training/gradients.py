@@ -34,7 +34,7 @@ x is a tensor, or `NamedArrays` of tensors.
 Of records: (parameters…, x (r, ...), y (r, ...)) -> gradients (r, shape of each).
 """
 
-_LEAST_TO_LOOP = 40
+_LEAST_TO_LOOP = 32
 
 GradientBuilder = Callable[["Task"], Gradient]
 
@@ -122,8 +122,9 @@ def runs_faster_in_a_loop(task: Task, width: int) -> bool:
     """Return whether users with steps of so many records take less time one after another.
 
     With parameters of their own, convolutions run in groups or as products of small matrices, at once; those of one
-    user run as in plain training. On a CPU 64 images a step take three quarters of the time, 32 as long, 16 a third
-    more (benchmarks/reference.py). A rule of public constants, so that every machine adds up the same floats.
+    user run as in plain training. On a CPU, 64 images a step take half the time, 32 three quarters, 16 as long and 4
+    three times as long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same
+    floats.
     """
     return (
         task.device.type == "cpu"
