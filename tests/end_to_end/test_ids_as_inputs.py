@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 import silodp
-from silodp.data.inputs import NamedArrays
+from silodp.data.inputs import NamedArrays, map_arrays
 from silodp.data.public import PublicData
 from silodp.deploy.silo import load_records, save_records
 from silodp.errors import SilodpError
 from silodp.methods.rpdp.method import Rpdp
 from silodp.runtime.prepare import prepare_run
 from silodp.training import accuracy, cross_entropy
+from silodp.training.model_checks import call_model
+from support.refusals import refused
 from support.sequences import TOKENS, Mixed, Recurrent, Tied, Transformer, federation, mixed, tokens
 
 LOCAL = silodp.LocalTraining(learning_rate=0.1, epochs=2, batch_size=4)
@@ -210,3 +212,25 @@ def test_arrays_that_are_no_inputs_are_refused(x):
     with pytest.raises(SilodpError) as caught:
         silodp.SiloData("a", x, np.zeros(4, np.int64), np.arange(4))
     assert caught.value.code == "data.array"
+
+
+@pytest.mark.parametrize("name", ["tied", "mixed"])
+def test_a_finished_run_predicts_from_ids_and_named_arrays(name, tmp_path):
+    """From the directory alone, for inputs as the model takes them; what does not fit is one sentence."""
+    build, draw, categories = CASES[name]
+    data = federation(draw(60), categories)
+    silodp.train(
+        data, silodp.Task(build(), cross_entropy()), METHODS["uldp-avg"], rounds=1, out=tmp_path / "run"
+    )
+    loaded = silodp.load(tmp_path / "run", model=build())
+    x = data.silos[0].x
+    inputs = x if isinstance(x, np.ndarray) else {key: x[key] for key in x.keys()}  # noqa: SIM118
+    found = loaded.predict(inputs)
+    assert found.shape[0] == len(x)
+    np.testing.assert_allclose(found.sum(axis=1), 1)
+    with torch.no_grad():
+        direct = call_model(loaded.model, map_arrays(torch.from_numpy, x)).softmax(1)
+    np.testing.assert_allclose(found, direct.numpy(), rtol=1e-5)
+    wrong = {"a": np.zeros((2, 1)), "b": np.zeros((3, 1))} if name == "mixed" else {"a": np.zeros((2, 1))}
+    with refused("argument.shape"):
+        loaded.predict(wrong)

@@ -194,7 +194,7 @@ def _format_data(facts: _Facts) -> list[str]:
     ]
     inputs = described.inputs
     if inputs is None:
-        shape = " × ".join(map(str, described.record_shape))
+        shape = " × ".join(map(str, described.record_shape)) or "several, by name"
         named = (
             f": {', '.join(f'`{_code(name)}`' for name in described.features)}" if described.features else ""
         )

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.config.build import build_architecture
+from silodp.data.inputs import NamedArrays, list_arrays, map_arrays
 from silodp.errors import SilodpError, check_type, first_line
 from silodp.report.run_record import read_guarantees
 from silodp.runtime.model_description import (
@@ -68,7 +69,8 @@ class TrainedModel:
 
         Args:
             data: a table, as a file or a data frame, which is read and scaled by the schema of the run and needs the
-                columns of its features alone; or an array (n, ...) of inputs as the model takes them, scaled already.
+                columns of its features alone; or inputs as the model takes them, scaled already: an array (n, ...),
+                or a mapping of names to such arrays.
 
         Returns:
             (n, K) probabilities of the classes, (n, 1) numbers, or (n, 1) log hazards, of which a larger one is a
@@ -147,7 +149,18 @@ class TrainedModel:
         return read_inputs(table, self.description.schema, copied)
 
     def _check_inputs(self, data: Any) -> Any:
-        """Return an array of inputs; refuse one of another shape, or that is not scaled."""
+        """Return an array of inputs, or several by name; refuse one of another shape, or without a row."""
+        if isinstance(data, Mapping | NamedArrays):
+            arrays = map_arrays(lambda one: one if isinstance(one, Tensor) else np.asarray(one), data)
+            lengths = {len(one) for one in list_arrays(arrays).values()}
+            if self.description.record_shape or len(lengths) != 1 or 0 in lengths:
+                raise SilodpError(
+                    "the inputs are arrays by name: give as many rows in each, at least one, to a model that was "
+                    "trained on such arrays, and one array to others.",
+                    code="argument.shape",
+                    field="data",
+                )
+            return arrays
         array = data if isinstance(data, Tensor) else np.asarray(data)
         expected = self.description.record_shape
         if tuple(array.shape[1:]) != expected or array.shape[0] == 0:
@@ -161,7 +174,8 @@ class TrainedModel:
 
     def _compute(self, inputs: Any) -> NDArray[Any]:
         like = next(self.model.parameters())
-        outputs = compute_outputs(self.model, make_tensor(inputs, like.device, like.dtype))
+        tensors = map_arrays(lambda one: make_tensor(one, like.device, like.dtype), inputs)
+        outputs = compute_outputs(self.model, tensors)
         return np.asarray(outputs.numpy())
 
 

@@ -254,7 +254,9 @@ def epsilon(
     if settings:
         raise click.UsageError(f"'{settings[0]}' is read with --framework only.")
     if method is None or rounds is None:
-        raise click.UsageError(f"Missing option '--{'method' if method is None else 'rounds'}'.")
+        missing = "method" if method is None else "rounds"
+        command = click.get_current_context().command
+        raise click.MissingParameter(param=next(p for p in command.params if p.name == missing))
     delta = 1e-5 if delta is None else delta
     from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_rounded_up
     from silodp.config.toml_values import apply_override

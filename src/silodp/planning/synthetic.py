@@ -56,10 +56,11 @@ def draw_federation(
     Raises:
         SilodpError: records are not tables of numbers.
     """
-    if len(public.record_shape) != 1:
+    if len(public.record_shape) != 1 or public.inputs:
         raise SilodpError(
-            f"settings are tuned on synthetic tables, and the records of '{public.name}' have the shape "
-            f"{public.record_shape}: leave --tune out, and begin with the settings of docs/guides/settings.md.",
+            f"settings are tuned on synthetic tables of numbers, and the records of '{public.name}' have the shape "
+            f"{public.record_shape}, or hold ids: leave --tune out, and begin with the settings of "
+            "docs/guides/settings.md.",
             code="plan.no_table",
             field="data.source",
         )
