@@ -16,9 +16,11 @@ import click
 import pandas as pd
 import pytest
 import typer
+from sklearn.datasets import load_breast_cancer
 
 from silodp.cli import main
 from silodp.config.schema import load_config
+from silodp.data.benchmarks.health import EMBEDDED_RANGES
 from support.commands import Silodp
 
 ROOT = Path(__file__).parents[2]
@@ -157,10 +159,13 @@ def test_commands_that_need_no_run_answer(silodp: Silodp, line: str, monkeypatch
 
 
 def test_commands_on_a_run_do_as_the_readme_says(silodp: Silodp, config: Path) -> None:
-    """In the README's order: plan, run, resume, report; `compare` with fewer seeds."""
+    """In the README's order: plan, run, resume, report, predict; `compare` with fewer seeds."""
+    loaded = load_breast_cancer(as_frame=True).data
+    loaded.set_axis(list(EMBEDDED_RANGES), axis=1).to_csv("table.csv", index=False)
+    named = {"CONFIG": str(config), "DIR": "out", "TABLE": "table.csv", "FILE": "predictions.csv"}
     for line in SHOWN:
         if "CONFIG" in line or "DIR" in line:
-            words = [w.replace("CONFIG", str(config)).replace("DIR", "out") for w in shlex.split(line)[1:]]
+            words = [named.get(word, word) for word in shlex.split(line)[1:]]
             if "compare" in words:
                 words[words.index("--seeds") + 1] = "1"
             if "--target-epsilon" in words:
@@ -185,7 +190,7 @@ def test_pages_name_no_option_that_does_not_exist(page: Path) -> None:
     for said in re.findall(r"`silodp ([^`]+)`", text):
         words = [word.strip("[]") for word in said.split()]
         command: click.Command = COMMAND
-        while isinstance(command, click.Group) and words:
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
             command = command.commands[words.pop(0)]
         unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - options(command)
         assert not unknown, f"silodp {said}"
