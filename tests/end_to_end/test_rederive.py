@@ -307,12 +307,12 @@ def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, 
     tell(directory, whole)
     done = silodp("report", directory)
     left = "assumptions, claims, and charges of units with privacy budgets (there is no config.toml)"
-    assert done.out.splitlines()[1:] == [f"Not checked: {left}."]
+    assert done.out.splitlines()[1:] == [str(directory / "MODEL_CARD.md"), f"Not checked: {left}."]
     assert silodp("report", directory, "--json").json["not_checked"] == [left]
     assert (directory / "report.html").read_text().count(f"ot checked: {left}") == 2
     (directory / "checkpoint" / "ledger.jsonl").unlink()
     gone = silodp("report", directory).out.splitlines()[1:]
-    assert gone == ["Not checked: the guarantee: the ledger is missing."]
+    assert gone == [str(directory / "MODEL_CARD.md"), "Not checked: the guarantee: the ledger is missing."]
 
 
 def test_a_run_from_python_says_what_is_not_checked(tmp_path: Path) -> None:

@@ -165,11 +165,13 @@ def epsilon(
         str | None,
         typer.Option(
             help="uldp-avg, uldp-sgd, uldp-group, uldp-naive, rpdp, rpdp-minimum, rpdp-dropout, rpdp-filter, ddp or "
-            "default.",
+            "default. [required without --framework]",
             show_envvar=False,
         ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training, T.", show_envvar=False)] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of training, T. [required with --method]", show_envvar=False)
+    ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="σ: standard deviation of the noise divided by the sensitivity.")
     ] = None,
