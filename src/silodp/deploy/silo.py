@@ -167,6 +167,9 @@ class SiloService:
     def __init__(
         self, folder: Path, consortium: Consortium, name: str, data: SiloData, policy: Policy
     ) -> None:
+        # Tracing a step imports torch's compiler, in seconds: not while a round waits for the answer.
+        import torch._dynamo  # noqa: F401
+
         self.name, self._folder = name, folder
         self._spec, self._task, self._data = consortium.spec, consortium.task, data
         self._pins, self._server = consortium.sealed.silos, consortium.sealed.server

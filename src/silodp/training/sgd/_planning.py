@@ -95,6 +95,13 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.alive -= size
 
 
+# torch wraps a mode's method so that its compiler leaves it alone, and imports the compiler for that when the method is
+# first called, which takes seconds. Nothing here is compiled: the method itself stands for the wrapped one.
+_measured = getattr(_Meter.__torch_dispatch__, "__wrapped__", None)
+if _measured is not None:
+    setattr(_measured, "__dynamo_disable", _measured)
+
+
 @dataclass(frozen=True)
 class ChunkPlan:
     """The chunks of a silo's users, as slices, and the bytes the records of coming steps may take in each."""
