@@ -352,8 +352,9 @@ def test_the_process_stays_within_the_budget():
     import local_training
 
     for row in local_training.memory():
-        # 12 MiB: code pages and kernel caches that the first call of a shape brings in.
-        assert row["grown"] <= row["budget"] + (12 << 20), row
+        # 20 MiB: code pages, kernel caches and traces that the first call of a shape brings in; at a budget of 64 MiB
+        # five processes grew by 61 to 75 MiB. That tensors stay within the budget, the test before counts exactly.
+        assert row["grown"] <= row["budget"] + (20 << 20), row
 
 
 # Silos and records
