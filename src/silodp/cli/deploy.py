@@ -363,32 +363,26 @@ def server(
         from silodp.accounting.guarantee import format_rounded_up
         from silodp.deploy.consortium import take_copy
         from silodp.deploy.server import SocketOptions, serve
-        from silodp.tracking import make_tracker
-        from silodp.tracking.base import SafeTracker
+        from silodp.tracking import open_trackers
         from silodp.tracking.progress import format_duration
 
         _refuse_both("listen", listen, socket)
         _refuse_both("monitor", monitor, socket)
         consortium = take_copy(public, folder)
 
-        logs = [SafeTracker(make_tracker(text, folder, private=False)) for text in log_ or ()]
-
         def tell(done: RoundResult) -> None:
             spent = ", ".join(f"{name} {format_rounded_up(e)}" for name, e in done.epsilon.items())
             left = f", about {format_duration(done.seconds_left)} left" if done.seconds_left else ""
             text = f"round {done.round} of {done.rounds} is done, ε {spent or 0}{left}"
             _log.info("%s", text, extra={"fields": {"round": done.round, "epsilon": dict(done.epsilon)}})
-            for each in logs:
-                each(done)
+            log_round(done)
 
         way = (
             _parse_address(listen, "listen")
             if socket is None
             else SocketOptions(socket, socket_group, repeat)
         )
-        with ExitStack() as opened:
-            for each in logs:
-                opened.callback(each.close)
+        with open_trackers(log_ or (), folder, private=False) as log_round:
             result = serve(
                 folder,
                 consortium,

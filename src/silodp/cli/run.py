@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,7 @@ from silodp.report.run_record import format_versions, read_run
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
-from silodp.tracking import make_tracker
-from silodp.tracking.base import SafeTracker
+from silodp.tracking import open_trackers
 from silodp.tracking.progress import describe_round, print_progress
 from silodp.wire.store import write_durably
 
@@ -86,14 +85,13 @@ def run_config(
         if not begun:  # the run holds the lock of the directory when it makes its first row
             begin(max(done.round - 1, 0))
         show(done)
-        for tracker in logs:
-            tracker(done)
+        log_round(done)
 
     try:
-        with show_progress(config.rounds) as show, ExitStack() as opened:
-            logs = [SafeTracker(make_tracker(text, directory, private=log_private)) for text in trackers]
-            for tracker in logs:
-                opened.callback(tracker.close)
+        with (
+            show_progress(config.rounds) as show,
+            open_trackers(trackers, directory, private=log_private) as log_round,
+        ):
             spec = prepare_run(federation, task, method, **config.settings())
             result = run(
                 spec,

@@ -26,7 +26,7 @@ from silodp.errors import SilodpError, describe_exception, lookup
 from silodp.methods import METHODS, Method
 from silodp.training.losses import LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric
-from silodp.training.models import MODELS, VERSION, Architecture
+from silodp.training.models import MODELS, VERSION, Architecture, name_linear_model
 
 if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
@@ -136,7 +136,7 @@ def build_task(
         loss = dataset.loss if loss is None else loss
         metrics = dataset.metrics if metrics is None else metrics
     if model is None:
-        model = "logistic" if public.classes else "cox_linear"
+        model = name_linear_model(public.classes)
     network, architecture = _build_model(model, options or {}, public, seed)
     if loss is None and public.classes:
         loss = "binary_cross_entropy" if _count_outputs(network, public) == 1 else "cross_entropy"

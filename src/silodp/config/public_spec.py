@@ -10,7 +10,7 @@ from silodp.data.public import PublicData
 from silodp.runtime.prepare import describe_model
 from silodp.training.losses import LOSSES
 from silodp.training.metrics import METRICS
-from silodp.training.models import SIZES
+from silodp.training.models import SIZES, name_linear_model
 
 ASSUMED_USERS = 1000
 """U where neither configuration nor caller states it: ε does not depend on it, the size of masked sums does."""
@@ -54,7 +54,7 @@ def build_public_spec(config: RunConfig, users: int | None = None) -> tuple[RunS
 def _count_parameters(config: RunConfig, data: PublicData) -> ModelSpec | None:
     """Return the size of a model of silodp that fits the records, without building it; None for all others."""
     task, dataset = config.task_section, config.dataset
-    name = task.model or dataset.model or ("logistic" if data.classes else "cox_linear")
+    name = task.model or dataset.model or name_linear_model(data.classes)
     given = (task.loss is None or task.loss in LOSSES) and METRICS.keys() >= set(task.metrics or ())
     is_image = name.startswith("cnn_")
     fits = data.record_shape == (1, 28, 28) and data.classes if is_image else len(data.record_shape) == 1

@@ -48,12 +48,6 @@ class ClippedRows:
         """Number of rows that were not finite, and count as zero."""
         return int((self.factors == 0).sum())
 
-    def split(self, most: int) -> Iterator[ClippedRows]:
-        """Yield the same rows, at most `most` at a time."""
-        for first in range(0, len(self.rows), most):
-            part = slice(first, first + most)
-            yield ClippedRows(self.owners[part], self.rows[part], self.factors[part], self.clip)
-
 
 @dataclass(frozen=True)
 class Bounds:

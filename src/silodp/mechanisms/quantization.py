@@ -85,17 +85,11 @@ class Quantizer:
         """
         import torch
 
-        whole, within = self._whole(chunk, weights)
-        result: Integers = torch.where(within.unsqueeze(1), whole, 0.0).to(torch.int64).cpu().numpy()
-        return result
-
-    def _whole(self, chunk: ClippedRows, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return truncated rows (r, d) as whole numbers in double precision, and (r,) which are short enough."""
-        import torch
-
         coefficients, longest = self._coefficients(chunk, weights)
         whole = _truncate(chunk.rows, coefficients)
-        return whole, torch.linalg.vecdot(whole, whole).sqrt() <= longest
+        within = torch.linalg.vecdot(whole, whole).sqrt() <= longest
+        result: Integers = torch.where(within.unsqueeze(1), whole, 0.0).to(torch.int64).cpu().numpy()
+        return result
 
     def _coefficients(self, chunk: ClippedRows, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the factors (r,) from rows to grid steps, and the largest norm (r,) in grid steps of a row on it."""

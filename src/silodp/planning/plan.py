@@ -363,10 +363,10 @@ def _format_solution(name: str, target: Mapping[str, Any]) -> str:
         )
     if name == "rounds":
         return f" = {int(value)}" if value else " = 0, since one round costs more"
-    return f" = {_round_safely(value, up=name == 'noise_multiplier'):g}"
+    return f" = {round_safely(value, up=name == 'noise_multiplier'):g}"
 
 
-def _round_safely(value: float, up: bool) -> float:
+def round_safely(value: float, up: bool) -> float:
     """Return five figures, rounded to the side with the smaller ε."""
     if isinstance(value, int) or value == 0:
         return value

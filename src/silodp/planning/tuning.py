@@ -23,7 +23,9 @@ from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
+from silodp.planning.plan import round_safely
 from silodp.planning.synthetic import Guess, draw_federation
+from silodp.training.models import name_linear_model
 from silodp.training.sgd import LocalTraining
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ class _Tuner:
         self.scores: dict[Candidate, dict[int, float]] = {}
         self._sigmas: dict[tuple[int, Weighting, str], float] = {}
         self._on_progress = on_progress
-        self._done = self._planned = 0
+        self._done = 0
 
     def run(self) -> dict[str, Any]:
         weightings = self._list_weightings()
@@ -145,7 +147,8 @@ class _Tuner:
             for model in models
             for rounds in ROUNDS
             for step in STEPS
-            if self._measure_noise(rounds, step, first, model) <= _LOUDEST or step == STEPS[0]
+            # The noise of all rounds moves the parameters by step·T times the noise of one round.
+            if step * rounds * self._signal(rounds, first, model) <= _LOUDEST or step == STEPS[0]
         ]
         everywhere = range(len(self.federations))
         self._try(grid, range(_FIRST))
@@ -164,9 +167,8 @@ class _Tuner:
         found: list[Weighting] = []
         reason = ""
         for weighting in get_args(Weighting):
-            method = UldpSgd(1.0, weighting=weighting)
-            spec = replace(self.spec, method=method, budget=None, evaluation=None)
-            if weighting != "uniform" and self.spec.data.identity_digest:
+            spec = self._spec_of(UldpSgd(1.0, weighting=weighting))
+            if spec.needs_common_index and spec.data.identity_digest:
                 continue  # silos number persons by themselves
             try:
                 spec.aggregator.check(spec)
@@ -186,26 +188,30 @@ class _Tuner:
     def sigma(self, rounds: int, weighting: Weighting, model: str) -> float:
         """Return σ with which T rounds meet the target."""
         if (rounds, weighting, model) not in self._sigmas:
-            size = ModelSpec(self.tasks[model].size, self.spec.model.dtype)
 
             def make_event(sigma: float) -> Event:
-                method = UldpSgd(sigma, weighting=weighting)
-                spec = replace(self.spec, method=method, model=size, budget=None, evaluation=None)
-                return spec.round_events()[self.adversary]
+                return self._spec_of(UldpSgd(sigma, weighting=weighting), model).round_events()[
+                    self.adversary
+                ]
 
             self._sigmas[rounds, weighting, model] = calibrate_noise_multiplier(
                 make_event, rounds, self.target, self.spec.noise_delta, self.accountant
             )
         return self._sigmas[rounds, weighting, model]
 
-    def _measure_noise(self, rounds: int, step: float, weighting: Weighting, model: str) -> float:
-        """Return how far the noise of all rounds moves the parameters: step·σ√(d·T)/U."""
-        sigma = self.sigma(rounds, weighting, model)
-        return step * sigma * math.sqrt(self.tasks[model].size * rounds) / self.spec.population.users
+    def _spec_of(self, method: Method, model: str = "configured") -> RunSpec:
+        """Return the specification of a run of the method alone."""
+        size = ModelSpec(self.tasks[model].size, self.spec.model.dtype)
+        return replace(self.spec, method=method, model=size, budget=None, evaluation=None)
+
+    def _signal(self, rounds: int, weighting: Weighting, model: str) -> float:
+        """Return √d/(μU): the noise in a round's mean update over the longest that the update itself can be."""
+        mu = math.sqrt(rounds) / self.sigma(rounds, weighting, model)
+        return math.sqrt(self.tasks[model].size) / (mu * self.spec.population.users)
 
     def _try(self, candidates: Sequence[Candidate], numbers: Iterable[int]) -> None:
         missing = [(c, n) for c in candidates for n in numbers if n not in self.scores.setdefault(c, {})]
-        self._planned = self._done + len(missing)
+        planned = self._done + len(missing)
         for candidate, number in missing:
             # Fewer persons with as much less noise: the noise in the mean update is the same.
             sigma = self.sigma(candidate.rounds, candidate.weighting, candidate.model)
@@ -216,7 +222,7 @@ class _Tuner:
             self.scores[candidate][number] = measure(task, params, federation, self.metric)
             self._done += 1
             if self._on_progress is not None:
-                self._on_progress(self._done, self._planned)
+                self._on_progress(self._done, planned)
 
     def _rank(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         return sorted(candidates, key=lambda c: -float(np.mean(list(self.scores[c].values()))))
@@ -224,12 +230,9 @@ class _Tuner:
     def _describe(self, chosen: Candidate) -> dict[str, Any]:
         complete = [c for c, scores in self.scores.items() if len(scores) == len(self.federations)]
         table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
-        spec = replace(self.spec, method=chosen.method(1.0), budget=None, evaluation=None)
-        events = spec.round_events()
+        events = self._spec_of(chosen.method(1.0)).round_events()
         loss = table.max(axis=0) - table[complete.index(chosen)]
-        linear = (
-            None if chosen.model == "configured" else "logistic" if self.spec.data.classes else "cox_linear"
-        )
+        linear = None if chosen.model == "configured" else name_linear_model(self.spec.data.classes)
         return {
             "epsilon": self.target,
             "adversary": self.adversary,
@@ -253,30 +256,19 @@ class _Tuner:
                 for c, row in sorted(zip(complete, table, strict=True), key=lambda pair: -pair[1].mean())
             ],
             "signal": {
-                name: {"parameters": task.size, "ratio": self._signal(chosen, name)}
+                name: {"parameters": task.size, "ratio": self._signal(chosen.rounds, chosen.weighting, name)}
                 for name, task in self.tasks.items()
             },
         }
-
-    def _signal(self, chosen: Candidate, model: str) -> float:
-        """Return √d/(μU): the noise in a round's mean update over the longest that the update itself can be."""
-        sigma = self.sigma(chosen.rounds, chosen.weighting, model)
-        return (
-            sigma / math.sqrt(chosen.rounds) * math.sqrt(self.tasks[model].size) / self.spec.population.users
-        )
 
 
 def _build_tasks(config: RunConfig, spec: RunSpec) -> dict[str, Task]:
     """Return the configured task, and the linear one of its kind of label where that is smaller."""
     tasks = {"configured": config.task(spec.data)}
-    linear = build_task(spec.data, model="logistic" if spec.data.classes else "cox_linear")
+    name = name_linear_model(spec.data.classes)
+    linear = build_task(spec.data, config.dataset, model=name, metrics=config.task_section.metrics)
     if linear.size < tasks["configured"].size:
-        tasks["linear"] = build_task(
-            spec.data,
-            config.dataset,
-            model="logistic" if spec.data.classes else "cox_linear",
-            metrics=config.task_section.metrics,
-        )
+        tasks["linear"] = linear
     return tasks
 
 
@@ -309,15 +301,16 @@ def train_without_parties(
     merged = Population(1, population.silos * population.users)
     x, y = (np.concatenate([getattr(silo, field) for silo in federation.silos]) for field in ("x", "y"))
     table = task.tensors(x, y)
-    pair = np.concatenate([s * population.users + silo.user for s, silo in enumerate(federation.silos)])
+    owners = [s * population.users + silo.user for s, silo in enumerate(federation.silos)]
+    pair = torch.from_numpy(np.concatenate(owners))
+    scale = method.server_scale(population)
     params = task.initial(int(randomness.stream("start").integers(2**31)))
     optimizer = method.make_server_optimizer()
     state: Mapping[str, Tensor] = optimizer.initial_state(params)
     for round_ in range(rounds):
         own = randomness.child("round", round_)
-        context = LocalContext(task, params, *table, torch.from_numpy(pair), weights, merged, own)
+        context = LocalContext(task, params, *table, pair, weights, merged, own)
         total = share_in_clear(method.local_update(context), weights, own.stream("noise")).value
-        scale = method.server_scale(population)
         params, state = optimizer.step(params, total, state, method.server_learning_rate, scale)
     return params
 
@@ -347,9 +340,8 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
         )
     if result["signal"]["configured"]["ratio"] > _HOPELESS:
         lines.append(_advise(result))
-    best = [c for c in result["candidates"]][:5]
     lines.append(f"  best candidates ({metric}, mean ± sd over the federations):")
-    for c in best:
+    for c in result["candidates"][:5]:
         method = f"uldp-avg, {c['epochs']} local epochs" if c["epochs"] else "uldp-sgd"
         which = "" if c["model"] == "configured" else ", linear model"
         lines.append(
@@ -364,14 +356,13 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
     lines += ["", f"rounds = {chosen['rounds']}"]
     if chosen["model"]:
         lines += ["[task]", f'model = "{chosen["model"]}"']
-    sigma = math.ceil(chosen["noise_multiplier"] * 1e4) / 1e4
     lines += [
         "[method]",
         f'name = "{chosen["method"]}"',
-        f"noise_multiplier = {sigma:g}",
+        f"noise_multiplier = {round_safely(chosen['noise_multiplier'], up=True):g}",
         f"step = {chosen['step']:g}",
+        f'weighting = "{chosen["weighting"]}"',
     ]
-    lines.append(f'weighting = "{chosen["weighting"]}"')
     if chosen["local_epochs"]:
         lines += ["[method.local]", "learning_rate = 0.1", f"epochs = {chosen['local_epochs']}"]
     return lines

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.tables.schema import text_of
+from silodp.data.tables.schema import name_classes
 from silodp.data.tables.subgroups import Groups, find_groups
 from silodp.errors import SilodpError, name_file
 from silodp.report.formatting import as_number
+from silodp.training.metrics import find_predicted_classes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,17 +115,14 @@ def measure_held_out(
     if classes is None:
         return HeldOut(rounds, tuple(parts))
     inputs, _ = task.tensors(test.x, test.y)
-    outputs = task.predict(params, inputs).double().cpu().numpy().reshape(len(test.x), -1)
+    outputs = task.predict(params, inputs).double().cpu().reshape(len(test.x), -1)
     if outputs.shape[1] != classes and (outputs.shape[1], classes) != (1, 2):
         return HeldOut(rounds, tuple(parts))  # such outputs predict no class
-    names = tuple(map(str, range(classes)))
-    if federation.schema is not None and federation.schema.classes is not None:
-        names = tuple(map(text_of, federation.schema.classes))
-    scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, -1] - outputs[:, 0]
-    predicted = scores > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
+    names = name_classes(federation.schema, classes)
     confusion = np.zeros((classes, classes))
-    np.add.at(confusion, (test.y, predicted.astype(np.int64)), 1)
-    calibration = () if classes != 2 else _calibrate(scores, test.y)
+    np.add.at(confusion, (test.y, find_predicted_classes(outputs).long().numpy()), 1)
+    scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, -1] - outputs[:, 0]
+    calibration = () if classes != 2 else _calibrate(scores.numpy(), test.y)
     return HeldOut(rounds, tuple(parts), names, tuple(tuple(row) for row in confusion.tolist()), calibration)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from silodp._lazy import find_version
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.public import LabelKind
-from silodp.data.tables.schema import Schema, text_of
+from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
 from silodp.training.models import Architecture
 
@@ -105,10 +105,8 @@ class ModelDescription:
             weights: content of model.safetensors.
         """
         data = spec.data
-        classes: tuple[str, ...] = tuple(map(str, range(data.classes or 0)))
         target: tuple[str, ...] = ()
         if schema is not None and schema.features == data.features:
-            classes = tuple(map(text_of, schema.classes)) if schema.classes is not None else classes
             target = tuple(name for name in (schema.label, schema.event, schema.time) if name is not None)
         else:
             schema = None
@@ -117,7 +115,7 @@ class ModelDescription:
             run=spec.run,
             labels=data.labels,
             target=target,
-            classes=classes,
+            classes=name_classes(schema, data.classes),
             record_shape=data.record_shape,
             features=data.features,
             inputs=None if schema is None else schema.describe_inputs(),

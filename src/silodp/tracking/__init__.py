@@ -6,13 +6,21 @@ with silodp.tracking.TensorBoard("runs/first/tensorboard") as tracker:
 A new tracker derives from `Tracker`; add one line to `TRACKERS`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from silodp.errors import lookup
-from silodp.tracking.base import Tracker
+from silodp.tracking.base import SafeTracker, Tracker
 from silodp.tracking.mlflow import MLflow
 from silodp.tracking.progress import print_progress
 from silodp.tracking.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from silodp.runtime.train import RoundResult
 
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 """By the name in the option --log."""
@@ -33,4 +41,30 @@ def make_tracker(text: str, directory: Path, *, private: bool | None = None) -> 
     return lookup(name, TRACKERS, "log")(target or directory / name, private=private)
 
 
-__all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "make_tracker", "print_progress"]
+@contextmanager
+def open_trackers(
+    texts: Sequence[str], directory: Path, *, private: bool | None = None
+) -> Iterator[Callable[[RoundResult], None]]:
+    """Yield a function that logs a round with trackers that never stop a run; they are closed at the end.
+
+    Args:
+        texts: see `make_tracker`.
+        directory: of the run.
+        private: see `Tracker`.
+
+    Raises:
+        SilodpError: as `make_tracker`.
+    """
+    trackers = [SafeTracker(make_tracker(text, directory, private=private)) for text in texts]
+
+    def log(result: RoundResult) -> None:
+        for tracker in trackers:
+            tracker(result)
+
+    with ExitStack() as opened:
+        for tracker in trackers:
+            opened.callback(tracker.close)
+        yield log
+
+
+__all__ = ["TRACKERS", "MLflow", "TensorBoard", "Tracker", "make_tracker", "open_trackers", "print_progress"]

@@ -166,16 +166,7 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
         if by_class:
             found: Tensor = own(outputs, targets)
         else:
-            rows = outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1)
-            wanted = targets.flatten(1) if targets.dim() > 1 else targets.unsqueeze(1)
-            if rows.shape != wanted.shape:
-                raise SilodpError(
-                    f"{name} needs as many outputs as targets per record, and the model gives {rows.shape[1]} for "
-                    f"{wanted.shape[1]}: end it in a layer of width {wanted.shape[1]}, or choose another loss.",
-                    code="loss.output_shape",
-                    field="task.loss",
-                )
-            found = own(rows, wanted.to(rows.dtype))
+            found = own(*_match_targets(name, outputs, targets))
         return found.flatten(1).mean(1) if found.dim() > 1 else found
 
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
@@ -265,18 +256,24 @@ def squared_error() -> Loss:
     """Make the squared error, summed over a record's outputs: outputs and targets (n,), (n, 1) or (n, k)."""
 
     def error(outputs: Tensor, targets: Tensor) -> Tensor:
-        rows = outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1)
-        wanted = targets.flatten(1) if targets.dim() > 1 else targets.unsqueeze(1)
-        if rows.shape != wanted.shape:
-            raise SilodpError(
-                f"squared_error needs as many outputs as targets per record, and the model gives {rows.shape[1]} "
-                f"for {wanted.shape[1]}: end it in a layer of width {wanted.shape[1]}, or choose another loss.",
-                code="loss.output_shape",
-                field="task.loss",
-            )
-        return (rows - wanted.to(rows.dtype)).square().sum(1)
+        rows, wanted = _match_targets("squared_error", outputs, targets)
+        return (rows - wanted).square().sum(1)
 
     return Loss.per_record("squared_error", error)
+
+
+def _match_targets(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and targets as rows (n, k) of one type; raise `SilodpError` where their widths differ."""
+    rows = outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1)
+    wanted = targets.flatten(1) if targets.dim() > 1 else targets.unsqueeze(1)
+    if rows.shape != wanted.shape:
+        raise SilodpError(
+            f"{name} needs as many outputs as targets per record, and the model gives {rows.shape[1]} for "
+            f"{wanted.shape[1]}: end it in a layer of width {wanted.shape[1]}, or choose another loss.",
+            code="loss.output_shape",
+            field="task.loss",
+        )
+    return rows, wanted.to(rows.dtype)
 
 
 def cox() -> Loss:

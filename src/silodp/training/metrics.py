@@ -37,10 +37,13 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     if outputs.shape[0] == 0:
         return float("nan")
     _check_class_numbers("accuracy", targets)
-    predicted = (
-        outputs.argmax(1) if outputs.dim() == 2 and outputs.shape[1] > 1 else flatten_outputs(outputs) > 0
-    )
+    predicted = find_predicted_classes(outputs)
     return float((predicted == targets.to(predicted.device)).double().mean())
+
+
+def find_predicted_classes(outputs: Tensor) -> Tensor:
+    """Return the class (n,) of the largest of several logits (n, K), or whether one logit (n,), (n, 1) is positive."""
+    return outputs.argmax(1) if outputs.dim() == 2 and outputs.shape[1] > 1 else flatten_outputs(outputs) > 0
 
 
 def roc_auc(outputs: Tensor, targets: Tensor) -> float:

@@ -168,6 +168,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 """Name in a config -> builder."""
 
+
+def name_linear_model(classes: int | None) -> str:
+    """Return the name of the linear model for labels of so many classes; None: for numbers and survival."""
+    return "logistic" if classes else "cox_linear"
+
+
 SIZES: dict[str, Callable[[int, int], int]] = {
     "logistic": lambda features, classes: (features + 1) * (1 if classes == 2 else classes),
     "cox_linear": lambda features, classes: features + 1,

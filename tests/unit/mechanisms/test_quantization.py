@@ -65,7 +65,11 @@ def test_sums_are_the_sums_of_the_truncated_rows(seed, rows, bits, weighted):
     weights = torch.from_numpy(rng.uniform(size=rows))
     grid = Quantizer(0.3, 1 << bits)
     chunk = clip_rows(torch.arange(rows), torch.from_numpy(values), 0.3)
-    stream = ClippedRowStream(chunk.split(3), 7, Bounds(0.3, 0.3, 0.0, 99.0), weighted)
+    parts = (
+        ClippedRows(chunk.owners[i : i + 3], chunk.rows[i : i + 3], chunk.factors[i : i + 3], 0.3)
+        for i in range(0, rows, 3)
+    )
+    stream = ClippedRowStream(parts, 7, Bounds(0.3, 0.3, 0.0, 99.0), weighted)
     share = weights if weighted else torch.ones(rows, dtype=torch.float64)
     by_hand = [
         [math.trunc(float(v) * (float(f) * float(w) * (grid.units / 0.3))) for v in row]

@@ -188,7 +188,12 @@ def _check_encoding(path: Path, reader: Reader) -> None:
     """Raise for a file of another encoding than declared; the sentence names the one that its bytes look like."""
     if reader.codec.startswith("utf-16") != _looks_like_utf_16(path):
         raise _refuse_encoding(path, reader)
-    with _open(path, reader.codec) as text:
+    _decode(path, reader.codec)
+
+
+def _decode(path: Path, encoding: str) -> None:
+    """Read a text file to its end; raise UnicodeError where it is not in the encoding."""
+    with _open(path, encoding) as text:
         while text.read(1 << 20):
             pass
 
@@ -212,9 +217,7 @@ def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
     else:
         for encoding in ("utf-8", "cp1252"):  # cp1252: Windows in western Europe and America
             try:
-                with _open(path, encoding) as text:
-                    while text.read(1 << 20):
-                        pass
+                _decode(path, encoding)
             except UnicodeError:
                 continue
             found = encoding

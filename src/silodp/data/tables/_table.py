@@ -220,11 +220,7 @@ class Table:
 
     def _parse(self, column: str) -> NDArray[np.float64]:
         """Return (n,) numbers by the decimal mark of the file, NaN where the text is not a number."""
-        text = self.columns[column]
-        if self.reader.decimal == "," and is_text_file(self.path):
-            # "1.234" may be 1234 there: it becomes NaN.
-            text = np.array([t.replace(".", "?").replace(",", ".") for t in text], dtype=object)
-        return _parse_numbers(text)
+        return parse_numbers(self.columns[column], self.reader.decimal if is_text_file(self.path) else ".")
 
     def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
         """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
@@ -419,8 +415,11 @@ def _plain(value: object) -> object:
     return value
 
 
-def _parse_numbers(text: Strings) -> NDArray[np.float64]:
-    """Return (n,) numbers, NaN where the text is not a number."""
+def parse_numbers(text: Strings, decimal: str) -> NDArray[np.float64]:
+    """Return (n,) numbers, NaN where the text is not a number with this decimal mark."""
+    if decimal == ",":
+        # "1.234" may be 1234 there: it becomes NaN.
+        text = np.array([t.replace(".", "?").replace(",", ".") for t in text], dtype=object)
     return np.asarray(pd.to_numeric(pd.Series(text), errors="coerce").to_numpy(dtype=np.float64))
 
 

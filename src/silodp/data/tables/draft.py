@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.tables._files import is_text_file, read_frame
+from silodp.data.tables._table import parse_numbers
 from silodp.data.tables.columns import Reader
 from silodp.data.tables.schema import text_of
 from silodp.errors import SilodpError, suggest_name
@@ -58,8 +61,8 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             numeric.append(
                 f'{key} = {{ range = [], date = "{layout}", since = "" }}  # FILL IN, in days. ROWS: {seen}'
             )
-        elif (numbers := _parse(found, decimal)).notna().all() and found.nunique() > 2:
-            seen = f"{numbers.min():g} to {numbers.max():g}, median {numbers.median():g}{note}"
+        elif found.nunique() > 2 and not np.isnan(numbers := _parse(found, decimal)).any():
+            seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}{note}"
             numeric.append(f"{key} = {{ range = [], typical = [] }}  # FILL IN. ROWS: {seen}")
         elif 2 <= found.nunique() <= MOST_CATEGORIES:
             categorical.append(f"{key} = []  # FILL IN. ROWS: {_list_values(found)}{note}")
@@ -91,10 +94,8 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     )
 
 
-def _parse(text: pd.Series[str], decimal: str) -> pd.Series[float]:
-    if decimal == ",":
-        text = text.str.replace(".", "?", regex=False).str.replace(",", ".", regex=False)
-    return pd.to_numeric(text, errors="coerce").astype(float)
+def _parse(text: pd.Series[str], decimal: str) -> NDArray[np.float64]:
+    return parse_numbers(text.to_numpy(dtype=object), decimal)
 
 
 def _find_layout(text: pd.Series[str]) -> str | None:
@@ -119,7 +120,7 @@ def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
     """Return the lines of the label: its kind, and its classes where it has few values."""
     found = text.dropna()
     name = f"label = {json.dumps(label, ensure_ascii=False)}"
-    if found.nunique() > MOST_CATEGORIES and _parse(found, decimal).notna().all():
+    if found.nunique() > MOST_CATEGORIES and not np.isnan(_parse(found, decimal)).any():
         return [
             name,
             'kind = "real"  # a number. For the time until an event: kind = "survival", with event and time for label',

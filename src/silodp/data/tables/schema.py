@@ -317,6 +317,13 @@ def _to_plain(value: Any) -> Any:
     return float(value) if isinstance(value, Real) else text_of(value)
 
 
+def name_classes(schema: Schema | None, count: int | None) -> tuple[str, ...]:
+    """Return the names of the classes in the order of their numbers: those of the schema, else the numbers."""
+    if schema is not None and schema.classes is not None:
+        return tuple(map(text_of, schema.classes))
+    return tuple(map(str, range(count or 0)))
+
+
 def text_of(value: object) -> str:
     """Return a cell as text: stripped, in Unicode's form NFC, and a whole float written as an integer."""
     text = unicodedata.normalize("NFC", str(value).strip())

@@ -24,7 +24,7 @@ from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import format_rounded_up
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override
-from silodp.errors import SilodpError, check_delta, shorten
+from silodp.errors import SilodpError, check_delta, counted, shorten
 from silodp.planning.epsilon import Cost, compute_cost
 
 DELTA = 1e-5
@@ -101,23 +101,19 @@ class Settings:
         Raises:
             SilodpError: it is missing and has no default, or is no such number.
         """
-        name = next((name for name in names if name in self.values), None)
-        if name is None:
+        name = self._find(names)
+        if name not in self:
             if default is not None:
                 return default
             raise SilodpError(
-                f"{names[0]} is missing: name it, for example 'silodp epsilon --framework {self.framework} "
-                f"{names[0]}=...'.",
+                f"{name} is missing: name it, for example 'silodp epsilon --framework {self.framework} "
+                f"{name}=...'.",
                 code="argument.missing",
-                field=names[0],
+                field=name,
             )
         value = self.values[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < math.inf:
-            raise SilodpError(
-                f"{name} = {shorten(str(value))} is not usable: set a number above {above:g}.",
-                code="argument.value",
-                field=name,
-            )
+            raise self._refuse(names, f"a number above {above:g}")
         return float(value)
 
     def whole(self, *names: str, default: int | None = None) -> int:
@@ -128,11 +124,7 @@ class Settings:
         """
         value = self.number(*names, default=default)
         if value != int(value):
-            raise SilodpError(
-                f"{names[0]} = {value:g} is not usable: set a whole number, 1 or more.",
-                code="argument.value",
-                field=names[0],
-            )
+            raise self._refuse(names, "a whole number, 1 or more")
         return int(value)
 
     def share(self, *names: str, default: float | None = None) -> float:
@@ -143,11 +135,7 @@ class Settings:
         """
         value = self.number(*names, default=default)
         if value > 1:
-            raise SilodpError(
-                f"{names[0]} = {value:g} is not usable: set a number above 0 and at most 1.",
-                code="argument.value",
-                field=names[0],
-            )
+            raise self._refuse(names, "a number above 0 and at most 1")
         return value
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -156,15 +144,19 @@ class Settings:
         Raises:
             SilodpError: it is neither true nor false.
         """
-        name = next((name for name in names if name in self.values), None)
-        value = default if name is None else self.values[name]
+        value = self.values.get(self._find(names), default)
         if not isinstance(value, bool):
-            raise SilodpError(
-                f"{name} = {shorten(str(value))} is not usable: set true or false.",
-                code="argument.value",
-                field=name,
-            )
+            raise self._refuse(names, "true or false")
         return value
+
+    def _find(self, names: Sequence[str]) -> str:
+        """Return the first of the names that is set; the first one where none is."""
+        return next((name for name in names if name in self), names[0])
+
+    def _refuse(self, names: Sequence[str], needs: str) -> SilodpError:
+        name = self._find(names)
+        value = shorten(str(self.values.get(name)))
+        return SilodpError(f"{name} = {value} is not usable: set {needs}.", code="argument.value", field=name)
 
     def delta(self, given: float | None, *names: str) -> float:
         """Return the given δ, else that of the settings, else 1e-5.
@@ -185,9 +177,9 @@ class Framework(ABC):
     files: ClassVar[str]
     """Which of its files are read, for messages."""
 
-    @abstractmethod
     def pick(self, content: Any) -> TomlTable:
-        """Return the settings by name that are in a file, as read from TOML, JSON or YAML."""
+        """Return the settings by name of a file, as read from TOML, JSON or YAML; by default all of the top level."""
+        return dict(content) if isinstance(content, dict) else {}
 
     @abstractmethod
     def check(self, settings: Settings, delta: float | None) -> Finding:
@@ -314,7 +306,7 @@ def format_large(epsilon: float) -> str:
 
 def format_finding(finding: Finding) -> list[str]:
     """Return a finding as lines of text."""
-    rounds = f"{finding.rounds} round{'s' if finding.rounds != 1 else ''}"
+    rounds = counted(finding.rounds, "round")
     lines = [f"{finding.framework}: {finding.mechanism}", f"after {rounds}, at δ = {finding.delta:g}:"]
     for adversary in dict.fromkeys(bound.adversary for bound in finding.bounds):
         lines.append(f"  against {adversary}")

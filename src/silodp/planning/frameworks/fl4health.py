@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from silodp.accounting.accountant import EventCount, find_accountant
 from silodp.accounting.events import Gaussian, PoissonSampled, RevealedSample, SelfComposed
 from silodp.accounting.group_privacy import scale_to_person
-from silodp.config.toml_values import TomlTable
 from silodp.errors import SilodpError
 from silodp.planning.epsilon import compute_cost
 from silodp.planning.frameworks.base import (
@@ -33,10 +31,6 @@ class Fl4Health(Framework):
 
     name = "fl4health"
     files = "config.yaml of the server"
-
-    def pick(self, content: Any) -> TomlTable:
-        """Return all settings of the top level."""
-        return dict(content) if isinstance(content, dict) else {}
 
     def check(self, settings: Settings, delta: float | None) -> Finding:
         """Return what holds at the level that the settings are of."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from silodp.accounting.accountant import EventCount
 from silodp.accounting.events import Event, Gaussian, PoissonSampled
 from silodp.accounting.group_privacy import scale_to_person
-from silodp.config.toml_values import TomlTable
 from silodp.planning.frameworks.base import (
     CLIENT,
     RECORD,
@@ -28,17 +26,14 @@ class Opacus(Framework):
     name = "opacus"
     files = "a flat TOML, JSON or YAML file with the arguments of make_private"
 
-    def pick(self, content: Any) -> TomlTable:
-        """Return all settings of the top level."""
-        return dict(content) if isinstance(content, dict) else {}
-
     def check(self, settings: Settings, delta: float | None) -> Finding:
         """Return what holds: records are drawn anew for every step, or, without Poisson sampling, once per epoch."""
         noise = settings.number("noise_multiplier")
-        epochs = settings.whole("epochs", default=1) * settings.whole("rounds", "num_rounds", default=1)
+        rounds = settings.whole("rounds", "num_rounds", default=1)
+        epochs = settings.whole("epochs", default=1) * rounds
         if "sample_rate" in settings:
-            batches = max(1, round(1 / settings.share("sample_rate")))
             rate = settings.share("sample_rate")
+            batches = max(1, round(1 / rate))
         else:
             # As Opacus: one over the number of batches of the loader.
             batches = math.ceil(settings.whole("dataset_size") / settings.whole("batch_size"))
@@ -58,27 +53,27 @@ class Opacus(Framework):
             *no_guarantee(SERVER, "Opacus protects single records, and a client has many", (CLIENT,)),
             *bound_units(SERVER, found, charges, {RECORD: 1, **list_persons()}),
         )
-        one = settings.whole("rounds", "num_rounds", default=1)
         differences = []
         if not is_poisson:
             differences.append(
                 "it counts every step as a Poisson sample, but batches of a shuffled table are none: an epoch costs as "
                 "much as one step with all records"
             )
-        if one > 1:
+        if rounds > 1:
             differences.append(
-                f"a privacy engine that is made anew in each of the {one} rounds counts one round only"
+                f"a privacy engine that is made anew in each of the {rounds} rounds counts one round only"
             )
         stated = None
         if differences:
-            counted = steps if one == 1 else steps // one
-            stated = bound_units(SERVER, found, lambda _: [(sampled, counted)], {RECORD: 1})[0].epsilon
+            stated = bound_units(SERVER, found, lambda _: [(sampled, steps // rounds)], {RECORD: 1})[
+                0
+            ].epsilon
         return Finding(
             "opacus",
             f"DP-SGD, noise_multiplier {noise:g}, sample rate {rate:.4g}, {steps:,} steps"
             + ("" if is_poisson else ", batches without Poisson sampling"),
             found,
-            one,
+            rounds,
             bounds,
             stated,
             "by the engine's accountant" if stated is not None else "",
