@@ -77,11 +77,18 @@ def is_frozen_norm(module: nn.Module) -> bool:
 
 
 def set_mode(model: nn.Module, training: bool) -> None:
-    """Set train or eval mode, in which layers with frozen statistics stay in eval mode."""
-    frozen = [module for module in model.modules() if is_frozen_norm(module)]
+    """Set train or eval mode; frozen parts that are in eval mode, and all that is in them, stay as they are."""
+    constant = [part for part in model.modules() if is_frozen_norm(part) or _is_frozen_part(part)]
+    kept = [module for part in constant for module in part.modules() if not module.training]
     model.train(training)
-    for module in frozen:
-        module.eval()
+    for module in kept:
+        module.training = False
+
+
+def _is_frozen_part(module: nn.Module) -> bool:
+    """Return whether a part of a model has parameters, trains none of them, and is in eval mode."""
+    trained = [p.requires_grad for p in module.parameters()]
+    return not module.training and bool(trained) and not any(trained)
 
 
 def _refuse_batch_norm(where: str) -> SilodpError:
@@ -164,24 +171,22 @@ def inspect_on(model: nn.Module, example: Any) -> None:
     batch = example[:8] if len(example) >= 3 else example[[0, 0, 0]]
     changed = map_arrays(_replace_record, batch)
     states = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    training = model.training
     try:
         for mode in (True, False):
-            set_mode(model, mode)
-            _run_layers(model, batch)
-            moved = [
-                name for name, value in model.state_dict().items() if not _are_equal(value, states[name])
-            ]
-            if moved:
-                raise SilodpError(
-                    f"running the model changes its state '{moved[0]}', which no noise protects: "
-                    "use a layer without running state instead",
-                    code="model.running_state",
-                    field="task.model",
-                )
-            _inspect_runs(model, batch, changed)
+            with _in_mode(model, mode):
+                _run_layers(model, batch)
+                moved = [
+                    name for name, value in model.state_dict().items() if not _are_equal(value, states[name])
+                ]
+                if moved:
+                    raise SilodpError(
+                        f"running the model changes its state '{moved[0]}', which no noise protects: "
+                        "use a layer without running state instead",
+                        code="model.running_state",
+                        field="task.model",
+                    )
+                _inspect_runs(model, batch, changed)
     finally:
-        set_mode(model, training)
         with torch.no_grad():
             for name, value in model.state_dict().items():
                 value.copy_(states[name])
@@ -249,12 +254,13 @@ def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tens
 
 @contextmanager
 def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    before = model.training
+    before = [(module, module.training) for module in model.modules()]
     set_mode(model, training)
     try:
         yield
     finally:
-        set_mode(model, before)
+        for module, mode in before:  # not set_mode: it keeps what is in eval mode now
+            module.training = mode
 
 
 def _inspect_runs(model: nn.Module, batch: Any, changed: Any) -> None:

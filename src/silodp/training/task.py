@@ -29,8 +29,10 @@ from silodp.training.model_checks import (
     set_mode,
 )
 from silodp.training.models import Architecture
+from silodp.training.sgd._planning import default_memory_budget, measure_cost
 
-_EVALUATION_BATCH = 4096  # records, which bounds the memory of the layers' outputs
+_EVALUATION_BATCH = 4096  # records; fewer where the layers' outputs would take more than the memory budget
+_MEASURED_FROM = 64  # records; fewer are evaluated at once, without measuring what one takes
 # Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
 _REMEMBERED = 512
 
@@ -40,9 +42,10 @@ class Task:
 
     Parameters travel as one flat vector (d,), the trainable ones in the order of `named_parameters()`; frozen ones and
     buffers are constants of the model; a parameter with several names (tied weights) is there once, under its first
-    name. Data type (float32 or float64) and device follow the model's parameters. `forward` must be a function of
-    parameters, inputs and torch's random numbers: no counters, no Python randomness. The model is copied, so later
-    changes to the caller's module do not matter.
+    name. The model trains in train mode, except for parts that have no trainable parameter and come in eval mode. Data
+    type (float32 or float64) and device follow the model's parameters. `forward` must be a function of parameters,
+    inputs and torch's random numbers: no counters, no Python randomness. The model is copied, so later changes to the
+    caller's module do not matter.
 
     Args:
         model: ends in logits, log hazards or real numbers, one row per record.
@@ -315,10 +318,21 @@ def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
     """
     with torch.no_grad():
         try:
-            starts = range(0, len(inputs), _EVALUATION_BATCH)
-            return torch.cat([call_model(model, inputs[i : i + _EVALUATION_BATCH]) for i in starts])
+            batch = _choose_evaluation_batch(model, inputs)
+            starts = range(0, len(inputs), batch)
+            return torch.cat([call_model(model, inputs[i : i + batch]) for i in starts])
         except (Exception, SystemExit) as error:
             raise _describe_failure(model, error) from error
+
+
+def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
+    """Return how many records to evaluate at once: a function of the model and of the shape of its inputs alone."""
+    if len(inputs) <= _MEASURED_FROM:
+        return _MEASURED_FROM
+    peak = measure_cost(lambda: call_model(model, inputs[:2])).peak // 2
+    affordable = default_memory_budget(next(model.parameters()).device) // max(1, peak)
+    # A power of two, so that some bytes more or less do not change the batch, and thereby how sums are rounded.
+    return min(_EVALUATION_BATCH, 1 << max(0, affordable.bit_length() - 1))
 
 
 def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:

@@ -3,6 +3,7 @@ means over records."""
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
@@ -12,7 +13,9 @@ import silodp
 from silodp.errors import SilodpError
 from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, Task, binary_cross_entropy, cross_entropy
-from silodp.training.task import serialize
+from silodp.training.sgd import user_updates
+from silodp.training.sgd._planning import measure_cost
+from silodp.training.task import compute_outputs, serialize
 from support.oracles import small_federation
 from support.reference import assert_equal_updates, looped, ragged, updates
 
@@ -48,6 +51,59 @@ def test_frozen_parts_stay_constant_and_in_eval_mode():
     assert all(torch.equal(value, before[name]) for name, value in task.model.state_dict().items())
     stored = load(serialize(task.load(start), {}))
     assert torch.equal(stored["0.1.running_mean"], model[0][1].running_mean)
+
+
+class Dropping(nn.Module):
+    """A frozen body with dropout, and a head to train, on ids."""
+
+    def __init__(self, width: int = 4):
+        super().__init__()
+        body = nn.Sequential(nn.Embedding(3, width), nn.Dropout(0.5), nn.Linear(width, 4))
+        self.body, self.head = body.requires_grad_(False), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean(1))
+
+
+def test_a_frozen_part_in_eval_mode_drops_nothing_out():
+    ids, labels = torch.tensor([[0, 1, 2], [2, 2, 1]]), torch.tensor([0, 1])
+    for frozen_mode in (True, False):
+        model = Dropping()
+        model.body.train(frozen_mode)
+        task = Task(model, cross_entropy())
+        for _ in range(2):  # the checks run the model in both modes, and leave it as it was
+            task.check(ids, labels)
+            assert task.model.training
+            assert [part.training for part in task.model.body.modules()] == [frozen_mode] * 4
+        outputs = [task.forward(task.unflatten(task.initial(0)), ids) for _ in range(2)]
+        assert torch.equal(*outputs) != frozen_mode
+    whole = Task(Dropping().eval(), cross_entropy())  # as pretrained models are loaded
+    assert (whole.model.training, whole.model.head.training, whole.model.body.training) == (True, True, False)
+
+
+def test_what_a_frozen_part_computes_stays_within_the_memory_budget():
+    """Records of 24 bytes, of which the frozen part makes 24 kB to end with 48 bytes; batches are prepared together."""
+    task = Task(Dropping(1024).eval(), cross_entropy())
+    rng = np.random.default_rng(0)
+    x, y, user = torch.from_numpy(rng.integers(3, size=(64, 3))), rng.integers(2, size=64), np.arange(64) % 8
+    local, budget = LocalTraining(0.1, 80, 2), 4 << 20
+    start = task.initial(0)
+    updates(task, start, x, y, user, local, 0, memory_budget=budget)  # costs and traces
+    y = torch.from_numpy(y)
+    peak = measure_cost(
+        lambda: list(user_updates(task, start, x, y, user, local, torch.Generator(), memory_budget=budget))
+    ).peak
+    assert peak <= budget
+
+
+def test_an_evaluation_stays_within_the_memory_budget(monkeypatch):
+    monkeypatch.setattr("silodp.training.task.default_memory_budget", lambda device: 4 << 20)
+    model = Dropping(1024).eval()
+    ids = torch.from_numpy(np.random.default_rng(0).integers(3, size=(1000, 3)))
+    assert measure_cost(lambda: model(ids)).peak > 10 << 20
+    outputs = 2 * 1000 * 2 * 4  # bytes; those of the batches, and all together
+    assert measure_cost(lambda: compute_outputs(model, ids)).peak <= (4 << 20) + outputs
+    assert torch.allclose(compute_outputs(model, ids), model(ids))
 
 
 def test_frozen_values_identify_the_run():

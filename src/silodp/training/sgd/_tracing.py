@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from silodp.data.inputs import list_arrays
 from silodp.training.gradients import Gradient
+from silodp.training.sgd._planning import measure_cost
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
@@ -43,6 +44,10 @@ class TracedGradient:
     """A gradient traced for one set of shapes: `prepare` once per batch of data, `step` once per update.
 
     Random operations (dropout) are part of `step` and draw anew in every call.
+
+    Attributes:
+        hoisted_bytes: what `prepare` gives to one step besides the data.
+        prelude_bytes: what it has in memory at once for one step.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class TracedGradient:
             _simplify(graph, node)
         graph.eliminate_dead_code()
         self._prelude, self._body, self.hoisted_bytes = _split(graph, parameters)
+        with torch.no_grad():  # a frozen part of a model is in the prelude, with all that its layers compute
+            self.prelude_bytes = measure_cost(lambda: self._prelude(*flat[parameters:])).peak
 
     @classmethod
     def try_trace(

@@ -204,7 +204,8 @@ class Trainer:
         """Return how many steps' records to gather at once."""
         record = count_bytes(self.x[:1]) + self.y[:1].nbytes + 40  # indices and masks
         step = records * record + (traced.hoisted_bytes if traced else 0)
-        return max(1, min(min(block_bytes, BLOCK_BYTES) // max(1, step), _BLOCK_STEPS))
+        most = block_bytes // max(1, traced.prelude_bytes) if traced else _BLOCK_STEPS
+        return max(1, min(min(block_bytes, BLOCK_BYTES) // max(1, step), most, _BLOCK_STEPS))
 
     def _traced(self, rows: tuple[Tensor, ...], width: int) -> TracedGradient | None:
         """Return the traced step of this shape, or None where tracing fails: then the same step runs interpreted."""
