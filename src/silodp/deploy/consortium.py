@@ -265,7 +265,8 @@ class Consortium:
         if spec.digest != stated:
             raise SilodpError(
                 f"the run that follows here from {self.folder / CONFIG} has the digest {spec.digest[:16]}, and "
-                f"{SPEC} states {stated[:16]}: install the version of silodp that the coordinator has.",
+                f"{SPEC} states {stated[:16]}: install the version of silodp, and give a pretrained model the frozen "
+                "values, that the coordinator has.",
                 code="deploy.spec",
             )
         return spec

@@ -1,0 +1,154 @@
+"""Runs of models with frozen parts: a party with other frozen values is refused, and no message, no noise and no stored
+vector of a run covers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import silodp
+from silodp.config.schema import load_config
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.server import serve
+from silodp.deploy.setup import make_local
+from silodp.deploy.silo import open_silo
+from silodp.runtime.prepare import prepare_run
+from silodp.training import LocalTraining, cross_entropy
+from support.oracles import small_federation
+from support.ports import find_free_port
+from support.refusals import refused
+
+WIDTH = 2000
+METHODS = {
+    "uldp-avg": silodp.methods.UldpAvg(noise_multiplier=1.0, clip=0.5, local=LocalTraining(0.1)),
+    "uldp-naive": silodp.methods.UldpNaive(noise_multiplier=1.0, clip=0.5, local=LocalTraining(0.1)),
+}
+
+
+def build(seed: int = 0) -> nn.Module:
+    """A frozen body of 8,000 parameters and 2,000 buffers that no state keeps, and a head of 10."""
+    torch.manual_seed(seed)
+    body = nn.Sequential(nn.Linear(3, WIDTH), nn.Tanh(), nn.AdaptiveAvgPool1d(4)).requires_grad_(False)
+    body.register_buffer("unused", torch.ones(WIDTH), persistent=False)
+    torch.manual_seed(9)
+    return nn.Sequential(body.eval(), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_messages_noise_and_results_have_the_size_of_the_trainable_part(name: str, tmp_path: Path) -> None:
+    federation, task = small_federation(features=3), silodp.Task(build(), cross_entropy())
+    assert prepare_run(federation, task, METHODS[name], rounds=1).model.size == 10
+    result = silodp.train(federation, task, METHODS[name], rounds=2, seed=1, out=tmp_path / "run")
+    assert result.params.shape == (10,)
+    sent = result.metrics[-1]["bytes"]
+    messages = 2 * len(federation.silos)
+    assert 40 * messages / 2 < sent["down"] + sent["up"] < 1000 * messages  # a message of the whole model has 32 kB
+    state = (tmp_path / "run" / "checkpoint" / "state.safetensors").stat().st_size
+    assert state < 2000
+    assert torch.equal(result.model[0][0].weight, build()[0][0].weight)
+
+
+def test_a_run_is_resumed_with_the_same_frozen_values_alone(tmp_path: Path) -> None:
+    federation, method = small_federation(features=3), METHODS["uldp-avg"]
+    whole = silodp.train(federation, silodp.Task(build(), cross_entropy()), method, rounds=2, seed=1)
+    silodp.train(
+        federation, silodp.Task(build(), cross_entropy()), method, rounds=1, seed=1, out=tmp_path / "run"
+    )
+    buffer = build()
+    buffer[0].unused[0] = 2.0
+    for model in (build(seed=1), buffer):
+        with refused("checkpoint.setup"):
+            task = silodp.Task(model, cross_entropy())
+            silodp.train(federation, task, method, rounds=2, seed=1, out=tmp_path / "run", resume=True)
+    task = silodp.Task(build(), cross_entropy())
+    again = silodp.train(federation, task, method, rounds=2, seed=1, out=tmp_path / "run", resume=True)
+    assert torch.equal(again.params, whole.params)
+
+
+def test_a_loaded_model_has_the_frozen_values_of_the_run(tmp_path: Path) -> None:
+    federation, method = small_federation(features=3), METHODS["uldp-avg"]
+    result = silodp.train(
+        federation, silodp.Task(build(), cross_entropy()), method, rounds=1, seed=1, out=tmp_path / "run"
+    )
+    x = federation.test.x
+    with torch.no_grad():
+        wanted = result.model(torch.from_numpy(x))
+    loaded = silodp.load(tmp_path / "run", model=build(seed=5))
+    assert torch.equal(torch.from_numpy(loaded.compute_outputs(x)), wanted)
+    buffer = build()
+    buffer[0].unused[0] = 2.0
+    with refused("bundle.architecture"):
+        silodp.load(tmp_path / "run", model=buffer)
+
+
+NETWORK = """
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import nn
+
+
+def network(features: int, weights: str) -> nn.Module:
+    body = nn.Linear(features, 4)
+    body.load_state_dict(load_file(weights))
+    return nn.Sequential(body.requires_grad_(False), nn.Tanh(), nn.Linear(4, 1))
+"""
+CONFIG = """
+rounds = 2
+[data]
+source = "embedded"
+users = 20
+silos = 3
+[task]
+model = "net.py:network"
+options = {{ weights = "{weights}" }}
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.5
+[method.local]
+learning_rate = 0.1
+"""
+
+
+def write_weights(path: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    save_file(nn.Linear(30, 4).state_dict(), path)
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Path:
+    """The folders of a consortium whose frozen values were changed on this machine after all had agreed.
+
+    What a model file reads from the machine of a party is no part of the public folder, and no digest of files covers
+    it. Without the digest of the values in the run's specification, silos would train heads for features that the
+    server's model does not compute.
+    """
+    weights = tmp_path / "weights.safetensors"
+    (tmp_path / "net.py").write_text(NETWORK)
+    (tmp_path / "config.toml").write_text(CONFIG.format(weights=weights))
+    write_weights(weights, 0)
+    config = load_config(tmp_path / "config.toml")
+    make_local(config, config.federation(), tmp_path / "parties", find_free_port())
+    for home in sorted((tmp_path / "parties" / "silos").iterdir()):
+        with open_silo(home, Consortium.load(tmp_path / "parties" / "public")) as silo:
+            assert silo.name
+    write_weights(weights, 1)
+    return tmp_path / "parties"
+
+
+def test_a_silo_with_other_frozen_values_than_agreed_is_refused(parties: Path) -> None:
+    for home in sorted((parties / "silos").iterdir()):
+        with refused("deploy.spec"), open_silo(home, Consortium.load(parties / "public")):
+            pass
+
+
+@pytest.mark.timeout(30)  # without the refusal it waits for its silos
+def test_a_server_with_other_frozen_values_than_agreed_is_refused(parties: Path) -> None:
+    with refused("deploy.spec"):
+        serve(parties / "server", Consortium.load(parties / "public"))
+    assert not (parties / "server" / "run").exists()
