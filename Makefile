@@ -12,7 +12,7 @@ PIP = -m pip install --disable-pip-version-check
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n 2 --dist worksteal
 CHECK = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silodp needs Python 3.11 or later: run make PYTHON=/path/to/python3.11")'
 
-.PHONY: demo test test-slow test-deploy test-flower test-trackers test-fuzz test-newest lint types imports docs benchmarks results pages errors listings wheel clean
+.PHONY: demo test test-slow test-deploy test-flower test-trackers test-pretrained test-fuzz test-newest lint types imports docs benchmarks results pages errors listings wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/silodp demo --out runs/demo
@@ -36,6 +36,11 @@ test-flower: $(DEVELOPED) $(FLOWER)/.installed
 test-trackers: $(DEVELOPED)
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[tensorboard,mlflow]'
 	$(PYTEST) tests/end_to_end/test_on_round.py
+
+# docs/guides/pretrained.md with peft and transformers; where they are not installed, this test is skipped.
+test-pretrained: $(DEVELOPED)
+	$(BIN)/python $(PIP) --constraint constraints.txt peft transformers
+	$(PYTEST) -m slow -k pretrained tests/unit/docs/test_guides.py
 
 # 10⁵ mutants of real messages for every party of every run: hours; 1,000 of them are in test-slow.
 test-fuzz: $(DEVELOPED)
