@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import silodp
+from silodp.config.build import build_task
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import load_config
 from silodp.data.tables.schema import is_test_person
@@ -159,8 +161,9 @@ def test_a_run_from_tables_is_the_run_from_arrays_bit_for_bit(silodp: Silodp, tm
     np.testing.assert_array_equal(written, loaded.predict(arrays))
     with refused("data.value"):
         loaded.predict(held.assign(diagnosis="Z99"))
-    with refused("argument.shape"):
+    with refused("argument.shape") as caught:
         loaded.predict(arrays["numeric"])
+    assert "by name" in str(caught.value)
 
 
 def test_report_card_and_plan_know_codes(silodp: Silodp, tmp_path: Path) -> None:
@@ -223,6 +226,15 @@ def test_networks_of_one_array_are_refused(name: str, silodp: Silodp, tmp_path: 
     one_hot = path.read_text().replace(", codes = true", "")
     path.write_text(one_hot.replace(name, "embedding"))
     assert_sentence(silodp("plan", path, "--json"), code="model.inputs")
+
+
+def test_one_number_of_categories_for_several_columns_needs_a_model_of_its_owner(tmp_path: Path) -> None:
+    """Such arrays come from programs, never from a schema, which declares each column."""
+    write_study(tmp_path)
+    public = replace(read_by_hand(tmp_path), categories=4).public()
+    assert not public.has_codes
+    with refused("model.inputs"):
+        build_task(public)
 
 
 @pytest.mark.parametrize("task", ["", OWN])
