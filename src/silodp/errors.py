@@ -195,6 +195,7 @@ CODES: dict[str, str] = {
     "model.batch_norm": "a layer normalizes over the batch",
     "model.dtype": "the parameters are not all float32, or all float64, on one device",
     "model.embedding": "an embedding changes its weights in forward, or makes gradients that depend on the batch",
+    "model.inputs": "a network of silodp does not take the arrays of the records",
     "model.integer_inputs": "inputs of whole numbers are not declared as ids, or a lookup of ids gets real numbers",
     "model.mixes_records": "a model lets one record of a batch change another's output",
     "model.no_gradient": "a model's outputs have no gradient with respect to its parameters",

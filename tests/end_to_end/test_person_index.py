@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from silodp.config.schema import load_config
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.setup import accept, draft_public, make_keys, seal_public
 from support.commands import Silodp
-from support.consortium import Processes, start_party
-from support.ports import find_free_port
+from support.consortium import Processes, agree_on_tables, start_party
 from support.refusals import refused
 
 CONFIG = """
@@ -76,23 +72,9 @@ def write_index(folder: Path, name: str) -> str:
 
 
 def agree(study: Path, folder: Path, *, index: bool) -> Processes:
-    config = load_config(study)
-    draft_public(config, folder / "public", config.public_data())
-    requests = folder / "requests"
-    requests.mkdir()
-    homes = {
-        name: folder / ("server" if name == "server" else f"silos/{name}") for name in ("server", *PERSONS)
-    }
-    for name, home in homes.items():
-        shutil.copy(make_keys(home, name), requests)
-    port = find_free_port()
-    consortium = seal_public(
-        folder / "public", requests, folder / "coordinator", "127.0.0.1", port, for_tests=True
-    )
-    for name in PERSONS:
-        numbers = write_index(folder, name) if index else ""
-        accept(homes[name], consortium, str(study.parent / f"{name}.csv"), index=numbers, allow_seed=True)
-    return Processes(folder)
+    folder.mkdir()
+    numbers = {name: write_index(folder, name) for name in PERSONS} if index else {}
+    return agree_on_tables(study, folder, {name: study.parent / f"{name}.csv" for name in PERSONS}, numbers)
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -17,7 +18,7 @@ from typing import Protocol
 
 from silodp.config.schema import load_config
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.setup import make_local
+from silodp.deploy.setup import accept, draft_public, make_keys, make_local, seal_public
 from support.ports import find_free_port
 
 COMMAND = (sys.executable, "-m", "silodp.cli.main")
@@ -111,6 +112,34 @@ class Processes:
             with suppress(ValueError):
                 found.append(json.loads(line))
         return found
+
+
+def agree_on_tables(
+    config: Path, folder: Path, tables: Mapping[str, Path], indexes: Mapping[str, str] | None = None
+) -> Processes:
+    """Set up a consortium whose silos have tables, as `silodp deploy init`, `keys`, `seal` and `accept` do.
+
+    Args:
+        config: of the run; its schema reads the tables.
+        folder: of all parties.
+        tables: silo -> its table.
+        indexes: silo -> the file by which a trust center numbers its persons.
+    """
+    loaded = load_config(config)
+    draft_public(loaded, folder / "public", loaded.public_data())
+    requests, processes = folder / "requests", Processes(folder)
+    requests.mkdir()
+    for name in ("server", *tables):
+        shutil.copy(make_keys(processes.home(name), name), requests)
+    coordinator = folder / "coordinator"
+    consortium = seal_public(
+        folder / "public", requests, coordinator, "127.0.0.1", find_free_port(), for_tests=True
+    )
+    for name, table in tables.items():
+        accept(
+            processes.home(name), consortium, str(table), index=(indexes or {}).get(name, ""), allow_seed=True
+        )
+    return processes
 
 
 def start_party(

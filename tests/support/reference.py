@@ -14,10 +14,10 @@ def looped(task: Task, params, x, y, user, local: LocalTraining, seed: int) -> d
     torch.randint(1 << 62, (), generator=generator)  # the seed of dropout is drawn first
     inputs, targets = task.tensors(x, y)
     users = UserBatches.of(torch.as_tensor(user), local)
-    order = draw_batch_order(users.counts, local, generator)
+    order = draw_batch_order(users, local, generator)
     deltas = {}
-    for i, (who, count, start) in enumerate(zip(users.ids, users.counts, users.starts, strict=True)):
-        own = users.order[start : start + count]
+    orders = order.split(users.counts.tolist(), dim=1)
+    for who, count, own in zip(users.ids, users.counts, orders, strict=True):
         model = task.load(params).train()
         optimizer = torch.optim.SGD(
             [p for p in model.parameters() if p.requires_grad],
@@ -26,8 +26,7 @@ def looped(task: Task, params, x, y, user, local: LocalTraining, seed: int) -> d
             weight_decay=local.weight_decay,
         )
         for epoch in range(local.epochs):
-            for batch in order[i, epoch, :count].split(local.batch_size or int(count)):
-                records = own[batch]
+            for records in own[epoch].split(local.batch_size or int(count)):
                 optimizer.zero_grad()
                 everyone = torch.ones(len(records), dtype=task.dtype)
                 given = inputs[records]

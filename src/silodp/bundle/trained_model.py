@@ -38,6 +38,8 @@ from silodp.training.task import compute_outputs, make_tensor
 if TYPE_CHECKING:
     import pandas as pd
 
+    TableOrInputs = str | Path | pd.DataFrame | NDArray[Any] | Tensor | Mapping[str, Any] | NamedArrays
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedModel:
@@ -64,7 +66,7 @@ class TrainedModel:
             return tuple(f"probability_{name}" for name in self.description.classes)
         return ("log_hazard",) if self.description.labels == "survival" else ("prediction",)
 
-    def predict(self, data: str | Path | pd.DataFrame | NDArray[Any] | Tensor) -> NDArray[np.float64]:
+    def predict(self, data: TableOrInputs) -> NDArray[np.float64]:
         """Predict for every row, in the order of the rows.
 
         Args:
@@ -98,7 +100,7 @@ class TrainedModel:
             )
         return np.asarray(found.numpy())
 
-    def compute_outputs(self, data: str | Path | pd.DataFrame | NDArray[Any] | Tensor) -> NDArray[Any]:
+    def compute_outputs(self, data: TableOrInputs) -> NDArray[Any]:
         """Return the model's outputs (n, ...), as an evaluation of the run computes them; arguments as for `predict`.
 
         Raises:
@@ -132,8 +134,8 @@ class TrainedModel:
 
     def read_table(
         self, table: str | Path | pd.DataFrame, copied: Sequence[str] = ()
-    ) -> tuple[NDArray[np.float32], pd.DataFrame]:
-        """Return a table's inputs (n, features), scaled by the schema of the run, and the columns to copy.
+    ) -> tuple[NDArray[np.float32] | NamedArrays, pd.DataFrame]:
+        """Return a table's inputs as the schema of the run gives them to the model, and the columns to copy.
 
         Raises:
             SilodpError: the run kept no schema, or as `predict`.
@@ -150,9 +152,10 @@ class TrainedModel:
 
     def _check_inputs(self, data: Any) -> Any:
         """Return an array of inputs, or several by name; refuse one of another shape, or without a row."""
-        if isinstance(data, Mapping | NamedArrays):
+        is_named = isinstance(data, Mapping | NamedArrays)
+        if is_named or not self.description.record_shape:
             arrays = map_arrays(lambda one: one if isinstance(one, Tensor) else np.asarray(one), data)
-            lengths = {len(one) for one in list_arrays(arrays).values()}
+            lengths = {len(one) for one in list_arrays(arrays).values()} if is_named else set()
             if self.description.record_shape or len(lengths) != 1 or 0 in lengths:
                 raise SilodpError(
                     "the inputs are arrays by name: give as many rows in each, at least one, to a model that was "

@@ -136,7 +136,9 @@ def build_task(
         loss = dataset.loss if loss is None else loss
         metrics = dataset.metrics if metrics is None else metrics
     if model is None:
-        model = name_linear_model(public.classes)
+        model = name_linear_model(public.classes, public.has_codes)
+    if not is_reference(model):
+        _check_inputs(model, public)
     network, architecture = _build_model(model, options or {}, public, seed)
     if loss is None and public.classes:
         loss = "binary_cross_entropy" if _count_outputs(network, public) == 1 else "cross_entropy"
@@ -148,6 +150,26 @@ def build_task(
         metrics = {None: (), 2: ("accuracy", "roc_auc")}.get(public.classes, ("accuracy",))
     found = {_short_name(name): _find_metric(name) for name in metrics}
     return Task(network, _find_loss(loss), found, architecture)
+
+
+def _check_inputs(model: str, public: PublicData) -> None:
+    """Refuse a network of silodp that does not take the arrays of the records."""
+    lookup(model, MODELS, "task.model")
+    if public.has_codes == (model == "embedding") and (public.has_codes or not public.inputs):
+        return
+    if public.has_codes:
+        remedy = (
+            'set task.model = "embedding", or refer to a function of a file ("my_model.py:network"), or take '
+            "codes = true out of the schema"
+        )
+        wrong = "takes one array of numbers, and some columns of the records are given as codes"
+    elif public.inputs:
+        remedy = 'refer to a function of a file ("my_model.py:network")'
+        wrong = "does not take the arrays of the records, which hold ids or have names"
+    else:
+        remedy = "set codes = true for a categorical column of the schema, or choose another model"
+        wrong = "embeds columns that are given as codes, and the records have none"
+    raise SilodpError(f"task.model = '{model}' {wrong}: {remedy}.", code="model.inputs", field="task.model")
 
 
 def build_architecture(architecture: Architecture, code: str | None = None) -> nn.Module:

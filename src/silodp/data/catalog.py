@@ -26,7 +26,7 @@ class TableDataset(Dataset):
     def public(self, arguments: Mapping[str, Any], users: int | None = None) -> PublicData:
         """Return the facts that the schema declares; only the public list of users or the profile is read."""
         schema: Schema = arguments["schema"]
-        profile = schema.read_identity()
+        profile, inputs = schema.read_identity(), schema.list_inputs()
         is_declared = profile is not None or schema.users is not None
         assumptions = [] if is_declared else [ASSUMES_INDEX_FROM_TABLES]
         if schema.out_of_range == "clip" and schema.numeric:
@@ -35,13 +35,14 @@ class TableDataset(Dataset):
             name=str(self.argument(arguments, "name")),
             silos=self.silo_names(arguments),
             users=self.declared_users(arguments) if users is None else users,
-            record_shape=(len(schema.features),),
+            record_shape=() if inputs else (len(schema.features),),
             labels=schema.kind,
             classes=None if schema.classes is None else len(schema.classes),
             features=schema.features,
             assumptions=tuple(assumptions),
             record_budgets=self.has_record_budgets(arguments),
             identity_digest="" if profile is None else profile.digest,
+            inputs=inputs,
         )
 
     def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:

@@ -297,6 +297,7 @@ class Federation:
             name=name,
             classes=None if schema.classes is None else len(schema.classes),
             features=schema.features,
+            categories=[len(column.categories) for column in schema.code_columns().values()] or None,
             user_keys=tables.user_keys,
             identity_digest="" if tables.profile is None else tables.profile.digest,
             schema=schema,

@@ -16,6 +16,10 @@ Categories = int | Sequence[int] | Mapping[str, int | Sequence[int]] | None
 """The public number of categories of ids: of all of them, of each column, or by the name of the array."""
 
 
+NUMERIC, CODES = "numeric", "codes"
+"""Names of the arrays of tables with columns that are given as codes."""
+
+
 class NamedArrays:
     """Arrays by name, of numpy or torch, with the same number of rows; a model gets them as keyword arguments.
 
@@ -60,6 +64,13 @@ def map_arrays(function: Callable[[Any], Any], x: Any) -> Any:
     if isinstance(x, NamedArrays | Mapping):
         return NamedArrays(list_arrays(x)).map(function)
     return function(x)
+
+
+def concatenate(parts: Sequence[Any]) -> Any:
+    """Return the rows of all parts, each one array or `NamedArrays` of the same names."""
+    if not isinstance(parts[0], NamedArrays):
+        return np.concatenate(parts)
+    return NamedArrays({name: np.concatenate([part[name] for part in parts]) for name in parts[0].keys()})  # noqa: SIM118
 
 
 def get_kind(x: Any) -> tuple[tuple[str, tuple[int, ...], str], ...]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from silodp.data.inputs import Input, NamedArrays
+from silodp.data.inputs import CODES, NUMERIC, Input, NamedArrays
 from silodp.errors import SilodpError
 
 LabelKind = Literal["classes", "real", "survival"]
@@ -107,11 +107,21 @@ class PublicData:
         return cls(**made)
 
     @property
+    def has_codes(self) -> bool:
+        """Whether the records are those of tables with columns that are given as codes."""
+        if [one.name for one in self.inputs] not in ([NUMERIC, CODES], [CODES]):
+            return False
+        *numeric, codes = self.inputs
+        return isinstance(codes.categories, tuple) and all(
+            one.categories is None and len(one.shape) == 1 for one in numeric
+        )
+
+    @property
     def feature_count(self) -> int:
-        """Numbers in a record: real ones where there are several arrays, else those of the only array."""
-        real = [one for one in self.inputs if one.categories is None]
-        shapes = [one.shape for one in real] if len(self.inputs) > 1 else [self.record_shape]
-        return sum(math.prod(shape) for shape in shapes)
+        """Numbers in a record: real ones where arrays have names, else those of the only array."""
+        if not any(one.name for one in self.inputs):
+            return math.prod(self.record_shape)
+        return sum(math.prod(one.shape) for one in self.inputs if one.categories is None)
 
     @property
     def categories(self) -> int | list[int] | dict[str, int | list[int]] | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from silodp.data.allocation import zipf
 from silodp.data.federation import Federation
+from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
@@ -45,7 +46,7 @@ def draw_federation(
     ULDP-FL (`data.allocation.zipf`).
 
     Args:
-        public: the declared facts, of records of one dimension.
+        public: the declared facts, of tables.
         guess: what they do not say.
         users: U of the synthetic federation.
         generator: of everything.
@@ -54,11 +55,12 @@ def draw_federation(
         The federation, with 2,000 held-out records.
 
     Raises:
-        SilodpError: records are not tables of numbers.
+        SilodpError: records are not rows of tables.
     """
-    if len(public.record_shape) != 1 or public.inputs:
+    is_table = len(public.record_shape) == 1 and not public.inputs
+    if not is_table and not public.has_codes:
         raise SilodpError(
-            f"settings are tuned on synthetic tables of numbers, and the records of '{public.name}' have the shape "
+            f"settings are tuned on synthetic tables, and the records of '{public.name}' have the shape "
             f"{public.record_shape}, or hold ids: leave --tune out, and begin with the settings of "
             "docs/guides/settings.md.",
             code="plan.no_table",
@@ -67,22 +69,39 @@ def draw_federation(
     records = max(1, round(guess.records * users))
     user, silo = zipf(records, users, len(public.silos), generator)
     owner = np.concatenate([user, users + np.arange(_TEST_RECORDS)])
-    x = _draw_features(public, guess.spread, owner, generator)
-    y = _draw_labels(public, guess, x, generator)
+    x, codes = _draw_features(public, guess.spread, owner, generator)
+    y = _draw_labels(public, guess, x, codes, generator)
+    inputs = _name_arrays(x, codes) if public.has_codes else x
     silos = tuple(
-        SiloData(name, x[:records][silo == s], y[:records][silo == s], user[silo == s])
+        SiloData(name, inputs[:records][silo == s], y[:records][silo == s], user[silo == s])
         for s, name in enumerate(public.silos)
     )
     nobody = np.full(_TEST_RECORDS, -1, np.int64)
-    test = SiloData("test", x[records:], y[records:], nobody)
-    return Federation(silos, users, test, name="synthetic", classes=public.classes)
+    test = SiloData("test", inputs[records:], y[records:], nobody)
+    return Federation(
+        silos, users, test, name="synthetic", classes=public.classes, categories=public.categories
+    )
+
+
+def _list_sizes(public: PublicData) -> list[int]:
+    """Return the number of categories of each column of codes."""
+    found = public.categories
+    return found if isinstance(found, list) else []
+
+
+def _name_arrays(x: NDArray[np.float32], codes: NDArray[np.int64]) -> NamedArrays:
+    return NamedArrays({**({NUMERIC: x} if x.shape[1] else {}), CODES: codes})
 
 
 def _draw_features(
     public: PublicData, spread: float, owner: NDArray[np.int64], generator: np.random.Generator
-) -> NDArray[np.float32]:
-    """Draw (n, d): numeric columns with a few common factors, and one category of each one-hot group."""
-    n, d = len(owner), public.record_shape[0]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Draw (n, d): numeric columns with a few common factors, and one category of each one-hot group; and (n, k) codes.
+
+    A code is the place of a further such column among its quantiles, whose shares are drawn.
+    """
+    sizes, real = _list_sizes(public), public.feature_count
+    n, d = len(owner), real + len(sizes)
     alike = generator.choice([0.0, 0.3, 0.6])  # share of the variance that a person's records have in common
     factors = generator.standard_normal((max(1, d // 5), d)) * generator.choice([0.0, 0.5, 1.0])
 
@@ -95,7 +114,11 @@ def _draw_features(
     for columns in _group_categories(public.features):
         chosen = (scores[:, columns] + generator.standard_normal(len(columns))).argmax(axis=1)
         x[:, columns] = np.eye(len(columns), dtype=np.float32)[chosen]
-    return x
+    codes = np.empty((n, len(sizes)), dtype=np.int64)
+    for place, size in enumerate(sizes):
+        ends = np.cumsum(generator.dirichlet(np.ones(size)))[:-1]
+        codes[:, place] = np.searchsorted(np.quantile(scores[:, real + place], ends), scores[:, real + place])
+    return x[:, :real], codes
 
 
 def _group_categories(features: tuple[str, ...]) -> list[list[int]]:
@@ -109,12 +132,18 @@ def _group_categories(features: tuple[str, ...]) -> list[list[int]]:
 
 
 def _draw_labels(
-    public: PublicData, guess: Guess, x: NDArray[np.float32], generator: np.random.Generator
+    public: PublicData,
+    guess: Guess,
+    x: NDArray[np.float32],
+    codes: NDArray[np.int64],
+    generator: np.random.Generator,
 ) -> NDArray[np.int64] | NDArray[np.float32]:
-    """Draw (n,) classes or real numbers, or (n, 2) [event, time], from scores that are linear in the features."""
+    """Draw (n,) classes or real numbers, or (n, 2) [event, time], from scores linear in numbers and categories."""
     outputs = max(1, public.classes or 1)
     effects = generator.standard_normal((x.shape[1], outputs)) * generator.exponential(size=(x.shape[1], 1))
     scores = (x - x.mean(axis=0)) @ effects
+    for column, size in zip(codes.T, _list_sizes(public), strict=True):
+        scores += (generator.standard_normal((size, outputs)) * generator.exponential())[column]
     scores *= generator.uniform(1.0, 3.0) / np.maximum(scores.std(axis=0), 1e-9)
     if public.labels == "real":
         return np.asarray(scores[:, 0] + generator.standard_normal(len(x)), dtype=np.float32)

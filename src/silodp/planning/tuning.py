@@ -19,6 +19,7 @@ from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.build import build_task
 from silodp.config.schema import RunConfig
 from silodp.data.federation import Federation
+from silodp.data.inputs import concatenate
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
@@ -232,7 +233,7 @@ class _Tuner:
         table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
         events = self._spec_of(chosen.method(1.0)).round_events()
         loss = table.max(axis=0) - table[complete.index(chosen)]
-        linear = None if chosen.model == "configured" else name_linear_model(self.spec.data.classes)
+        linear = None if chosen.model == "configured" else _name_linear(self.spec)
         return {
             "epsilon": self.target,
             "adversary": self.adversary,
@@ -265,11 +266,16 @@ class _Tuner:
 def _build_tasks(config: RunConfig, spec: RunSpec) -> dict[str, Task]:
     """Return the configured task, and the linear one of its kind of label where that is smaller."""
     tasks = {"configured": config.task(spec.data)}
-    name = name_linear_model(spec.data.classes)
-    linear = build_task(spec.data, config.dataset, model=name, metrics=config.task_section.metrics)
+    linear = build_task(
+        spec.data, config.dataset, model=_name_linear(spec), metrics=config.task_section.metrics
+    )
     if linear.size < tasks["configured"].size:
         tasks["linear"] = linear
     return tasks
+
+
+def _name_linear(spec: RunSpec) -> str:
+    return name_linear_model(spec.data.classes, spec.data.has_codes)
 
 
 def _choose_metric(task: Task) -> str:
@@ -299,7 +305,7 @@ def train_without_parties(
     weights = torch.from_numpy(np.array(method.user_weights(federation.counts(), population))).flatten()
     # One silo that has every pair of silo and person as a person: the same rows and weights, added up at once.
     merged = Population(1, population.silos * population.users)
-    x, y = (np.concatenate([getattr(silo, field) for silo in federation.silos]) for field in ("x", "y"))
+    x, y = (concatenate([getattr(silo, field) for silo in federation.silos]) for field in ("x", "y"))
     table = task.tensors(x, y)
     owners = [s * population.users + silo.user for s, silo in enumerate(federation.silos)]
     pair = torch.from_numpy(np.concatenate(owners))

@@ -5,7 +5,7 @@ Every builder returns a fresh `torch.nn.Module` that ends in logits or log hazar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from silodp.errors import SilodpError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 VERSION = 1
@@ -61,6 +61,37 @@ def cox_linear(features: int) -> nn.Module:
     from torch import nn
 
     return nn.Linear(_check_least("features", features, 1), 1)
+
+
+def embedding(
+    categories: Sequence[int], features: int = 0, classes: int | None = None, dimension: int = 2
+) -> nn.Module:
+    """Build a linear model of numbers and embedded categories; its inputs are the arrays "numeric" and "codes".
+
+    Args:
+        categories: their number in each column of codes.
+        features: columns of numbers; with 0 there is no array "numeric".
+        classes: one logit for two, else one per class; None: one number or log hazard.
+        dimension: numbers that embed a category.
+    """
+    import torch
+    from torch import nn
+
+    _check_least("dimension", dimension, 1)
+    outputs = 1 if classes is None or _check_least("classes", classes, 2) == 2 else classes
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embeddings = nn.ModuleList(nn.Embedding(number, dimension) for number in categories)
+            self.last = nn.Linear(features + dimension * len(categories), outputs)
+
+        def forward(self, codes: Tensor, numeric: Tensor | None = None) -> Tensor:
+            columns = [embed(codes[:, place]) for place, embed in enumerate(self.embeddings)]
+            scores: Tensor = self.last(torch.cat(columns if numeric is None else [numeric, *columns], 1))
+            return scores
+
+    return Embedding()
 
 
 def mlp(features: int = 30, classes: int = 2, width: int = 30, layers: int = 5, groups: int = 3) -> nn.Module:
@@ -161,6 +192,7 @@ def _check_least(name: str, value: int, least: int) -> int:
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
     "cox_linear": cox_linear,
+    "embedding": embedding,
     "mlp": mlp,
     "cnn_mnist": cnn_mnist,
     "cnn_fashion": cnn_fashion,
@@ -169,8 +201,15 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 """Name in a config -> builder."""
 
 
-def name_linear_model(classes: int | None) -> str:
-    """Return the name of the linear model for labels of so many classes; None: for numbers and survival."""
+def name_linear_model(classes: int | None, has_codes: bool = False) -> str:
+    """Return the name of the linear model for records with such labels.
+
+    Args:
+        classes: their number; None for numbers and survival.
+        has_codes: whether some columns are given as codes.
+    """
+    if has_codes:
+        return "embedding"
     return "logistic" if classes else "cox_linear"
 
 

@@ -29,8 +29,8 @@ from silodp.training import (
 )
 from silodp.training.gradients import build_single_user_gradient
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
-from silodp.training.sgd import _planning
-from silodp.training.sgd._planning import measure_cost
+from silodp.training.sgd._packing import StepTime, choose_shapes, plan_segments
+from silodp.training.sgd._planning import ChunkPlan, StepCost, measure_cost, plan_chunks
 from silodp.training.sgd._schedule import UserBatches, draw_batch_order, select_step_records
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.task import LruCache
@@ -79,13 +79,13 @@ def test_equals_a_loop_with_torch_sgd(sizes, local, seed, budget, double):
 @pytest.mark.parametrize("traced", [True, False])
 def test_tracing_and_small_budgets_change_nothing(batch_size, traced, monkeypatch):
     if not traced:
-        monkeypatch.setattr("silodp.training.sgd._planning.MIN_STEPS_TO_TRACE", 10**9)
+        monkeypatch.setattr("silodp.training.sgd._packing.MIN_STEPS_TO_TRACE", 10**9)
     task = small_task()
     x, y, user = ragged([1, 9, 0, 4, 4, 4, 13, 2, 1, 1], 3)
     start, local = task.initial(0), LocalTraining(0.2, 30, batch_size, momentum=0.5)
     wanted = looped(task, start, x, y, user, local, 5)
     chunks = []
-    for budget in (None, 30_000, 200_000):
+    for budget in (None, 12_000 if batch_size is None else 30_000, 200_000):
         found = updates(task, start, x, y, user, local, 5, memory_budget=budget)
         assert_equal_updates(found, wanted, 1e-10)
         generator = torch.Generator().manual_seed(5)
@@ -256,59 +256,125 @@ def test_dropout_repeats_with_the_generator_and_leaves_the_global_one_alone():
 @settings(max_examples=60, deadline=None)
 def test_batch_order_is_a_permutation_whatever_the_chunks(counts, epochs, batch, cut):
     local, n = LocalTraining(0.1, epochs, batch), torch.tensor(counts)
-    order = draw_batch_order(n, local, torch.Generator().manual_seed(1))
-    for u, count in enumerate(counts):
+    users = UserBatches(torch.arange(len(n)), n, n.cumsum(0) - n, torch.arange(int(n.sum())))
+    order = draw_batch_order(users, local, torch.Generator().manual_seed(1))
+    for own, count, start in zip(order.split(counts, dim=1), counts, users.starts.tolist(), strict=True):
         for epoch in range(epochs):
-            assert sorted(order[u, epoch, :count].tolist()) == list(range(count))
+            assert sorted(own[epoch].tolist()) == list(range(start, start + count))
+            assert batch is not None or own[epoch].tolist() == list(range(start, start + count))
     generator = torch.Generator().manual_seed(1)
-    parts = [draw_batch_order(part, local, generator) for part in (n[:cut], n[cut:]) if len(part)]
-    rows = [row for part in parts for row in part]
-    for u, count in enumerate(counts):
-        assert torch.equal(order[u, :, :count], rows[u][:, :count])
+    parts = [draw_batch_order(users.rows(part), local, generator) for part in (slice(cut), slice(cut, None))]
+    assert torch.equal(torch.cat(parts, 1), order)
 
 
 def test_epochs_are_shuffled_anew_and_evenly():
-    order = draw_batch_order(
-        torch.tensor([3]), LocalTraining(0.1, 6000, 1), torch.Generator().manual_seed(0)
-    )[0]
-    _, seen = order.unique(dim=0, return_counts=True)
+    local = LocalTraining(0.1, 6000, 1)
+    users = UserBatches.of(torch.tensor([4, 9, 4, 4, 9]), local)
+    order = draw_batch_order(users, local, torch.Generator().manual_seed(0))
+    _, seen = order[:, :3].unique(dim=0, return_counts=True)
     assert len(seen) == 6
     assert float((seen - 1000).abs().max()) < 5 * 1000**0.5
+    _, seen = order.unique(dim=0, return_counts=True)  # independent of the other's
+    assert len(seen) == 12
+    assert float((seen - 500).abs().max()) < 5 * 500**0.5
 
 
 def test_padding_never_points_at_another_users_record():
     user = torch.tensor([5, 2, 5, 2, 5, 9, 5])
     local = LocalTraining(0.1, 2, 2)
     users = UserBatches.of(user, local)
-    order = draw_batch_order(users.counts, local, torch.Generator().manual_seed(0))
-    records, real, training = select_step_records(users, order, local, range(4), 3)
-    assert torch.equal(user[records], users.ids.reshape(1, -1, 1).expand(4, -1, 3))
-    assert real.sum() == 2 * len(user)
-    assert training.sum(0).tolist() == [4, 2, 2]
+    order = draw_batch_order(users, local, torch.Generator().manual_seed(0))
+    first = users.counts.cumsum(0) - users.counts
+    done = torch.tensor([2, 0, 0])
+    records, real = select_step_records(users.counts, first, order, local, done, 2, 3)
+    assert torch.equal(user[records], users.ids.reshape(1, -1, 1).expand(2, -1, 3))
+    assert real.sum(2).tolist() == [[2, 2, 1], [2, 2, 1]]
 
 
 # Plans
 
 
-def test_a_tiny_model_pads_generously_and_a_large_one_is_cut():
-    local = LocalTraining(0.1, 50, 4)
-    sizes = [40, 30, 20] + [8] * 10 + [3] * 30 + [1] * 40
-    _, _, user = ragged(sizes, 0)
-    tiny = Task(logistic(3), binary_cross_entropy())
-    x, y, user = ragged(sizes, 0)
-    assert len(list(user_updates(tiny, tiny.initial(0), x, y, user, local, torch.Generator()))) == 1
-    users = UserBatches.of(torch.as_tensor(user), local)
-    heavy = _planning.plan_chunks(
-        users,
-        local,
-        lambda width: _planning.StepCost(10**6, 10**7 * width, 100),
-        4 * 10**5,
-        None,
-        torch.device("cpu"),
+def plan(counts, local, overhead: float, work: float, most: int = 10**9):
+    counts = torch.tensor(sorted(counts, reverse=True))
+    time = StepTime(overhead, 5 * overhead, lambda width: width * work)
+    return counts, plan_segments(counts, local, time, lambda width: most)
+
+
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    epochs=st.integers(1, 3),
+    batch=st.none() | st.integers(1, 12),
+    overhead=st.sampled_from([1.0, 30.0, 1000.0]),
+    most=st.sampled_from([1, 3, 10**9]),
+)
+@settings(max_examples=100, deadline=None)
+def test_everybody_takes_every_step_once_and_in_order(counts, epochs, batch, overhead, most):
+    local = LocalTraining(0.1, epochs, batch)
+    counts, segments = plan(counts, local, overhead, 1.0, most)
+    done = torch.zeros_like(counts)
+    batches = local.batches(counts)
+    for segment in segments:
+        assert len(segment.users.unique()) == len(segment.users) <= segment.lanes <= most
+        assert torch.equal(done[segment.users], segment.done)
+        for step in range(segment.steps):
+            place = (segment.done + step) % batches[segment.users]
+            left = counts[segment.users] - place * (batch or 0)
+            assert (left.clamp(max=batch) if batch else left).max() <= segment.width
+        done[segment.users] += segment.steps
+    assert torch.equal(done, epochs * batches)
+
+
+def test_a_step_holds_much_work_and_little_padding():
+    """Persons of very different sizes: two thirds of all record gradients are of records, in few shapes."""
+    counts = (2000 / torch.arange(2, 102) ** 1.2).ceil().int().tolist()
+    local = LocalTraining(0.1, 5, 64)
+    counts, segments = plan(counts, local, 270.0, 1.0)
+    computed = sum(s.steps * s.lanes * s.width for s in segments)
+    assert 5 * int(counts.sum()) / computed > 2 / 3
+    assert sum(s.steps for s in segments) < 1.5 * 5 * int(local.batches(counts).max())
+    assert len({s.shape for s in segments}) <= 8
+
+
+def test_a_tiny_model_pads_generously():
+    _, segments = plan(
+        [40, 30, 20] + [8] * 10 + [3] * 30 + [1] * 40, LocalTraining(0.1, 50, 4), 1e4, 1e-3
     )
-    assert len(heavy.chunks) > 3
-    covered = [u for chunk in heavy.chunks for u in range(chunk.start, chunk.stop)]
-    assert covered == list(range(len(users)))
+    assert {segment.shape for segment in segments} == {(128, 4)}
+    assert sum(segment.steps for segment in segments) == 500  # those of the largest user
+
+
+def test_a_rare_shape_runs_as_a_larger_traced_one_where_padding_is_cheap():
+    time = StepTime(1.0, 4.0, lambda width: 0.01 * width)
+    common = {(8, 64): 100, (32, 16): 8}
+    chosen = choose_shapes({**common, (2, 64): 3, (20, 16): 1, (64, 1): 1, (2, 20): 1}, time)
+    assert chosen == {shape: shape for shape in common} | {(20, 16): (32, 16)}
+    cheap = StepTime(1.0, 9.0, lambda width: 0.01 * width)
+    assert choose_shapes({**common, (2, 64): 3}, cheap)[2, 64] == (8, 64)
+
+
+def test_chunks_hold_the_parameters_of_many_users_and_cover_all():
+    local = LocalTraining(0.1, 50, 4)
+    _, _, user = ragged([40, 30, 20] + [8] * 10 + [3] * 30 + [1] * 40, 0)
+    users = UserBatches.of(torch.as_tensor(user), local)
+
+    def cut(parameter_bytes: int) -> ChunkPlan:
+        return plan_chunks(
+            users,
+            local,
+            lambda width: StepCost(10**6, 10**7 * width, 100),
+            parameter_bytes,
+            None,
+            torch.device("cpu"),
+        )
+
+    assert cut(10**5).chunks == (slice(0, len(users)),)
+    heavy = cut(10**8)
+    assert len(heavy.chunks) > 10
+    assert [u for chunk in heavy.chunks for u in range(chunk.start, chunk.stop)] == list(range(len(users)))
+    assert all(
+        2 * 10**8 * (c.stop - c.start) + b <= 2**30
+        for c, b in zip(heavy.chunks, heavy.step_bytes, strict=True)
+    )
 
 
 def test_one_user_beyond_the_budget_is_refused_or_the_default_stretches():
@@ -521,14 +587,12 @@ def test_who_is_done_is_not_touched_by_who_trains_longer(momentum, epochs):
 
 def test_padding_holds_nothing_that_the_batch_does_not_hold():
     """Whether a batch is padded depends on others; a record outside the batch that overflows must not reach it."""
-    counts = torch.tensor([5, 3])
     local = LocalTraining(0.1, epochs=2, batch_size=2)
-    user = torch.repeat_interleave(torch.arange(2), counts)
-    users = UserBatches.of(user, local)
-    order = draw_batch_order(users.counts, local, torch.Generator().manual_seed(0))
-    records, real, training = select_step_records(users, order, local, range(6), 4)
-    for k in range(6):
+    users = UserBatches.of(torch.repeat_interleave(torch.arange(2), torch.tensor([5, 3])), local)
+    order = draw_batch_order(users, local, torch.Generator().manual_seed(0))
+    first = users.counts.cumsum(0) - users.counts
+    records, real = select_step_records(users.counts, first, order, local, torch.tensor([1, 0]), 4, 4)
+    for k in range(4):
         for r in range(2):
-            if training[k, r]:
-                batch = set(records[k, r][real[k, r]].tolist())
-                assert set(records[k, r].tolist()) == batch
+            assert set(records[k, r].tolist()) == set(records[k, r][real[k, r]].tolist())
+            assert real[k, r].any()

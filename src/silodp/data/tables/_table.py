@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.identity import IdentityProfile
+from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
 from silodp.data.tables._files import header_text, is_text_file, read_frame
 from silodp.data.tables.columns import NumericColumn, Reader
@@ -251,13 +252,14 @@ class Table:
             text = np.array([t.lower() for t in text], dtype=object)
         codes = np.array([code.get(t, -1) for t in text], dtype=np.int64)
         if missing is not None:
-            codes[(codes < 0) & self._missing(column)] = code[text_of(missing)]
+            place = [text_of(value) for value in values].index(text_of(missing))
+            codes[(codes < 0) & self._missing(column)] = place
         self._refuse(column, codes < 0, f"is none of {_format_names(list(code))}", remedy)
         return codes
 
-    def features(self) -> NDArray[np.float32]:
-        """Return (n, features) float32, scaled and one-hot by the schema."""
-        columns = []
+    def features(self) -> NDArray[np.float32] | NamedArrays:
+        """Return (n, features) float32, scaled and one-hot by the schema; with codes the arrays of `list_inputs`."""
+        columns, codes_of = [], []
         for column, constants in self.schema.numeric_columns().items():
             columns += [values[:, None] for values in self._scale(column, constants)]
         for column, categories in self.schema.categorical_columns().items():
@@ -265,10 +267,14 @@ class Table:
             if categories.missing is None and self._missing(column).any():
                 remedy += ", or declare which of them stands for missing cells (missing)"
             codes = self._codes(column, categories.categories, remedy, categories.missing)
+            if categories.codes:
+                codes_of.append(codes)
+                continue
             one_hot = np.zeros((len(codes), len(categories.categories)), dtype=np.float32)
             one_hot[np.arange(len(codes)), codes] = 1
             columns.append(one_hot)
-        return np.concatenate(columns, axis=1)
+        numeric = {NUMERIC: np.concatenate(columns, axis=1)} if columns else {}
+        return NamedArrays({**numeric, CODES: np.stack(codes_of, axis=1)}) if codes_of else numeric[NUMERIC]
 
     def _scale(self, column: str, constants: NumericColumn) -> list[NDArray[np.float32]]:
         """Return the scaled values (n,) of a numeric column, and its indicator (n,) of missing cells if it has one."""

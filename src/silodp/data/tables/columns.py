@@ -210,28 +210,40 @@ class CategoricalColumn:
     Attributes:
         categories: at least two, all different.
         missing: the category that a missing cell counts as; None refuses missing cells.
+        codes: False: one column of 0 and 1 for each category. True: the number of the category, from 0 in the order
+            of `categories`, in the array "codes" of the model's inputs; its model embeds it.
     """
 
     categories: Sequence[Any]
     missing: Any = None
+    codes: bool = False
 
 
 def read_categorical(column: str, declared: Any) -> CategoricalColumn:
-    """Return the column of a list of categories or of a table {categories, missing}; both are checked by the caller.
+    """Return the column of a list of categories or of a table {categories, missing, codes}.
+
+    The caller checks the categories.
 
     Args:
         column: its name, for messages.
         declared: the list or table, or the column itself.
 
     Raises:
-        SilodpError: an unknown setting.
+        SilodpError: an unknown setting, or codes that are neither true nor false.
     """
+    where = f"categorical column {column!r}"
     if isinstance(declared, CategoricalColumn):
-        return declared
-    if not isinstance(declared, Mapping):
-        return CategoricalColumn(declared)
-    _check_settings(f"categorical column {column!r}", declared, CategoricalColumn, "categorical")
-    return CategoricalColumn(**{"categories": (), **declared})
+        found = declared
+    elif isinstance(declared, Mapping):
+        _check_settings(where, declared, CategoricalColumn, "categorical")
+        found = CategoricalColumn(**{"categories": (), **declared})
+    else:
+        found = CategoricalColumn(declared)
+    if not isinstance(found.codes, bool):
+        raise _refuse(
+            f"{where} has codes {shorten(found.codes)}; give true or false", "data.schema", "categorical"
+        )
+    return found
 
 
 def _check_settings(where: str, declared: Mapping[Any, Any], maker: type, section: str) -> None:

@@ -85,7 +85,8 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             *numeric,
             "",
             "[data.schema.categorical]",
-            '# For missing cells write: { categories = ["a", "b", "unknown"], missing = "unknown" }',
+            '# For missing cells write: { categories = ["a", "b", "unknown"], missing = "unknown" }.',
+            "# For many categories add codes = true to such a table: a model then embeds them.",
             *categorical,
             *(["# Left out, as they are no categories:", *left_out] if left_out else []),
             *_METHOD.splitlines(),
@@ -166,5 +167,4 @@ _METHOD = """
 [method]
 name = "uldp-sgd"
 noise_multiplier = 5.0
-clip = 0.1
-server_learning_rate = 10.0"""
+step = 1.0  # the longest move of the model in a round"""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.identity import IdentityProfile
+from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.schema import (
@@ -112,14 +113,14 @@ def read_tables(
         assumptions.append(ASSUMES_CLIPPING)
     test_data = None
     if schema.split is not None or schema.test_share is not None:
-        x, y, user = (np.concatenate(arrays) for arrays in zip(*held, strict=True))
+        x, y, user = (concatenate(arrays) for arrays in zip(*held, strict=True))
         test_data = SiloData("test", x, y, user)
     return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions), profile)
 
 
 def read_inputs(
     source: str | Path | pd.DataFrame, schema: Schema, copied: Sequence[str] = ()
-) -> tuple[NDArray[np.float32], pd.DataFrame]:
+) -> tuple[NDArray[np.float32] | NamedArrays, pd.DataFrame]:
     """Read the features of a table without labels and persons, by the code that reads tables for training.
 
     Args:
@@ -128,7 +129,8 @@ def read_inputs(
         copied: further columns that are returned as they are.
 
     Returns:
-        x (n, features), and the copied columns, both in the order of the rows.
+        x, (n, features) or with codes n rows of the arrays of `schema.list_inputs`, and the copied columns; both in the
+        order of the rows.
 
     Raises:
         SilodpError: the table cannot be read, lacks a column, or has a value that the schema refuses.

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from silodp.data.identity import IdentityProfile, load_profile
+from silodp.data.inputs import CODES, NUMERIC, Input
 from silodp.data.tables.columns import (
     CategoricalColumn,
     NumericColumn,
@@ -59,7 +60,7 @@ class Schema:
         numeric: column → public range (low, high), which is mapped to [-1, 1]; or a `NumericColumn` or a table of its
             fields, which may also give typical = (center, spread), by which values are standardized.
         categorical: column → public categories, one-hot in this order; or a `CategoricalColumn` or a table of its
-            fields, which may also say which category a missing cell counts as.
+            fields, which may also say which category a missing cell counts as, and that the column is given as codes.
         split: optional column holding "train" or "test".
         test_share: instead of `split`: the share of persons whose records are all for testing, between 0 and 1.
             A public hash of the user key decides, so a person is for testing in every silo or in none.
@@ -73,7 +74,8 @@ class Schema:
         readers: silo → how its file is written, where it differs from `reader`.
 
     Features are the numeric columns, each with its indicator of missing cells beside it if it has one, then the
-    categorical ones, in the order given here. Values are compared as text in Unicode's form NFC, after whole floats
+    one-hot ones, then those given as codes, in the order given here. With codes the inputs of the model are two arrays
+    by name (`list_inputs`), else they are one. Values are compared as text in Unicode's form NFC, after whole floats
     have become integers ("1.0" is "1"); where all declared values are true and false, cells may be true, yes, 1, false,
     no or 0.
     """
@@ -206,12 +208,19 @@ class Schema:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the features: a numeric column's, or "column=category"."""
+        """Names of the features: a numeric column's, "column=category", or for codes "column=category|category"."""
         numbers: list[str] = []
         for name, column in self.numeric_columns().items():
             numbers += [name, f"{name} is missing"] if column.has_indicator else [name]
-        found = self.categorical_columns().items()
-        return (*numbers, *(f"{c}={value}" for c, column in found for value in column.categories))
+        one_hot = [
+            f"{name}={value}"
+            for name, column in self.categorical_columns().items()
+            for value in column.categories
+            if not column.codes
+        ]
+        # Parties compare names: these say which category has which code.
+        codes = [f"{name}={_join(column.categories)}" for name, column in self.code_columns().items()]
+        return (*numbers, *one_hot, *codes)
 
     def numeric_columns(self) -> dict[str, NumericColumn]:
         """Return the numeric columns by name.
@@ -228,6 +237,23 @@ class Schema:
             SilodpError: one has an unknown setting.
         """
         return {column: read_categorical(column, declared) for column, declared in self.categorical.items()}
+
+    def code_columns(self) -> dict[str, CategoricalColumn]:
+        """Return the categorical columns that are given as codes by name, in the order of the array of codes."""
+        return {name: column for name, column in self.categorical_columns().items() if column.codes}
+
+    def list_inputs(self) -> tuple[Input, ...]:
+        """Return the public facts of a record's arrays; () where no column is given as codes.
+
+        Returns:
+            "numeric" (float32: the numeric columns and the one-hot ones), which is left out if it has no columns, and
+            "codes" (int64: one column each).
+        """
+        sizes = tuple(len(column.categories) for column in self.code_columns().values())
+        if not sizes:
+            return ()
+        codes, numbers = Input(CODES, (len(sizes),), sizes), len(self.features) - len(sizes)
+        return (Input(NUMERIC, (numbers,)), codes) if numbers else (codes,)
 
     def find_range(self, column: str) -> tuple[float, float]:
         """Return the declared range of a numeric column."""
@@ -302,6 +328,11 @@ def _check_values(what: str, values: Any) -> None:
     listed = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
     if not listed or len(values) < 2 or len({text_of(value) for value in values}) < len(values):
         raise _refusal(f"{what} are {short(values)}; list at least two values, all different", "data.values")
+
+
+def _join(categories: Sequence[Any]) -> str:
+    """Return categories as one text, from which they can be told."""
+    return "|".join(text_of(value).replace("\\", r"\\").replace("|", r"\|") for value in categories)
 
 
 def _to_plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from silodp.data.inputs import CODES, NUMERIC, NamedArrays, list_arrays
 from silodp.data.tables.schema import Schema, text_of
 from silodp.errors import SilodpError
 
@@ -17,12 +18,12 @@ Groups = Mapping[str, Sequence[Any]]
 
 
 def find_groups(
-    x: NDArray[Any], schema: Schema | None, groups: Groups
+    x: NDArray[Any] | NamedArrays, schema: Schema | None, groups: Groups
 ) -> list[tuple[str, str, NDArray[np.bool_]]]:
     """Return (column, name, rows) of every subgroup; the model's inputs say who is in it.
 
     Args:
-        x: (n, features), scaled by the schema.
+        x: (n, features) as the schema gives them, or n rows of the arrays of `schema.list_inputs`.
         schema: of the tables.
         groups: column -> categories, or ascending bounds; a range has its lower bound, the last one both.
 
@@ -33,18 +34,24 @@ def find_groups(
     for column, values in groups.items():
         check_group(schema, column, values)
         assert schema is not None
+        if column in (coded := schema.code_columns()):
+            codes = x[CODES][:, list(coded).index(column)]
+            names = [text_of(one) for one in coded[column].categories]
+            found += [(column, text_of(value), codes == names.index(text_of(value))) for value in values]
+            continue
+        numbers = list_arrays(x).get(NUMERIC, x)
         if column in schema.categorical:
             for value in values:
                 place = schema.features.index(f"{column}={_written(schema, column, value)}")
-                found.append((column, text_of(value), x[:, place] > 0.5))
+                found.append((column, text_of(value), numbers[:, place] > 0.5))
             continue
         place = schema.features.index(column)
         edges = schema.scale_numbers(column, np.asarray(values, dtype=float))
         for low, high, start, end in zip(values[:-1], values[1:], edges[:-1], edges[1:], strict=True):
             is_last = high == values[-1]
-            below = x[:, place] <= end if is_last else x[:, place] < end
+            below = numbers[:, place] <= end if is_last else numbers[:, place] < end
             name = f"{low:g} to {high:g}" if is_last else f"{low:g} to below {high:g}"
-            found.append((column, name, (x[:, place] >= start) & below))
+            found.append((column, name, (numbers[:, place] >= start) & below))
     return found
 
 

@@ -1,14 +1,12 @@
-"""The cost of a step, and how a silo's users are cut into chunks that train side by side.
+"""The cost of a step in memory and time, and how a silo's users are cut into chunks that stay within a memory budget.
 
-Per step, a chunk costs a fixed overhead (its operations) and work per user and padded record. Small models are nearly
-all overhead, so users of very different sizes share a chunk; large ones are cut where the padding would cost more than
-another chunk, and kept near the size of the caches. All chunks stay within the memory budget.
+A step costs a fixed overhead (its operations) and work for each user and padded record.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from silodp.errors import SilodpError, counted
+from silodp.training.sgd._packing import StepTime, should_trace
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 
-# Working set of a chunk, bytes. Measured on a 32 MB L3: the 5,012-parameter MLP is fastest at 500-1,000 users × 5
+# Working set of a step, bytes. Measured on a 32 MB L3: the 5,012-parameter MLP is fastest at 500-1,000 users × 5
 # records (33-66 MB), the 21,840-parameter CNN at 50-200 × 4 images (29-116 MB); a tenth or ten times as much costs 2-4×
 # the time.
 _WORKING_SET = {"cpu": 48 << 20, "cuda": 1 << 30}
 # Kernels' own scratch space, which `measure_cost` does not see.
 _SCRATCH = 1.4
 # Seconds per operation, traced and interpreted, and bytes produced per second; only their rough ratio matters.
-_TRACED, _INTERPRETED, _THROUGHPUT = 3e-6, 1e-5, 4e9
+_TRACED, _INTERPRETED, _THROUGHPUT = 2e-6, 1e-5, 4e9
 _KEY_BYTES = 40  # per record and epoch while a chunk's batch order is drawn and sorted
 _BLOCK_SHARE = 8  # the records of coming steps take up to 1/8 of the budget
-
-MIN_STEPS_TO_TRACE = 25
-"""From this many steps on, tracing a step pays for itself."""
-
-
-def should_trace(steps: int) -> bool:
-    """Return whether a step that runs so many times is worth tracing."""
-    return steps >= MIN_STEPS_TO_TRACE
 
 
 @dataclass(frozen=True)
@@ -104,9 +95,16 @@ if _measured is not None:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """The chunks of a silo's users, as slices, and the bytes the records of coming steps may take in each."""
+    """The chunks of a silo's users.
+
+    Attributes:
+        chunks: consecutive slices of the users.
+        step_bytes: what the steps of each chunk may take.
+        block_bytes: what the records of coming steps may take.
+    """
 
     chunks: tuple[slice, ...]
+    step_bytes: tuple[int, ...]
     block_bytes: int
 
 
@@ -128,7 +126,7 @@ def plan_chunks(
     memory_budget: int | None,
     device: torch.device,
 ) -> ChunkPlan:
-    """Cut users into chunks.
+    """Cut users into chunks whose parameters are in memory at once.
 
     Args:
         users: sorted by work, as `UserBatches.of` does.
@@ -140,63 +138,71 @@ def plan_chunks(
         device: where the users train.
 
     Returns:
-        Consecutive slices that cover all users.
+        Chunks that cover all users. Up to half of the budget is left to the steps.
 
     Raises:
         SilodpError: a given budget cannot hold a single user.
     """
     budget = default_memory_budget(device) if memory_budget is None else memory_budget
-    working_set = _working_set(device)
-    steps, counts = local.epochs * local.batches(users.counts), users.counts
-
-    def rows_within(first: int) -> int:
-        """Count the users that fit a chunk that starts with this one, the largest in it."""
-        longest = int(counts[first])
-        step_bytes = cost_of(local.width(longest)).peak
-        per_user = int(_SCRATCH * step_bytes) + parameter_bytes
-        if int(steps[first]) > local.epochs:
-            per_user += _KEY_BYTES * longest * local.epochs
-        affordable = (budget - budget // _BLOCK_SHARE) // per_user
-        if affordable < 1 and memory_budget is not None:
+    block = budget // _BLOCK_SHARE
+    # A user's parameters and velocity, and the delta of a user in the chunk before.
+    states = parameter_bytes * (2 + (local.momentum > 0))
+    shuffled = local.batches(users.counts) > 1
+    held = (states + shuffled * users.counts * local.epochs * _KEY_BYTES).tolist()
+    chunks, step_bytes = list[slice](), list[int]()
+    first = 0
+    while first < len(users):
+        longest = int(users.counts[first])
+        step = count_step_bytes(cost_of(local.width(longest)))
+        if budget - block < held[first] + step and memory_budget is not None:
             raise SilodpError(
                 f"memory_budget {memory_budget} bytes cannot hold one user with {counted(longest, 'record')}, "
-                f"which takes about {per_user * _BLOCK_SHARE // (_BLOCK_SHARE - 1) + _BLOCK_SHARE}: raise it, "
-                "or set a smaller batch_size",
+                f"which takes about {(held[first] + step) * _BLOCK_SHARE // (_BLOCK_SHARE - 1) + _BLOCK_SHARE}: "
+                "raise it, or set a smaller batch_size",
                 code="argument.value",
                 field="memory_budget",
             )
-        return int(max(1, min(affordable, working_set // max(1, step_bytes))))
+        end, taken = first + 1, held[first]
+        # Whoever reads a chunk may hold several arrays as large, so it is not made as large as it could be.
+        last = min(len(users), first + _working_set(device) // parameter_bytes)
+        while end < last and taken + held[end] + max(step, budget // 2) <= budget - block:
+            taken += held[end]
+            end += 1
+        chunks.append(slice(first, end))
+        step_bytes.append(max(step, budget - block - taken))
+        first = end
+    return ChunkPlan(tuple(chunks), tuple(step_bytes), max(1, block))
 
-    chunks: list[slice] = []
-    start, limit, waste = 0, 0, 0.0
-    for first, length in _runs(steps, counts):
-        width = local.width(int(counts[first]))
-        cost = cost_of(width)
-        per_record = cost.produced / width / _THROUGHPUT
-        overhead = cost.operations * (_TRACED if should_trace(int(steps[first])) else _INTERPRETED)
-        at = first
-        while at < first + length:
-            left = first + length - at
-            if at == start:  # a new chunk
-                limit, waste = rows_within(at), 0.0
-            else:
-                padding = int(steps[start]) * local.width(int(counts[start])) - int(steps[at]) * width
-                waste += padding * per_record * min(left, start + limit - at)
-                # Cut where the padding has cost as much as the steps of another chunk would.
-                if waste > int(steps[at]) * overhead:
-                    chunks.append(slice(start, at))
-                    start = at
-                    continue
-            room = start + limit - at
-            if left >= room:  # spread a long run evenly, no small chunk at its end
-                take = min(room, -(-left // -(-left // limit))) if at == start else room
-                chunks.append(slice(start, at + take))
-                at = start = at + take
-            else:
-                at += left
-    if start < len(users):
-        chunks.append(slice(start, len(users)))
-    return ChunkPlan(tuple(chunks), max(1, budget // _BLOCK_SHARE))
+
+def count_step_bytes(cost: StepCost) -> int:
+    """Return how many bytes a step takes for each of its users."""
+    return int(_SCRATCH * cost.peak)
+
+
+def count_most_users(cost: StepCost, step_bytes: int, device: torch.device) -> int:
+    """Return how many users may train in one step, at least 1.
+
+    Args:
+        cost: of one user's step.
+        step_bytes: what the step may take.
+        device: where the users train.
+    """
+    return max(
+        1, min(step_bytes // max(1, count_step_bytes(cost)), _working_set(device) // max(1, cost.peak))
+    )
+
+
+def estimate_time(cost_of: Callable[[int], StepCost], steps: int) -> StepTime:
+    """Estimate the time of a step from its cost, for users who take at most so many steps.
+
+    Args:
+        cost_of: records of a step → cost of one user's step.
+        steps: of the user with most of them.
+    """
+    operations = cost_of(1).operations
+    untraced = operations * _INTERPRETED
+    overhead = operations * _TRACED if should_trace(steps) else untraced
+    return StepTime(overhead, untraced, lambda width: cost_of(width).produced / _THROUGHPUT)
 
 
 def plan_rows(cost: StepCost, row_bytes: int, memory_budget: int | None, device: torch.device) -> int:
@@ -228,21 +234,5 @@ def find_break_even(cost: StepCost) -> int:
     return int(cost.operations * _INTERPRETED * _THROUGHPUT / max(1, cost.produced))
 
 
-def round_up(size: int) -> int:
-    """Return a size rounded up by at most an eighth, so that traced shapes recur from round to round."""
-    grain = 1 << max(0, size.bit_length() - 4)
-    return -(-size // grain) * grain
-
-
 def _working_set(device: torch.device) -> int:
     return _WORKING_SET.get(device.type, _WORKING_SET["cpu"])
-
-
-def _runs(steps: torch.Tensor, counts: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Yield (start, length) of neighbors with the same steps and counts."""
-    work = torch.stack([steps, counts], 1)
-    _, lengths = work.unique_consecutive(dim=0, return_counts=True)  # type: ignore[no-untyped-call]
-    at = 0
-    for length in lengths.tolist():
-        yield at, length
-        at += length

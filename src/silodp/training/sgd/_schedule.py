@@ -105,65 +105,65 @@ class UserBatches:
         return UserBatches(self.ids[chunk], self.counts[chunk], self.starts[chunk], self.order)
 
 
-def draw_batch_order(counts: Tensor, local: LocalTraining, generator: torch.Generator) -> Tensor:
+def draw_batch_order(users: UserBatches, local: LocalTraining, generator: torch.Generator) -> Tensor:
     """Draw the order in which every user goes through their records, anew for each epoch.
 
     Users whose records fit one batch keep their order and draw nothing. The generator is consumed user by user, so any
     split of the users into chunks gives the same order.
 
     Args:
-        counts: (r,) records of every user.
+        users: r of them.
         local: SGD's hyperparameters.
         generator: on the CPU.
 
     Returns:
-        (r, epochs, longest) positions: entry [u, e, :counts[u]] lists user u's records 0..counts[u]-1 in the order of
-        epoch e; the rest is padding.
+        (epochs, n) record indices: user after user, each with all of their records.
     """
     import torch
 
-    longest = int(counts.max())
-    shuffled = (counts if local.batch_size is None else local.batches(counts)) > 1
-    if local.batch_size is None or not shuffled.any():
-        return torch.arange(longest).expand(len(counts), local.epochs, longest)
-    real = torch.arange(longest) < counts.unsqueeze(1)
-    # One sort shuffles everybody: random keys for the records of users who shuffle, their positions for the others.
-    keys = torch.full((len(counts), longest, local.epochs), 2.0, dtype=torch.float64)  # padding sorts last
-    position = torch.arange(longest, dtype=torch.float64).div(longest).unsqueeze(1)
-    keys = torch.where((real & ~shuffled.unsqueeze(1)).unsqueeze(2), position, keys)
-    drawn = real & shuffled.unsqueeze(1)
-    keys[drawn] = torch.rand(int(drawn.sum()), local.epochs, dtype=torch.float64, generator=generator)
-    return keys.argsort(dim=1, stable=True).transpose(1, 2)
+    counts = users.counts
+    owner = torch.arange(len(counts)).repeat_interleave(counts)
+    place = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
+    records = users.order[users.starts[owner] + place]
+    shuffled = (local.batches(counts) > 1)[owner]
+    if not shuffled.any():
+        return records.expand(local.epochs, -1)
+    # Sorting random keys shuffles everybody at once; the positions of those who keep their order are sorted already.
+    keys = place.to(torch.float64).repeat(local.epochs, 1)
+    keys[:, shuffled] = torch.rand(
+        int(shuffled.sum()), local.epochs, dtype=torch.float64, generator=generator
+    ).T
+    mixed = keys.argsort(dim=1, stable=True)
+    by_owner = owner[mixed].argsort(dim=1, stable=True)
+    return records[mixed.gather(1, by_owner)]
 
 
 def select_step_records(
-    users: UserBatches, order: Tensor, local: LocalTraining, steps: range, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    counts: Tensor, first: Tensor, order: Tensor, local: LocalTraining, done: Tensor, steps: int, width: int
+) -> tuple[Tensor, Tensor]:
     """Select the batches of k steps, padded to the same width.
 
     Args:
-        users: r of them.
-        order: (r, epochs, longest) as `draw_batch_order` draws it.
+        counts: (r,) records of every user.
+        first: (r,) where each user's records begin in a row of `order`.
+        order: (epochs, n) as `draw_batch_order` draws it.
         local: SGD's hyperparameters.
-        steps: the k steps, counted from the start of training.
-        width: of a padded batch, at least the batch size, or all records if these are fewer.
+        done: (r,) steps that each user took before.
+        steps: k.
+        width: of a padded batch, at least the length of each.
 
     Returns:
-        (k, r, width) record indices, (k, r, width) bool: which are real, (k, r) bool: which users still train.
+        (k, r, width) record indices, and bool: which are real.
     """
     import torch
 
-    batches = local.batches(users.counts)
+    batches = local.batches(counts)
     size = width if local.batch_size is None else local.batch_size
-    step = torch.arange(steps.start, steps.stop).unsqueeze(1)
-    training = step < local.epochs * batches
-    epoch = (step // batches).clamp(max=local.epochs - 1)
+    step = done + torch.arange(steps).unsqueeze(1)
     column = torch.arange(width)
     within = (step % batches).unsqueeze(2) * size + column
-    real = (within < users.counts.unsqueeze(1)) & (column < size) & training.unsqueeze(2)
+    real = (within < counts.unsqueeze(1)) & (column < size)
     # Padding repeats the first record of the same batch. How much padding there is depends on other users, so it must
     # not hold anything (such as a loss that overflows) that the batch does not hold anyway.
-    within = within.clamp(max=order.shape[2] - 1)
-    position = order[torch.arange(len(users)).unsqueeze(1), epoch.unsqueeze(2), within]
-    records = users.order[users.starts.unsqueeze(1) + torch.where(real, position, position[..., :1])]
-    return records, real, training
+    within = torch.where(real, within, within[..., :1])
+    return order[(step // batches).unsqueeze(2), first.unsqueeze(1) + within], real

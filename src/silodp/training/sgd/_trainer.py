@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +14,6 @@ from torch import Tensor
 from silodp.data.inputs import count_bytes, get_kind
 from silodp.errors import SilodpError
 from silodp.training.gradients import (
-    Gradient,
     GradientBuilder,
     build_looped_gradient,
     build_single_user_gradient,
@@ -21,7 +22,13 @@ from silodp.training.gradients import (
     runs_faster_in_a_loop,
     select_user_gradient,
 )
-from silodp.training.sgd._planning import StepCost, measure_cost, round_up
+from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments
+from silodp.training.sgd._planning import (
+    StepCost,
+    count_most_users,
+    estimate_time,
+    measure_cost,
+)
 from silodp.training.sgd._schedule import LocalTraining, UserBatches, draw_batch_order, select_step_records
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.task import Task
@@ -69,132 +76,141 @@ class Trainer:
         # A power of two, so that few widths are measured.
         measured = min(1 << (width - 1).bit_length(), _MEASURED_WIDTH)
         key = ("step", self.data, measured, self.local.momentum > 0, self.local.weight_decay > 0)
+        people = 1 if self.single_user else 2
         # One after another, only one user's step is in memory.
-        scale = max(1, width / measured) / (2 if self.can_vectorize else 1)
+        scale = max(1, width / measured) / (people if self.can_vectorize else 1)
 
-        def two_users() -> Any:
-            rows = self._rows(2)
-            velocity = [torch.zeros_like(p) for p in rows] if self.local.momentum else []
-            x, y, mask = self._gather(torch.zeros(2, measured, dtype=torch.int64), torch.ones(2, measured))
-            gradients = self._directions(rows, velocity, self.gradient(*rows, x, y, mask))
-            return rows, gradients
+        def train_one_step() -> Any:
+            rows = self._copy_start(people)
+            velocity = torch.zeros_like(rows)
+            batch = self._gather(
+                torch.zeros(people, measured, dtype=torch.int64), torch.ones(people, measured)
+            )
+            self._update(rows, velocity, self.gradient(*self.task.unflatten(rows), *batch))
+            return rows, velocity
 
-        cost: StepCost = self.task.engine.get(key, lambda: measure_task_cost(self.task, two_users))
+        cost: StepCost = self.task.engine.get(key, lambda: measure_task_cost(self.task, train_one_step))
         return StepCost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
 
-    def loops(self, users: UserBatches) -> bool:
-        """Return whether these users train one after another, which cannot be traced."""
+    def loops(self, width: int) -> bool:
+        """Return whether users with steps of so many records train one after another, which cannot be traced."""
         if self.single_user or not self.can_vectorize:
             return not self.can_vectorize
-        return runs_faster_in_a_loop(self.task, self.local.width(int(users.counts.max())))
+        return runs_faster_in_a_loop(self.task, width)
 
-    def shape(self, users: UserBatches) -> tuple[int, int]:
-        """Return (users, records) of a traced step, rounded up so that few shapes occur."""
-        longest = int(users.counts.max())
-        size = self.local.batch_size
-        return round_up(len(users)), round_up(longest) if size is None or longest < size else size
+    def plan(self, chunks: Sequence[tuple[Tensor, int]]) -> tuple[list[list[Segment]], dict[Shape, Shape]]:
+        """Plan the steps of all users.
 
-    def train(self, users: UserBatches, generator: torch.Generator, trace: bool, block_bytes: int) -> Tensor:
+        Args:
+            chunks: of each its users' numbers of records (r,), and the bytes that a step of it may take.
+
+        Returns:
+            The segments of each chunk, and the shapes of traced steps, see `choose_shapes`.
+        """
+        most_steps = max(int((self.local.epochs * self.local.batches(counts)).max()) for counts, _ in chunks)
+        time = estimate_time(self.cost, most_steps)
+
+        def plan(counts: Tensor, step_bytes: int) -> list[Segment]:
+            def count_most(width: int) -> int:
+                return count_most_users(self.cost(width), step_bytes, self.task.device)
+
+            return plan_segments(counts, self.local, time, count_most)
+
+        segments = [plan(*chunk) for chunk in chunks]
+        steps = Counter[Shape]()
+        for segment in chain(*segments):
+            if not self.loops(segment.width):
+                steps[segment.shape] += segment.steps
+        return segments, choose_shapes(steps, time)
+
+    def train(
+        self,
+        users: UserBatches,
+        segments: Sequence[Segment],
+        generator: torch.Generator,
+        shapes: Mapping[Shape, Shape],
+        block_bytes: int,
+    ) -> Tensor:
         """Train these users and return their deltas (r, d), local minus start.
 
         Args:
             users: r of them.
+            segments: their steps.
             generator: draws the order of batches.
-            trace: whether to trace a step before running it.
+            shapes: of traced steps, see `choose_shapes`.
             block_bytes: of records of coming steps that may be gathered at once.
         """
-        local, people = self.local, len(users)
-        order = draw_batch_order(users.counts, local, generator)
-        count, width = self.shape(users) if trace else (people, local.width(order.shape[2]))
-        if count > people:  # repeat the last user; the deltas of the copies are dropped
-            repeated = torch.arange(count).clamp(max=people - 1)
-            users = UserBatches(
-                users.ids[repeated], users.counts[repeated], users.starts[repeated], users.order
-            )
-            order = order[repeated]
-        rows = self._rows(count)
-        velocity = [torch.zeros_like(p) for p in rows] if local.momentum else []
-        traced = self._traced(rows, width) if trace else None
-        gradient = self.looped if self.loops(users) else self.gradient
-        batches = local.batches(users.counts)
+        order = draw_batch_order(users, self.local, generator)
+        rows = self._copy_start(len(users))
+        velocity = torch.zeros_like(rows) if self.local.momentum else rows[:, :0]
         with torch.no_grad():
-            if int(batches.max()) == 1:  # the same batch in every epoch
-                records, real, _ = select_step_records(users, order, local, range(1), width)
-                batch = self._gather(records[0], real[0])
-                prepared = traced.prepare(batch) if traced else batch
-                for _ in range(local.epochs):
-                    self._update(rows, velocity, _step(traced or gradient, rows, prepared))
-            else:
-                total = int(batches.max()) * local.epochs
-                per_block = self._steps_per_block(count * width, traced, block_bytes)
-                for first in range(0, total, per_block):
-                    self._run_block(
-                        users,
-                        order,
-                        range(first, min(first + per_block, total)),
-                        rows,
-                        velocity,
-                        traced,
-                        gradient,
-                        width,
-                    )
-            deltas = torch.cat([p[:people].flatten(1) for p in rows], 1)
-            return deltas.sub_(self.start)
+            for segment in segments:
+                self._run(
+                    segment, shapes.get(segment.shape), users.counts, order, rows, velocity, block_bytes
+                )
+            return rows.sub_(self.start)
 
-    def _run_block(
+    def _run(
         self,
-        users: UserBatches,
+        segment: Segment,
+        shape: Shape | None,
+        counts: Tensor,
         order: Tensor,
-        steps: range,
-        rows: tuple[Tensor, ...],
-        velocity: list[Tensor],
-        traced: TracedGradient | None,
-        gradient: Gradient,
-        width: int,
+        rows: Tensor,
+        velocity: Tensor,
+        block_bytes: int,
     ) -> None:
-        records, real, training = select_step_records(users, order, self.local, steps, width)
-        data = self._gather(records, real)
-        one_by_one = (tuple(part[k] for part in data) for k in range(len(steps)))
-        prepared = traced.prepare_many(data) if traced else list(one_by_one)
-        moving = None
-        if not training.all():
-            trains = training.to(self.task.device)
-            by_dim = {
-                d: trains.reshape(*trains.shape, *[1] * (d - 1)).unbind() for d in {p.dim() for p in rows}
-            }
-            moving = [by_dim[p.dim()] for p in rows]
-        for k, inputs in enumerate(prepared):
-            gradients = _step(traced or gradient, rows, inputs)
-            self._update(rows, velocity, gradients, None if moving is None else [m[k] for m in moving])
+        """Take the steps of some users; `rows` and `velocity` (r, d) are those of all users of the chunk."""
+        real = len(segment.users)
+        lanes, width = torch.arange(real), self._find_longest(counts, segment)
+        traced = self._trace(*shape) if shape else None
+        if shape and traced:  # repeat the last user; what the copies learn is dropped
+            lanes, width = torch.arange(shape[0]).clamp(max=real - 1), shape[1]
+        gradient = self.looped if self.loops(width) else self.gradient
+        users, done = segment.users[lanes], segment.done[lanes]
+        first = (counts.cumsum(0) - counts)[users]
 
-    def _update(
-        self,
-        rows: tuple[Tensor, ...],
-        velocity: list[Tensor],
-        gradients: tuple[Tensor, ...],
-        moving: list[Tensor] | None = None,
-    ) -> None:
-        """One step of SGD in place; `moving` (booleans over the users' rows) says which users still train."""
-        directions = self._directions(rows, velocity, gradients)
-        for i, (p, direction) in enumerate(zip(rows, directions, strict=True)):
-            if moving is None:
-                p.add_(direction, alpha=-self.local.learning_rate)
-            else:  # chosen, not multiplied by 0: a gradient that is not finite must not reach users who are done
-                p.copy_(torch.where(moving[i], p.add(direction, alpha=-self.local.learning_rate), p))
+        def select(begin: int, steps: int) -> tuple[Any, Tensor, Tensor]:
+            return self._gather(
+                *select_step_records(counts[users], first, order, self.local, done + begin, steps, width)
+            )
 
-    def _directions(
-        self, rows: tuple[Tensor, ...], velocity: list[Tensor], gradients: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        """Return v ← momentum · v + (g + weight_decay · p), as torch.optim.SGD with dampening 0 does."""
-        local = self.local
+        at = users.to(self.task.device)
+        own, speed = rows[at], velocity[at]
+        params = self.task.unflatten(own)
+        # Users with one batch train on the same one in every epoch.
+        repeats = 1 if (self.local.batches(counts[users]) > 1).any() else segment.steps
+        at_once = self._steps_per_block(len(users) * width, traced, block_bytes)
+        for begin in range(0, segment.steps // repeats, at_once):
+            block = select(begin, min(at_once, segment.steps // repeats - begin))
+            if traced:
+                prepared = traced.prepare_many(block)
+            else:
+                prepared = [tuple(part[k] for part in block) for k in range(len(block[1]))]
+            for inputs in prepared * repeats:
+                gradients = traced.step(params, inputs) if traced else gradient(*params, *inputs)
+                self._update(own, speed, gradients)
+        rows[at[:real]], velocity[at[:real]] = own[:real], speed[:real]
+
+    def _find_longest(self, counts: Tensor, segment: Segment) -> int:
+        """Return the records of the longest batch of a segment."""
+        own, size = counts[segment.users], self.local.batch_size
+        if size is None:
+            return int(own.max())
+        left = own - segment.done % self.local.batches(own) * size  # in the epoch
+        return int((left if segment.steps == 1 else own).clamp(max=size).max())
+
+    def _update(self, rows: Tensor, velocity: Tensor, gradients: Sequence[Tensor]) -> None:
+        """Take one step in place, as torch.optim.SGD with dampening 0 does."""
+        local, direction = self.local, torch.cat([g.flatten(1) for g in gradients], 1)
         if local.weight_decay:
-            gradients = [g.add(p, alpha=local.weight_decay) for g, p in zip(gradients, rows, strict=True)]
-        if not local.momentum:
-            return gradients
-        return [v.mul_(local.momentum).add_(g) for v, g in zip(velocity, gradients, strict=True)]
+            direction.add_(rows, alpha=local.weight_decay)
+        if local.momentum:
+            direction = velocity.mul_(local.momentum).add_(direction)
+        rows.sub_(direction, alpha=local.learning_rate)
 
-    def _rows(self, count: int) -> tuple[Tensor, ...]:
-        return tuple(p.expand(count, *p.shape).clone() for p in self.task.unflatten(self.start))
+    def _copy_start(self, count: int) -> Tensor:
+        return self.start.repeat(count, 1)
 
     def _gather(self, records: Tensor, real: Tensor) -> tuple[Any, Tensor, Tensor]:
         records = records.to(self.task.device)
@@ -207,24 +223,17 @@ class Trainer:
         most = block_bytes // max(1, traced.prelude_bytes) if traced else _BLOCK_STEPS
         return max(1, min(min(block_bytes, BLOCK_BYTES) // max(1, step), most, _BLOCK_STEPS))
 
-    def _traced(self, rows: tuple[Tensor, ...], width: int) -> TracedGradient | None:
+    def _trace(self, lanes: int, width: int) -> TracedGradient | None:
         """Return the traced step of this shape, or None where tracing fails: then the same step runs interpreted."""
 
         def trace() -> TracedGradient | None:
-            example = self._gather(*(torch.zeros(len(rows[0]), width, dtype=torch.int64),) * 2)
+            example = self._gather(*(torch.zeros(lanes, width, dtype=torch.int64),) * 2)
             gradient = self.gradient if self.single_user else build_traceable_gradient(self.task)
-            return TracedGradient.try_trace(gradient, (*rows, *example), len(rows), self.single_user)
+            params = self.task.unflatten(self._copy_start(lanes))
+            return TracedGradient.try_trace(gradient, (*params, *example), len(params), self.single_user)
 
-        traced: TracedGradient | None = self.task.engine.get(("trace", self.data, len(rows[0]), width), trace)
+        traced: TracedGradient | None = self.task.engine.get(("trace", self.data, lanes, width), trace)
         return traced
-
-
-def _step(
-    gradient: TracedGradient | Gradient, rows: tuple[Tensor, ...], prepared: Sequence[Any]
-) -> tuple[Tensor, ...]:
-    if isinstance(gradient, TracedGradient):
-        return gradient.step(rows, prepared)
-    return gradient(*rows, *prepared)
 
 
 def validate_start(task: Task, params: Tensor) -> Tensor:

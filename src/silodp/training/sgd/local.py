@@ -15,7 +15,7 @@ from torch import Tensor
 
 from silodp.errors import SilodpError
 from silodp.training.gradients import build_single_user_gradient
-from silodp.training.sgd._planning import plan_chunks, should_trace
+from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, draw_seed, seeded, validate_start
 from silodp.training.task import Task
@@ -69,16 +69,13 @@ def user_updates(
     trainer = Trainer(task, start, inputs, targets, local)
     row_bytes = task.size * start.element_size()
     chunks = plan_chunks(users, local, trainer.cost, row_bytes, memory_budget, task.device)
-    steps: dict[tuple[int, int], int] = {}  # how often each shape of step will run
-    for chunk in chunks.chunks:
-        shape = trainer.shape(users.rows(chunk))
-        steps[shape] = steps.get(shape, 0) + int(local.epochs * local.batches(users.counts[chunk]).max())
+    sizes = zip(chunks.chunks, chunks.step_bytes, strict=True)
+    segments, shapes = trainer.plan([(users.counts[chunk], step_bytes) for chunk, step_bytes in sizes])
     seed = draw_seed(generator)
-    for number, chunk in enumerate(chunks.chunks):
+    for number, (chunk, steps) in enumerate(zip(chunks.chunks, segments, strict=True)):
         rows = users.rows(chunk)
-        traced = not trainer.loops(rows) and should_trace(steps[trainer.shape(rows)])
         with seeded(task, seed + number):
-            deltas = trainer.train(rows, generator, traced, chunks.block_bytes)
+            deltas = trainer.train(rows, steps, generator, shapes, chunks.block_bytes)
         yield rows.ids, deltas
         del deltas  # only the caller holds them now: no second chunk stays alive here
 
@@ -107,6 +104,6 @@ def silo_update(
         return torch.zeros_like(start)
     everyone = UserBatches.of(torch.zeros(len(inputs), dtype=torch.int64), local)
     trainer = Trainer(task, start, inputs, targets, local, build_single_user_gradient)
-    traced = should_trace(int(local.epochs * local.batches(everyone.counts).max()))
+    (steps,), shapes = trainer.plan([(everyone.counts, default_memory_budget(task.device))])
     with seeded(task, draw_seed(generator)):
-        return trainer.train(everyone, generator, traced, BLOCK_BYTES)[0]
+        return trainer.train(everyone, steps, generator, shapes, BLOCK_BYTES)[0]

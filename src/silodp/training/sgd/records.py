@@ -11,7 +11,8 @@ from torch import Tensor
 
 from silodp.data.inputs import get_kind
 from silodp.training.gradients import is_looped, select_record_gradient
-from silodp.training.sgd._planning import StepCost, find_break_even, plan_rows, should_trace
+from silodp.training.sgd._packing import should_trace
+from silodp.training.sgd._planning import StepCost, find_break_even, plan_rows
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
 from silodp.training.task import Task

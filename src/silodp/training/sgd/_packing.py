@@ -1,0 +1,205 @@
+"""Which users train side by side in which step, so that few steps hold much work and little padding.
+
+Users differ in their number of steps, and the last batch of an epoch is shorter than the others. A user's steps have an
+order; those of different users have none. So users are taken anew again and again: the one with most steps left, and
+others whose next batch is about as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from silodp.training.sgd._schedule import LocalTraining
+
+MIN_STEPS_TO_TRACE = 8
+"""From this many steps a round on, tracing a step pays for itself: a trace takes as long as 100 steps that it saves."""
+
+# Work in the largest step, as a multiple of what every step costs besides.
+_FULL = 16
+# Between one size of a step and the next: padding is cheaper than tracing more shapes.
+_RATIO = 4
+
+
+Shape = tuple[int, int]
+"""Users and records of a padded step."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Some users who train side by side for some steps.
+
+    Attributes:
+        users: (r,) positions of the users in their chunk.
+        done: (r,) steps that each of them took before.
+        steps: how many each of them takes.
+        width: records of a padded batch.
+        lanes: users of a padded step, at least r.
+    """
+
+    users: Tensor
+    done: Tensor
+    steps: int
+    width: int
+    lanes: int
+
+    @property
+    def shape(self) -> Shape:
+        """(lanes, width) of its steps if they are traced."""
+        return self.lanes, self.width
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Estimated seconds of a step.
+
+    Attributes:
+        overhead: of each step.
+        untraced: the same of a step that is interpreted.
+        work: records of a batch → seconds for each user.
+    """
+
+    overhead: float
+    untraced: float
+    work: Callable[[int], float]
+
+    def of(self, shape: Shape) -> float:
+        """Return the seconds of a traced step with these (lanes, width)."""
+        lanes, width = shape
+        return self.overhead + lanes * self.work(width)
+
+
+def choose_shapes(steps: Mapping[Shape, int], time: StepTime) -> dict[Shape, Shape]:
+    """Choose the traced steps in which steps run; those that are not in the result are interpreted.
+
+    A shape that is too rare to be traced runs as a larger one if its padding takes less time than interpreting.
+
+    Args:
+        steps: how often each shape runs.
+        time: of a step.
+    """
+    chosen = {shape: shape for shape, number in steps.items() if should_trace(number)}
+    for lanes, width in steps.keys() - chosen.keys():
+        larger = [shape for shape in set(chosen.values()) if shape[0] >= lanes and shape[1] >= width]
+        best = min(larger, key=time.of, default=None)
+        if best and time.of(best) < time.untraced + lanes * time.work(width):
+            chosen[lanes, width] = best
+    return chosen
+
+
+def plan_segments(
+    counts: Tensor, local: LocalTraining, time: StepTime, most: Callable[[int], int]
+) -> list[Segment]:
+    """Plan all steps of a chunk of users.
+
+    Args:
+        counts: (u,) records of every user, at least 1.
+        local: SGD's hyperparameters.
+        time: of a step.
+        most: records of a batch → how many users' steps fit in memory at once, at least 1.
+
+    Returns:
+        Segments in the order in which they run; every user takes their steps exactly once and in order.
+    """
+    import torch
+
+    records = counts.numpy()
+    batches = local.batches(counts).numpy()
+    total = local.epochs * batches
+    widths = _list_widths(local, int(records.max()), len(records), time)
+    size = widths[-1] if local.batch_size is None else local.batch_size
+    full = np.searchsorted(widths, np.minimum(records, size))  # the kinds of batches are places in `widths`
+    last = np.searchsorted(widths, records - (batches - 1) * size)
+    done = np.zeros_like(total)
+    segments = list[Segment]()
+    while True:
+        order = np.argsort(done - total, kind="stable")  # most steps left first
+        order = order[: np.count_nonzero(done < total)]
+        if not len(order):
+            return segments
+        ends = done[order] % batches[order] == batches[order] - 1  # an epoch; always true with one batch
+        kinds = np.where(ends, last[order], full[order])
+        lowest, highest = _join_kinds(kinds, widths, time)
+        width = widths[highest]
+        stays = (batches == 1) | ((lowest <= last) & (full <= highest))
+        fitting = order[(lowest <= kinds) & (kinds <= highest)]
+        lanes = _choose_lanes(len(fitting), len(records), time, width, most(width))
+        # Users with shorter batches fill what would be padding.
+        users = np.concatenate([fitting, order[kinds < lowest]])[:lanes]
+        steps = _count_steps(batches[users], total[users], done[users], stays[users])
+        segments.append(Segment(torch.from_numpy(users), torch.from_numpy(done[users]), steps, width, lanes))
+        done[users] += steps
+
+
+def _count_steps(
+    batches: NDArray[Any], total: NDArray[Any], done: NDArray[Any], stays: NDArray[np.bool_]
+) -> int:
+    """Return how many steps users take together before one of them is done, or had better train with others."""
+    alike = np.maximum(batches - 1 - done % batches, 1)  # the last batch of an epoch is shorter
+    return int(np.where(stays, total - done, alike).min())
+
+
+def _list_widths(local: LocalTraining, longest: int, people: int, time: StepTime) -> list[int]:
+    """Return the lengths that batches are padded to, rising: few where a step is mostly overhead, else many."""
+    size = local.batch_size
+    width = size if size is not None and size <= longest else round_up(longest)
+    widths = [width]
+    while (
+        width > 1 and people * (time.work(width) - time.work(1)) > time.overhead
+    ):  # else no padding is worth a step
+        width = -(-width // _RATIO) if time.work(width) < time.overhead else width - max(1, width // 8)
+        widths.append(width)
+    return widths[::-1]
+
+
+def _join_kinds(kinds: NDArray[Any], widths: list[int], time: StepTime) -> tuple[int, int]:
+    """Return the shortest and the longest kind of batch in the step of the first user, as places in `widths`.
+
+    Kinds share a step where padding the shorter ones costs less time than another step.
+    """
+    present, users = np.unique(kinds, return_counts=True)
+    lowest = highest = int(present[-1])
+    for kind, number in zip(present[-2::-1].tolist(), users[-2::-1].tolist(), strict=True):
+        if number * (time.work(widths[highest]) - time.work(widths[kind])) < time.overhead:
+            lowest = kind
+        elif lowest <= kinds[0]:
+            break
+        else:
+            lowest = highest = kind
+    return lowest, highest
+
+
+def _choose_lanes(waiting: int, people: int, time: StepTime, width: int, most: int) -> int:
+    """Return the size of a step, of few possible ones, that costs the least time for each user in it."""
+    work = time.work(width)
+    largest = min(_floor_power(most), _ceil_power(people), _ceil_power(int(_FULL * time.overhead / work)))
+    sizes = [largest]
+    while sizes[-1] >= _RATIO and sizes[-1] * work > time.overhead:
+        sizes.append(sizes[-1] // _RATIO)
+    return min(sizes, key=lambda lanes: time.of((lanes, width)) / min(lanes, waiting))
+
+
+def should_trace(steps: int) -> bool:
+    """Return whether a step that runs so many times in a round is worth tracing."""
+    return steps >= MIN_STEPS_TO_TRACE
+
+
+def round_up(size: int) -> int:
+    """Return a size rounded up by at most an eighth, so that traced shapes recur from round to round."""
+    grain = 1 << max(0, size.bit_length() - 4)
+    return -(-size // grain) * grain
+
+
+def _floor_power(size: int) -> int:
+    return 1 << (max(1, size).bit_length() - 1)
+
+
+def _ceil_power(size: int) -> int:
+    return 1 << (max(1, size) - 1).bit_length()
