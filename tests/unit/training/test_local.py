@@ -336,9 +336,7 @@ def test_a_step_holds_much_work_and_little_padding():
 
 
 def test_a_tiny_model_pads_generously():
-    _, segments = plan(
-        [40, 30, 20] + [8] * 10 + [3] * 30 + [1] * 40, LocalTraining(0.1, 50, 4), 1e4, 1e-3
-    )
+    _, segments = plan([40, 30, 20] + [8] * 10 + [3] * 30 + [1] * 40, LocalTraining(0.1, 50, 4), 1e4, 1e-3)
     assert {segment.shape for segment in segments} == {(128, 4)}
     assert sum(segment.steps for segment in segments) == 500  # those of the largest user
 
