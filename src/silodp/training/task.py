@@ -53,6 +53,8 @@ class Task:
             over the records is taken.
         metrics: name → f(outputs, targets) -> float, for `evaluate`.
         architecture: where the model came from, which a run keeps with it; None: it is the caller's.
+        pretrained: whether training starts at the values that the parameters came with, which then must be public;
+            else they are drawn anew. None: only if parts of the model are frozen.
 
     Raises:
         SilodpError: a layer breaks per-user gradients (the sentence says which, and what to use instead), or an
@@ -65,6 +67,8 @@ class Task:
         loss: Loss | nn.Module,
         metrics: Mapping[str, Metric] | None = None,
         architecture: Architecture | None = None,
+        *,
+        pretrained: bool | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise SilodpError(
@@ -110,6 +114,7 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
+        self.is_pretrained = _has_frozen_parts(self.model) if pretrained is None else pretrained
         self.engine = LruCache(_REMEMBERED)  # measurements and traces of this model's steps
 
     @property
@@ -129,18 +134,12 @@ class Task:
             hasher.update(array.tobytes())
         return hasher.hexdigest()
 
-    @property
-    def is_pretrained(self) -> bool:
-        """Whether parts of the model are frozen; then its other parameters start at the values they came with."""
-        frozen = (not p.requires_grad for p in self.model.parameters())
-        return any(frozen) or any(is_frozen_norm(module) for module in self.model.modules())
-
     def initial(self, seed: int | None) -> Tensor:
         """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`.
 
         The same seed gives the same parameters on every device; `None` draws a seed from the operating system.
-        Parameters that no layer re-initializes keep the values the model came with, and so do all parameters of a model
-        with frozen parts.
+        Parameters that no layer re-initializes keep the values the model came with, and so do all parameters of a
+        pretrained model.
 
         Raises:
             SilodpError: a `reset_parameters` raised.
@@ -358,6 +357,11 @@ def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
             code="model.not_storable",
             field="model",
         ) from error
+
+
+def _has_frozen_parts(model: nn.Module) -> bool:
+    frozen = (not p.requires_grad for p in model.parameters())
+    return any(frozen) or any(is_frozen_norm(module) for module in model.modules())
 
 
 def _copy(model: nn.Module) -> nn.Module:

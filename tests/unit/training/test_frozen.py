@@ -106,6 +106,16 @@ def test_an_evaluation_stays_within_the_memory_budget(monkeypatch):
     assert torch.allclose(compute_outputs(model, ids), model(ids))
 
 
+def test_training_starts_at_the_given_values_only_where_that_is_said_or_parts_are_frozen():
+    whole, partly = nn.Linear(3, 2), pretrained()
+    start = torch.cat([p.detach().flatten() for p in whole.parameters()])
+    assert torch.equal(Task(whole, cross_entropy(), pretrained=True).initial(0), start)
+    assert not torch.equal(Task(whole, cross_entropy()).initial(0), start)
+    head = torch.cat([p.detach().flatten() for p in partly[2].parameters()])
+    assert torch.equal(Task(partly, cross_entropy()).initial(0), head)
+    assert not torch.equal(Task(partly, cross_entropy(), pretrained=False).initial(0), head)
+
+
 def test_frozen_values_identify_the_run():
     federation, method = (
         small_federation(features=3),
