@@ -31,7 +31,7 @@ from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
 CASES: dict[str, tuple[Any, ...]] = {
     "heart": (benchmarks.heart_disease, lambda: logistic(13), binary_cross_entropy, 50, 50, 4, 1, 3),
     "tcga": (benchmarks.tcga_brca, lambda: cox_linear(39), cox, 50, 50, 8, 1, 3),
-    "creditcard": (benchmarks.creditcard, mlp, cross_entropy, 100, 5, 64, 5, 3),
+    "creditcard": (benchmarks.creditcard, mlp, cross_entropy, 100, 5, 64, 5, 9),
     "mnist": (benchmarks.mnist, cnn_mnist, cross_entropy, 100, 1, 64, 20, 2),
 }
 

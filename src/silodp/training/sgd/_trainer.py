@@ -86,7 +86,8 @@ class Trainer:
             batch = self._gather(
                 torch.zeros(people, measured, dtype=torch.int64), torch.ones(people, measured)
             )
-            self._update(rows, velocity, self.gradient(*self.task.unflatten(rows), *batch))
+            params = self.task.unflatten(rows)
+            self._update(params, self.task.unflatten(velocity), self.gradient(*params, *batch))
             return rows, velocity
 
         cost: StepCost = self.task.engine.get(key, lambda: measure_task_cost(self.task, train_one_step))
@@ -142,7 +143,7 @@ class Trainer:
         """
         order = draw_batch_order(users, self.local, generator)
         rows = self._copy_start(len(users))
-        velocity = torch.zeros_like(rows) if self.local.momentum else rows[:, :0]
+        velocity = torch.zeros_like(rows) if self.local.momentum else None
         with torch.no_grad():
             for segment in segments:
                 self._run(
@@ -157,7 +158,7 @@ class Trainer:
         counts: Tensor,
         order: Tensor,
         rows: Tensor,
-        velocity: Tensor,
+        velocity: Tensor | None,
         block_bytes: int,
     ) -> None:
         """Take the steps of some users; `rows` and `velocity` (r, d) are those of all users of the chunk."""
@@ -176,8 +177,8 @@ class Trainer:
             )
 
         at = users.to(self.task.device)
-        own, speed = rows[at], velocity[at]
-        params = self.task.unflatten(own)
+        own, speed = rows[at], None if velocity is None else velocity[at]
+        params, speeds = (() if part is None else self.task.unflatten(part) for part in (own, speed))
         # Users with one batch train on the same one in every epoch.
         repeats = 1 if (self.local.batches(counts[users]) > 1).any() else segment.steps
         at_once = self._steps_per_block(len(users) * width, traced, block_bytes)
@@ -189,8 +190,10 @@ class Trainer:
                 prepared = [tuple(part[k] for part in block) for k in range(len(block[1]))]
             for inputs in prepared * repeats:
                 gradients = traced.step(params, inputs) if traced else gradient(*params, *inputs)
-                self._update(own, speed, gradients)
-        rows[at[:real]], velocity[at[:real]] = own[:real], speed[:real]
+                self._update(params, speeds, gradients)
+        rows[at[:real]] = own[:real]
+        if velocity is not None and speed is not None:
+            velocity[at[:real]] = speed[:real]
 
     def _find_longest(self, counts: Tensor, segment: Segment) -> int:
         """Return the records of the longest batch of a segment."""
@@ -200,14 +203,17 @@ class Trainer:
         left = own - segment.done % self.local.batches(own) * size  # in the epoch
         return int((left if segment.steps == 1 else own).clamp(max=size).max())
 
-    def _update(self, rows: Tensor, velocity: Tensor, gradients: Sequence[Tensor]) -> None:
+    def _update(
+        self, params: Sequence[Tensor], velocity: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> None:
         """Take one step in place, as torch.optim.SGD with dampening 0 does."""
-        local, direction = self.local, torch.cat([g.flatten(1) for g in gradients], 1)
+        local = self.local
         if local.weight_decay:
-            direction.add_(rows, alpha=local.weight_decay)
+            gradients = [g.add(p, alpha=local.weight_decay) for g, p in zip(gradients, params, strict=True)]
         if local.momentum:
-            direction = velocity.mul_(local.momentum).add_(direction)
-        rows.sub_(direction, alpha=local.learning_rate)
+            gradients = [v.mul_(local.momentum).add_(g) for v, g in zip(velocity, gradients, strict=True)]
+        for p, direction in zip(params, gradients, strict=True):
+            p.sub_(direction, alpha=local.learning_rate)
 
     def _copy_start(self, count: int) -> Tensor:
         return self.start.repeat(count, 1)
