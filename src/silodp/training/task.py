@@ -96,6 +96,12 @@ class Task:
                     code="metric.not_callable",
                     field="metrics",
                 )
+        if pretrained is not None and not isinstance(pretrained, bool):
+            raise SilodpError(
+                f"pretrained is a {type(pretrained).__name__}: give True, False or None.",
+                code="argument.type",
+                field="pretrained",
+            )
         inspect_model(model)
         self.model = _copy(model)
         set_mode(self.model, training=True)
@@ -325,7 +331,7 @@ def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
-    """Return how many records to evaluate at once: a function of the model and of the shape of its inputs alone."""
+    """Return how many records to evaluate at once, by the memory that two of them take."""
     if len(inputs) <= _MEASURED_FROM:
         return _MEASURED_FROM
     peak = measure_cost(lambda: call_model(model, inputs[:2])).peak // 2

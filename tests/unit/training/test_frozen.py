@@ -116,6 +116,11 @@ def test_training_starts_at_the_given_values_only_where_that_is_said_or_parts_ar
     assert not torch.equal(Task(partly, cross_entropy(), pretrained=False).initial(0), head)
 
 
+def test_pretrained_is_yes_or_no():
+    with pytest.raises(SilodpError, match="pretrained is a str: give True, False or None"):
+        Task(nn.Linear(3, 2), cross_entropy(), pretrained="no")
+
+
 def test_frozen_values_identify_the_run():
     federation, method = (
         small_federation(features=3),

@@ -375,6 +375,26 @@ def test_chunks_hold_the_parameters_of_many_users_and_cover_all():
     )
 
 
+def test_the_order_of_batches_is_within_the_budget():
+    """One person with a second batch has the records of all persons of their chunk sorted."""
+    task = Task(nn.Linear(4, 2), cross_entropy())
+    user = torch.cat([torch.arange(5000).repeat_interleave(2), torch.zeros(1, dtype=torch.int64)])
+    x, y, budget = torch.randn(len(user), 4), torch.zeros(len(user), dtype=torch.int64), 4 << 20
+    local = LocalTraining(0.1, epochs=50, batch_size=2)
+
+    def train() -> None:
+        for _ in user_updates(task, task.initial(0), x, y, user, local, torch.Generator(), budget):
+            pass
+
+    train()  # traces
+    assert measure_cost(train).peak < 1.25 * budget
+
+
+def test_a_sparse_tensor_in_a_model_is_not_measured():
+    cost = measure_cost(lambda: torch.sparse.mm(torch.eye(3).to_sparse(), torch.ones(3, 2)))
+    assert cost.operations
+
+
 def test_one_user_beyond_the_budget_is_refused_or_the_default_stretches():
     task = small_task()
     x, y, user = ragged([3000], 0)

@@ -120,10 +120,10 @@ def plan_segments(
     done = np.zeros_like(total)
     segments = list[Segment]()
     while True:
-        order = np.argsort(done - total, kind="stable")  # most steps left first
-        order = order[: np.count_nonzero(done < total)]
-        if not len(order):
+        waiting = np.flatnonzero(done < total)
+        if not len(waiting):
             return segments
+        order = waiting[np.argsort((done - total)[waiting], kind="stable")]  # most steps left first
         ends = done[order] % batches[order] == batches[order] - 1  # an epoch; always true with one batch
         kinds = np.where(ends, last[order], full[order])
         lowest, highest = _join_kinds(kinds, widths, time)

@@ -62,12 +62,12 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tree_iter((args, kwargs)):
-            if isinstance(tensor, Tensor):
+            if _has_storage(tensor):
                 self._known.add(tensor.untyped_storage().data_ptr())  # inputs from outside are not counted
         result = func(*args, **(kwargs or {}))
         self.operations += 1
         for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
+            if _has_storage(tensor):
                 self._count(tensor.untyped_storage())
         return result
 
@@ -84,6 +84,11 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _release(self, address: int, size: int) -> None:
         self._known.discard(address)
         self.alive -= size
+
+
+def _has_storage(value: object) -> bool:
+    """Return whether a value is a dense tensor; sparse ones are not counted."""
+    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 # torch wraps a mode's method so that its compiler leaves it alone, and imports the compiler for that when the method is
@@ -147,26 +152,32 @@ def plan_chunks(
     block = budget // _BLOCK_SHARE
     # A user's parameters and velocity, and the delta of a user in the chunk before.
     states = parameter_bytes * (2 + (local.momentum > 0))
-    shuffled = local.batches(users.counts) > 1
-    held = (states + shuffled * users.counts * local.epochs * _KEY_BYTES).tolist()
+    keys = (users.counts * local.epochs * _KEY_BYTES).tolist()
+    shuffles = (local.batches(users.counts) > 1).tolist()
     chunks, step_bytes = list[slice](), list[int]()
     first = 0
     while first < len(users):
         longest = int(users.counts[first])
         step = count_step_bytes(cost_of(local.width(longest)))
-        if budget - block < held[first] + step and memory_budget is not None:
+
+        def hold(user: int, shuffled: bool = shuffles[first]) -> int:
+            """Return the bytes of a user; where the first one of a chunk has several batches, all are sorted."""
+            return states + (keys[user] if shuffled else 0)
+
+        taken = hold(first)
+        if budget - block < taken + step and memory_budget is not None:
             raise SilodpError(
                 f"memory_budget {memory_budget} bytes cannot hold one user with {counted(longest, 'record')}, "
-                f"which takes about {(held[first] + step) * _BLOCK_SHARE // (_BLOCK_SHARE - 1) + _BLOCK_SHARE}: "
+                f"which takes about {(taken + step) * _BLOCK_SHARE // (_BLOCK_SHARE - 1) + _BLOCK_SHARE}: "
                 "raise it, or set a smaller batch_size",
                 code="argument.value",
                 field="memory_budget",
             )
-        end, taken = first + 1, held[first]
+        end = first + 1
         # Whoever reads a chunk may hold several arrays as large, so it is not made as large as it could be.
         last = min(len(users), first + _working_set(device) // parameter_bytes)
-        while end < last and taken + held[end] + max(step, budget // 2) <= budget - block:
-            taken += held[end]
+        while end < last and taken + hold(end) + max(step, budget // 2) <= budget - block:
+            taken += hold(end)
             end += 1
         chunks.append(slice(first, end))
         step_bytes.append(max(step, budget - block - taken))
