@@ -269,8 +269,7 @@ def test_a_deployment_gives_the_model_of_the_simulation(
         processes.start_all()
         assert processes.wait_for_server() == 0, processes.log("server")
     finally:
-        for name in list(processes.running):
-            processes.kill(name)
+        processes.kill_all()
     ours = (processes.run / "model.safetensors").read_bytes()
     assert ours == (tmp_path / "simulated" / "model.safetensors").read_bytes()
     for number, run in enumerate((processes.run, tmp_path / "simulated")):

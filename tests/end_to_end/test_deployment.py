@@ -294,8 +294,7 @@ def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
             processes.running[name] = start_party(places[name] / "public", places[name] / "home", name)
         assert processes.wait_for_server() == 0, (places["server"] / "home" / "log.txt").read_text()
     finally:
-        for name in list(processes.running):
-            processes.kill(name)
+        processes.kill_all()
     run = places["server"] / "home" / "run"
     guarantee = json.loads((run / "guarantee.json").read_text())
     assert guarantee["private"]

@@ -96,8 +96,7 @@ def test_the_model_is_that_of_the_simulation(
             processes.running[name] = start_party(processes.public, processes.home(name), name)
         assert processes.wait_for_server() == 0, processes.log("server")
     finally:
-        for name in list(processes.running):
-            processes.kill(name)
+        processes.kill_all()
     ours = (processes.run / "model.safetensors").read_bytes()
     assert ours == (tmp_path / "simulated" / "model.safetensors").read_bytes()
     simulated = silodp("report", tmp_path / "simulated")

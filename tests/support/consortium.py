@@ -94,6 +94,10 @@ class Processes:
         process.send_signal(signal.SIGKILL)
         process.wait(30)
 
+    def kill_all(self) -> None:
+        for name in list(self.running):
+            self.kill(name)
+
     def wait_for_server(self, seconds: float = 120) -> int:
         return self.running["server"].wait(seconds)
 
@@ -184,5 +188,4 @@ def start_consortium(folder: Path, config: str, *, forked: bool = False) -> Iter
     try:
         yield processes
     finally:
-        for name in list(processes.running):
-            processes.kill(name)
+        processes.kill_all()

@@ -151,9 +151,8 @@ def _list_widths(local: LocalTraining, longest: int, people: int, time: StepTime
     size = local.batch_size
     width = size if size is not None and size <= longest else round_up(longest)
     widths = [width]
-    while (
-        width > 1 and people * (time.work(width) - time.work(1)) > time.overhead
-    ):  # else no padding is worth a step
+    # Where all padding together costs less than a step, one length is enough.
+    while width > 1 and people * (time.work(width) - time.work(1)) > time.overhead:
         width = -(-width // _RATIO) if time.work(width) < time.overhead else width - max(1, width // 8)
         widths.append(width)
     return widths[::-1]

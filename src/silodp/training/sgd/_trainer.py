@@ -142,12 +142,20 @@ class Trainer:
             block_bytes: of records of coming steps that may be gathered at once.
         """
         order = draw_batch_order(users, self.local, generator)
+        first = users.counts.cumsum(0) - users.counts  # where each user's records begin in a row of it
         rows = self._copy_start(len(users))
         velocity = torch.zeros_like(rows) if self.local.momentum else None
         with torch.no_grad():
             for segment in segments:
                 self._run(
-                    segment, shapes.get(segment.shape), users.counts, order, rows, velocity, block_bytes
+                    segment,
+                    shapes.get(segment.shape),
+                    users.counts,
+                    first,
+                    order,
+                    rows,
+                    velocity,
+                    block_bytes,
                 )
             return rows.sub_(self.start)
 
@@ -156,6 +164,7 @@ class Trainer:
         segment: Segment,
         shape: Shape | None,
         counts: Tensor,
+        first: Tensor,
         order: Tensor,
         rows: Tensor,
         velocity: Tensor | None,
@@ -169,11 +178,12 @@ class Trainer:
             lanes, width = torch.arange(shape[0]).clamp(max=real - 1), shape[1]
         gradient = self.looped if self.loops(width) else self.gradient
         users, done = segment.users[lanes], segment.done[lanes]
-        first = (counts.cumsum(0) - counts)[users]
 
         def select(begin: int, steps: int) -> tuple[Any, Tensor, Tensor]:
             return self._gather(
-                *select_step_records(counts[users], first, order, self.local, done + begin, steps, width)
+                *select_step_records(
+                    counts[users], first[users], order, self.local, done + begin, steps, width
+                )
             )
 
         at = users.to(self.task.device)
