@@ -76,7 +76,9 @@ class StepTime:
         return self.overhead + lanes * self.work(width)
 
 
-def choose_shapes(steps: Mapping[Shape, int], time: StepTime) -> dict[Shape, Shape]:
+def choose_shapes(
+    steps: Mapping[Shape, int], time: StepTime, fits: Callable[[Shape, Shape], bool]
+) -> dict[Shape, Shape]:
     """Choose the traced steps in which steps run; those that are not in the result are interpreted.
 
     A shape that is too rare to be traced runs as a larger one if its padding takes less time than interpreting.
@@ -84,10 +86,15 @@ def choose_shapes(steps: Mapping[Shape, int], time: StepTime) -> dict[Shape, Sha
     Args:
         steps: how often each shape runs.
         time: of a step.
+        fits: a shape and a larger one → whether the larger one fits in memory wherever the first one runs.
     """
     chosen = {shape: shape for shape, number in steps.items() if should_trace(number)}
     for lanes, width in steps.keys() - chosen.keys():
-        larger = [shape for shape in set(chosen.values()) if shape[0] >= lanes and shape[1] >= width]
+        larger = [
+            shape
+            for shape in set(chosen.values())
+            if shape[0] >= lanes and shape[1] >= width and fits((lanes, width), shape)
+        ]
         best = min(larger, key=time.of, default=None)
         if best and time.of(best) < time.untraced + lanes * time.work(width):
             chosen[lanes, width] = best
@@ -148,14 +155,19 @@ def _count_steps(
 
 def _list_widths(local: LocalTraining, longest: int, people: int, time: StepTime) -> list[int]:
     """Return the lengths that batches are padded to, rising: few where a step is mostly overhead, else many."""
-    size = local.batch_size
-    width = size if size is not None and size <= longest else round_up(longest)
+    width = find_widest(local, longest)
     widths = [width]
     # Where all padding together costs less than a step, one length is enough.
     while width > 1 and people * (time.work(width) - time.work(1)) > time.overhead:
         width = -(-width // _RATIO) if time.work(width) < time.overhead else width - max(1, width // 8)
         widths.append(width)
     return widths[::-1]
+
+
+def find_widest(local: LocalTraining, longest: int) -> int:
+    """Return the length that the longest batches of users with at most `longest` records are padded to."""
+    size = local.batch_size
+    return size if size is not None and size <= longest else round_up(longest)
 
 
 def _join_kinds(kinds: NDArray[Any], widths: list[int], time: StepTime) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_seg
 from silodp.training.sgd._planning import (
     StepCost,
     count_most_users,
+    count_step_bytes,
     estimate_time,
     measure_cost,
 )
@@ -118,11 +118,17 @@ class Trainer:
             return plan_segments(counts, self.local, time, count_most)
 
         segments = [plan(*chunk) for chunk in chunks]
-        steps = Counter[Shape]()
-        for segment in chain(*segments):
-            if not self.loops(segment.width):
-                steps[segment.shape] += segment.steps
-        return segments, choose_shapes(steps, time)
+        steps, least = Counter[Shape](), dict[Shape, int]()
+        for (_, step_bytes), of_chunk in zip(chunks, segments, strict=True):
+            for segment in of_chunk:
+                if not self.loops(segment.width):
+                    steps[segment.shape] += segment.steps
+                    least[segment.shape] = min(step_bytes, least.get(segment.shape, step_bytes))
+
+        def fits(shape: Shape, larger: Shape) -> bool:
+            return larger[0] * count_step_bytes(self.cost(larger[1])) <= least[shape]
+
+        return segments, choose_shapes(steps, time, fits)
 
     def train(
         self,
