@@ -297,7 +297,7 @@ def test_padding_never_points_at_another_users_record():
 def plan(counts, local, overhead: float, work: float, most: int = 10**9):
     counts = torch.tensor(sorted(counts, reverse=True))
     time = StepTime(overhead, 5 * overhead, lambda width: width * work)
-    return counts, plan_segments(counts, local, time, lambda width: most)
+    return counts, list(plan_segments(counts, local, time, lambda width: most))
 
 
 @given(

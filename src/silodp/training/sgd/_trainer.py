@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -36,9 +38,14 @@ from silodp.training.task import Task
 # Records of a measured step; the cost of wider batches is extrapolated.
 _MEASURED_WIDTH = 512
 _BLOCK_STEPS = 256
+# Of all chunks together; what is beyond is planned again when it runs, so that memory does not grow with the users.
+_KEPT_SEGMENTS = 1024
 
 BLOCK_BYTES = 8 << 20
 """Of records of coming steps that are gathered at once: more is no faster."""
+
+Plan = Callable[[], Iterator[Segment]]
+"""Returns the segments of a chunk in the order in which they run, in every call the same."""
 
 
 class Trainer:
@@ -99,41 +106,46 @@ class Trainer:
             return not self.can_vectorize
         return runs_faster_in_a_loop(self.task, width)
 
-    def plan(self, chunks: Sequence[tuple[Tensor, int]]) -> tuple[list[list[Segment]], dict[Shape, Shape]]:
+    def plan(self, chunks: Sequence[tuple[Tensor, int]]) -> tuple[list[Plan], dict[Shape, Shape]]:
         """Plan the steps of all users.
 
         Args:
             chunks: of each its users' numbers of records (r,), and the bytes that a step of it may take.
 
         Returns:
-            The segments of each chunk, and the shapes of traced steps, see `choose_shapes`.
+            The plan of each chunk, and the shapes of traced steps, see `choose_shapes`.
         """
         most_steps = max(int((self.local.epochs * self.local.batches(counts)).max()) for counts, _ in chunks)
         time = estimate_time(self.cost, most_steps)
 
-        def plan(counts: Tensor, step_bytes: int) -> list[Segment]:
+        def plan(counts: Tensor, step_bytes: int) -> Iterator[Segment]:
             def count_most(width: int) -> int:
                 return count_most_users(self.cost(width), step_bytes, self.task.device)
 
             return plan_segments(counts, self.local, time, count_most)
 
-        segments = [plan(*chunk) for chunk in chunks]
+        plans, room = list[Plan](), _KEPT_SEGMENTS
         steps, least = Counter[Shape](), dict[Shape, int]()
-        for (_, step_bytes), of_chunk in zip(chunks, segments, strict=True):
-            for segment in of_chunk:
+        for counts, step_bytes in chunks:
+            segments = plan(counts, step_bytes)
+            kept = list(islice(segments, room))
+            for segment in chain(kept, segments):
                 if not self.loops(segment.width):
                     steps[segment.shape] += segment.steps
                     least[segment.shape] = min(step_bytes, least.get(segment.shape, step_bytes))
+            is_whole = len(kept) < room
+            plans.append(partial(iter, kept) if is_whole else partial(plan, counts, step_bytes))
+            room -= len(kept) if is_whole else 0
 
         def fits(shape: Shape, larger: Shape) -> bool:
             return larger[0] * count_step_bytes(self.cost(larger[1])) <= least[shape]
 
-        return segments, choose_shapes(steps, time, fits)
+        return plans, choose_shapes(steps, time, fits)
 
     def train(
         self,
         users: UserBatches,
-        segments: Sequence[Segment],
+        segments: Iterable[Segment],
         generator: torch.Generator,
         shapes: Mapping[Shape, Shape],
         block_bytes: int,
