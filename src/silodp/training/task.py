@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,6 @@ from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
 
 _EVALUATION_BATCH = 4096  # records; fewer where the layers' outputs would take more than the memory budget
-_MEASURED_FROM = 64  # records; fewer are evaluated at once, without measuring what one takes
 # Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
 _REMEMBERED = 512
 
@@ -331,13 +331,33 @@ def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
-    """Return how many records to evaluate at once, by the memory that two of them take."""
-    if len(inputs) <= _MEASURED_FROM:
-        return _MEASURED_FROM
-    peak = measure_cost(lambda: call_model(model, inputs[:2])).peak // 2
-    affordable = default_memory_budget(next(model.parameters()).device) // max(1, peak)
-    # A power of two, so that some bytes more or less do not change the batch, and thereby how sums are rounded.
-    return min(_EVALUATION_BATCH, 1 << max(0, affordable.bit_length() - 1))
+    """Return how many records to evaluate at once, by the memory that made-up ones of the same kind take.
+
+    What n records take is at most n/b of what b of them take, and less where the model computes from its weights alone:
+    so twice as many are measured, if they fit, until that shows no longer that more fit.
+    """
+    enough = min(len(inputs), _EVALUATION_BATCH)
+    device = next(model.parameters()).device
+    budget = default_memory_budget(device)
+    measured, batch = 2, 1
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        while batch < enough and measured <= max(2, batch):
+            example = map_arrays(partial(_make_up, count=measured), inputs)
+            peak = measure_cost(partial(call_model, model, example)).peak
+            # A power of two, so that some bytes more or less do not change the batch, and thereby how sums are rounded.
+            affordable = 1 << max(0, (budget * measured // max(1, peak)).bit_length() - 1)
+            if affordable <= batch:
+                break
+            measured, batch = 2 * measured, affordable
+    return min(batch, _EVALUATION_BATCH)
+
+
+def _make_up(array: Tensor, count: int) -> Tensor:
+    """Return made-up records of the same kind: small numbers that differ, or the id 0."""
+    shape = (count, *array.shape[1:])
+    if not array.is_floating_point():
+        return array.new_zeros(shape)
+    return torch.linspace(-1, 1, math.prod(shape), dtype=array.dtype, device=array.device).reshape(shape)
 
 
 def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
