@@ -54,7 +54,8 @@ class Task:
         metrics: name → f(outputs, targets) -> float, for `evaluate`.
         architecture: where the model came from, which a run keeps with it; None: it is the caller's.
         pretrained: whether training starts at the values that the parameters came with, which then must be public;
-            else they are drawn anew. None: only if parts of the model are frozen.
+            else they are drawn anew. None: only if parts of the model are frozen. Where it is True, the values are part
+            of the run's identity; with None they may differ, as a head that is drawn when the model is built.
 
     Raises:
         SilodpError: a layer breaks per-user gradients (the sentence says which, and what to use instead), or an
@@ -120,6 +121,7 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
+        self._has_stated_start = pretrained is True
         self.is_pretrained = _has_frozen_parts(self.model) if pretrained is None else pretrained
         self.engine = LruCache(_REMEMBERED)  # measurements and traces of this model's steps
 
@@ -130,15 +132,17 @@ class Task:
 
     @property
     def constants_digest(self) -> str:
-        """SHA-256 (hex) of frozen parameters and buffers, which are public constants of the run; "" without any."""
+        """SHA-256 (hex) of the constants of the model: frozen parameters, buffers and modes; "" without any."""
         if not self._constants:
             return ""
-        hasher = hashlib.sha256()
-        for name, value in sorted(self._constants.items()):
-            array = value.detach().cpu().contiguous().numpy()
-            hasher.update(f"{name} {array.shape} {array.dtype.str}".encode())
-            hasher.update(array.tobytes())
-        return hasher.hexdigest()
+        # Frozen dropout computes something else in train mode than in eval mode.
+        in_eval_mode = [name for name, module in self.model.named_modules() if not module.training]
+        return _digest_tensors(self._constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
+
+    @property
+    def start_digest(self) -> str:
+        """SHA-256 (hex) of the values that training starts at, where `pretrained=True` was given; else ""."""
+        return _digest_tensors({"": self.flatten(self.model)}) if self._has_stated_start else ""
 
     def initial(self, seed: int | None) -> Tensor:
         """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`.
@@ -383,6 +387,17 @@ def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
             code="model.not_storable",
             field="model",
         ) from error
+
+
+def _digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
+    hasher = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        array = value.detach().cpu().contiguous().numpy()
+        hasher.update(f"{name} {array.shape} {array.dtype.str}".encode())
+        hasher.update(array.tobytes())
+    for text in more:
+        hasher.update(text.encode())
+    return hasher.hexdigest()
 
 
 def _has_frozen_parts(model: nn.Module) -> bool:

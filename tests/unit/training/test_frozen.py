@@ -128,6 +128,19 @@ def test_frozen_values_identify_the_run():
     assert len(digests) == 3
 
 
+def test_modes_and_a_stated_start_identify_the_run():
+    modes = [Dropping().eval(), Dropping()]
+    for model in modes:
+        model.load_state_dict(modes[0].state_dict())
+    assert len({Task(model, cross_entropy()).constants_digest for model in modes}) == 2
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    stated = {Task(model, cross_entropy(), pretrained=True).start_digest for model in (first, second, first)}
+    assert len(stated - {""}) == 2
+    assert [Task(first, cross_entropy(), pretrained=given).start_digest for given in (None, False)] == [
+        ""
+    ] * 2
+
+
 def test_batch_norm_in_train_mode_is_refused():
     model = pretrained()
     model.train()
