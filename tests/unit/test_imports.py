@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 HEAVY = {
     "torch",
@@ -53,6 +55,7 @@ def _after_commands(*commands: list[str]) -> set[str]:
     return _imported(
         f"""
 import sys
+from pathlib import Path
 from silodp.cli.main import main
 for arguments in {list(commands)!r}:
     sys.argv = ["silodp", *arguments]
@@ -97,3 +100,13 @@ def test_the_package_has_all_that_it_exports():
         "for m in (silodp, t, d, s):\n    for name in m.__all__: getattr(m, name)\nassert silodp.__version__"
     )
     _imported(code + check)
+
+
+def test_no_import_leaves_a_file_in_the_temporary_folder(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import silodp.aggregators.lattice"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 0
+    assert list(tmp_path.iterdir()) == []

@@ -15,17 +15,24 @@ holds where that of Keller, Orsini and Scholl (CRYPTO 2015) has a gap.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import rbcl
 from numpy.typing import NDArray
+from rbcl._sodium import lib_path
 
 from silodp.crypto.streams import KEY_BYTES, Bytes, derive_key, keystream
 from silodp.errors import SilodpError, require
+
+# rbcl writes libsodium to a temporary file (2.6 MB) that it leaves behind; once loaded, the file is not needed.
+with contextlib.suppress(OSError):  # Windows keeps a loaded library
+    Path(lib_path).unlink()
 
 SECURITY = 128  # base transfers, and bits of delta
 _CHECK = 160  # bits; one of 2¹³ pairs of different columns passes as equal with probability 2⁻¹⁴⁷ a trial

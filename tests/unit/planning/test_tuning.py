@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import load_config
@@ -107,6 +109,35 @@ def test_the_command_prints_settings_that_a_run_takes(tmp_path, silodp):
     assert config.method().step == chosen["method"]["step"]
     spent = plan_run(build_public_spec(config)[0])["adversaries"]["released"]["epsilon"]
     assert 1.99 < spent <= 2.0
+
+
+RESULT = {
+    "epsilon": 2.0,
+    "adversary": "released",
+    "metric": "roc_auc",
+    "users": 40,
+    "federations": 2,
+    "trainings": 4,
+    "chosen": {
+        "method": "uldp-sgd",
+        "rounds": 5,
+        "step": 1.0,
+        "weighting": "records",
+        "local_epochs": None,
+        "model": None,
+    },
+    "no_guarantee": [],
+    "loss": {"mean": 0.0, "largest": 0.0},
+    "candidates": [],
+    "signal": {"configured": {"parameters": 6, "ratio": 0.1}},
+}
+
+
+@given(st.floats(1e-3, 1e7))
+def test_the_printed_noise_is_never_less_than_the_chosen(sigma):
+    lines = format_tuning(RESULT | {"chosen": {**RESULT["chosen"], "noise_multiplier": sigma}})
+    (printed,) = [float(line.split(" = ")[1]) for line in lines if line.startswith("noise_multiplier")]
+    assert sigma * (1 - 1e-12) <= printed <= sigma * (1 + 1.1e-4)
 
 
 def test_tuning_needs_a_target_and_tables(tmp_path, silodp):
