@@ -27,12 +27,16 @@ from silodp.training import (
     squared_error,
     user_updates,
 )
-from silodp.training.gradients import build_single_user_gradient
+from silodp.training.gradients import (
+    build_single_user_gradient,
+    build_traceable_gradient,
+    build_user_gradient,
+)
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
 from silodp.training.sgd._packing import StepTime, choose_shapes, plan_segments
 from silodp.training.sgd._planning import ChunkPlan, StepCost, measure_cost, plan_chunks
 from silodp.training.sgd._schedule import UserBatches, draw_batch_order, select_step_records
-from silodp.training.sgd._tracing import TracedGradient
+from silodp.training.sgd._tracing import _FUNCTIONS, _METHODS, TracedGradient
 from silodp.training.task import LruCache
 from support.examples import few_or_many
 from support.reference import assert_equal_updates, looped, ragged, updates
@@ -184,6 +188,22 @@ def test_torchs_own_refusal_to_trace_is_a_slower_step_and_said(caplog):
     with caplog.at_level("INFO", "silodp"):
         assert TracedGradient.try_trace(gradient, (*rows, *batch), len(rows), single_user=True) is None
     assert "records (1, 5, 3) run untraced" in caplog.text
+
+
+def test_a_traced_step_calls_torch_by_its_short_ways():
+    """A call through the registry of operations takes twice as long, which is most of a small step."""
+    task = Task(mlp(6, width=6, layers=2, groups=2), cross_entropy())
+    rows = task.unflatten(task.initial(0).repeat(3, 1))
+    batch = torch.ones(3, 5, 6), torch.zeros(3, 5, dtype=torch.int64), torch.ones(3, 5)
+    traced = TracedGradient(build_traceable_gradient(task), (*rows, *batch), len(rows))
+    calls = [node.target for node in traced._body.__self__.graph.nodes if node.op.startswith("call")]
+    through_registry = {target for target in calls if isinstance(target, torch._ops.OpOverload)}
+    assert not through_registry & (_FUNCTIONS.keys() | _METHODS.keys())
+    assert len(through_registry) < 6 < 50 < len(calls)
+    for found, wanted in zip(
+        traced.step(rows, traced.prepare(batch)), build_user_gradient(task)(*rows, *batch), strict=True
+    ):
+        assert torch.allclose(found, wanted, atol=1e-6)
 
 
 def test_a_mistake_in_a_model_is_not_taken_for_one_that_cannot_be_traced():
