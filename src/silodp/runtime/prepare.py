@@ -145,7 +145,9 @@ def prepare_run(
 def describe_model(task: Task) -> ModelSpec:
     """Return the public facts of a task's model and loss."""
     dtype = str(task.dtype).removeprefix("torch.")
-    return ModelSpec(task.size, dtype, f"{task.model!r}", task.loss.name, task.constants_digest)
+    return ModelSpec(
+        task.size, dtype, f"{task.model!r}", task.loss.name, task.constants_digest, task.start_digest
+    )
 
 
 def _check_method(method: object) -> None:
