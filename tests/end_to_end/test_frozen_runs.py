@@ -3,6 +3,7 @@ vector of a run covers them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import silodp
+from silodp.accounting.guarantee import PUBLIC_VALUES
 from silodp.config.schema import load_config
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.server import serve
@@ -49,6 +51,40 @@ def test_messages_noise_and_results_have_the_size_of_the_trainable_part(name: st
     state = (tmp_path / "run" / "checkpoint" / "state.safetensors").stat().st_size
     assert state < 2000
     assert torch.equal(result.model[0][0].weight, build()[0][0].weight)
+
+
+class Scaled(nn.Linear):
+    """A layer with a parameter that nothing draws anew."""
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.last = self.Scale()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.last.scale
+
+
+@pytest.mark.parametrize(
+    ("model", "pretrained", "is_assumed"),
+    [
+        (build, None, True),
+        (lambda: nn.Linear(3, 2), None, False),
+        (lambda: nn.Linear(3, 2), True, True),
+        (Scaled, None, True),
+    ],
+)
+def test_a_guarantee_says_where_the_models_values_must_be_public(
+    model: Callable[[], nn.Module], pretrained: bool | None, is_assumed: bool
+) -> None:
+    task = silodp.Task(model(), cross_entropy(), pretrained=pretrained)
+    result = silodp.train(small_federation(features=3), task, METHODS["uldp-avg"], rounds=1)
+    for guarantee in result.guarantees.values():
+        assert (PUBLIC_VALUES in guarantee.assumptions) == is_assumed
 
 
 def test_a_run_is_resumed_with_the_same_frozen_values_alone(tmp_path: Path) -> None:

@@ -146,7 +146,13 @@ def describe_model(task: Task) -> ModelSpec:
     """Return the public facts of a task's model and loss."""
     dtype = str(task.dtype).removeprefix("torch.")
     return ModelSpec(
-        task.size, dtype, f"{task.model!r}", task.loss.name, task.constants_digest, task.start_digest
+        task.size,
+        dtype,
+        f"{task.model!r}",
+        task.loss.name,
+        task.constants_digest,
+        task.start_digest,
+        task.keeps_values,
     )
 
 

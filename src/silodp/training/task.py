@@ -144,6 +144,13 @@ class Task:
         """SHA-256 (hex) of the values that training starts at, where `pretrained=True` was given; else ""."""
         return _digest_tensors({"": self.flatten(self.model)}) if self._has_stated_start else ""
 
+    @property
+    def keeps_values(self) -> bool:
+        """Whether values that the model came with are constants of it, or the start of training."""
+        return (
+            self.is_pretrained or bool(self._constants) or any(map(_keeps_parameters, self.model.modules()))
+        )
+
     def initial(self, seed: int | None) -> Tensor:
         """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`.
 
@@ -160,10 +167,8 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0].item())
             for module in reversed(list(model.modules())):  # children first: the choice of a parent wins
-                reset = getattr(module, "reset_parameters", None) or getattr(
-                    module, "_reset_parameters", None
-                )
-                if callable(reset):
+                reset = _find_reset(module)
+                if reset is not None:
                     try:
                         reset()
                     except (Exception, SystemExit) as error:
@@ -398,6 +403,16 @@ def _digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
     for text in more:
         hasher.update(text.encode())
     return hasher.hexdigest()
+
+
+def _find_reset(module: nn.Module) -> Callable[[], object] | None:
+    """Return what draws the parameters of a module anew; None where nothing does."""
+    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    return reset if callable(reset) else None
+
+
+def _keeps_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False)) and _find_reset(module) is None
 
 
 def _has_frozen_parts(model: nn.Module) -> bool:
