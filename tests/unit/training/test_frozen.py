@@ -18,6 +18,7 @@ from silodp.training.sgd._planning import measure_cost
 from silodp.training.task import serialize
 from support.oracles import small_federation
 from support.reference import assert_equal_updates, looped, ragged, updates
+from support.refusals import refused
 
 
 def pretrained(features: int = 3) -> nn.Module:
@@ -180,6 +181,17 @@ def test_a_loss_that_is_no_mean_over_records_is_refused():
     for module in (nn.MSELoss(reduction="sum"), nn.TripletMarginLoss()):
         with pytest.raises(SilodpError, match="reduction"):
             Task(nn.Linear(3, 1), module)
+
+
+@pytest.mark.parametrize(
+    ("module", "instead"),
+    [(nn.BCELoss(), "BCEWithLogitsLoss"), (nn.SoftMarginLoss(), "BCEWithLogitsLoss")],
+)
+def test_a_loss_whose_outputs_are_no_logits_is_refused(module, instead):
+    """Metrics and predictions would take the sigmoid of a probability, and labels are 0 and 1, not -1 and 1."""
+    with refused("argument.value") as caught:
+        Task(nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), module)
+    assert instead in str(caught.value)
 
 
 def test_names_of_losses_tell_their_constants():
