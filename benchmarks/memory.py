@@ -2,13 +2,15 @@
 
 python benchmarks/memory.py echo [MB]        a courier alone: a silo answers a request of MB megabytes (200) with itself
 python benchmarks/memory.py run [WIDTH]      a masked run on four silos, with a model of 1,000 × WIDTH weights
+python benchmarks/memory.py rounds [T]       how a simulated run of T rounds (1,000) grows in a round
 
-Of every process the peak is measured twice, with a short and with a long message; the difference is what the message
-costs, since a process needs about 300 MB for its libraries. Seconds are this machine's.
+Of every process of "echo" and "run" the peak is measured twice, with a short and with a long message; the difference is
+what the message costs, since a process needs about 300 MB for its libraries. Seconds are this machine's.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -228,6 +230,37 @@ def show_run(width: int) -> None:
         print(f"{party:<10}{long[party] / 1e6:>10.0f}{more[party] / 1e6:>12.0f}{more[party] / size:>19.2f}")
 
 
+# --- many rounds ---
+
+
+def show_rounds(rounds: int) -> None:
+    """Print by how many kilobytes the process grows in a round, after a tenth, a third and two thirds of all."""
+    import gc
+    import re
+
+    import torch
+
+    import silodp
+    from silodp.training import binary_cross_entropy, roc_auc
+
+    held: dict[int, int] = {}
+    points = (rounds // 10, rounds // 3, 2 * rounds // 3, rounds)
+
+    def hold(done: silodp.RoundResult) -> None:
+        if done.round in points:
+            gc.collect()
+            status = Path("/proc/self/status").read_text()
+            held[done.round] = int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
+
+    federation = silodp.data.benchmarks.embedded(users=50, silos=3)
+    task = silodp.Task(torch.nn.Linear(30, 1), binary_cross_entropy(), {"roc_auc": roc_auc})
+    method = silodp.methods.UldpSgd(noise_multiplier=40.0, step=0.1)
+    with tempfile.TemporaryDirectory() as folder:
+        silodp.train(federation, task, method, rounds=rounds, on_round=hold, out=Path(folder) / "run")
+    for first, last in itertools.pairwise(points):
+        print(f"rounds {first} to {last}: {(held[last] - held[first]) / (last - first):.1f} kB a round")
+
+
 def main() -> None:
     """Measure what is asked for."""
     match sys.argv[1:]:
@@ -241,6 +274,8 @@ def main() -> None:
             show_echo(int(rest[0]) if rest else 200)
         case ["run", *rest]:
             show_run(int(rest[0]) if rest else 1000)
+        case ["rounds", *rest]:
+            show_rounds(int(rest[0]) if rest else 1000)
         case _:
             sys.exit(__doc__)
 

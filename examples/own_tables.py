@@ -84,9 +84,8 @@ def main() -> None:
     )
     method = silodp.methods.UldpAvg(
         noise_multiplier=4.0,
-        clip=0.5,
+        step=1.0,
         local=silodp.LocalTraining(learning_rate=0.1, epochs=2),
-        server_learning_rate=30.0,
     )
     result = silodp.train(
         federation,

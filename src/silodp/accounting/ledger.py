@@ -337,6 +337,9 @@ class Ledger:
             count_kinds(Composed((event, *self._counts[adversary])))
 
     def _count(self, charge: LedgerEntry) -> None:
+        last = next(reversed(self._charges.values()), charge)
+        if last.events == charge.events:
+            charge = replace(charge, events=last.events)  # one copy in memory for rounds that cost the same
         self._charges[charge.place] = charge
         for adversary, event in charge.events.items():
             if (reason := reason_of(event)) is not None:

@@ -52,7 +52,7 @@ def predict(
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
     _check_out(out, table)
     from silodp.bundle import load
-    from silodp.report.guarantee_text import describe_guarantee
+    from silodp.report.guarantee_text import describe_epsilon
 
     with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
         model = load(directory, code=code)
@@ -69,7 +69,7 @@ def predict(
         as_json,
         [
             f"{out}: {counted(len(predictions), 'row')} with {', '.join(model.columns)}.",
-            describe_guarantee(model.guarantees["released"]),
+            describe_epsilon(model.guarantees["released"]),
         ],
     )
 

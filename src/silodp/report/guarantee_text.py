@@ -139,27 +139,32 @@ def is_only_claimed(claimed: float, proven: float | None) -> bool:
 
 
 def describe_guarantee(guarantee: Guarantee, attack: MembershipAttack | None = None) -> str:
-    """Return one guarantee as a sentence.
+    """Return one guarantee as a sentence, with how well an attacker can guess.
 
     Args:
         guarantee: against one adversary.
         attack: bound on an attack by the charged events; None takes the weaker bound by ε and δ alone.
     """
-    who = WHO[guarantee.adversary]
     if guarantee.epsilon is None:
-        return f"Against {who}: no guarantee, because {guarantee.reason}."
-    unit, took_part = ("all records of a person", "they are")
-    if guarantee.unit == "record":
-        unit, took_part = ("one record", "it is")
+        return describe_epsilon(guarantee)
+    took_part = "it is" if guarantee.unit == "record" else "they are"
     accuracy = (
         compute_attack_accuracy(guarantee.epsilon, guarantee.delta) if attack is None else attack.accuracy
     )
-    cap = describe_reservations(guarantee.any_dropouts, guarantee.sample_known)
     return (
-        f"Against {who}: ε = {format_rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}; "
-        f"an attacker who gives even odds that {took_part} in the data guesses right at most "
-        f"{format_accuracy(accuracy)} of the time."
+        f"{describe_epsilon(guarantee)[:-1]}; an attacker who gives even odds that {took_part} in the data guesses "
+        f"right at most {format_accuracy(accuracy)} of the time."
     )
+
+
+def describe_epsilon(guarantee: Guarantee) -> str:
+    """Return one guarantee as a sentence: adversary, ε, δ and unit."""
+    who = WHO[guarantee.adversary]
+    if guarantee.epsilon is None:
+        return f"Against {who}: no guarantee, because {guarantee.reason}."
+    unit = "one record" if guarantee.unit == "record" else "all records of a person"
+    cap = describe_reservations(guarantee.any_dropouts, guarantee.sample_known)
+    return f"Against {who}: ε = {format_rounded_up(guarantee.epsilon)} at δ = {guarantee.delta:g}{cap} for {unit}."
 
 
 def format_guarantees(guarantees: Sequence[Guarantee]) -> list[str]:

@@ -80,6 +80,19 @@ def test_equals_a_loop_with_torch_sgd(sizes, local, seed, budget, double):
     assert_equal_updates(found, looped(task, start, x, y, user, local, seed), 1e-10 if double else 1e-4)
 
 
+@pytest.mark.parametrize("model", [logistic, mlp])
+def test_a_users_presence_changes_at_most_the_last_bits_of_anothers_update(model):
+    task = Task(model(30), binary_cross_entropy() if model is logistic else cross_entropy())
+    x, y, user = ragged([5, 40, 3, 17, 17, 2, 9, 30], 0, (30,))
+    start, local = task.initial(0), LocalTraining(0.1, 10)
+    found = updates(task, start, x, y, user, local, 0)
+    for absent in (1, 5):
+        here = user != absent
+        without = updates(task, start, x[here], y[here], user[here], local, 0)
+        for name, update in without.items():
+            assert float((found[name] - update).norm() / update.norm()) < 1e-5  # float32 has 6e-8
+
+
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("traced", [True, False])
 def test_tracing_and_small_budgets_change_nothing(batch_size, traced, monkeypatch):
