@@ -14,6 +14,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -103,7 +105,11 @@ class TracedGradient:
         def flattened(*tensors: Tensor) -> tuple[Tensor, ...]:
             return gradient(*tree_unflatten(tensors, structure))
 
-        with torch.random.fork_rng(devices=[flat[0].device] if flat[0].is_cuda else []):
+        with (
+            torch.random.fork_rng(devices=[flat[0].device] if flat[0].is_cuda else []),
+            # Without it, torch sets one up for each tensor that it notes, which takes half of the time of a trace.
+            tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))),
+        ):
             graph = make_fx(flattened if single_user else functionalize(flattened))(*flat).graph
         if single_user and any(_writes(node) for node in graph.nodes):
             raise ValueError("the model writes in place")
