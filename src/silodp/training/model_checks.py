@@ -5,13 +5,16 @@ User-level clipping bounds a user's influence only if no layer mixes the records
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from silodp.data.inputs import NamedArrays, get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError, describe_exception
@@ -20,6 +23,22 @@ from silodp.training.losses import Loss
 # How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
 # sum in another order, which moves outputs by far less than layers that mix.
 _TOLERANCE = 1e-4
+
+_LOOKUP_OPTIONS = {
+    "max_norm": "rescales weights while the model runs, in a way that no noise protects",
+    "scale_grad_by_freq": "divides gradients by how often an id occurs in a batch, padding included",
+    "sparse": "makes sparse gradients, and those that are clipped and noised are dense",
+}
+_LOOKUP_ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    F.embedding: tuple(signature(F.embedding).parameters),
+    F.embedding_bag: tuple(signature(F.embedding_bag).parameters),
+}
+for _function, _operation in (
+    (torch.embedding, torch.ops.aten.embedding),
+    (torch.embedding_bag, torch.ops.aten.embedding_bag),
+):
+    _names = tuple(argument.name for argument in _operation.default._schema.arguments)
+    _LOOKUP_ARGUMENTS |= dict.fromkeys((_function, _operation, _operation.default), _names)
 
 
 def inspect_model(model: nn.Module) -> None:
@@ -102,17 +121,29 @@ def _refuse_batch_norm(where: str) -> SilodpError:
 
 def _inspect_embedding(layer: nn.Embedding | nn.EmbeddingBag, where: str) -> None:
     """Refuse an embedding whose training is not a function of one person's records, or changes weights in forward."""
-    for option, why in (
-        ("max_norm", "rescales weights while the model runs, in a way that no noise protects"),
-        ("scale_grad_by_freq", "divides gradients by how often an id occurs in a batch, padding included"),
-        ("sparse", "makes sparse gradients, and those that are clipped and noised are dense"),
-    ):
-        if getattr(layer, option):
+    _refuse_options(where, {option: getattr(layer, option) for option in _LOOKUP_OPTIONS})
+
+
+def _refuse_options(where: str, options: Mapping[str, Any]) -> None:
+    for option, why in _LOOKUP_OPTIONS.items():
+        if options.get(option):
             raise SilodpError(
-                f"{where} has {option}={getattr(layer, option)}, which {why}: leave {option} out",
+                f"{where} has {option}={options[option]}, which {why}: leave {option} out",
                 code="model.embedding",
                 field="task.model",
             )
+
+
+class _RefuseLookups(TorchFunctionMode):
+    """Refuses what `_inspect_embedding` does, where a forward calls the function and has no layer."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _LOOKUP_ARGUMENTS:
+            named = dict(zip(_LOOKUP_ARGUMENTS[func], args, strict=False)) | (kwargs or {})
+            _refuse_options("an embedding that the forward of the model calls", named)
+        return func(*args, **(kwargs or {}))
 
 
 def _inspect_state(model: nn.Module) -> None:
@@ -328,6 +359,7 @@ def _run_layers(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     with (
         _hooks([(m, keep(name)) for name, m in model.named_modules() if name]),
         _watch_embeddings(model) as unfinished,
+        _RefuseLookups(),
         torch.no_grad(),
     ):
         inputs = list_arrays(batch)
