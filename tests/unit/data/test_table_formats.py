@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 import sys
+import tomllib
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ import pytest
 from silodp.config.schema import load_config
 from silodp.data import Federation
 from silodp.data.tables.columns import Reader
+from silodp.data.tables.draft import draft_config
 from silodp.data.tables.reader import Schema, read_inputs
 from support.refusals import refused
 
@@ -168,6 +170,22 @@ def test_dates_of_parquet_need_no_layout(tmp_path):
     )
     frame.to_parquet(tmp_path / "nord.parquet")
     check(read(tmp_path / "nord.parquet"))
+
+
+@pytest.mark.parametrize("ending", ["xlsx", "parquet"])
+def test_a_draft_knows_dates_that_are_no_text_and_their_gaps(tmp_path, ending):
+    days = pd.to_datetime(["2020-02-03", "2020-01-01", None])
+    frame = pd.DataFrame({"Fall": ["a", "b", "c"], "Aufnahme": days, "krank": ["ja", "nein", "ja"]})
+    path = tmp_path / f"nord.{ending}"
+    if ending == "xlsx":
+        pytest.importorskip("openpyxl")
+        frame.to_excel(path, index=False)
+    else:
+        frame.to_parquet(path)
+    text = draft_config(path, "Fall", "krank")
+    drafted = tomllib.loads(text)["data"]["schema"]
+    assert drafted["numeric"] == {"Aufnahme": {"range": [], "date": "%Y-%m-%d", "since": ""}}
+    assert "ROWS: 2020-01-01 to 2020-02-03, 1 of 3 missing" in text
 
 
 GAPS = "id,crp,stage,ill\n1,,II,yes\n2,30,?,no\n3,NA,I,No\n4,10,II,TRUE\n"

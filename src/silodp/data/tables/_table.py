@@ -409,16 +409,16 @@ def _as_text(column: pd.Series[Any], path: Path) -> Strings:
                 field=str(column.name),
             )
     missing = column.isna().to_numpy()
-    text = np.array([text_of(_plain(value)) for value in column], dtype=object)
+    text = np.array([format_cell(value) for value in column], dtype=object)
     text[missing] = ""
     return text
 
 
-def _plain(value: object) -> object:
-    """Return a date as text without a time of 00:00, and other values as they are."""
+def format_cell(value: object) -> str:
+    """Return a cell as text, a date without a time of 00:00."""
     if isinstance(value, datetime) and value == datetime.combine(value.date(), time.min, value.tzinfo):
         return value.date().isoformat()
-    return value
+    return text_of(value)
 
 
 def parse_numbers(text: Strings, decimal: str) -> NDArray[np.float64]:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.tables._files import is_text_file, read_frame
-from silodp.data.tables._table import parse_numbers
+from silodp.data.tables._table import format_cell, parse_numbers
 from silodp.data.tables.columns import Reader
-from silodp.data.tables.schema import text_of
 from silodp.errors import SilodpError, suggest_name
 
 MOST_CATEGORIES = 20
@@ -46,8 +45,11 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
                 f"{path}: there is no column {column!r}: {remedy}", code="data.column", field=column
             )
     marks = MISSING | {text.lower() for text in reader.missing}
-    cells = {name: frame[name].map(text_of) for name in header if header.count(name) == 1}
-    cells = {name: text.mask(text.str.lower().isin(marks)) for name, text in cells.items()}
+    cells = {}
+    for name in header:
+        if header.count(name) == 1:
+            text = frame[name].map(format_cell)
+            cells[name] = text.mask(frame[name].isna() | text.str.lower().isin(marks))
     decimal = reader.decimal if is_text_file(path) else "."
     numeric, categorical, left_out = [], [], []
     for name, text in cells.items():
@@ -101,7 +103,6 @@ def _parse(text: pd.Series[str], decimal: str) -> NDArray[np.float64]:
 
 def _find_layout(text: pd.Series[str]) -> str | None:
     """Return the layout of dates in which all texts can be read; None where there is none, or several."""
-    text = text.str.removesuffix(" 00:00:00")
     fits = [
         x for x in _LAYOUTS if len(text) and pd.to_datetime(text, format=x, errors="coerce").notna().all()
     ]
