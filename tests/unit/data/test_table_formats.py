@@ -151,7 +151,7 @@ def test_the_decimal_mark_and_the_separator_are_named_where_they_differ(tmp_path
     assert 'decimal = ","' in str(caught.value)
 
 
-@pytest.mark.parametrize("cell", ["2020-02-03", "31.02.2020", "", "03.02.20"])
+@pytest.mark.parametrize("cell", ["2020-02-03", "31.02.2020", "", "03.02.20", "today"])
 def test_a_cell_that_is_no_date_of_the_layout_is_refused(tmp_path, cell):
     (tmp_path / "nord.csv").write_text(GERMAN.replace("03.02.2020", cell), encoding="cp1252")
     with refused("data.value") as caught:
@@ -170,6 +170,52 @@ def test_dates_of_parquet_need_no_layout(tmp_path):
     )
     frame.to_parquet(tmp_path / "nord.parquet")
     check(read(tmp_path / "nord.parquet"))
+
+
+def read_days(folder, days, **changes):
+    frame = pd.DataFrame({"Fall": [f"F{n}" for n in range(len(days))], "Aufnahme": days, "krank": "ja"})
+    frame.to_parquet(folder / "nord.parquet")
+    column = {"range": (-200_000, 3_000_000), "typical": (0, 4), "date": "%Y-%m-%d", "since": "2020-01-01"}
+    built = read(folder / "nord.parquet", numeric={"Aufnahme": {**column, **changes}})
+    return built.silos[0].x
+
+
+@pytest.mark.parametrize(
+    ("zone", "days"),
+    [
+        ("Europe/Berlin", ["2020-01-02 12:00", "2020-07-01 00:00", "2020-07-02 06:00"]),
+        ("Europe/Berlin", ["2020-01-02 12:00", "2020-01-03 06:00"]),
+        ("UTC", ["2020-01-02 12:00", "2020-01-03 00:00"]),
+        (None, ["2020-01-02 12:00", "2020-01-03 00:00"]),
+    ],
+)
+def test_a_time_with_a_zone_counts_as_the_cell_shows_it(tmp_path, zone, days):
+    local = pd.to_datetime(days)
+    x = read_days(tmp_path, local.tz_localize(zone))
+    expected = (local - pd.Timestamp("2020-01-01")) / pd.Timedelta(days=1)
+    np.testing.assert_array_equal(4 * x[:, 0], expected)
+    x = read_days(tmp_path, [*local.tz_localize(zone), None], missing="indicator")
+    np.testing.assert_array_equal(x[:, 1], [*np.zeros(len(days)), 1])
+
+
+def test_days_far_off_are_dates(tmp_path):
+    """Registers write 31.12.9999 for an open end."""
+    since = datetime.date(2020, 1, 1)
+    days = [datetime.date(9999, 12, 31), datetime.date(1520, 6, 1), datetime.date(2020, 2, 3)]
+    expected = [(day - since).days for day in days]
+    np.testing.assert_array_equal(4 * read_days(tmp_path, days)[:, 0], expected)
+    for ending in ("csv", "tsv"):
+        separator = "," if ending == "csv" else "\t"
+        rows = [
+            ["Fall", "Aufnahme", "krank"],
+            *([f"F{day.year}", f"{day:%d.%m.}{day.year}", "ja"] for day in days),
+        ]
+        path = tmp_path / f"nord.{ending}"
+        path.write_text("\n".join(separator.join(row) for row in rows))
+        column = {"range": (0, 20_000), "date": "%d.%m.%Y", "since": "2020-01-01"}
+        built = read(path, numeric={"Aufnahme": column}, out_of_range="clip", reader=Reader())
+        np.testing.assert_allclose(built.silos[0].x[:, 0], [1, -1, 33 / 10_000 - 1], atol=1e-6)
+        assert "1520-06-01 to 9999-12-31" in draft_config(path, "Fall", "krank")
 
 
 @pytest.mark.parametrize("ending", ["xlsx", "parquet"])

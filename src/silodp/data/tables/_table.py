@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from numbers import Integral
 from pathlib import Path
 from reprlib import repr as short
@@ -225,11 +225,16 @@ class Table:
 
     def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
         """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
-        text = pd.Series(self.columns[column], dtype=object)
-        dates = pd.to_datetime(text, format=constants.date, errors="coerce")
-        if not is_text_file(self.path):  # cells that are dates have no layout
-            dates = dates.fillna(pd.to_datetime(text, format="ISO8601", errors="coerce"))
-        wrong = dates.isna().to_numpy()
+        text, since = self.columns[column], datetime.fromisoformat(str(constants.since))
+        days = dict.fromkeys(text, np.nan)
+        for cell in days:
+            day = parse_date(cell, constants.date)
+            if day is None and not is_text_file(self.path):  # cells that are dates have no layout
+                day = parse_date(cell)
+            if day is not None:
+                days[cell] = (day - since) / timedelta(days=1)
+        values = np.array([days[cell] for cell in text], dtype=np.float64)
+        wrong = np.isnan(values)
         if constants.missing is not None:
             wrong &= ~self._missing(column)
         self._refuse(
@@ -238,8 +243,7 @@ class Table:
             f"is no date of the layout {constants.date!r}",
             "correct the layout (date) of the column, or declare missing for it where cells are empty",
         )
-        since = pd.to_datetime(pd.Series(dates), utc=False) - pd.Timestamp(str(constants.since))
-        return np.asarray(since / pd.Timedelta(days=1), dtype=np.float64)
+        return values
 
     def _codes(
         self, column: str, values: Sequence[Any], remedy: str, missing: Any = None
@@ -419,6 +423,18 @@ def format_cell(value: object) -> str:
     if isinstance(value, datetime) and value == datetime.combine(value.date(), time.min, value.tzinfo):
         return value.date().isoformat()
     return text_of(value)
+
+
+def parse_date(text: str, layout: str | None = None) -> datetime | None:
+    """Return the date in a text of a layout, or of ISO 8601, without its time zone; None where there is none.
+
+    pandas would know no date after the year 2262, and registers write 31.12.9999 for an open end.
+    """
+    try:
+        found = datetime.fromisoformat(text) if layout is None else datetime.strptime(text, layout)
+    except ValueError:
+        return None
+    return found.replace(tzinfo=None)
 
 
 def parse_numbers(text: Strings, decimal: str) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.tables._files import is_text_file, read_frame
-from silodp.data.tables._table import format_cell, parse_numbers
+from silodp.data.tables._table import format_cell, parse_date, parse_numbers
 from silodp.data.tables.columns import Reader
 from silodp.errors import SilodpError, suggest_name
 
@@ -58,8 +58,8 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
         key, note = json.dumps(name, ensure_ascii=False), _describe_missing(text)
         found = text.dropna()
         if (layout := _find_layout(found)) is not None:
-            days = pd.to_datetime(found, format=layout)
-            seen = f"{days.min().date()} to {days.max().date()}{note}"
+            days = [day.date() for text in set(found) if (day := parse_date(text, layout))]
+            seen = f"{min(days)} to {max(days)}{note}"
             numeric.append(
                 f'{key} = {{ range = [], date = "{layout}", since = "" }}  # FILL IN, in days. ROWS: {seen}'
             )
@@ -103,9 +103,8 @@ def _parse(text: pd.Series[str], decimal: str) -> NDArray[np.float64]:
 
 def _find_layout(text: pd.Series[str]) -> str | None:
     """Return the layout of dates in which all texts can be read; None where there is none, or several."""
-    fits = [
-        x for x in _LAYOUTS if len(text) and pd.to_datetime(text, format=x, errors="coerce").notna().all()
-    ]
+    different = set(text)
+    fits = [x for x in _LAYOUTS if different and all(parse_date(cell, x) for cell in different)]
     return fits[0] if len(fits) == 1 else None
 
 
