@@ -279,6 +279,26 @@ def test_a_missing_label_is_never_filled_in(tmp_path):
     assert caught.value.field == "crp"
 
 
+@pytest.mark.parametrize(
+    ("column", "changes"),
+    [
+        ("size", {}),
+        ("size", {"label": "size", "kind": "real", "classes": None, "numeric": {"age": (0, 99)}}),
+        ("size", {"budget": "size", "numeric": {"age": (0, 99)}}),
+        ("day", {"numeric": {"day": {"range": (0, 1e7), "date": "%Y-%m-%d", "since": "2020-01-01"}}}),
+    ],
+)
+def test_a_number_or_day_that_stands_for_no_value_is_not_taken_for_one(tmp_path, column, changes):
+    (tmp_path / "a.csv").write_text("id,size,age,day,ill\n1,3,4,2020-01-02,no\n2,9,5,9999-12-31,no\n")
+    fields = {"user": "id", "label": "ill", "classes": ["no", "yes"], "numeric": {"size": (0, 10)}, **changes}
+    with refused("data.value", "data.budgets") as caught:
+        Federation.from_tables(
+            [tmp_path / "a.csv"], Schema(**fields, reader=Reader(missing=["9", "9999-12-31"]))
+        )
+    assert column in str(caught.value)
+    assert Federation.from_tables([tmp_path / "a.csv"], Schema(**fields)).users == 2
+
+
 def test_events_may_be_true_and_false(tmp_path):
     (tmp_path / "a.csv").write_text("id,size,died,months\n1,3,TRUE,4\n2,5,no,7.5\n")
     given = Schema(user="id", kind="survival", event="died", time="months", numeric={"size": (0, 10)})

@@ -220,8 +220,12 @@ class Table:
         return values
 
     def _parse(self, column: str) -> NDArray[np.float64]:
-        """Return (n,) numbers by the decimal mark of the file, NaN where the text is not a number."""
-        return parse_numbers(self.columns[column], self.reader.decimal if is_text_file(self.path) else ".")
+        """Return (n,) numbers by the decimal mark of the file, NaN where the text is missing or not a number."""
+        values = parse_numbers(self.columns[column], self.reader.decimal if is_text_file(self.path) else ".")
+        values[self._missing(column)] = (
+            np.nan
+        )  # also where a number such as -9 is declared to stand for no value
+        return values
 
     def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
         """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
@@ -234,9 +238,11 @@ class Table:
             if day is not None:
                 days[cell] = (day - since) / timedelta(days=1)
         values = np.array([days[cell] for cell in text], dtype=np.float64)
+        missing = self._missing(column)
+        values[missing] = np.nan
         wrong = np.isnan(values)
         if constants.missing is not None:
-            wrong &= ~self._missing(column)
+            wrong &= ~missing
         self._refuse(
             column,
             wrong,
