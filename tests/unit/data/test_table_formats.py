@@ -384,3 +384,23 @@ def test_a_prediction_reads_files_dates_and_missing_cells_as_training_does(tmp_p
     assert restored.features == given.features
     x, _ = read_inputs(tmp_path / "nord.csv", restored)
     np.testing.assert_allclose(x, [[1, 33 / 183 - 1, 1, 0], [-0.5, -1, 0, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stage\nI\n\nII\n",
+        "\n \nstage\r\nI\r\n\r\nII\r\n\r\n\r\n",
+        'stage\nI\n""\nII',
+    ],
+)
+def test_an_empty_line_of_a_single_column_is_a_row(tmp_path, text):
+    (tmp_path / "new.csv").write_text(text, newline="")
+    stages = {"categories": ["I", "II", "unknown"], "missing": "unknown"}
+    given = Schema(user="id", label="ill", classes=["no", "yes"], categorical={"stage": stages})
+    x, kept = read_inputs(tmp_path / "new.csv", given, ["stage"])
+    np.testing.assert_array_equal(x, [[1, 0, 0], [0, 0, 1], [0, 1, 0]])
+    assert kept["stage"].tolist() == ["I", "", "II"]
+    (tmp_path / "new.csv").write_text(text.rstrip() + '\n""\n', newline="")  # as pandas writes an empty cell
+    x, _ = read_inputs(tmp_path / "new.csv", given)
+    np.testing.assert_array_equal(x[2:], [[0, 1, 0], [0, 0, 1]])
