@@ -151,6 +151,22 @@ def test_the_decimal_mark_and_the_separator_are_named_where_they_differ(tmp_path
     assert 'decimal = ","' in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("cell", "first"),
+    [("1,234", "thousands"), ("1,234,567.5", "thousands"), ("0,234", "decimal"), ("1,23", "decimal")],
+)
+def test_a_comma_that_may_stand_for_thousands_is_not_called_decimal(tmp_path, cell, first):
+    """1,234 read with a decimal comma is 1.234."""
+    (tmp_path / "nord.csv").write_text(
+        GERMAN.replace("1,80", cell).replace("1,65", "1.65"), encoding="cp1252"
+    )
+    with refused("data.value") as caught:
+        read(tmp_path / "nord.csv", reader={**READER, "decimal": "."})
+    message = str(caught.value)
+    assert (first == "thousands") == ("thousands" in message)
+    assert 'decimal = ","' in message
+
+
 @pytest.mark.parametrize("cell", ["2020-02-03", "31.02.2020", "", "03.02.20", "today"])
 def test_a_cell_that_is_no_date_of_the_layout_is_refused(tmp_path, cell):
     (tmp_path / "nord.csv").write_text(GERMAN.replace("03.02.2020", cell), encoding="cp1252")

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 Strings = NDArray[Any]  # (n,) object array of str
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 _MOST_LISTED = 10  # names or values that an error lists
 TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
@@ -207,6 +208,12 @@ class Table:
         wrong = ~np.isfinite(values)
         if wrong.any() and is_text_file(self.path):
             first = self.columns[column][np.flatnonzero(wrong)[0]]
+            if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
+                remedy = (
+                    "export the table without separators of thousands, or, if it is a decimal comma, set "
+                    'decimal = "," in [data.schema.reader]'
+                )
+                self._refuse(column, wrong, "has a comma that may stand for thousands", remedy)
             if self.reader.decimal == "." and _DECIMAL_COMMA.fullmatch(first):
                 remedy = 'set decimal = "," in [data.schema.reader], or export the table with decimal points'
                 self._refuse(column, wrong, "has a decimal comma", remedy)
