@@ -102,6 +102,19 @@ def test_a_workbook_is_read_by_its_cells(tmp_path):
         assert caught.value.field == "data.schema.reader.sheet"
 
 
+def test_a_title_above_the_header_of_a_workbook_is_named(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["Report 2024"], ["Fall", "Größe", "Aufnahme", "krank"], ["a", 1.8, "01.01.2020", "ja"]):
+        book.active.append(row)
+    book.active.merge_cells("A1:D1")
+    book.save(tmp_path / "nord.xlsx")
+    for use in (read, lambda path: draft_config(path, "Fall", "krank")):
+        with refused("data.column") as caught:
+            use(tmp_path / "nord.xlsx")
+        assert "above the header" in str(caught.value)
+
+
 def test_a_workbook_does_not_join_persons_whose_numbers_it_rounds(tmp_path):
     with refused("data.value"):
         read(write_workbook(tmp_path / "nord.xlsx", key=1_234_567_890_123_456))
@@ -272,6 +285,17 @@ def test_missing_cells_follow_the_declared_policy(tmp_path):
     np.testing.assert_array_equal(built.silos[0].x[:, :2], [[0, 1], [1, 0], [0, 1], [-1, 0]])
     built = read_gaps(tmp_path, {"range": (0, 100), "missing": "indicator"}, stages)
     np.testing.assert_allclose(built.silos[0].x[:, 0], [0, -0.4, 0, -0.8], atol=1e-6)
+
+
+def test_true_and_false_may_have_a_third_beside_them(tmp_path):
+    (tmp_path / "a.csv").write_text("id,c,ill\n1,true,no\n2,,no\n3,FALSE,yes\n4,0,yes\n5,Yes,no\n")
+    third = {"categories": [True, False, "unknown"], "missing": "unknown"}
+    fields = {"user": "id", "label": "ill", "classes": ["no", "yes"], "categorical": {"c": third}}
+    built = Federation.from_tables([tmp_path / "a.csv"], Schema(**fields))
+    assert built.silos[0].x.argmax(1).tolist() == [0, 2, 1, 1, 0]
+    fields["categorical"] = {"c": {"categories": [False, "Yes", True, "unknown"], "missing": "unknown"}}
+    built = Federation.from_tables([tmp_path / "a.csv"], Schema(**fields))
+    assert built.silos[0].x.argmax(1).tolist() == [2, 3, 0, 0, 1]  # a declared text is that text
 
 
 @pytest.mark.parametrize(

@@ -262,16 +262,20 @@ class Table:
         self, column: str, values: Sequence[Any], remedy: str, missing: Any = None
     ) -> NDArray[np.int64]:
         """Return (n,) positions in `values`; that of `missing` where a cell is missing, which is refused without it."""
-        text = self.columns[column]
-        code = {text_of(value): number for number, value in enumerate(values)}
-        if all(isinstance(value, bool) for value in values):
-            code = {word: list(values).index(word in TRUE) for word in TRUE | FALSE}
-            text = np.array([t.lower() for t in text], dtype=object)
-        codes = np.array([code.get(t, -1) for t in text], dtype=np.int64)
+        numbers = {text_of(v): number for number, v in enumerate(values) if not isinstance(v, bool)}
+        words = {
+            word: number
+            for number, value in enumerate(values)
+            if isinstance(value, bool)
+            for word in sorted(TRUE if value else FALSE)
+        }
+        codes = np.array(
+            [numbers.get(text, words.get(text.lower(), -1)) for text in self.columns[column]], dtype=np.int64
+        )
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & self._missing(column)] = place
-        self._refuse(column, codes < 0, f"is none of {_format_names(list(code))}", remedy)
+        self._refuse(column, codes < 0, f"is none of {_format_names([*numbers, *words])}", remedy)
         return codes
 
     def features(self) -> NDArray[np.float32] | NamedArrays:
@@ -396,7 +400,9 @@ def _check_column(path: Path, header: Sequence[str], column: str, shows_header: 
     if header.count(header_text(column)) != 1:
         wrong = "is missing" if header_text(column) not in header else "appears twice"
         which = (
-            f"the table, which has {_format_names(header)}" if shows_header else "the first line of the table"
+            f"the table, which has {describe_header(header)}"
+            if shows_header
+            else "the first line of the table"
         )
         raise SilodpError(
             f"{path}: column {column!r} {wrong}; correct the schema or {which}",
@@ -456,6 +462,14 @@ def parse_numbers(text: Strings, decimal: str) -> NDArray[np.float64]:
         # "1.234" may be 1234 there: it becomes NaN.
         text = np.array([t.replace(".", "?").replace(",", ".") for t in text], dtype=object)
     return np.asarray(pd.to_numeric(pd.Series(text), errors="coerce").to_numpy(dtype=np.float64))
+
+
+def describe_header(header: Sequence[str]) -> str:
+    """Return the names of a header, and the likely fault where some are empty, for messages."""
+    names = _format_names([name for name in header if name])
+    if "" not in header:
+        return names
+    return f"{names} in a first row with empty cells; delete what stands above the header, if it is a title"
 
 
 def _format_names(names: Sequence[str]) -> str:

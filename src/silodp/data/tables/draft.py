@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.tables._files import is_text_file, read_frame
-from silodp.data.tables._table import format_cell, parse_date, parse_numbers
+from silodp.data.tables._table import describe_header, format_cell, parse_date, parse_numbers
 from silodp.data.tables.columns import Reader
 from silodp.errors import SilodpError, suggest_name
 
@@ -40,7 +40,7 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     frame, header = read_frame(path, reader)
     for column in (user, label):
         if header.count(column) != 1:
-            remedy = suggest_name(column, header) or f"name one of {', '.join(header[:10])}"
+            remedy = suggest_name(column, header) or f"name one of {describe_header(header)}"
             raise SilodpError(
                 f"{path}: there is no column {column!r}: {remedy}", code="data.column", field=column
             )
