@@ -289,6 +289,7 @@ class Federation:
         from silodp.data.tables.reader import read_tables  # imports pandas, which takes a second
 
         tables = read_tables(files, schema)
+        schema.check_readers([silo.name for silo in tables.silos])
         return cls(
             silos=tables.silos,
             users=tables.users,

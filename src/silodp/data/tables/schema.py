@@ -25,7 +25,7 @@ from silodp.data.tables.columns import (
     read_numeric,
     read_reader,
 )
-from silodp.errors import SilodpError, check_real, first_line
+from silodp.errors import SilodpError, check_real, first_line, suggest_name
 
 ASSUMES_INDEX_FROM_TABLES = (
     "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
@@ -194,6 +194,17 @@ class Schema:
                     "classes",
                 )
             _check_values("classes", self.classes)
+
+    def check_readers(self, silos: Sequence[str]) -> None:
+        """Check that every silo in `readers` is one of these; else a misspelled name would be left out in silence."""
+        for silo in self.readers:
+            if silo not in silos:
+                hint = suggest_name(silo, silos) or f"the silos are {', '.join(silos)}."
+                raise SilodpError(
+                    f"data.schema.readers.{silo} names no silo: {hint}",
+                    code="data.schema",
+                    field=f"readers.{silo}",
+                )
 
     @property
     def columns(self) -> tuple[str, ...]:
