@@ -197,7 +197,19 @@ class TrainedModel:
     def _compute(self, inputs: Any) -> NDArray[Any]:
         like = next(self.model.parameters())
         tensors = map_arrays(lambda one: make_tensor(one, like.device, like.dtype), inputs)
-        outputs = compute_outputs(self.model, tensors)
+        try:
+            outputs = compute_outputs(self.model, tensors)
+        except SilodpError as error:
+            if not isinstance(error.__cause__, IndexError) or "out of range in self" not in str(
+                error.__cause__
+            ):
+                raise
+            raise SilodpError(  # torch.nn.functional.embedding has no such row
+                "an id in the inputs has no row in an embedding of the model: give ids from 0 to below the number of "
+                "categories that the run declared.",
+                code="argument.value",
+                field="data",
+            ) from error
         return np.asarray(outputs.numpy())
 
 
