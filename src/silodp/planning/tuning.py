@@ -24,7 +24,7 @@ from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
-from silodp.planning.plan import round_safely
+from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import Guess, draw_federation
 from silodp.training.models import name_linear_model
 from silodp.training.sgd import LocalTraining
@@ -103,8 +103,9 @@ def tune(
         "no_guarantee", the adversaries against whom the chosen settings have no ε.
 
     Raises:
-        SilodpError: records are no table, or no weighting has an ε against the adversary.
+        SilodpError: records are no table, no weighting has an ε against the adversary, or the evaluation costs ε.
     """
+    check_target(spec, target)
     tuner = _Tuner(config, spec, target, guess or Guess(), federations, seed, accountant, on_progress)
     return tuner.run()
 
@@ -326,7 +327,8 @@ def measure(task: Task, params: Tensor, federation: Federation, metric: str) -> 
     if federation.test is None or not bool(torch.isfinite(params).all()):
         return -math.inf
     found = task.evaluate(params, federation.test.x, federation.test.y)
-    return -found["loss"] if metric == "loss" else found[metric]
+    # A test set of one class has no area under the curve: it then says nothing about any candidate.
+    return -found["loss"] if metric == "loss" else found.get(metric, 0.0)
 
 
 def format_tuning(result: Mapping[str, Any]) -> list[str]:

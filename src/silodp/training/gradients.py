@@ -118,19 +118,17 @@ def build_looped_gradient(task: Task) -> Gradient:
     return gradient
 
 
-def runs_faster_in_a_loop(task: Task, width: int) -> bool:
-    """Return whether users with steps of so many records take less time one after another.
+def find_least_to_loop(task: Task) -> int | None:
+    """Return from how many records a step on users take less time one after another; None if they never do.
 
     With parameters of their own, convolutions run in groups or as products of small matrices, at once; those of one
     user run as in plain training. On a CPU, 64 images a step take half the time, 32 three quarters, 16 as long and 4
     three times as long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same
     floats.
     """
-    return (
-        task.device.type == "cpu"
-        and width >= _LEAST_TO_LOOP
-        and any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in task.model.modules())
-    )
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    has_any = any(isinstance(module, convolutions) for module in task.model.modules())
+    return _LEAST_TO_LOOP if task.device.type == "cpu" and has_any else None
 
 
 def _last_channels(weights: Tensor) -> Tensor:
