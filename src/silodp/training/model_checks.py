@@ -27,7 +27,8 @@ from silodp.training.losses import Loss
 # How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
 # sum in another order, which moves outputs by far less than layers that mix.
 _TOLERANCE = 1e-4
-# Of every module, and none of its state: the mode, and what is handled by name.
+# Of every module, and none of its state: the mode, and what is handled by name. (So is the list of a recurrent layer's
+# parameters, which torch.func replaces.)
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules"}
 _FEW = 8  # records are enough to see that records mix
 # Rows that are added to a batch, to see whether anything depends on them.
@@ -240,7 +241,8 @@ def take_snapshot(model: nn.Module) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, module in model.named_modules():
         tensors = {**module._parameters, **module._buffers}
-        attributes = {key: value for key, value in vars(module).items() if key not in _OF_MODULES}
+        left = _OF_MODULES | ({"_flat_weights"} if isinstance(module, nn.RNNBase) else set())
+        attributes = {key: value for key, value in vars(module).items() if key not in left}
         for key, value in (tensors | attributes).items():
             _collect(f"{name}.{key}".lstrip("."), value, found, set())
     return found

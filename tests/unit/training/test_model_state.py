@@ -35,6 +35,15 @@ class Keeps(nn.Module):
         return self.last(x)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(3, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x.unsqueeze(1))[0].squeeze(1)
+
+
 def update_mean(inner, x):
     inner.mean.mul_(0.9).add_(x.reshape(-1, 3).mean(0), alpha=0.1)
 
@@ -120,3 +129,16 @@ def test_constants_in_attributes_pass_and_are_released():
     released = task.load(task.initial(0))
     assert torch.equal(released.inner.mean, torch.full((3,), 2.0))
     assert (released.inner.scale, released.inner.sizes.widths) == (0.5, [3, 2])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_pass_and_are_released_with_their_parameters(kind):
+    """Torch keeps a list of their parameters, in which a trained user's would stay."""
+    task = Task(Recurrent(kind), cross_entropy())
+    task.check(X, Y)
+    params = task.initial(0)
+    list(user_updates(task, params, X, Y, np.arange(6), LocalTraining(0.5), torch.Generator().manual_seed(0)))
+    released = task.load(params)
+    layer = released.layer
+    assert all(one is other for one, other in zip(layer._flat_weights, layer.parameters(), strict=True))
+    assert torch.equal(task.flatten(released), params)
