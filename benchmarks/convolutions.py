@@ -2,7 +2,7 @@
 
 python benchmarks/convolutions.py
 
-It is the reason for `runs_faster_in_a_loop`. One thread, medians of five turns.
+It is the reason for `find_least_to_loop`. One thread, medians of five turns.
 """
 
 from __future__ import annotations

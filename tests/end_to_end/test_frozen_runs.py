@@ -3,6 +3,7 @@ vector of a run covers them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import silodp
+from silodp.accounting.guarantee import PUBLIC_VALUES
 from silodp.config.schema import load_config
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.server import serve
@@ -51,6 +53,40 @@ def test_messages_noise_and_results_have_the_size_of_the_trainable_part(name: st
     assert torch.equal(result.model[0][0].weight, build()[0][0].weight)
 
 
+class Scaled(nn.Linear):
+    """A layer with a parameter that nothing draws anew."""
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.last = self.Scale()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.last.scale
+
+
+@pytest.mark.parametrize(
+    ("model", "pretrained", "is_assumed"),
+    [
+        (build, None, True),
+        (lambda: nn.Linear(3, 2), None, False),
+        (lambda: nn.Linear(3, 2), True, True),
+        (Scaled, None, True),
+    ],
+)
+def test_a_guarantee_says_where_the_models_values_must_be_public(
+    model: Callable[[], nn.Module], pretrained: bool | None, is_assumed: bool
+) -> None:
+    task = silodp.Task(model(), cross_entropy(), pretrained=pretrained)
+    result = silodp.train(small_federation(features=3), task, METHODS["uldp-avg"], rounds=1)
+    for guarantee in result.guarantees.values():
+        assert (PUBLIC_VALUES in guarantee.assumptions) == is_assumed
+
+
 def test_a_run_is_resumed_with_the_same_frozen_values_alone(tmp_path: Path) -> None:
     federation, method = small_federation(features=3), METHODS["uldp-avg"]
     whole = silodp.train(federation, silodp.Task(build(), cross_entropy()), method, rounds=2, seed=1)
@@ -59,13 +95,37 @@ def test_a_run_is_resumed_with_the_same_frozen_values_alone(tmp_path: Path) -> N
     )
     buffer = build()
     buffer[0].unused[0] = 2.0
-    for model in (build(seed=1), buffer):
+    mode = build()
+    mode[0].train()  # a frozen dropout would now be on
+    for model in (build(seed=1), buffer, mode):
         with refused("checkpoint.setup"):
             task = silodp.Task(model, cross_entropy())
             silodp.train(federation, task, method, rounds=2, seed=1, out=tmp_path / "run", resume=True)
     task = silodp.Task(build(), cross_entropy())
     again = silodp.train(federation, task, method, rounds=2, seed=1, out=tmp_path / "run", resume=True)
     assert torch.equal(again.params, whole.params)
+
+
+def test_a_run_is_resumed_from_the_same_stated_start_alone(tmp_path: Path) -> None:
+    """The values of a head that is drawn when the model is built may differ; those of pretrained=True may not."""
+    federation, method = small_federation(features=3), METHODS["uldp-avg"]
+    for pretrained in (None, True):
+        out = tmp_path / str(pretrained)
+
+        def train(rounds: int, shift: float, stated: bool | None = pretrained, out: Path = out) -> None:
+            model = build()
+            with torch.no_grad():
+                model[1].bias += shift
+            task = silodp.Task(model, cross_entropy(), pretrained=stated)
+            silodp.train(federation, task, method, rounds=rounds, seed=1, out=out, resume=out.exists())
+
+        train(1, 0.0)
+        if pretrained:
+            with refused("checkpoint.setup"):
+                train(2, 1.0)
+            train(2, 0.0)
+        else:
+            train(2, 1.0)
 
 
 def test_a_loaded_model_has_the_frozen_values_of_the_run(tmp_path: Path) -> None:
@@ -94,6 +154,7 @@ from torch import nn
 def network(features: int, weights: str) -> nn.Module:
     body = nn.Linear(features, 4)
     body.load_state_dict(load_file(weights))
+    body.train(not Path(weights).with_name("eval").exists())
     return nn.Sequential(body.requires_grad_(False), nn.Tanh(), nn.Linear(4, 1))
 """
 CONFIG = """
@@ -119,9 +180,9 @@ def write_weights(path: Path, seed: int) -> None:
     save_file(nn.Linear(30, 4).state_dict(), path)
 
 
-@pytest.fixture
-def parties(tmp_path: Path) -> Path:
-    """The folders of a consortium whose frozen values were changed on this machine after all had agreed.
+@pytest.fixture(params=["values", "mode"])
+def parties(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folders of a consortium whose frozen part was changed on this machine after all had agreed.
 
     What a model file reads from the machine of a party is no part of the public folder, and no digest of files covers
     it. Without the digest of the values in the run's specification, silos would train heads for features that the
@@ -136,7 +197,10 @@ def parties(tmp_path: Path) -> Path:
     for home in sorted((tmp_path / "parties" / "silos").iterdir()):
         with open_silo(home, Consortium.load(tmp_path / "parties" / "public")) as silo:
             assert silo.name
-    write_weights(weights, 1)
+    if request.param == "values":
+        write_weights(weights, 1)
+    else:
+        (tmp_path / "eval").touch()
     return tmp_path / "parties"
 
 

@@ -201,6 +201,24 @@ def test_the_command_copies_what_is_asked_for_and_keeps_the_order(
     assert pd.read_csv("bare.csv").columns.tolist() == ["probability_no", "probability_yes"]
 
 
+def test_copied_columns_of_several_types_are_written_as_text(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silodp: Silodp
+) -> None:
+    pytest.importorskip("openpyxl")
+    monkeypatch.chdir(tmp_path)
+    row = {"age": 50, "dose": 3.5, "ward": "surgery"}
+    table = pd.DataFrame([row] * 3).assign(id=[17, "a 1", ""], bed=[1, 2, 3])
+    table.to_excel("new.xlsx", index=False)
+    copied = ("--copy", "id", "--copy", "bed")
+    for out in ("found.parquet", "found.csv"):
+        done = silodp("predict", "run", "new.xlsx", "--out", out, *copied)
+        assert done.status == 0, done.err
+    found = pd.read_parquet("found.parquet")
+    assert found["id"].tolist() == ["17", "a 1", ""]
+    assert found["bed"].tolist() == [1, 2, 3]
+    assert pd.read_csv("found.csv", keep_default_na=False)["id"].tolist() == ["17", "a 1", ""]
+
+
 def load_run(*arguments: Any, **more: Any) -> silodp.TrainedModel:
     return silodp.load(*arguments, **more)
 
@@ -222,6 +240,7 @@ def test_wrong_tables_are_refused(
     for arguments, code in (
         (["--copy", "person_key"], "data.column"),
         (["--copy", "probability_no"], "data.column"),
+        (["--copy", "age", "--copy", "age"], "data.column"),
         (["--out", "new.csv"], "argument.conflict"),
         (["--out", "new.txt"], "argument.value"),
     ):

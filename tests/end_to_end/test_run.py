@@ -25,7 +25,7 @@ from silodp.methods import Default, Population, UldpAvg, UldpGroup, UldpNaive, U
 from silodp.runtime.server import Server
 from silodp.runtime.silo import Silo
 from silodp.runtime.train import train
-from silodp.training.losses import Loss, cox, cross_entropy
+from silodp.training.losses import Loss, cox, cross_entropy, squared_error
 from silodp.training.metrics import concordance
 from silodp.training.sgd.local import LocalTraining
 from silodp.training.task import Task
@@ -541,6 +541,8 @@ def refuses(*_):
         ),
         (lambda: Task(torch.nn.Linear(4, 1), cross_entropy()), "loss.output_shape"),
         (lambda: Task(torch.nn.Linear(4, 1), cox()), "loss.wrong_labels"),
+        (lambda: Task(torch.nn.Linear(4, 1), torch.nn.MSELoss()), "loss.wrong_labels"),
+        (lambda: Task(torch.nn.Linear(4, 1), squared_error()), "loss.wrong_labels"),
     ],
 )
 def test_what_cannot_be_trained_or_stored_is_refused_before_anything_is_written(

@@ -180,6 +180,10 @@ LOCAL_INDEX = (
     "every silo knows a person by one id, the same in all silos; anyone may learn which silos take part, and all "
     "settings of the run"
 )
+PUBLIC_VALUES = (
+    "no value that the model came with (frozen parts, buffers, parameters that are not drawn anew) was computed from "
+    "private records"
+)
 SECRET_SAMPLE = (
     "the silos have compared their keys by another channel, and none of them tells the server who was sampled; "
     "whether, when and with what error a silo fails depends on no sample"

@@ -32,7 +32,9 @@ class ModelSpec:
         dtype: numpy's name of their type.
         architecture: what the module prints as.
         loss: name of the loss.
-        constants: SHA-256 (hex) of frozen parameters and buffers; "" without any.
+        constants: SHA-256 (hex) of frozen parameters, buffers, and which modules are in eval mode; "" without any.
+        start: SHA-256 (hex) of the values that training starts at, if a task says `pretrained=True`; else "".
+        keeps_values: whether some values that the model came with are constants, or the start of training.
     """
 
     size: int
@@ -40,6 +42,12 @@ class ModelSpec:
     architecture: str = ""
     loss: str = ""
     constants: str = ""
+    start: str = ""
+    keeps_values: bool = False
+
+
+_ALWAYS = ("size", "dtype", "architecture", "loss")
+"""Facts of a model that are in every digest."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,11 @@ class RunSpec:
         identity = {
             "data": self.data.to_dict(),
             # models without constants keep their digests
-            "model": {k: v for k, v in vars(self.model).items() if k != "constants" or v},
+            "model": {
+                k: v
+                for k, v in vars(self.model).items()
+                if k not in ("constants", "start", "keeps_values") or v
+            },
             "method": {"name": self.method.name, "settings": repr(self.method)},
             "aggregator": {"name": self.aggregator.name, "settings": repr(self.aggregator)},
             "min_silos": self.min_silos,

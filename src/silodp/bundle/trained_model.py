@@ -120,11 +120,17 @@ class TrainedModel:
             copied: columns of the table that come first, as they are.
 
         Raises:
-            SilodpError: as `predict`, or a column to copy is missing or has the name of a prediction.
+            SilodpError: as `predict`, or a column to copy is missing, named twice or has the name of a prediction.
         """
         import pandas as pd
 
-        for column in copied:
+        for place, column in enumerate(copied):
+            if column in copied[:place]:
+                raise SilodpError(
+                    f"column {column!r} is to be copied twice: name it once.",
+                    code="data.column",
+                    field=column,
+                )
             if column in self.columns:
                 raise SilodpError(
                     f"column {column!r} cannot be copied, since a prediction has that name: rename it.",

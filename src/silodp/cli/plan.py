@@ -67,7 +67,7 @@ def plan(
     settings = load_config(config, set_ or ())
     spec, assumed = build_public_spec(settings, users)
     if tune:
-        _tune(settings, spec, target_epsilon, records_per_person, prevalence, as_json)
+        _tune(settings, spec, assumed, target_epsilon, records_per_person, prevalence, as_json)
         return
     result = plan_run(
         spec,
@@ -80,9 +80,7 @@ def plan(
     if plot is not None:
         lines.append(f"picture: {plot}")
     if assumed and settings.method().unit != "record":
-        lines.append(
-            f"  (U is in the data, which were not read: {spec.population.users:,} is assumed; see --users)"
-        )
+        lines.append(_remark_on_users(spec))
     if settings.budget_distribution() is None and settings.method().budget_unit is not None:
         lines.append(
             "  (privacy budgets are in the tables, which were not read: ε is for the largest budget that is allowed)"
@@ -97,16 +95,22 @@ def plan(
     show({"name": settings.name, **result, **about}, as_json, lines)
 
 
+def _remark_on_users(spec: RunSpec) -> str:
+    return f"  (U is in the data, which were not read: {spec.population.users:,} is assumed; see --users)"
+
+
 def _tune(
     settings: RunConfig,
     spec: RunSpec,
+    assumed: bool,
     target: float | None,
     records: float,
     prevalence: float | None,
     as_json: bool,
 ) -> None:
     """Choose settings for a target ε, and show them."""
-    from silodp.errors import check_positive, check_probability
+    from silodp.errors import check_positive
+    from silodp.planning.epsilon import list_delta_remarks
     from silodp.planning.synthetic import Guess
     from silodp.planning.tuning import format_tuning, tune
 
@@ -120,8 +124,12 @@ def _tune(
 
     torch.set_num_threads(1)  # trainings are so small that threads only wait for each other
     check_positive("records_per_person", records)
-    if prevalence is not None:
-        check_probability("prevalence", prevalence)
+    if prevalence is not None and not 0.005 <= prevalence <= 0.995:
+        raise SilodpError(
+            f"--prevalence {prevalence:g}: set the share of the second class, from .005 to .995.",
+            code="argument.value",
+            field="prevalence",
+        )
     result = tune(
         settings,
         spec,
@@ -130,7 +138,10 @@ def _tune(
         accountant=settings.build_accountant(),
         on_progress=_make_progress(),
     )
-    show({"name": settings.name, **result}, as_json, format_tuning(result))
+    remarks = list_delta_remarks(settings.delta, None if assumed else spec.population.users)
+    lines = [*([_remark_on_users(spec)] if assumed else []), *(f"  ({remark})" for remark in remarks)]
+    about = {"users_assumed": assumed, "remarks": list(remarks)}
+    show({"name": settings.name, **result, **about}, as_json, [*lines, *format_tuning(result)])
 
 
 def _make_progress() -> Callable[[int, int], None]:

@@ -93,6 +93,18 @@ def _write(predictions: pd.DataFrame, out: Path) -> None:
     if out.suffix.lower() == ".csv":
         predictions.to_csv(buffer, index=False, lineterminator="\n")
     else:
-        predictions.to_parquet(buffer, index=False)
+        _write_parquet(predictions, buffer)
     with name_file(out):
         write_durably(out, buffer.getvalue())
+
+
+def _write_parquet(predictions: pd.DataFrame, buffer: BytesIO) -> None:
+    """Write a table; a column of several types, as spreadsheets have them, as text."""
+    import pyarrow
+
+    for column in predictions.columns:
+        try:
+            pyarrow.array(predictions[column], from_pandas=True)
+        except (TypeError, ValueError, OverflowError):
+            predictions[column] = predictions[column].map(str, na_action="ignore")
+    predictions.to_parquet(buffer, index=False)

@@ -147,7 +147,8 @@ class PublicData:
 
         Returns:
             x (count, *record_shape) float32, standard normal with a fixed seed, or arrays like those of the silos with
-            ids out of the public categories; y of the federation's kind, the first and the last class among them.
+            ids out of the public categories; y of the federation's kind: neighbors differ, and the first and the last
+            class are among them.
         """
         random = np.random.default_rng(0)
         arrays = {one.name: one.draw(count, random) for one in self.inputs or (Input("", self.record_shape),)}
@@ -157,7 +158,9 @@ class PublicData:
             y: NDArray[Any] = np.stack([np.arange(count) != 1, np.arange(count) + 1], axis=1)
             return x, y.astype(np.float32)
         if self.labels == "classes":
-            return x, np.linspace(0, (self.classes or 2) - 1, count).round().astype(np.int64)
+            classes = self.classes or 2
+            distinct = np.linspace(0, classes - 1, min(count, classes)).round().astype(np.int64)
+            return x, np.resize(distinct, count)
         return x, np.linspace(0, 1, count, dtype=np.float32)
 
 

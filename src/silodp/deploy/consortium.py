@@ -266,7 +266,7 @@ class Consortium:
             raise SilodpError(
                 f"the run that follows here from {self.folder / CONFIG} has the digest {spec.digest[:16]}, and "
                 f"{SPEC} states {stated[:16]}: install the version of silodp, and give a pretrained model the frozen "
-                "values, that the coordinator has.",
+                "values and the modes (train or eval), that the coordinator has.",
                 code="deploy.spec",
             )
         return spec

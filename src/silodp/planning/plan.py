@@ -72,13 +72,8 @@ def plan_run(
             code="argument.conflict",
         )
     evaluation = spec.charged_evaluation
-    if target is not None and evaluation is not None:
-        raise SilodpError(
-            f"target epsilon = {target:g}: settings for a target are found for the training alone, and the evaluation "
-            "costs ε too; plan without it (--set evaluation.across=none) for a smaller target.",
-            code="evaluation.target",
-            field="evaluation.across",
-        )
+    if target is not None:
+        check_target(spec, target)
     aggregator, rounds, budget = spec.aggregator, spec.rounds, spec.budget
     aggregator.check(spec)
     events = spec.round_events()
@@ -142,6 +137,21 @@ def plan_run(
             spec.method, event_of, rounds, target, delta, accountant
         )
     return result
+
+
+def check_target(spec: RunSpec, target: float) -> None:
+    """Check that a target ε is that of the training alone.
+
+    Raises:
+        SilodpError: the evaluation costs ε, too.
+    """
+    if spec.charged_evaluation is not None:
+        raise SilodpError(
+            f"target epsilon = {target:g}: settings for a target are found for the training alone, and the evaluation "
+            "costs ε too; plan without it (--set evaluation.across=none) for a smaller target.",
+            code="evaluation.target",
+            field="evaluation.across",
+        )
 
 
 def _solve(

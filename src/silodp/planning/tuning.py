@@ -26,7 +26,7 @@ from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
-from silodp.planning.plan import round_safely
+from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import Guess, draw_federation
 from silodp.training.metrics import ERRORS
 from silodp.training.models import name_linear_model
@@ -108,8 +108,9 @@ def tune(
         "no_guarantee", the adversaries against whom the chosen settings have no ε.
 
     Raises:
-        SilodpError: records are no table, or no weighting has an ε against the adversary.
+        SilodpError: records are no table, no weighting has an ε against the adversary, or the evaluation costs ε.
     """
+    check_target(spec, target)
     if spec.data.labels == "real" and spec.data.label_typical is None:
         _log.warning(UNSCALED_LABEL)
     tuner = _Tuner(config, spec, target, guess or Guess(), federations, seed, accountant, on_progress)
@@ -334,7 +335,10 @@ def measure(task: Task, params: Tensor, federation: Federation, metric: str) -> 
     if federation.test is None or not bool(torch.isfinite(params).all()):
         return -math.inf
     found = task.evaluate(params, federation.test.x, federation.test.y)
-    return -found["loss"] if metric == "loss" else found.get(metric, -math.inf)
+    if not math.isfinite(found["loss"]):
+        return -math.inf
+    # A test set of one class has no area under the curve: it then says nothing about any candidate.
+    return -found["loss"] if metric == "loss" else found.get(metric, 0.0)
 
 
 def format_tuning(result: Mapping[str, Any]) -> list[str]:

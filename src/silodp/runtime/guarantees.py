@@ -18,6 +18,7 @@ from silodp.accounting.guarantee import (
     HELD_OUT,
     NOT_COVERED,
     ON_THE_LIST,
+    PUBLIC_VALUES,
     Adversary,
     Guarantee,
     View,
@@ -77,6 +78,7 @@ def build_guarantees(
             + spec.method.assumptions
             + (() if evaluation is None else evaluation.method.assumptions)
             + spec.data.assumptions
+            + ((PUBLIC_VALUES,) if spec.model.keeps_values else ())
             + delta_warning(spec.delta, spec.population.users),
             not_covered=tuple(
                 text

@@ -145,7 +145,15 @@ def prepare_run(
 def describe_model(task: Task) -> ModelSpec:
     """Return the public facts of a task's model and loss."""
     dtype = str(task.dtype).removeprefix("torch.")
-    return ModelSpec(task.size, dtype, f"{task.model!r}", task.loss.name, task.constants_digest)
+    return ModelSpec(
+        task.size,
+        dtype,
+        f"{task.model!r}",
+        task.loss.name,
+        task.constants_digest,
+        task.start_digest,
+        task.keeps_values,
+    )
 
 
 def _check_method(method: object) -> None:
@@ -224,9 +232,10 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
 
     check_type("task", task, Task, "Task(model, loss, metrics)")
     if task.loss.most_classes is not None and (data.classes or 0) > task.loss.most_classes:
+        learns = f"{task.loss.most_classes} classes" if task.loss.most_classes else "labels that are numbers"
         raise SilodpError(
-            f"the loss '{task.loss.name}' is for {task.loss.most_classes} classes, and the labels have "
-            f"{data.classes}: use cross_entropy, with one output of the model per class.",
+            f"the loss '{task.loss.name}' is for {learns}, and the labels have {data.classes} classes: use "
+            "cross_entropy, with one output of the model per class.",
             code="loss.wrong_labels",
             field="task.loss",
         )

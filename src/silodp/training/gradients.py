@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -118,19 +118,17 @@ def build_looped_gradient(task: Task) -> Gradient:
     return gradient
 
 
-def runs_faster_in_a_loop(task: Task, width: int) -> bool:
-    """Return whether users with steps of so many records take less time one after another.
+def find_least_to_loop(task: Task) -> int | None:
+    """Return from how many records a step on users take less time one after another; None if they never do.
 
     With parameters of their own, convolutions run in groups or as products of small matrices, at once; those of one
     user run as in plain training. On a CPU, 64 images a step take half the time, 32 three quarters, 16 as long and 4
     three times as long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same
     floats.
     """
-    return (
-        task.device.type == "cpu"
-        and width >= _LEAST_TO_LOOP
-        and any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in task.model.modules())
-    )
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    has_any = any(isinstance(module, convolutions) for module in task.model.modules())
+    return _LEAST_TO_LOOP if task.device.type == "cpu" and has_any else None
 
 
 def _last_channels(weights: Tensor) -> Tensor:
@@ -283,17 +281,45 @@ def _differentiate(task: Task, params: Any, x: Any, y: Tensor, mask: Tensor) -> 
         return torch.autograd.grad(loss, leaves, materialize_grads=True)
 
 
-class _GroupNormAsLayerNorm(TorchFunctionMode):
-    """Normalizes groups of channels as `layer_norm` does each row, then scales and shifts channels.
+class _ReplaceFunctions(TorchFunctionMode):
+    """Calls other functions in place of some of torch's."""
 
-    Under vmap, `group_norm` is taken apart into some twenty operations, `layer_norm` without affine parameters into
-    few: a step of ULDP-FL's creditcard network takes two thirds of the time. The values are the same up to rounding.
-    """
+    def __init__(self, replacements: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._replacements = replacements
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (_normalize_groups if func is F.group_norm else func)(*args, **(kwargs or {}))
+        return self._replacements.get(func, func)(*args, **(kwargs or {}))
+
+
+def _look_up(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, *options: Any, **named: Any
+) -> Tensor:
+    """Return what `F.embedding` does, whose row of padding gets no gradient.
+
+    Under vmap, torch leaves out the gradient of that row for the first of many users alone, so that the update of a
+    person would depend on who stands before them.
+    """
+    rows = F.embedding(input, weight, None, *options, **named)
+    if padding_idx is None:
+        return rows
+    return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
+
+
+def _look_up_directly(weight: Tensor, indices: Tensor, padding_idx: int = -1) -> Tensor:
+    """Return what `torch.embedding` does, as `_look_up`; a negative `padding_idx` is none."""
+    rows = torch.embedding(weight, indices)
+    return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
+
+
+_LOOKUPS: dict[Any, Callable[..., Any]] = {
+    F.embedding: _look_up,
+    torch.embedding: _look_up_directly,
+    torch.ops.aten.embedding: _look_up_directly,
+    torch.ops.aten.embedding.default: _look_up_directly,
+}
 
 
 def _normalize_groups(
@@ -303,6 +329,11 @@ def _normalize_groups(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
+    """Normalize groups of channels as `layer_norm` does each row, then scale and shift channels.
+
+    Under vmap, `group_norm` is taken apart into some twenty operations, `layer_norm` without affine parameters into
+    few: a step of ULDP-FL's creditcard network takes two thirds of the time. The values are the same up to rounding.
+    """
     groups = x.reshape(x.shape[0], num_groups, -1)
     normal = F.layer_norm(groups, groups.shape[2:], eps=eps).reshape(x.shape)
     per_channel = (1, -1) + (1,) * (x.dim() - 2)
@@ -313,7 +344,7 @@ def _normalize_groups(
 
 @contextmanager
 def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
-    """Choose kernels that vmap has fast rules for: it would call the fused ones of attention and LSTM in a loop.
+    """Choose kernels that vmap has right and fast rules for: it would call the fused ones of attention in a loop.
 
     A trace keeps the kernels with which it was made.
     """
@@ -321,8 +352,10 @@ def _vectorizable_kernels(model: nn.Module) -> Iterator[None]:
         kernels.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "There is a performance drop|TF32 acceleration", UserWarning)
         kernels.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
-            kernels.enter_context(_GroupNormAsLayerNorm())
+        has_groups = any(isinstance(module, nn.GroupNorm) for module in model.modules())
+        kernels.enter_context(
+            _ReplaceFunctions(_LOOKUPS | ({F.group_norm: _normalize_groups} if has_groups else {}))
+        )
         if any(isinstance(module, nn.LSTM) for module in model.modules()):
             kernels.enter_context(torch.backends.mkldnn.flags(enabled=False))
             kernels.enter_context(torch.backends.cudnn.flags(enabled=False))

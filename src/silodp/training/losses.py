@@ -34,7 +34,7 @@ class Loss:
             it must ignore records whose mask is 0.
         separable: whether it is the mean of a loss of every single record; only then can record-level methods clip
             the gradients of single records.
-        most_classes: the largest number of classes that it can learn; None for any number.
+        most_classes: the largest number of classes that it can learn; 0 for a loss of numbers, None for any number.
 
     Raises:
         SilodpError: `function` is not callable.
@@ -120,13 +120,17 @@ _TORCH_LOSSES = (
     "CrossEntropyLoss",
     "NLLLoss",
     "BCEWithLogitsLoss",
-    "BCELoss",
     "MSELoss",
     "L1Loss",
     "SmoothL1Loss",
     "HuberLoss",
-    "SoftMarginLoss",
 )
+# Metrics and predictions read the outputs of a model of classes as logits.
+_REFUSED = {
+    "BCELoss": "takes probabilities: end the model in its last linear layer, without the sigmoid, and give "
+    "BCEWithLogitsLoss",
+    "SoftMarginLoss": "takes labels of -1 and 1, and labels here are 0 and 1: give BCEWithLogitsLoss",
+}
 _OPTIONS = ("weight", "pos_weight", "ignore_index", "label_smoothing", "beta", "delta")
 
 
@@ -142,9 +146,11 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
         dtype, device: of the model's parameters.
 
     Raises:
-        SilodpError: another module, or the reduction "sum".
+        SilodpError: another module, one whose outputs are no logits, or the reduction "sum".
     """
     name = type(module).__name__
+    if name in _REFUSED:
+        raise SilodpError(f"loss = {name} {_REFUSED[name]}.", code="argument.value", field="loss")
     if name not in _TORCH_LOSSES or type(module).__module__ != "torch.nn.modules.loss":
         raise SilodpError(
             f"loss is a module {name}, which silodp cannot take apart by records: wrap a function that returns one "
@@ -171,7 +177,8 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
 
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
     shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
-    return Loss.per_record(f"{name}({shown})", values, most_classes=2 if name.startswith("BCE") else None)
+    most_classes = None if by_class else 2 if name == "BCEWithLogitsLoss" else 0
+    return Loss.per_record(f"{name}({shown})", values, most_classes)
 
 
 def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:
@@ -259,7 +266,7 @@ def squared_error() -> Loss:
         rows, wanted = _match_targets("squared_error", outputs, targets)
         return (rows - wanted).square().sum(1)
 
-    return Loss.per_record("squared_error", error)
+    return Loss.per_record("squared_error", error, most_classes=0)
 
 
 def _match_targets(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

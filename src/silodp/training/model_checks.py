@@ -5,13 +5,16 @@ User-level clipping bounds a user's influence only if no layer mixes the records
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from silodp.data.inputs import NamedArrays, get_kind, list_arrays, map_arrays
 from silodp.errors import SilodpError, describe_exception
@@ -20,6 +23,25 @@ from silodp.training.losses import Loss
 # How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
 # sum in another order, which moves outputs by far less than layers that mix.
 _TOLERANCE = 1e-4
+_FEW = 8  # records are enough to see that records mix
+# Rows that are added to a batch, to see whether anything depends on them.
+_PADDINGS = (1, 3)
+
+_LOOKUP_OPTIONS = {
+    "max_norm": "rescales weights while the model runs, in a way that no noise protects",
+    "scale_grad_by_freq": "divides gradients by how often an id occurs in a batch, padding included",
+    "sparse": "makes sparse gradients, and those that are clipped and noised are dense",
+}
+_LOOKUP_ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    F.embedding: tuple(signature(F.embedding).parameters),
+    F.embedding_bag: tuple(signature(F.embedding_bag).parameters),
+}
+for _function, _operation in (
+    (torch.embedding, torch.ops.aten.embedding),
+    (torch.embedding_bag, torch.ops.aten.embedding_bag),
+):
+    _names = tuple(argument.name for argument in _operation.default._schema.arguments)
+    _LOOKUP_ARGUMENTS |= dict.fromkeys((_function, _operation, _operation.default), _names)
 
 
 def inspect_model(model: nn.Module) -> None:
@@ -102,17 +124,29 @@ def _refuse_batch_norm(where: str) -> SilodpError:
 
 def _inspect_embedding(layer: nn.Embedding | nn.EmbeddingBag, where: str) -> None:
     """Refuse an embedding whose training is not a function of one person's records, or changes weights in forward."""
-    for option, why in (
-        ("max_norm", "rescales weights while the model runs, in a way that no noise protects"),
-        ("scale_grad_by_freq", "divides gradients by how often an id occurs in a batch, padding included"),
-        ("sparse", "makes sparse gradients, and those that are clipped and noised are dense"),
-    ):
-        if getattr(layer, option):
+    _refuse_options(where, {option: getattr(layer, option) for option in _LOOKUP_OPTIONS})
+
+
+def _refuse_options(where: str, options: Mapping[str, Any]) -> None:
+    for option, why in _LOOKUP_OPTIONS.items():
+        if options.get(option):
             raise SilodpError(
-                f"{where} has {option}={getattr(layer, option)}, which {why}: leave {option} out",
+                f"{where} has {option}={options[option]}, which {why}: leave {option} out",
                 code="model.embedding",
                 field="task.model",
             )
+
+
+class _RefuseLookups(TorchFunctionMode):
+    """Refuses what `_inspect_embedding` does, where a forward calls the function and has no layer."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _LOOKUP_ARGUMENTS:
+            named = dict(zip(_LOOKUP_ARGUMENTS[func], args, strict=False)) | (kwargs or {})
+            _refuse_options("an embedding that the forward of the model calls", named)
+        return func(*args, **(kwargs or {}))
 
 
 def _inspect_state(model: nn.Module) -> None:
@@ -157,7 +191,8 @@ def call_model(model: nn.Module, x: Any) -> Any:
 def inspect_on(model: nn.Module, example: Any) -> None:
     """Check a model on an example: no records mixed, no state changed, outputs finite.
 
-    One record of a batch is replaced; outputs of the others must not move, in train and in eval mode.
+    One record of a batch is replaced, and then rows of padding are added; outputs of the others must not move, in train
+    and in eval mode.
 
     Args:
         model: left in the mode and state that it came with.
@@ -168,13 +203,13 @@ def inspect_on(model: nn.Module, example: Any) -> None:
     """
     if len(example) == 0:
         raise SilodpError("checking a model needs at least one example record", code="data.no_records")
-    batch = example[:8] if len(example) >= 3 else example[[0, 0, 0]]
+    batch = example[:_FEW] if len(example) >= 3 else example[[0, 0, 0]]
     changed = map_arrays(_replace_record, batch)
     states = {name: value.detach().clone() for name, value in model.state_dict().items()}
     try:
         for mode in (True, False):
             with _in_mode(model, mode):
-                _run_layers(model, batch)
+                before = _run_layers(model, batch)
                 moved = [
                     name for name, value in model.state_dict().items() if not _are_equal(value, states[name])
                 ]
@@ -185,7 +220,8 @@ def inspect_on(model: nn.Module, example: Any) -> None:
                         code="model.running_state",
                         field="task.model",
                     )
-                _inspect_runs(model, batch, changed)
+                _inspect_runs(model, batch, before, _run_layers(model, changed))
+                _inspect_padding(model, batch, before)
     finally:
         with torch.no_grad():
             for name, value in model.state_dict().items():
@@ -227,28 +263,69 @@ def inspect_loss(
             code="loss.no_gradient",
             field="task.loss",
         )
-    # Replacing a record whose mask is 0 must not change the loss of the others.
-    without = everyone.clone()
-    without[1] = 0
-    swap = torch.arange(len(x), device=outputs.device)
-    swap[1] = 0
-    before, after = (
-        _compute_repeatably(loss, o, t, without) for o, t in ((outputs, y), (outputs[swap], y[swap]))
-    )
-    moved = (before - after).abs() > _TOLERANCE * before.abs().clamp(min=1e-6)
-    if torch.isfinite(before) and torch.isfinite(after) and bool(moved):
+    if _counts_masked_records(loss, outputs, y):
         raise SilodpError(
-            f"the loss '{loss.name}' of some records changes with a record that is left out (mask 0): give every "
-            "record a loss of its own, or leave records of mask 0 out of every sum",
+            f"the loss '{loss.name}' of some records changes with records that are left out (mask 0): give every "
+            "record a loss of its own, or leave records of mask 0 out of every sum, mean and count",
             code="loss.counts_masked_records",
             field="task.loss",
         )
 
 
-def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+def _counts_masked_records(loss: Loss, outputs: Tensor, y: Tensor) -> bool:
+    """Return whether loss or gradient of some records differ where other records, with mask 0, stand beside them.
+
+    How many do depends on other persons: users train side by side, padded to the longest.
+    """
+    outputs, y = outputs[:_FEW].detach().requires_grad_(), y[:_FEW]
+    everyone = list(range(len(outputs)))
+    # Padding repeats the first record of a batch. Any other record must not count either, whatever its label.
+    other = next((i for i in everyone if not torch.equal(y[i], y[1])), 0)
+    swapped, left = [other if i == 1 else i for i in everyone], [i for i in everyone if i != 1]
+    every, no_second = [1.0] * len(y), [float(i != 1) for i in everyone]
+    whole = _differentiate(loss, outputs, y, everyone, every)
+    if not torch.equal(whole[0], _differentiate(loss, outputs, y, everyone, every, seed=1)[0]):
+        # Other numbers of records draw other random numbers.
+        expected = _differentiate(loss, outputs, y, everyone, no_second)
+        return _differs(expected, _differentiate(loss, outputs, y, swapped, no_second), whole)
+    padded = [(everyone + [0] * count, every + [0.0] * count, everyone) for count in _PADDINGS]
+    only_second = [float(i == 1) for i in everyone]
+    masked = [(everyone, no_second, left), (swapped, no_second, left), (everyone, only_second, [1])]
+    return any(
+        _differs(
+            _differentiate(loss, outputs, y, kept, [1.0] * len(kept)),
+            _differentiate(loss, outputs, y, rows, mask),
+            whole,
+        )
+        for rows, mask, kept in padded + masked
+    )
+
+
+def _differs(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], whole: Sequence[Tensor]) -> bool:
+    """Return whether a loss or its gradient is not what it should be, as far as that is finite."""
+    for wanted, value, scale in zip(expected, found, whole, strict=True):
+        largest = torch.cat([wanted.flatten(), scale.nan_to_num().flatten()]).abs().max().clamp(min=1e-6)
+        if torch.isfinite(wanted).all() and not ((wanted - value).abs() <= _TOLERANCE * largest).all():
+            return True
+    return False
+
+
+def _differentiate(
+    loss: Loss, outputs: Tensor, y: Tensor, rows: list[int], mask: list[float], seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of these records, and its gradient with respect to all outputs."""
+    value = _compute_repeatably(loss, outputs[rows], y[rows], outputs.new_tensor(mask), seed)
+    try:
+        (gradient,) = torch.autograd.grad(value, outputs, materialize_grads=True)
+    except Exception:  # no derivative: refused where the gradient of the model is tried
+        gradient = torch.zeros_like(outputs)
+    return value.detach(), gradient
+
+
+def _compute_repeatably(loss: Loss, outputs: Tensor, targets: Tensor, mask: Tensor, seed: int = 0) -> Tensor:
     """Return the loss, with the same random numbers in every call."""
     with torch.random.fork_rng(devices=[outputs.device] if outputs.is_cuda else []):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return loss.compute(outputs, targets, mask)
 
 
@@ -263,8 +340,8 @@ def _in_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = mode
 
 
-def _inspect_runs(model: nn.Module, batch: Any, changed: Any) -> None:
-    before, after = _run_layers(model, batch), _run_layers(model, changed)
+def _inspect_runs(model: nn.Module, batch: Any, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    """Check outputs on a batch, and that replacing its second record moved no other's."""
     final = before[""]
     if final.dim() == 0 or final.shape[0] != len(batch):
         raise SilodpError(
@@ -285,19 +362,18 @@ def _inspect_runs(model: nn.Module, batch: Any, changed: Any) -> None:
     others = [i for i in range(len(batch)) if i != 1]
     if not _have_moved(final, after[""], others):
         return
-    # Name the innermost layer, first in order of execution, where a record reached another.
-    for name, output in before.items():
-        if name and len(output) == len(batch) and _have_moved(output, after[name], others):
-            layer = model.get_submodule(name)
-            remedy = "use a layer that works on each record alone"
-            if getattr(layer, "batch_first", True) is False:
-                remedy = "set batch_first=True, because here the first dimension of its inputs is the record"
-            raise SilodpError(
-                f"layer '{name}' ({type(layer).__name__}) mixes the records of a batch, so one person's "
-                f"records change another's gradient: {remedy}",
-                code="model.mixes_records",
-                field="task.model",
-            )
+    name = _find_layer(before, after, others)
+    if name:
+        layer = model.get_submodule(name)
+        remedy = "use a layer that works on each record alone"
+        if getattr(layer, "batch_first", True) is False:
+            remedy = "set batch_first=True, because here the first dimension of its inputs is the record"
+        raise SilodpError(
+            f"layer '{name}' ({type(layer).__name__}) mixes the records of a batch, so one person's "
+            f"records change another's gradient: {remedy}",
+            code="model.mixes_records",
+            field="task.model",
+        )
     raise SilodpError(
         f"the forward of {type(model).__name__} mixes the records of a batch, so one person's records change "
         "another's gradient: work on each record alone",
@@ -306,14 +382,67 @@ def _inspect_runs(model: nn.Module, batch: Any, changed: Any) -> None:
     )
 
 
+def _find_layer(before: dict[str, Tensor], after: dict[str, Tensor], rows: list[int]) -> str:
+    """Return the innermost layer, first in order of execution, whose outputs of some rows have moved; '' for none."""
+    for name, output in before.items():
+        if name and len(output) > max(rows) and _have_moved(output, after[name], rows):
+            return name
+    return ""
+
+
+def _inspect_padding(model: nn.Module, batch: Any, outputs: dict[str, Tensor]) -> None:
+    """Refuse outputs that depend on how many rows a batch has: users train side by side, padded to the longest."""
+    real = list(range(len(batch)))
+    for rows in (real + [0] * count for count in _PADDINGS):
+        padded = batch[rows]
+        before, after = outputs, _run_layers(model, padded)
+        if _have_moved(before[""], after[""], real) and _is_random(model, batch):
+            # Another number of rows draws other random numbers: compare without dropout, if that leaves none.
+            with _without_dropout(model):
+                before, after = _run_layers(model, batch), _run_layers(model, padded)
+                if _is_random(model, batch):
+                    continue
+        if _have_moved(before[""], after[""], real):
+            name = _find_layer(before, after, real)
+            where = (
+                f"layer '{name}' ({type(model.get_submodule(name)).__name__})"
+                if name
+                else f"the forward of {type(model).__name__}"
+            )
+            raise SilodpError(
+                f"the outputs of {where} change with the number of rows in a batch, which is padded to the longest of "
+                "other persons: work on each record alone, without the length of the batch",
+                code="model.mixes_records",
+                field="task.model",
+            )
+
+
+def _is_random(model: nn.Module, batch: Any) -> bool:
+    first, second = (_run_layers(model, batch, seed)[""] for seed in (0, 1))
+    return not torch.equal(first.nan_to_num(), second.nan_to_num())
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
+    try:
+        for layer in layers:
+            layer.training = False
+        yield
+    finally:
+        for layer in layers:
+            layer.training = True
+
+
 def _have_moved(before: Tensor, after: Tensor, rows: list[int]) -> bool:
-    if before.shape != after.shape:
+    """Return whether these rows differ; `after` may have more rows, of padding."""
+    if before.shape[1:] != after.shape[1:] or len(after) < len(before):
         return True
     scale = before.abs().max().clamp(min=1e-12)
     return bool(((before[rows] - after[rows]).abs().max() > _TOLERANCE * scale).item())
 
 
-def _run_layers(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor]:
     """Return floating outputs by layer name in order of completion, '' for the model; same dropout in every call."""
     found: dict[str, Tensor] = {}
 
@@ -328,12 +457,13 @@ def _run_layers(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     with (
         _hooks([(m, keep(name)) for name, m in model.named_modules() if name]),
         _watch_embeddings(model) as unfinished,
+        _RefuseLookups(),
         torch.no_grad(),
     ):
         inputs = list_arrays(batch)
         devices = [part.device for part in inputs.values() if part.device.type == "cuda"][:1]
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             try:
                 final = call_model(model, batch)
             except SilodpError:

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,6 @@ from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
 
 _EVALUATION_BATCH = 4096  # records; fewer where the layers' outputs would take more than the memory budget
-_MEASURED_FROM = 64  # records; fewer are evaluated at once, without measuring what one takes
 # Shapes of steps: 50 silos in one process have hundreds, and each takes up to a second to trace.
 _REMEMBERED = 512
 
@@ -54,7 +54,8 @@ class Task:
         metrics: name → f(outputs, targets) -> float, for `evaluate`.
         architecture: where the model came from, which a run keeps with it; None: it is the caller's.
         pretrained: whether training starts at the values that the parameters came with, which then must be public;
-            else they are drawn anew. None: only if parts of the model are frozen.
+            else they are drawn anew. None: only if parts of the model are frozen. Where it is True, the values are part
+            of the run's identity; with None they may differ, as a head that is drawn when the model is built.
 
     Raises:
         SilodpError: a layer breaks per-user gradients (the sentence says which, and what to use instead), or an
@@ -120,6 +121,7 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
+        self._has_stated_start = pretrained is True
         self.is_pretrained = _has_frozen_parts(self.model) if pretrained is None else pretrained
         self.engine = LruCache(_REMEMBERED)  # measurements and traces of this model's steps
 
@@ -130,15 +132,24 @@ class Task:
 
     @property
     def constants_digest(self) -> str:
-        """SHA-256 (hex) of frozen parameters and buffers, which are public constants of the run; "" without any."""
+        """SHA-256 (hex) of the constants of the model: frozen parameters, buffers and modes; "" without any."""
         if not self._constants:
             return ""
-        hasher = hashlib.sha256()
-        for name, value in sorted(self._constants.items()):
-            array = value.detach().cpu().contiguous().numpy()
-            hasher.update(f"{name} {array.shape} {array.dtype.str}".encode())
-            hasher.update(array.tobytes())
-        return hasher.hexdigest()
+        # Frozen dropout computes something else in train mode than in eval mode.
+        in_eval_mode = [name for name, module in self.model.named_modules() if not module.training]
+        return _digest_tensors(self._constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
+
+    @property
+    def start_digest(self) -> str:
+        """SHA-256 (hex) of the values that training starts at, where `pretrained=True` was given; else ""."""
+        return _digest_tensors({"": self.flatten(self.model)}) if self._has_stated_start else ""
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether values that the model came with are constants of it, or the start of training."""
+        return (
+            self.is_pretrained or bool(self._constants) or any(map(_keeps_parameters, self.model.modules()))
+        )
 
     def initial(self, seed: int | None) -> Tensor:
         """Draw fresh parameters (d,): every layer is re-initialized by its `reset_parameters`.
@@ -156,10 +167,8 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0].item())
             for module in reversed(list(model.modules())):  # children first: the choice of a parent wins
-                reset = getattr(module, "reset_parameters", None) or getattr(
-                    module, "_reset_parameters", None
-                )
-                if callable(reset):
+                reset = _find_reset(module)
+                if reset is not None:
                     try:
                         reset()
                     except (Exception, SystemExit) as error:
@@ -331,13 +340,33 @@ def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
-    """Return how many records to evaluate at once, by the memory that two of them take."""
-    if len(inputs) <= _MEASURED_FROM:
-        return _MEASURED_FROM
-    peak = measure_cost(lambda: call_model(model, inputs[:2])).peak // 2
-    affordable = default_memory_budget(next(model.parameters()).device) // max(1, peak)
-    # A power of two, so that some bytes more or less do not change the batch, and thereby how sums are rounded.
-    return min(_EVALUATION_BATCH, 1 << max(0, affordable.bit_length() - 1))
+    """Return how many records to evaluate at once, by the memory that made-up ones of the same kind take.
+
+    What n records take is at most n/b of what b of them take, and less where the model computes from its weights alone:
+    so twice as many are measured, if they fit, until that shows no longer that more fit.
+    """
+    enough = min(len(inputs), _EVALUATION_BATCH)
+    device = next(model.parameters()).device
+    budget = default_memory_budget(device)
+    measured, batch = 2, 1
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        while batch < enough and measured <= max(2, batch):
+            example = map_arrays(partial(_make_up, count=measured), inputs)
+            peak = measure_cost(partial(call_model, model, example)).peak
+            # A power of two, so that some bytes more or less do not change the batch, and thereby how sums are rounded.
+            affordable = 1 << max(0, (budget * measured // max(1, peak)).bit_length() - 1)
+            if affordable <= batch:
+                break
+            measured, batch = 2 * measured, affordable
+    return min(batch, _EVALUATION_BATCH)
+
+
+def _make_up(array: Tensor, count: int) -> Tensor:
+    """Return made-up records of the same kind: small numbers that differ, or the id 0."""
+    shape = (count, *array.shape[1:])
+    if not array.is_floating_point():
+        return array.new_zeros(shape)
+    return torch.linspace(-1, 1, math.prod(shape), dtype=array.dtype, device=array.device).reshape(shape)
 
 
 def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
@@ -363,6 +392,27 @@ def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
             code="model.not_storable",
             field="model",
         ) from error
+
+
+def _digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
+    hasher = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        array = value.detach().cpu().contiguous().numpy()
+        hasher.update(f"{name} {array.shape} {array.dtype.str}".encode())
+        hasher.update(array.tobytes())
+    for text in more:
+        hasher.update(text.encode())
+    return hasher.hexdigest()
+
+
+def _find_reset(module: nn.Module) -> Callable[[], object] | None:
+    """Return what draws the parameters of a module anew; None where nothing does."""
+    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    return reset if callable(reset) else None
+
+
+def _keeps_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False)) and _find_reset(module) is None
 
 
 def _has_frozen_parts(model: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 import hashlib
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -40,6 +41,8 @@ def test_synthetic_records_have_the_kind_of_the_data(labels):
     assert (y.dtype, y.shape[1:]) == (real.silos[0].y.dtype, real.silos[0].y.shape[1:])
     if labels == "classes":
         assert {0, 2} <= set(y.tolist())
+    # Of neighbors with one label, a loss made of labels would not show that it mixes them.
+    assert all((one != other).any() for one, other in pairwise(y))
 
 
 def test_the_digest_is_over_users_keys_and_budgets():

@@ -5,6 +5,7 @@ import gzip
 import json
 import logging
 import sys
+import tomllib
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ import pytest
 from silodp.config.schema import load_config
 from silodp.data import Federation
 from silodp.data.tables.columns import Reader
+from silodp.data.tables.draft import draft_config
 from silodp.data.tables.reader import Schema, read_inputs
 from support.refusals import refused
 
@@ -100,6 +102,19 @@ def test_a_workbook_is_read_by_its_cells(tmp_path):
         assert caught.value.field == "data.schema.reader.sheet"
 
 
+def test_a_title_above_the_header_of_a_workbook_is_named(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["Report 2024"], ["Fall", "Größe", "Aufnahme", "krank"], ["a", 1.8, "01.01.2020", "ja"]):
+        book.active.append(row)
+    book.active.merge_cells("A1:D1")
+    book.save(tmp_path / "nord.xlsx")
+    for use in (read, lambda path: draft_config(path, "Fall", "krank")):
+        with refused("data.column") as caught:
+            use(tmp_path / "nord.xlsx")
+        assert "above the header" in str(caught.value)
+
+
 def test_a_workbook_does_not_join_persons_whose_numbers_it_rounds(tmp_path):
     with refused("data.value"):
         read(write_workbook(tmp_path / "nord.xlsx", key=1_234_567_890_123_456))
@@ -149,7 +164,23 @@ def test_the_decimal_mark_and_the_separator_are_named_where_they_differ(tmp_path
     assert 'decimal = ","' in str(caught.value)
 
 
-@pytest.mark.parametrize("cell", ["2020-02-03", "31.02.2020", "", "03.02.20"])
+@pytest.mark.parametrize(
+    ("cell", "first"),
+    [("1,234", "thousands"), ("1,234,567.5", "thousands"), ("0,234", "decimal"), ("1,23", "decimal")],
+)
+def test_a_comma_that_may_stand_for_thousands_is_not_called_decimal(tmp_path, cell, first):
+    """1,234 read with a decimal comma is 1.234."""
+    (tmp_path / "nord.csv").write_text(
+        GERMAN.replace("1,80", cell).replace("1,65", "1.65"), encoding="cp1252"
+    )
+    with refused("data.value") as caught:
+        read(tmp_path / "nord.csv", reader={**READER, "decimal": "."})
+    message = str(caught.value)
+    assert (first == "thousands") == ("thousands" in message)
+    assert 'decimal = ","' in message
+
+
+@pytest.mark.parametrize("cell", ["2020-02-03", "31.02.2020", "", "03.02.20", "today"])
 def test_a_cell_that_is_no_date_of_the_layout_is_refused(tmp_path, cell):
     (tmp_path / "nord.csv").write_text(GERMAN.replace("03.02.2020", cell), encoding="cp1252")
     with refused("data.value") as caught:
@@ -168,6 +199,68 @@ def test_dates_of_parquet_need_no_layout(tmp_path):
     )
     frame.to_parquet(tmp_path / "nord.parquet")
     check(read(tmp_path / "nord.parquet"))
+
+
+def read_days(folder, days, **changes):
+    frame = pd.DataFrame({"Fall": [f"F{n}" for n in range(len(days))], "Aufnahme": days, "krank": "ja"})
+    frame.to_parquet(folder / "nord.parquet")
+    column = {"range": (-200_000, 3_000_000), "typical": (0, 4), "date": "%Y-%m-%d", "since": "2020-01-01"}
+    built = read(folder / "nord.parquet", numeric={"Aufnahme": {**column, **changes}})
+    return built.silos[0].x
+
+
+@pytest.mark.parametrize(
+    ("zone", "days"),
+    [
+        ("Europe/Berlin", ["2020-01-02 12:00", "2020-07-01 00:00", "2020-07-02 06:00"]),
+        ("Europe/Berlin", ["2020-01-02 12:00", "2020-01-03 06:00"]),
+        ("UTC", ["2020-01-02 12:00", "2020-01-03 00:00"]),
+        (None, ["2020-01-02 12:00", "2020-01-03 00:00"]),
+    ],
+)
+def test_a_time_with_a_zone_counts_as_the_cell_shows_it(tmp_path, zone, days):
+    local = pd.to_datetime(days)
+    x = read_days(tmp_path, local.tz_localize(zone))
+    expected = (local - pd.Timestamp("2020-01-01")) / pd.Timedelta(days=1)
+    np.testing.assert_array_equal(4 * x[:, 0], expected)
+    x = read_days(tmp_path, [*local.tz_localize(zone), None], missing="indicator")
+    np.testing.assert_array_equal(x[:, 1], [*np.zeros(len(days)), 1])
+
+
+def test_days_far_off_are_dates(tmp_path):
+    """Registers write 31.12.9999 for an open end."""
+    since = datetime.date(2020, 1, 1)
+    days = [datetime.date(9999, 12, 31), datetime.date(1520, 6, 1), datetime.date(2020, 2, 3)]
+    expected = [(day - since).days for day in days]
+    np.testing.assert_array_equal(4 * read_days(tmp_path, days)[:, 0], expected)
+    for ending in ("csv", "tsv"):
+        separator = "," if ending == "csv" else "\t"
+        rows = [
+            ["Fall", "Aufnahme", "krank"],
+            *([f"F{day.year}", f"{day:%d.%m.}{day.year}", "ja"] for day in days),
+        ]
+        path = tmp_path / f"nord.{ending}"
+        path.write_text("\n".join(separator.join(row) for row in rows))
+        column = {"range": (0, 20_000), "date": "%d.%m.%Y", "since": "2020-01-01"}
+        built = read(path, numeric={"Aufnahme": column}, out_of_range="clip", reader=Reader())
+        np.testing.assert_allclose(built.silos[0].x[:, 0], [1, -1, 33 / 10_000 - 1], atol=1e-6)
+        assert "1520-06-01 to 9999-12-31" in draft_config(path, "Fall", "krank")
+
+
+@pytest.mark.parametrize("ending", ["xlsx", "parquet"])
+def test_a_draft_knows_dates_that_are_no_text_and_their_gaps(tmp_path, ending):
+    days = pd.to_datetime(["2020-02-03", "2020-01-01", None])
+    frame = pd.DataFrame({"Fall": ["a", "b", "c"], "Aufnahme": days, "krank": ["ja", "nein", "ja"]})
+    path = tmp_path / f"nord.{ending}"
+    if ending == "xlsx":
+        pytest.importorskip("openpyxl")
+        frame.to_excel(path, index=False)
+    else:
+        frame.to_parquet(path)
+    text = draft_config(path, "Fall", "krank")
+    drafted = tomllib.loads(text)["data"]["schema"]
+    assert drafted["numeric"] == {"Aufnahme": {"range": [], "date": "%Y-%m-%d", "since": ""}}
+    assert "ROWS: 2020-01-01 to 2020-02-03, 1 of 3 missing" in text
 
 
 GAPS = "id,crp,stage,ill\n1,,II,yes\n2,30,?,no\n3,NA,I,No\n4,10,II,TRUE\n"
@@ -194,6 +287,17 @@ def test_missing_cells_follow_the_declared_policy(tmp_path):
     np.testing.assert_allclose(built.silos[0].x[:, 0], [0, -0.4, 0, -0.8], atol=1e-6)
 
 
+def test_true_and_false_may_have_a_third_beside_them(tmp_path):
+    (tmp_path / "a.csv").write_text("id,c,ill\n1,true,no\n2,,no\n3,FALSE,yes\n4,0,yes\n5,Yes,no\n")
+    third = {"categories": [True, False, "unknown"], "missing": "unknown"}
+    fields = {"user": "id", "label": "ill", "classes": ["no", "yes"], "categorical": {"c": third}}
+    built = Federation.from_tables([tmp_path / "a.csv"], Schema(**fields))
+    assert built.silos[0].x.argmax(1).tolist() == [0, 2, 1, 1, 0]
+    fields["categorical"] = {"c": {"categories": [False, "Yes", True, "unknown"], "missing": "unknown"}}
+    built = Federation.from_tables([tmp_path / "a.csv"], Schema(**fields))
+    assert built.silos[0].x.argmax(1).tolist() == [2, 3, 0, 0, 1]  # a declared text is that text
+
+
 @pytest.mark.parametrize(
     ("crp", "stage", "column"),
     [
@@ -213,6 +317,26 @@ def test_a_missing_label_is_never_filled_in(tmp_path):
         read_gaps(tmp_path, {"range": (0, 100), "missing": 0}, ["I", "II", "?"], label="crp", kind="real",
                   classes=None, numeric={}, categorical={"stage": ["I", "II", "?"]})  # fmt: skip
     assert caught.value.field == "crp"
+
+
+@pytest.mark.parametrize(
+    ("column", "changes"),
+    [
+        ("size", {}),
+        ("size", {"label": "size", "kind": "real", "classes": None, "numeric": {"age": (0, 99)}}),
+        ("size", {"budget": "size", "numeric": {"age": (0, 99)}}),
+        ("day", {"numeric": {"day": {"range": (0, 1e7), "date": "%Y-%m-%d", "since": "2020-01-01"}}}),
+    ],
+)
+def test_a_number_or_day_that_stands_for_no_value_is_not_taken_for_one(tmp_path, column, changes):
+    (tmp_path / "a.csv").write_text("id,size,age,day,ill\n1,3,4,2020-01-02,no\n2,9,5,9999-12-31,no\n")
+    fields = {"user": "id", "label": "ill", "classes": ["no", "yes"], "numeric": {"size": (0, 10)}, **changes}
+    with refused("data.value", "data.budgets") as caught:
+        Federation.from_tables(
+            [tmp_path / "a.csv"], Schema(**fields, reader=Reader(missing=["9", "9999-12-31"]))
+        )
+    assert column in str(caught.value)
+    assert Federation.from_tables([tmp_path / "a.csv"], Schema(**fields)).users == 2
 
 
 def test_events_may_be_true_and_false(tmp_path):
@@ -300,3 +424,23 @@ def test_a_prediction_reads_files_dates_and_missing_cells_as_training_does(tmp_p
     assert restored.features == given.features
     x, _ = read_inputs(tmp_path / "nord.csv", restored)
     np.testing.assert_allclose(x, [[1, 33 / 183 - 1, 1, 0], [-0.5, -1, 0, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stage\nI\n\nII\n",
+        "\n \nstage\r\nI\r\n\r\nII\r\n\r\n\r\n",
+        'stage\nI\n""\nII',
+    ],
+)
+def test_an_empty_line_of_a_single_column_is_a_row(tmp_path, text):
+    (tmp_path / "new.csv").write_text(text, newline="")
+    stages = {"categories": ["I", "II", "unknown"], "missing": "unknown"}
+    given = Schema(user="id", label="ill", classes=["no", "yes"], categorical={"stage": stages})
+    x, kept = read_inputs(tmp_path / "new.csv", given, ["stage"])
+    np.testing.assert_array_equal(x, [[1, 0, 0], [0, 0, 1], [0, 1, 0]])
+    assert kept["stage"].tolist() == ["I", "", "II"]
+    (tmp_path / "new.csv").write_text(text.rstrip() + '\n""\n', newline="")  # as pandas writes an empty cell
+    x, _ = read_inputs(tmp_path / "new.csv", given)
+    np.testing.assert_array_equal(x[2:], [[0, 1, 0], [0, 0, 1]])

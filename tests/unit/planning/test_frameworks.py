@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ from silodp.errors import SilodpError
 from silodp.planning.frameworks import FRAMEWORKS, Finding, check_framework, format_finding
 from silodp.planning.frameworks.base import RELEASED, SERVER, format_large
 from support.commands import Silodp, assert_sentence
+from support.refusals import refused
 
-FLIP = {"clipping_norm": 1.0, "sensitivity": 1e-4, "epsilon": 10.0, "delta": 1e-5}
+FLIP = {"clipping_norm": 1.0, "sensitivity": 1e-4, "epsilon": 10.0, "delta": 1e-5, "rounds": 1}
 CENTRAL = {"noise_multiplier": 1.0, "clipping_norm": 10.0, "num_sampled_clients": 20, "rounds": 10}
 INSTANCE = {"client_noise_multiplier": 1.0, "batch_size": 100, "local_epochs": 1}
 SERVER_NOISE = {"server_noise_multiplier": 1.0, "n_server_rounds": 20}
@@ -69,12 +71,12 @@ def test_the_formula_of_the_noise_is_wrong_for_a_large_epsilon_even_with_the_rig
     small = check("flower", FLIP, sensitivity=2.0, epsilon=0.5)
     assert epsilons(small)["a record"] < 0.5
     assert small.differences == ()
-    assert check("flower", FLIP, sensitivity=2.0, epsilon=0.5, num_server_rounds=2).differences
+    assert check("flower", FLIP, sensitivity=2.0, epsilon=0.5, rounds=2).differences
 
 
 def test_rounds_of_local_noise_add_up():
-    one, four = (epsilons(check("flower", FLIP, sensitivity=20.0, num_rounds=n)) for n in (1, 4))
-    twice = epsilons(check("flower", FLIP, sensitivity=10.0, num_rounds=1))
+    one, four = (epsilons(check("flower", FLIP, sensitivity=20.0, rounds=n)) for n in (1, 4))
+    twice = epsilons(check("flower", FLIP, sensitivity=10.0, rounds=1))
     for unit in one:
         assert four[unit] == pytest.approx(twice[unit], rel=1e-9)
         assert four[unit] > one[unit]
@@ -132,7 +134,9 @@ def test_sampling_of_clients_counts_as_seen():
 
 
 def test_adaptive_clipping_has_no_guarantee():
-    flower = check("flower", noise_multiplier=0.5, num_sampled_clients=20, initial_clipping_norm=0.1)
+    flower = check(
+        "flower", noise_multiplier=0.5, num_sampled_clients=20, initial_clipping_norm=0.1, rounds=1
+    )
     fl4health = check("fl4health", SERVER_NOISE, adaptive_clipping=True)
     weighted = check("fl4health", SERVER_NOISE, weighted_averaging=True)
     for found in (flower, fl4health, weighted):
@@ -145,9 +149,10 @@ def test_settings_of_an_app_are_read(tmp_path):
         "dp-sensitivity = 1e-4\ndp-epsilon = 10.0\ndp-delta = 1e-5\n"
     )
     found = check_framework("flower", [str(tmp_path / "pyproject.toml")])
-    assert found == check("flower", FLIP, rounds=3)
-    changed = check_framework("flower", [str(tmp_path / "pyproject.toml"), "num_server_rounds=1"])
-    assert changed == check("flower", FLIP)
+    assert found == replace(check("flower", FLIP, rounds=3), unread=("name",))
+    for name in ("num_server_rounds", "rounds"):
+        changed = check_framework("flower", [str(tmp_path / "pyproject.toml"), f"{name}=1"])
+        assert replace(changed, unread=()) == check("flower", FLIP)
 
 
 # --- FL4Health ---
@@ -185,7 +190,7 @@ def test_without_a_coin_the_accountant_of_fl4health_is_right():
 
 
 def test_the_defaults_of_the_sparse_vector_filter():
-    found = check("nvflare", dimension=7_033_290)
+    found = check("nvflare", dimension=7_033_290, rounds=1)
     spent = epsilons(found)["a client"]
     assert pytest.approx(703_329 * 0.1 + 0.1, abs=0.5) == 70_333  # what nvflare's own accountant states
     # Its choice of weights goes on after the 703,329 that it pays for: at most ten times as many.
@@ -216,11 +221,11 @@ def test_filters_without_noise_promise_nothing(tmp_path, name):
     path = tmp_path / "config_fed_client.json"
     filters = [{"path": f"nvflare.app_common.filters.x.{name}", "args": {"gamma": 0.01}}]
     path.write_text(json.dumps({"task_result_filters": [{"tasks": ["train"], "filters": filters}]}))
-    found = check_framework("nvflare", [str(path)])
+    found = check_framework("nvflare", [str(path), "rounds=1"])
     assert {bound.epsilon for bound in found.bounds} == {None}
     filters.append({"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {"noise_var": 1e-4}})
     path.write_text(json.dumps({"task_result_filters": [{"tasks": ["train"], "filters": filters}]}))
-    found = check_framework("nvflare", [str(path), "dimension=1000"])
+    found = check_framework("nvflare", [str(path), "dimension=1000", "rounds=1"])
     threshold = 0.1 / (1 + 200 ** (2 / 3))
     assert epsilons(found)["a client"] == pytest.approx(threshold + 10 * (0.1 - threshold) + 100 * 1e-4)
 
@@ -277,10 +282,10 @@ def test_engines_of_ten_rounds_add_up():
         ("flower", ["nothing.toml"], "config.path"),
         ("flower", ["settings"], "config.path"),
         ("nvflare", [], "argument.missing"),
-        ("nvflare", ["dimension=10", "fraction=2"], "argument.value"),
-        ("nvflare", ["dimension=10", "epsilon_query=5"], "argument.conflict"),
+        ("nvflare", ["dimension=10", "rounds=1", "fraction=2"], "argument.value"),
+        ("nvflare", ["dimension=10", "rounds=1", "epsilon_query=5"], "argument.conflict"),
         ("opacus", ["noise_multiplier=1"], "argument.missing"),
-        ("opacus", ["noise_multiplier=1", "sample_rate=0.1", "poisson_sampling=1"], "argument.value"),
+        ("opacus", ["noise_multiplier=1", "sample_rate=0.1", "epochs=1", "poisson_sampling=1"], "argument.value"),
         ("fl4health", ["n_server_rounds=3"], "argument.missing"),
     ],
 )  # fmt: skip
@@ -311,9 +316,93 @@ def test_a_flat_yaml_is_read(tmp_path):
     path.write_text(
         "# Server\nn_server_rounds: 20 # rounds\nadaptive_clipping: True\nname: x\nserver_noise_multiplier: 1.0\n"
     )
-    assert check_framework("fl4health", [str(path)]) == check(
-        "fl4health", SERVER_NOISE, adaptive_clipping=True
+    found = check_framework("fl4health", [str(path)])
+    assert found.unread == ("name",)
+    assert replace(found, unread=()) == check("fl4health", SERVER_NOISE, adaptive_clipping=True)
+    assert format_finding(found)[-1] == "  not read: name"
+
+
+@pytest.mark.parametrize("flag", ["yes", "On", "TRUE", "true # since June"])
+@pytest.mark.parametrize("rounds", ["20", "20.", "2_0"])
+def test_truth_and_numbers_of_yaml_are_read(tmp_path, flag, rounds):
+    path: Path = tmp_path / "config.yaml"
+    path.write_text(f'"n_server_rounds": {rounds}\nadaptive_clipping: {flag}\nserver_noise_multiplier: .5\n')
+    found = check_framework("fl4health", [str(path)])
+    assert (found.rounds, "noise 0.5 " in found.mechanism) == (20, True)
+    assert {bound.epsilon for bound in found.bounds} == {None}
+
+
+def test_a_value_of_yaml_that_cannot_be_read_is_not_left_out(tmp_path):
+    path: Path = tmp_path / "config.yaml"
+    path.write_text("n_server_rounds: 20\nadaptive_clipping: maybe\nserver_noise_multiplier: 1.0\n")
+    with refused("argument.value"):
+        check_framework("fl4health", [str(path)])
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "hint"),
+    [
+        ("opacus", {**DP_SGD, "num_epochs": 50}, "num_epochs"),
+        ("flower", {**CENTRAL, "num_round": 100}, "num_rounds"),
+        ("fl4health", {**SERVER_NOISE, "adaptive_cliping": True}, "adaptive_clipping"),
+        ("fl4health", {**INSTANCE, "client_data_sizes": 1000, "n_server_rounds": 1, "local_step": 3}, "local_steps"),
+        ("nvflare", {"dimension": 10, "rounds": 1, "epsilon_values": 1.0}, "epsilon_values"),
+    ],
+)  # fmt: skip
+def test_a_typed_setting_that_is_not_known_is_refused(framework, given, hint):
+    """A setting left out in silence would make ε too small: of 50 epochs one would be counted."""
+    with refused("argument.value") as caught:
+        check(framework, given)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("framework", "given"),
+    [
+        ("flower", FLIP),
+        ("flower", CENTRAL),
+        ("flower", {"noise_multiplier": 1.0, "initial_clipping_norm": 1.0, "rounds": 1}),
+        ("nvflare", {"dimension": 10, "rounds": 1}),
+        ("fl4health", {**INSTANCE, "client_data_sizes": 1000, "n_server_rounds": 1}),
+    ],
+)
+def test_rounds_and_local_work_are_never_assumed(framework, given):
+    for name in ("rounds", "n_server_rounds", "local_epochs"):
+        if name in given:
+            with refused("argument.missing"):
+                check(framework, {key: value for key, value in given.items() if key != name})
+
+
+def test_a_bound_for_two_is_a_bound_for_one():
+    """Noise so small that accountants promise nothing, with and without a coin."""
+    found = check("fl4health", server_noise_multiplier=0.01, n_server_rounds=3, client_sampling=0.4)
+    values = list(epsilons(found, RELEASED).values())
+    assert None not in values
+    assert values == sorted(values)
+
+
+def test_epochs_of_opacus_are_never_assumed():
+    with refused("argument.missing"):
+        check("opacus", noise_multiplier=1.0, sample_rate=0.01)
+    assert check("opacus", noise_multiplier=1.0, sample_rate=0.01, steps=1000) == check("opacus", DP_SGD)
+
+
+def test_local_steps_of_fl4health_count_as_steps():
+    more = {"client_data_sizes": 1000, "n_server_rounds": 3}
+    by_steps = {key: value for key, value in INSTANCE.items() if key != "local_epochs"}
+    assert check("fl4health", by_steps, local_steps=500, **more) == check(
+        "fl4health", by_steps, local_epochs=50, **more
     )
+    with refused("argument.conflict"):
+        check("fl4health", INSTANCE, local_steps=500, **more)
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with refused("argument.conflict"):
+        check("flower", CENTRAL, num_clients=100, fraction_train=1.0)
+    check("flower", CENTRAL, num_clients=100, fraction_train=0.2)
+    with refused("argument.conflict"):
+        check("flower", CENTRAL, num_rounds=1)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,29 @@ def test_of_errors_the_smaller_is_better(tmp_path, metrics, caplog):
     assert found["chosen"]["step"] == 1.0, "a hundredth of a step learns nothing in five rounds"
 
 
+def test_an_evaluation_that_costs_has_no_place_in_a_target(tmp_path, silodp):
+    path = configured(tmp_path, more='[evaluation]\nacross = "sums"\nepsilon = 1.0')
+    assert_sentence(silodp("plan", path, "--tune", "--target-epsilon", 2), code="evaluation.target")
+
+
+@pytest.mark.usefixtures("few")
+def test_an_assumed_number_of_persons_is_named(tmp_path, silodp):
+    path = configured(tmp_path)
+    path.write_text(
+        path.read_text().replace("delta = 1e-5", "").replace(f'users = "{tmp_path / "users.txt"}"\n', "")
+    )
+    printed = silodp("plan", path, "--tune", "--target-epsilon", 2, "--set", "delta=0.01").out
+    assert "1,000 is assumed; see --users" in printed
+    listed = silodp("plan", configured(tmp_path), "--tune", "--target-epsilon", 2, "--set", "delta=0.1").out
+    assert "assumed" not in listed
+    assert "δ = 0.1" in listed  # not below 1/U
+
+
+def test_a_share_of_classes_that_no_test_set_can_have_is_refused(tmp_path, silodp):
+    outcome = silodp("plan", configured(tmp_path), "--tune", "--target-epsilon", 2, "--prevalence", 0.0001)
+    assert_sentence(outcome, "--prevalence", code="argument.value")
+
+
 RESULT = {
     "epsilon": 2.0,
     "adversary": "released",

@@ -15,9 +15,10 @@ from silodp.runtime.prepare import prepare_run
 from silodp.training import LocalTraining, Task, binary_cross_entropy, cross_entropy
 from silodp.training.sgd import user_updates
 from silodp.training.sgd._planning import measure_cost
-from silodp.training.task import compute_outputs, serialize
+from silodp.training.task import serialize
 from support.oracles import small_federation
 from support.reference import assert_equal_updates, looped, ragged, updates
+from support.refusals import refused
 
 
 def pretrained(features: int = 3) -> nn.Module:
@@ -96,16 +97,6 @@ def test_what_a_frozen_part_computes_stays_within_the_memory_budget():
     assert peak <= budget
 
 
-def test_an_evaluation_stays_within_the_memory_budget(monkeypatch):
-    monkeypatch.setattr("silodp.training.task.default_memory_budget", lambda device: 4 << 20)
-    model = Dropping(1024).eval()
-    ids = torch.from_numpy(np.random.default_rng(0).integers(3, size=(1000, 3)))
-    assert measure_cost(lambda: model(ids)).peak > 10 << 20
-    outputs = 2 * 1000 * 2 * 4  # bytes; those of the batches, and all together
-    assert measure_cost(lambda: compute_outputs(model, ids)).peak <= (4 << 20) + outputs
-    assert torch.allclose(compute_outputs(model, ids), model(ids))
-
-
 def test_training_starts_at_the_given_values_only_where_that_is_said_or_parts_are_frozen():
     whole, partly = nn.Linear(3, 2), pretrained()
     start = torch.cat([p.detach().flatten() for p in whole.parameters()])
@@ -136,6 +127,19 @@ def test_frozen_values_identify_the_run():
         for model in (pretrained(), pretrained(), other, weights)
     }
     assert len(digests) == 3
+
+
+def test_modes_and_a_stated_start_identify_the_run():
+    modes = [Dropping().eval(), Dropping()]
+    for model in modes:
+        model.load_state_dict(modes[0].state_dict())
+    assert len({Task(model, cross_entropy()).constants_digest for model in modes}) == 2
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    stated = {Task(model, cross_entropy(), pretrained=True).start_digest for model in (first, second, first)}
+    assert len(stated - {""}) == 2
+    assert [Task(first, cross_entropy(), pretrained=given).start_digest for given in (None, False)] == [
+        ""
+    ] * 2
 
 
 def test_batch_norm_in_train_mode_is_refused():
@@ -177,6 +181,17 @@ def test_a_loss_that_is_no_mean_over_records_is_refused():
     for module in (nn.MSELoss(reduction="sum"), nn.TripletMarginLoss()):
         with pytest.raises(SilodpError, match="reduction"):
             Task(nn.Linear(3, 1), module)
+
+
+@pytest.mark.parametrize(
+    ("module", "instead"),
+    [(nn.BCELoss(), "BCEWithLogitsLoss"), (nn.SoftMarginLoss(), "BCEWithLogitsLoss")],
+)
+def test_a_loss_whose_outputs_are_no_logits_is_refused(module, instead):
+    """Metrics and predictions would take the sigmoid of a probability, and labels are 0 and 1, not -1 and 1."""
+    with refused("argument.value") as caught:
+        Task(nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), module)
+    assert instead in str(caught.value)
 
 
 def test_names_of_losses_tell_their_constants():

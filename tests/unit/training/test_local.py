@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from silodp.errors import SilodpError
 from silodp.training import (
@@ -27,12 +28,16 @@ from silodp.training import (
     squared_error,
     user_updates,
 )
-from silodp.training.gradients import build_single_user_gradient
+from silodp.training.gradients import (
+    build_single_user_gradient,
+    build_traceable_gradient,
+    build_user_gradient,
+)
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
 from silodp.training.sgd._packing import StepTime, choose_shapes, plan_segments
 from silodp.training.sgd._planning import ChunkPlan, StepCost, measure_cost, plan_chunks
 from silodp.training.sgd._schedule import UserBatches, draw_batch_order, select_step_records
-from silodp.training.sgd._tracing import TracedGradient
+from silodp.training.sgd._tracing import _FUNCTIONS, _METHODS, TracedGradient
 from silodp.training.task import LruCache
 from support.examples import few_or_many
 from support.reference import assert_equal_updates, looped, ragged, updates
@@ -199,6 +204,59 @@ def test_torchs_own_refusal_to_trace_is_a_slower_step_and_said(caplog):
     assert "records (1, 5, 3) run untraced" in caplog.text
 
 
+def test_a_traced_step_calls_torch_by_its_short_ways():
+    """A call through the registry of operations takes twice as long, which is most of a small step."""
+    task = Task(mlp(6, width=6, layers=2, groups=2), cross_entropy())
+    rows = task.unflatten(task.initial(0).repeat(3, 1))
+    batch = torch.ones(3, 5, 6), torch.zeros(3, 5, dtype=torch.int64), torch.ones(3, 5)
+    traced = TracedGradient(build_traceable_gradient(task), (*rows, *batch), len(rows))
+    calls = [node.target for node in traced._body.__self__.graph.nodes if node.op.startswith("call")]
+    through_registry = {target for target in calls if isinstance(target, torch._ops.OpOverload)}
+    assert not through_registry & (_FUNCTIONS.keys() | _METHODS.keys())
+    assert len(through_registry) < 6 < 50 < len(calls)
+    for found, wanted in zip(
+        traced.step(rows, traced.prepare(batch)), build_user_gradient(task)(*rows, *batch), strict=True
+    ):
+        assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_a_trace_sets_up_one_mode_for_its_notes(monkeypatch):
+    """One for every tensor takes half of the time of a trace."""
+    modes, begin = [], FakeTensorMode.__init__
+
+    def count(self, *args, **options):
+        modes.append(self)
+        begin(self, *args, **options)
+
+    monkeypatch.setattr(FakeTensorMode, "__init__", count)
+    task = small_task()
+    batch = torch.ones(3, 5, 3).double(), torch.zeros(3, 5, dtype=torch.int64), torch.ones(3, 5).double()
+    rows = task.unflatten(task.initial(0).repeat(3, 1))
+    TracedGradient(build_traceable_gradient(task), (*rows, *batch), len(rows))
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_many_steps_of_many_users_run_on_parameters_that_lie_together(momentum, monkeypatch):
+    """Views of rows of all parameters lie far apart: steps on them take a third longer, with the same values."""
+    task = Task(mlp(8, width=32, layers=3, groups=2), cross_entropy())
+    x, y, user = ragged([4] * 60, 0, (8,))
+    step, lie_together, found = TracedGradient.step, [], []
+
+    def watch(self, params, prepared):
+        lie_together.append(all(part.is_contiguous() for part in params))
+        return step(self, params, prepared)
+
+    monkeypatch.setattr(TracedGradient, "step", watch)
+    for steps_to_copy in (4, 10**9):
+        monkeypatch.setattr("silodp.training.sgd._trainer._STEPS_TO_COPY", steps_to_copy)
+        local = LocalTraining(0.1, 20, momentum=momentum)
+        found.append(updates(task, task.initial(0), x, y, user, local, 0))
+        assert set(lie_together) == {steps_to_copy == 4}
+        lie_together.clear()
+    assert_equal_updates(*found, 0)
+
+
 def test_a_mistake_in_a_model_is_not_taken_for_one_that_cannot_be_traced():
     def wrong(*tensors):
         raise AttributeError("a mistake")
@@ -310,7 +368,7 @@ def test_padding_never_points_at_another_users_record():
 def plan(counts, local, overhead: float, work: float, most: int = 10**9):
     counts = torch.tensor(sorted(counts, reverse=True))
     time = StepTime(overhead, 5 * overhead, lambda width: width * work)
-    return counts, plan_segments(counts, local, time, lambda width: most)
+    return counts, list(plan_segments(counts, local, time, lambda width: most))
 
 
 @given(
@@ -355,12 +413,15 @@ def test_a_tiny_model_pads_generously():
 
 
 def test_a_rare_shape_runs_as_a_larger_traced_one_where_padding_is_cheap():
+    def always(shape, larger):
+        return True
+
     time = StepTime(1.0, 4.0, lambda width: 0.01 * width)
     common = {(8, 64): 100, (32, 16): 8}
-    chosen = choose_shapes({**common, (2, 64): 3, (20, 16): 1, (64, 1): 1, (2, 20): 1}, time)
+    chosen = choose_shapes({**common, (2, 64): 3, (20, 16): 1, (64, 1): 1, (2, 20): 1}, time, always)
     assert chosen == {shape: shape for shape in common} | {(20, 16): (32, 16)}
     cheap = StepTime(1.0, 9.0, lambda width: 0.01 * width)
-    assert choose_shapes({**common, (2, 64): 3}, cheap)[2, 64] == (8, 64)
+    assert choose_shapes({**common, (2, 64): 3}, cheap, always)[2, 64] == (8, 64)
 
 
 def test_chunks_hold_the_parameters_of_many_users_and_cover_all():

@@ -10,8 +10,18 @@ import torch.nn.functional as F
 from safetensors.torch import load
 from torch import nn
 
+from silodp.data.public import PublicData
 from silodp.errors import SilodpError
-from silodp.training import LocalTraining, Loss, Task, binary_cross_entropy, cross_entropy, user_updates
+from silodp.training import (
+    LocalTraining,
+    Loss,
+    Task,
+    binary_cross_entropy,
+    cox,
+    cross_entropy,
+    squared_error,
+    user_updates,
+)
 from silodp.training.task import serialize
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
@@ -52,6 +62,32 @@ def test_tied_parameters_are_stored_under_each_name():
     assert again[0].weight is again[2].weight
     assert torch.equal(task.flatten(again), task.initial(3))
     assert torch.equal(again(torch.tensor(X)), model(torch.tensor(X)))
+
+
+def by_record(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def by_shares_of_classes(outputs, targets):
+    """Weights each class by how many of the batch have it, padding included."""
+    shares = torch.bincount(targets, minlength=2) / len(targets)
+    return by_record(outputs, targets) / shares[targets].clamp(min=0.1)
+
+
+def with_noise(outputs, targets):
+    return by_record(outputs + 0.1 * torch.randn_like(outputs), targets)
+
+
+class SteepWithMany(torch.autograd.Function):
+    """The value of a record is that of the record alone; its gradient is not."""
+
+    @staticmethod
+    def forward(context, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * len(gradient)
 
 
 class SparseState(nn.Linear):
@@ -220,6 +256,20 @@ def test_a_lookup_of_the_models_own_positions_is_fine():
             "loss.counts_masked_records",
         ),
         (Loss("unmasked", lambda o, t, mask: F.cross_entropy(o, t)), "loss.counts_masked_records"),
+        (
+            Loss("mean of all", lambda o, t, mask: (by_record(o, t) * mask).mean()),
+            "loss.counts_masked_records",
+        ),
+        (
+            Loss("by length", lambda o, t, mask: (by_record(o, t) * mask).sum() / len(o)),
+            "loss.counts_masked_records",
+        ),
+        (Loss.per_record("shares", by_shares_of_classes), "loss.counts_masked_records"),
+        (Loss("noisy", lambda o, t, mask: with_noise(o, t).mean()), "loss.counts_masked_records"),
+        (
+            Loss.per_record("steep", lambda o, t: by_record(SteepWithMany.apply(o), t)),
+            "loss.counts_masked_records",
+        ),
         (Loss.per_record("errors", lambda o, t: (o.argmax(1) != t).float()), "loss.no_gradient"),
         (Loss.per_record("raises", lambda o, t: o[:, 0] * {}["scale"]), "loss.raised"),
     ],
@@ -229,6 +279,32 @@ def test_a_loss_is_refused_on_made_up_records_with_a_code(loss, code):
     with pytest.raises(SilodpError) as caught:
         task.check(X, Y)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "outputs"),
+    [
+        (cross_entropy(), "classes", 2),
+        (cross_entropy([0.2, 5.0]), "classes", 2),
+        (binary_cross_entropy(), "classes", 1),
+        (binary_cross_entropy([0.2, 5.0]), "classes", 1),
+        (squared_error(), "real", 1),
+        (cox(), "survival", 1),
+        (Loss.per_record("noisy", with_noise), "classes", 2),
+        (nn.CrossEntropyLoss(torch.tensor([0.2, 5.0]), label_smoothing=0.1), "classes", 2),
+        (nn.CrossEntropyLoss(ignore_index=1), "classes", 2),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor(9.0)), "classes", 1),
+        (nn.SoftMarginLoss(), "real", 1),
+        (nn.MSELoss(), "real", 1),
+        (nn.L1Loss(), "real", 1),
+        (nn.SmoothL1Loss(beta=0.3), "real", 1),
+        (nn.HuberLoss(delta=0.3), "real", 1),
+    ],
+)
+def test_losses_of_single_records_and_of_one_persons_records_pass(loss, labels, outputs):
+    public = PublicData("toy", ("a",), 3, (3,), labels, classes=2 if labels == "classes" else None)
+    for count in (4, 11):
+        Task(nn.Linear(3, outputs), loss).check(*public.synthetic_batch(count))
 
 
 def test_checking_leaves_model_and_random_numbers_as_they_were():

@@ -120,6 +120,31 @@ class MixesALittle(nn.Module):
         return self.linear(x) + 0.01 * x.sum() / len(x)
 
 
+class DividesByRows(nn.Module):
+    def forward(self, x):
+        return x / len(x)
+
+
+class DividesInTraining(nn.Module):
+    """Where dropout draws other random numbers for another number of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 20), nn.Dropout(0.5), nn.Linear(20, 2))
+
+    def forward(self, x):
+        return self.layers(x) / (len(x) if self.training else 1)
+
+
+class KnowsItsPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(x) * torch.linspace(0, 1, len(x)).unsqueeze(1)
+
+
 class Counts(nn.Module):
     def __init__(self):
         super().__init__()
@@ -185,6 +210,12 @@ def test_a_task_is_made_of_the_right_things(arguments, words):
         ),
         (MixesALittle(), ["forward of MixesALittle mixes"]),
         (nn.Sequential(nn.Linear(3, 2), nn.Softmax(dim=0)), ["layer '1' (Softmax)"]),
+        (
+            nn.Sequential(nn.Linear(3, 3), DividesByRows(), nn.Linear(3, 2)),
+            ["layer '1' (DividesByRows) change with the number of rows"],
+        ),
+        (DividesInTraining(), ["forward of DividesInTraining change with the number of rows"]),
+        (KnowsItsPlace(), ["forward of KnowsItsPlace change with the number of rows"]),
         (Counts(), ["state 'calls'"]),
         (Breaks(3, 2), ["not finite on a finite example"]),
         (nn.Linear(4, 2), ["fails on records of shape (3,)"]),
@@ -216,6 +247,12 @@ def test_spectral_norm_has_a_state_and_is_refused():
         ),
         nn.Sequential(nn.Conv1d(1, 4, 1), nn.InstanceNorm1d(4), nn.Flatten(), nn.Linear(12, 2)),
         nn.Sequential(nn.Flatten(), nn.LayerNorm(3), nn.Linear(3, 2)),
+        nn.Sequential(
+            nn.Linear(3, 4),
+            nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True),
+            nn.Flatten(),
+            nn.Linear(4, 2),
+        ),
     ],
 )
 def test_layers_that_keep_records_apart_pass(model):

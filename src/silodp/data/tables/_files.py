@@ -95,11 +95,26 @@ def _read_csv(path: Path, reader: Reader) -> pd.DataFrame:
     """
     separator = reader.separator or TEXT[_find_ending(path).removesuffix(".gz")]
     _check_encoding(path, reader)
-    _check_shape(path, reader, separator)
+    if _check_shape(path, reader, separator) == 1:
+        return _take_header(_read_single(path, reader, separator))
     cells = pd.read_csv(
         path, header=None, dtype=str, keep_default_na=False, encoding=reader.codec, sep=separator
     )
     return _take_header(cells)
+
+
+def _read_single(path: Path, reader: Reader, separator: str) -> pd.DataFrame:
+    """Read a single column, where an empty line is an empty cell, which pandas would leave out.
+
+    Before the header and at the end of the file an empty line is no row.
+    """
+    with _open(path, reader.codec) as file:
+        rows = list(csv.reader(file, delimiter=separator))
+    while not rows[-1]:
+        rows.pop()
+    cells = ["".join(row) for row in rows]
+    start = next(place for place, cell in enumerate(cells) if cell.strip())
+    return pd.DataFrame(cells[start:])
 
 
 def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
@@ -146,8 +161,8 @@ def _take_header(cells: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _check_shape(path: Path, reader: Reader, separator: str) -> None:
-    """Raise for a file that has no header, another separator, or a row that is too short or too long.
+def _check_shape(path: Path, reader: Reader, separator: str) -> int:
+    """Return the number of columns; raise for no header, another separator, or a row too short or too long.
 
     pandas would fill a short row up with empty cells, each a column away from where its value belongs.
     """
@@ -174,6 +189,7 @@ def _check_shape(path: Path, reader: Reader, separator: str) -> None:
                     code="data.unreadable",
                     field="data.files",
                 )
+    return len(header)
 
 
 def _refuse_empty(path: Path) -> SilodpError:

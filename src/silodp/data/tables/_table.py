@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from numbers import Integral
 from pathlib import Path
 from reprlib import repr as short
@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 Strings = NDArray[Any]  # (n,) object array of str
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 _MOST_LISTED = 10  # names or values that an error lists
 TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
@@ -207,6 +208,12 @@ class Table:
         wrong = ~np.isfinite(values)
         if wrong.any() and is_text_file(self.path):
             first = self.columns[column][np.flatnonzero(wrong)[0]]
+            if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
+                remedy = (
+                    "export the table without separators of thousands, or, if it is a decimal comma, set "
+                    'decimal = "," in [data.schema.reader]'
+                )
+                self._refuse(column, wrong, "has a comma that may stand for thousands", remedy)
             if self.reader.decimal == "." and _DECIMAL_COMMA.fullmatch(first):
                 remedy = 'set decimal = "," in [data.schema.reader], or export the table with decimal points'
                 self._refuse(column, wrong, "has a decimal comma", remedy)
@@ -220,41 +227,55 @@ class Table:
         return values
 
     def _parse(self, column: str) -> NDArray[np.float64]:
-        """Return (n,) numbers by the decimal mark of the file, NaN where the text is not a number."""
-        return parse_numbers(self.columns[column], self.reader.decimal if is_text_file(self.path) else ".")
+        """Return (n,) numbers by the decimal mark of the file, NaN where the text is missing or not a number."""
+        values = parse_numbers(self.columns[column], self.reader.decimal if is_text_file(self.path) else ".")
+        values[self._missing(column)] = (
+            np.nan
+        )  # also where a number such as -9 is declared to stand for no value
+        return values
 
     def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
         """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
-        text = pd.Series(self.columns[column], dtype=object)
-        dates = pd.to_datetime(text, format=constants.date, errors="coerce")
-        if not is_text_file(self.path):  # cells that are dates have no layout
-            dates = dates.fillna(pd.to_datetime(text, format="ISO8601", errors="coerce"))
-        wrong = dates.isna().to_numpy()
+        text, since = self.columns[column], datetime.fromisoformat(str(constants.since))
+        days = dict.fromkeys(text, np.nan)
+        for cell in days:
+            day = parse_date(cell, constants.date)
+            if day is None and not is_text_file(self.path):  # cells that are dates have no layout
+                day = parse_date(cell)
+            if day is not None:
+                days[cell] = (day - since) / timedelta(days=1)
+        values = np.array([days[cell] for cell in text], dtype=np.float64)
+        missing = self._missing(column)
+        values[missing] = np.nan
+        wrong = np.isnan(values)
         if constants.missing is not None:
-            wrong &= ~self._missing(column)
+            wrong &= ~missing
         self._refuse(
             column,
             wrong,
             f"is no date of the layout {constants.date!r}",
             "correct the layout (date) of the column, or declare missing for it where cells are empty",
         )
-        since = pd.to_datetime(pd.Series(dates), utc=False) - pd.Timestamp(str(constants.since))
-        return np.asarray(since / pd.Timedelta(days=1), dtype=np.float64)
+        return values
 
     def _codes(
         self, column: str, values: Sequence[Any], remedy: str, missing: Any = None
     ) -> NDArray[np.int64]:
         """Return (n,) positions in `values`; that of `missing` where a cell is missing, which is refused without it."""
-        text = self.columns[column]
-        code = {text_of(value): number for number, value in enumerate(values)}
-        if all(isinstance(value, bool) for value in values):
-            code = {word: list(values).index(word in TRUE) for word in TRUE | FALSE}
-            text = np.array([t.lower() for t in text], dtype=object)
-        codes = np.array([code.get(t, -1) for t in text], dtype=np.int64)
+        numbers = {text_of(v): number for number, v in enumerate(values) if not isinstance(v, bool)}
+        words = {
+            word: number
+            for number, value in enumerate(values)
+            if isinstance(value, bool)
+            for word in sorted(TRUE if value else FALSE)
+        }
+        codes = np.array(
+            [numbers.get(text, words.get(text.lower(), -1)) for text in self.columns[column]], dtype=np.int64
+        )
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & self._missing(column)] = place
-        self._refuse(column, codes < 0, f"is none of {_format_names(list(code))}", remedy)
+        self._refuse(column, codes < 0, f"is none of {_format_names([*numbers, *words])}", remedy)
         return codes
 
     def features(self) -> NDArray[np.float32] | NamedArrays:
@@ -380,7 +401,9 @@ def _check_column(path: Path, header: Sequence[str], column: str, shows_header: 
     if header.count(header_text(column)) != 1:
         wrong = "is missing" if header_text(column) not in header else "appears twice"
         which = (
-            f"the table, which has {_format_names(header)}" if shows_header else "the first line of the table"
+            f"the table, which has {describe_header(header)}"
+            if shows_header
+            else "the first line of the table"
         )
         raise SilodpError(
             f"{path}: column {column!r} {wrong}; correct the schema or {which}",
@@ -410,16 +433,28 @@ def _as_text(column: pd.Series[Any], path: Path) -> Strings:
                 field=str(column.name),
             )
     missing = column.isna().to_numpy()
-    text = np.array([text_of(_plain(value)) for value in column], dtype=object)
+    text = np.array([format_cell(value) for value in column], dtype=object)
     text[missing] = ""
     return text
 
 
-def _plain(value: object) -> object:
-    """Return a date as text without a time of 00:00, and other values as they are."""
+def format_cell(value: object) -> str:
+    """Return a cell as text, a date without a time of 00:00."""
     if isinstance(value, datetime) and value == datetime.combine(value.date(), time.min, value.tzinfo):
         return value.date().isoformat()
-    return value
+    return text_of(value)
+
+
+def parse_date(text: str, layout: str | None = None) -> datetime | None:
+    """Return the date in a text of a layout, or of ISO 8601, without its time zone; None where there is none.
+
+    pandas would know no date after the year 2262, and registers write 31.12.9999 for an open end.
+    """
+    try:
+        found = datetime.fromisoformat(text) if layout is None else datetime.strptime(text, layout)
+    except ValueError:
+        return None
+    return found.replace(tzinfo=None)
 
 
 def parse_numbers(text: Strings, decimal: str) -> NDArray[np.float64]:
@@ -428,6 +463,14 @@ def parse_numbers(text: Strings, decimal: str) -> NDArray[np.float64]:
         # "1.234" may be 1234 there: it becomes NaN.
         text = np.array([t.replace(".", "?").replace(",", ".") for t in text], dtype=object)
     return np.asarray(pd.to_numeric(pd.Series(text), errors="coerce").to_numpy(dtype=np.float64))
+
+
+def describe_header(header: Sequence[str]) -> str:
+    """Return the names of a header, and the likely fault where some are empty, for messages."""
+    names = _format_names([name for name in header if name])
+    if "" not in header:
+        return names
+    return f"{names} in a first row with empty cells; delete what stands above the header, if it is a title"
 
 
 def _format_names(names: Sequence[str]) -> str:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.tables._files import is_text_file, read_frame
-from silodp.data.tables._table import parse_numbers
+from silodp.data.tables._table import describe_header, format_cell, parse_date, parse_numbers
 from silodp.data.tables.columns import Reader
-from silodp.data.tables.schema import text_of
 from silodp.errors import SilodpError, suggest_name
 
 MOST_CATEGORIES = 20
@@ -41,13 +40,16 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     frame, header = read_frame(path, reader)
     for column in (user, label):
         if header.count(column) != 1:
-            remedy = suggest_name(column, header) or f"name one of {', '.join(header[:10])}"
+            remedy = suggest_name(column, header) or f"name one of {describe_header(header)}"
             raise SilodpError(
                 f"{path}: there is no column {column!r}: {remedy}", code="data.column", field=column
             )
     marks = MISSING | {text.lower() for text in reader.missing}
-    cells = {name: frame[name].map(text_of) for name in header if header.count(name) == 1}
-    cells = {name: text.mask(text.str.lower().isin(marks)) for name, text in cells.items()}
+    cells = {}
+    for name in header:
+        if header.count(name) == 1:
+            text = frame[name].map(format_cell)
+            cells[name] = text.mask(frame[name].isna() | text.str.lower().isin(marks))
     decimal = reader.decimal if is_text_file(path) else "."
     numeric, categorical, left_out = [], [], []
     for name, text in cells.items():
@@ -56,8 +58,8 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
         key, note = json.dumps(name, ensure_ascii=False), _describe_missing(text)
         found = text.dropna()
         if (layout := _find_layout(found)) is not None:
-            days = pd.to_datetime(found, format=layout)
-            seen = f"{days.min().date()} to {days.max().date()}{note}"
+            days = [day.date() for text in set(found) if (day := parse_date(text, layout))]
+            seen = f"{min(days)} to {max(days)}{note}"
             numeric.append(
                 f'{key} = {{ range = [], date = "{layout}", since = "" }}  # FILL IN, in days. ROWS: {seen}'
             )
@@ -101,10 +103,8 @@ def _parse(text: pd.Series[str], decimal: str) -> NDArray[np.float64]:
 
 def _find_layout(text: pd.Series[str]) -> str | None:
     """Return the layout of dates in which all texts can be read; None where there is none, or several."""
-    text = text.str.removesuffix(" 00:00:00")
-    fits = [
-        x for x in _LAYOUTS if len(text) and pd.to_datetime(text, format=x, errors="coerce").notna().all()
-    ]
+    different = set(text)
+    fits = [x for x in _LAYOUTS if different and all(parse_date(cell, x) for cell in different)]
     return fits[0] if len(fits) == 1 else None
 
 

@@ -6,6 +6,7 @@ A new framework derives from `Framework`; add one line to `FRAMEWORKS`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from silodp.errors import lookup
 from silodp.planning.frameworks.base import Finding, Framework, format_finding, read_settings
@@ -32,10 +33,13 @@ def check_framework(name: str, given: Sequence[str], delta: float | None = None)
         delta: δ; None: that of the settings, else 1e-5.
 
     Raises:
-        SilodpError: an unknown name, a file that cannot be read, or a setting that is missing or out of range.
+        SilodpError: an unknown name, a file that cannot be read, or a setting that is missing, out of range, or
+            given as KEY=VALUE and not known.
     """
     framework = lookup(name, FRAMEWORKS, "framework")()
-    return framework.check(read_settings(framework, given), delta)
+    settings = read_settings(framework, given)
+    finding = framework.check(settings, delta)
+    return replace(finding, unread=settings.list_unread(framework.without_effect))
 
 
 __all__ = ["FRAMEWORKS", "Finding", "Framework", "check_framework", "format_finding"]

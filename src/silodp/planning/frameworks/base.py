@@ -8,23 +8,24 @@ C to another: by at most 2C (docs/privacy.md, section 4, N).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from silodp.accounting.accountant import EventCount, choose_accountant
-from silodp.accounting.events import Gaussian
+from silodp.accounting.events import Gaussian, RevealedSample
 from silodp.accounting.group_privacy import PERSONS_RECORDS
 from silodp.accounting.guarantee import format_rounded_up
 from silodp.accounting.pld import compute_gaussian_epsilon
 from silodp.config.toml_values import TomlTable, apply_override
-from silodp.errors import SilodpError, check_delta, counted, shorten
+from silodp.errors import SilodpError, check_delta, counted, shorten, suggest_name
 from silodp.planning.epsilon import Cost, compute_cost
 
 DELTA = 1e-5
@@ -64,6 +65,7 @@ class Finding:
         stated_for: what that ε is stated for.
         differences: why it is not one of the bounds, one clause each.
         assumptions: of the bounds, one clause each.
+        unread: settings of the files that have no effect on the bounds, as far as is known here.
     """
 
     framework: str
@@ -75,6 +77,7 @@ class Finding:
     stated_for: str = ""
     differences: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready fields."""
@@ -87,12 +90,18 @@ class Settings:
     Args:
         framework: name, for messages.
         values: as read.
+        typed: names that were given as KEY=VALUE.
+
+    Attributes:
+        asked: names that were looked for, whether they are set or not.
     """
 
-    def __init__(self, framework: str, values: Mapping[str, Any]) -> None:
-        self.framework, self.values = framework, values
+    def __init__(self, framework: str, values: Mapping[str, Any], typed: Iterable[str] = ()) -> None:
+        self.framework, self.values, self.typed = framework, values, tuple(typed)
+        self.asked: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
+        self.asked.add(name)
         return name in self.values
 
     def number(self, *names: str, default: float | None = None, above: float = 0.0) -> float:
@@ -150,8 +159,44 @@ class Settings:
         return value
 
     def _find(self, names: Sequence[str]) -> str:
-        """Return the first of the names that is set; the first one where none is."""
-        return next((name for name in names if name in self), names[0])
+        """Return the first of the names that is set; the first one where none is.
+
+        Raises:
+            SilodpError: two of them are set, and differ.
+        """
+        found = [name for name in names if name in self]
+        found = [name for name in found if name in self.typed] or found  # KEY=VALUE replaces a file
+        for other in found[1:]:
+            if self.values[other] != self.values[found[0]]:
+                raise SilodpError(
+                    f"{found[0]} = {self.values[found[0]]} and {other} = {self.values[other]} mean the same, and "
+                    "differ: leave one of them out.",
+                    code="argument.conflict",
+                    field=other,
+                )
+        return found[0] if found else names[0]
+
+    def list_unread(self, without_effect: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of a file that nothing has looked for.
+
+        Args:
+            without_effect: further names that the framework has, and that change no bound.
+
+        Raises:
+            SilodpError: such a name was given as KEY=VALUE: a setting that is left out in silence, for example the
+                number of epochs under another name, would make ε too small.
+        """
+        known = {*self.asked, *without_effect}
+        for name in self.typed:
+            if name not in known:
+                hint = suggest_name(name, sorted(known)) or f"known here: {', '.join(sorted(known))}"
+                raise SilodpError(
+                    f"'{name}' has no meaning beside these settings of {self.framework} ({hint}): correct it, or leave "
+                    "it out.",
+                    code="argument.value",
+                    field=name,
+                )
+        return tuple(name for name in self.values if name not in known)
 
     def _refuse(self, names: Sequence[str], needs: str) -> SilodpError:
         name = self._find(names)
@@ -176,6 +221,8 @@ class Framework(ABC):
     """In the option --framework."""
     files: ClassVar[str]
     """Which of its files are read, for messages."""
+    without_effect: ClassVar[tuple[str, ...]] = ()
+    """Names that may be given, and that change no bound."""
 
     def pick(self, content: Any) -> TomlTable:
         """Return the settings by name of a file, as read from TOML, JSON or YAML; by default all of the top level."""
@@ -201,12 +248,18 @@ def read_settings(framework: Framework, given: Sequence[str]) -> Settings:
         SilodpError: a file that cannot be read or has no settings, or a text that sets nothing.
     """
     values: TomlTable = {}
+    typed: TomlTable = {}
     for text in given:
         if re.fullmatch(r"[\w.-]+\s*=.*", text, re.DOTALL) and not Path(text).exists():
-            values = apply_override(values, text)
+            one = _normalized(apply_override({}, text))
+            values, typed = values | one, typed | one
         else:
-            values |= framework.pick(_read_file(Path(text), framework))
-    return Settings(framework.name, {normalize(key): value for key, value in values.items()})
+            values |= _normalized(framework.pick(_read_file(Path(text), framework)))
+    return Settings(framework.name, values, typed)
+
+
+def _normalized(values: TomlTable) -> TomlTable:
+    return {normalize(key): value for key, value in values.items()}
 
 
 def normalize(key: str) -> str:
@@ -239,17 +292,22 @@ def _read_file(path: Path, framework: Framework) -> Any:
 
 
 def _read_flat_yaml(text: str) -> TomlTable:
-    """Return the lines KEY: NUMBER, KEY: true and KEY: [NUMBERS] of the top level; other lines are left out."""
-    found: TomlTable = {}
-    for key, value in re.findall(r"^(\w+):[ \t]*([^#\n]+)", text, re.MULTILINE):
-        text_value = value.strip()
-        try:
-            found[key] = json.loads(
-                text_value.lower() if text_value.lower() in ("true", "false") else text_value
-            )
-        except ValueError:
-            continue  # text: no setting that is read here
-    return found
+    """Return the lines KEY: VALUE of the top level, VALUE a list of numbers or one value; other lines are left out."""
+    lines = re.findall(r"""^["']?([\w.-]+)["']?[ \t]*:[ \t]+([^#\n]+)""", text, re.MULTILINE)
+    return {key: _read_yaml_value(value.strip()) for key, value in lines}
+
+
+def _read_yaml_value(text: str) -> Any:
+    """Return a truth value, a number or a list; what is none of them stays a text, which no setting accepts."""
+    if text.lower() in ("true", "yes", "on"):
+        return True
+    if text.lower() in ("false", "no", "off"):
+        return False
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    with contextlib.suppress(ValueError):
+        return float(text)  # .5, 5. and 1_000 are numbers of YAML, and none of JSON
+    return text
 
 
 # --- bounds -------------------------------------------------------------------------------------------------------
@@ -285,7 +343,9 @@ def list_persons() -> dict[str, int]:
 
 def _compute(charges: list[EventCount], delta: float) -> Cost:
     cost = compute_cost(charges, delta, choose_accountant(event for event, _ in charges))
-    releases = [(event, count) for event, count in charges if isinstance(event, Gaussian)]
+    # A release on a sample costs at most what it costs on everybody.
+    whole = [(event.event if isinstance(event, RevealedSample) else event, count) for event, count in charges]
+    releases = [(event, count) for event, count in whole if isinstance(event, Gaussian)]
     if cost.epsilon is None and len(releases) == len(charges):
         # Accountants promise nothing where noise is so small; here the number is of interest.
         precision = math.fsum(count / event.noise_multiplier**2 for event, count in releases)
@@ -325,4 +385,5 @@ def format_finding(finding: Finding) -> list[str]:
     if finding.stated is not None:
         lines.append(f"  stated: ε = {format_large(finding.stated)} {finding.stated_for}".rstrip())
     lines += [f"    why it differs: {text}" for text in finding.differences]
-    return lines + [f"  assuming that {text}" for text in finding.assumptions]
+    lines += [f"  assuming that {text}" for text in finding.assumptions]
+    return lines + ([f"  not read: {', '.join(finding.unread)}"] if finding.unread else [])

@@ -31,6 +31,7 @@ class Fl4Health(Framework):
 
     name = "fl4health"
     files = "config.yaml of the server"
+    without_effect = ("client_clipping", "server_clipping")
 
     def check(self, settings: Settings, delta: float | None) -> Finding:
         """Return what holds at the level that the settings are of."""
@@ -52,7 +53,16 @@ def _check_instance_level(settings: Settings, delta: float | None) -> Finding:
     rounds = settings.whole(*_ROUNDS)
     batch, size = settings.whole("batch_size"), settings.whole("client_data_sizes", "client_data_size")
     rate = min(1.0, batch / size)
-    steps = settings.whole("local_epochs", "epochs_per_round", default=1) * math.ceil(size / batch)
+    if "local_steps" in settings:
+        if "local_epochs" in settings:
+            raise SilodpError(
+                "local_steps and local_epochs are both set: FL4Health takes one of them, leave the other out.",
+                code="argument.conflict",
+                field="local_steps",
+            )
+        steps = settings.whole("local_steps")
+    else:
+        steps = settings.whole("local_epochs", "epochs_per_round") * math.ceil(size / batch)
     step = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
 
     def charges(records: int) -> list[EventCount]:
@@ -94,12 +104,13 @@ def _check_client_level(settings: Settings, delta: float | None) -> Finding:
     rounds = settings.whole(*_ROUNDS)
     found = settings.delta(delta, "target_delta", "delta")
     reason = None
+    is_weighted = settings.flag("weighted_averaging", "weighted_aggregation", default=False)
     if settings.flag("adaptive_clipping", default=False):
         reason = (
             "with adaptive_clipping the bound is changed before the noise is added, so the noise is for another bound "
             "than the updates were clipped to"
         )
-    elif settings.flag("weighted_averaging", "weighted_aggregation", default=False):
+    elif is_weighted:
         reason = "weights by numbers of records, and noise that follows from them, depend on private counts"
 
     def charges(records: int) -> list[EventCount]:

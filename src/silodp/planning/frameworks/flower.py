@@ -29,6 +29,7 @@ from silodp.planning.frameworks.base import (
 )
 
 _ROUNDS = ("num_server_rounds", "num_rounds", "rounds")
+_SHARES = ("fraction_train", "fraction_fit")
 _EMPTIED = "a client that is emptied still answers, with an update of 0"
 _IN_CLEAR = "clients send the numbers of their records and their metrics in clear; no ε here covers these"
 _WHOLE_MODEL = "the message has the whole update and no other array"
@@ -39,6 +40,13 @@ class Flower(Framework):
 
     name = "flower"
     files = "pyproject.toml of the app"
+    without_effect = (
+        "clipping_norm",
+        "num_sampled_clients",
+        "target_clipped_quantile",
+        "clip_norm_lr",
+        "clipped_count_stddev",
+    )
 
     def pick(self, content: Any) -> TomlTable:
         """Return `[tool.flwr.app.config]`, without the prefix "dp-"."""
@@ -73,7 +81,7 @@ def _check_local(settings: Settings, delta: float | None) -> Finding:
     """Check `LocalDpMod`: every client clips its update and adds noise of std sensitivity·√(2·ln(1.25/δ))/ε."""
     clip, sensitivity = settings.number("clipping_norm"), settings.number("sensitivity")
     epsilon, own_delta = settings.number("epsilon"), settings.share("delta")
-    rounds = settings.whole(*_ROUNDS, default=1)
+    rounds = settings.whole(*_ROUNDS)
     std = sensitivity * math.sqrt(2 * math.log(1.25 / own_delta)) / epsilon
 
     def charges(records: int) -> list[EventCount]:
@@ -117,11 +125,21 @@ def _check_central(settings: Settings, delta: float | None) -> Finding:
     """Check fixed clipping: the server adds noise of std z·C/n to the average of n clipped updates."""
     noise, clients = settings.number("noise_multiplier"), settings.whole("num_sampled_clients")
     clip = settings.number("clipping_norm")
-    rounds = settings.whole(*_ROUNDS, default=1)
+    rounds = settings.whole(*_ROUNDS)
     are_equal = settings.flag("equal_weights", default=False)
     sampling = 1.0
     if "num_clients" in settings or "num_supernodes" in settings:
-        sampling = min(1.0, clients / settings.whole("num_clients", "num_supernodes"))
+        known = settings.whole("num_clients", "num_supernodes")
+        sampling = min(1.0, clients / known)
+        if any(name in settings for name in _SHARES):
+            drawn = int(settings.share(*_SHARES) * known)
+            if drawn != clients:
+                raise SilodpError(
+                    f"num_sampled_clients is {clients}, and the share of clients that is set gives {drawn} of {known}: "
+                    "correct one of them.",
+                    code="argument.conflict",
+                    field="num_sampled_clients",
+                )
 
     def charges(records: int) -> list[EventCount]:
         # What is moved, in units of C/n: an emptied client of equal weight 1, k records in k clients 2k. Two averages,
@@ -183,6 +201,6 @@ def _refuse_adaptive(settings: Settings, delta: float | None) -> Finding:
         "flower",
         f"adaptive clipping with central noise, noise_multiplier {noise:g}",
         settings.delta(delta, "target_delta", "delta"),
-        settings.whole(*_ROUNDS, default=1),
+        settings.whole(*_ROUNDS),
         (*no_guarantee(SERVER, "the server adds the noise"), *no_guarantee(RELEASED, reason)),
     )

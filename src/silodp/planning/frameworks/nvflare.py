@@ -55,7 +55,7 @@ class NvFlare(Framework):
 
     def check(self, settings: Settings, delta: float | None) -> Finding:
         """Return what holds for the filter."""
-        rounds = settings.whole("num_rounds", "rounds", default=1)
+        rounds = settings.whole("num_rounds", "rounds")
         found = settings.delta(delta, "delta")
         name = settings.values.get(_FILTER, "SVTPrivacy")
         if name in _WITHOUT_NOISE:

@@ -25,12 +25,12 @@ class Opacus(Framework):
 
     name = "opacus"
     files = "a flat TOML, JSON or YAML file with the arguments of make_private"
+    without_effect = ("max_grad_norm", "secure_mode")
 
     def check(self, settings: Settings, delta: float | None) -> Finding:
         """Return what holds: records are drawn anew for every step, or, without Poisson sampling, once per epoch."""
         noise = settings.number("noise_multiplier")
         rounds = settings.whole("rounds", "num_rounds", default=1)
-        epochs = settings.whole("epochs", default=1) * rounds
         if "sample_rate" in settings:
             rate = settings.share("sample_rate")
             batches = max(1, round(1 / rate))
@@ -38,7 +38,9 @@ class Opacus(Framework):
             # As Opacus: one over the number of batches of the loader.
             batches = math.ceil(settings.whole("dataset_size") / settings.whole("batch_size"))
             rate = 1 / batches
-        steps = settings.whole("steps", default=epochs * batches)
+        steps = (
+            settings.whole("steps") if "steps" in settings else settings.whole("epochs") * rounds * batches
+        )
         is_poisson = settings.flag("poisson_sampling", default=True)
         sampled: Event = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
 

@@ -7,7 +7,7 @@ others whose next batch is about as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ MIN_STEPS_TO_TRACE = 8
 
 # Work in the largest step, as a multiple of what every step costs besides.
 _FULL = 16
+# Users who are planned together: so many, or so many of the largest steps.
+_LEAST_GROUP, _STEPS_OF_GROUP = 1024, 64
 # Between one size of a step and the next: padding is cheaper than tracing more shapes.
 _RATIO = 4
 
@@ -76,7 +78,9 @@ class StepTime:
         return self.overhead + lanes * self.work(width)
 
 
-def choose_shapes(steps: Mapping[Shape, int], time: StepTime) -> dict[Shape, Shape]:
+def choose_shapes(
+    steps: Mapping[Shape, int], time: StepTime, fits: Callable[[Shape, Shape], bool]
+) -> dict[Shape, Shape]:
     """Choose the traced steps in which steps run; those that are not in the result are interpreted.
 
     A shape that is too rare to be traced runs as a larger one if its padding takes less time than interpreting.
@@ -84,10 +88,15 @@ def choose_shapes(steps: Mapping[Shape, int], time: StepTime) -> dict[Shape, Sha
     Args:
         steps: how often each shape runs.
         time: of a step.
+        fits: a shape and a larger one → whether the larger one fits in memory wherever the first one runs.
     """
     chosen = {shape: shape for shape, number in steps.items() if should_trace(number)}
     for lanes, width in steps.keys() - chosen.keys():
-        larger = [shape for shape in set(chosen.values()) if shape[0] >= lanes and shape[1] >= width]
+        larger = [
+            shape
+            for shape in set(chosen.values())
+            if shape[0] >= lanes and shape[1] >= width and fits((lanes, width), shape)
+        ]
         best = min(larger, key=time.of, default=None)
         if best and time.of(best) < time.untraced + lanes * time.work(width):
             chosen[lanes, width] = best
@@ -96,33 +105,54 @@ def choose_shapes(steps: Mapping[Shape, int], time: StepTime) -> dict[Shape, Sha
 
 def plan_segments(
     counts: Tensor, local: LocalTraining, time: StepTime, most: Callable[[int], int]
-) -> list[Segment]:
+) -> Iterator[Segment]:
     """Plan all steps of a chunk of users.
 
+    Every segment is chosen among all users of a group that have steps left, so groups are bounded: planning takes time
+    in proportion to the users, and only the plan of one group is in memory.
+
     Args:
-        counts: (u,) records of every user, at least 1.
+        counts: (u,) records of every user, at least 1, sorted as `UserBatches.of` does.
         local: SGD's hyperparameters.
         time: of a step.
         most: records of a batch → how many users' steps fit in memory at once, at least 1.
 
-    Returns:
+    Yields:
         Segments in the order in which they run; every user takes their steps exactly once and in order.
     """
+    records = counts.numpy()
+    widths = _list_widths(local, int(records.max()), len(records), time)
+    first = 0
+    while first < len(records):
+        width = widths[_find_kinds(widths, local, records[first : first + 1])[0]]
+        group = max(_LEAST_GROUP, _STEPS_OF_GROUP * _find_most_lanes(time, width, most(width)))
+        # The rest, if it would make a small group.
+        end = first + group if first + group * 3 // 2 < len(records) else len(records)
+        yield from _plan_group(first, counts[first:end], widths, local, time, most)
+        first = end
+
+
+def _plan_group(
+    first: int,
+    counts: Tensor,
+    widths: list[int],
+    local: LocalTraining,
+    time: StepTime,
+    most: Callable[[int], int],
+) -> Iterator[Segment]:
+    """Plan all steps of users from position `first` of a chunk on."""
     import torch
 
-    records = counts.numpy()
-    batches = local.batches(counts).numpy()
+    records, batches = counts.numpy(), local.batches(counts).numpy()
     total = local.epochs * batches
-    widths = _list_widths(local, int(records.max()), len(records), time)
     size = widths[-1] if local.batch_size is None else local.batch_size
-    full = np.searchsorted(widths, np.minimum(records, size))  # the kinds of batches are places in `widths`
+    full = _find_kinds(widths, local, records)
     last = np.searchsorted(widths, records - (batches - 1) * size)
     done = np.zeros_like(total)
-    segments = list[Segment]()
     while True:
         waiting = np.flatnonzero(done < total)
         if not len(waiting):
-            return segments
+            return
         order = waiting[np.argsort((done - total)[waiting], kind="stable")]  # most steps left first
         ends = done[order] % batches[order] == batches[order] - 1  # an epoch; always true with one batch
         kinds = np.where(ends, last[order], full[order])
@@ -134,8 +164,13 @@ def plan_segments(
         # Users with shorter batches fill what would be padding.
         users = np.concatenate([fitting, order[kinds < lowest]])[:lanes]
         steps = _count_steps(batches[users], total[users], done[users], stays[users])
-        segments.append(Segment(torch.from_numpy(users), torch.from_numpy(done[users]), steps, width, lanes))
+        yield Segment(torch.from_numpy(first + users), torch.from_numpy(done[users]), steps, width, lanes)
         done[users] += steps
+
+
+def _find_kinds(widths: list[int], local: LocalTraining, records: NDArray[Any]) -> NDArray[Any]:
+    """Return the kinds of full batches of users with these numbers of records: places in `widths`."""
+    return np.asarray(np.searchsorted(widths, np.minimum(records, local.batch_size or widths[-1])))
 
 
 def _count_steps(
@@ -148,14 +183,19 @@ def _count_steps(
 
 def _list_widths(local: LocalTraining, longest: int, people: int, time: StepTime) -> list[int]:
     """Return the lengths that batches are padded to, rising: few where a step is mostly overhead, else many."""
-    size = local.batch_size
-    width = size if size is not None and size <= longest else round_up(longest)
+    width = find_widest(local, longest)
     widths = [width]
     # Where all padding together costs less than a step, one length is enough.
     while width > 1 and people * (time.work(width) - time.work(1)) > time.overhead:
         width = -(-width // _RATIO) if time.work(width) < time.overhead else width - max(1, width // 8)
         widths.append(width)
     return widths[::-1]
+
+
+def find_widest(local: LocalTraining, longest: int) -> int:
+    """Return the length that the longest batches of users with at most `longest` records are padded to."""
+    size = local.batch_size
+    return size if size is not None and size <= longest else round_up(longest)
 
 
 def _join_kinds(kinds: NDArray[Any], widths: list[int], time: StepTime) -> tuple[int, int]:
@@ -178,11 +218,15 @@ def _join_kinds(kinds: NDArray[Any], widths: list[int], time: StepTime) -> tuple
 def _choose_lanes(waiting: int, people: int, time: StepTime, width: int, most: int) -> int:
     """Return the size of a step, of few possible ones, that costs the least time for each user in it."""
     work = time.work(width)
-    largest = min(_floor_power(most), _ceil_power(people), _ceil_power(int(_FULL * time.overhead / work)))
-    sizes = [largest]
+    sizes = [min(_ceil_power(people), _find_most_lanes(time, width, most))]
     while sizes[-1] >= _RATIO and sizes[-1] * work > time.overhead:
         sizes.append(sizes[-1] // _RATIO)
     return min(sizes, key=lambda lanes: time.of((lanes, width)) / min(lanes, waiting))
+
+
+def _find_most_lanes(time: StepTime, width: int, most: int) -> int:
+    """Return the size of a step that holds as much work as steps should, and fits in memory."""
+    return min(_floor_power(most), _ceil_power(int(_FULL * time.overhead / time.work(width))))
 
 
 def should_trace(steps: int) -> bool:

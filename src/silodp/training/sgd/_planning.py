@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from silodp.errors import SilodpError, counted
-from silodp.training.sgd._packing import StepTime, should_trace
+from silodp.training.sgd._packing import StepTime, find_widest, should_trace
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 
 # Working set of a step, bytes. Measured on a 32 MB L3: the 5,012-parameter MLP is fastest at 500-1,000 users × 5
@@ -158,7 +158,7 @@ def plan_chunks(
     first = 0
     while first < len(users):
         longest = int(users.counts[first])
-        step = count_step_bytes(cost_of(local.width(longest)))
+        step = count_step_bytes(cost_of(find_widest(local, longest)))
 
         def hold(user: int, shuffled: bool = shuffles[first]) -> int:
             """Return the bytes of a user; where the first one of a chunk has several batches, all are sorted."""

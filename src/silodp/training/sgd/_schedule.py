@@ -61,10 +61,6 @@ class LocalTraining:
             return torch.ones_like(counts)
         return -(-counts // self.batch_size)
 
-    def width(self, count: int) -> int:
-        """Return the records of the largest step of a user with `count` records."""
-        return count if self.batch_size is None else min(count, self.batch_size)
-
 
 def _check_count(name: str, value: object) -> None:
     check_real(name, value)

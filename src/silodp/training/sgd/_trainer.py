@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -18,14 +19,15 @@ from silodp.training.gradients import (
     build_looped_gradient,
     build_single_user_gradient,
     build_traceable_gradient,
+    find_least_to_loop,
     is_looped,
-    runs_faster_in_a_loop,
     select_user_gradient,
 )
 from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments
 from silodp.training.sgd._planning import (
     StepCost,
     count_most_users,
+    count_step_bytes,
     estimate_time,
     measure_cost,
 )
@@ -36,9 +38,17 @@ from silodp.training.task import Task
 # Records of a measured step; the cost of wider batches is extrapolated.
 _MEASURED_WIDTH = 512
 _BLOCK_STEPS = 256
+# From so many steps and bytes of rows on, each parameter is copied out of the users' rows: products of matrices that
+# lie far apart in memory take up to a third longer, where batches are short.
+_STEPS_TO_COPY, _BYTES_TO_COPY = 4, 1 << 17
+# Of all chunks together; what is beyond is planned again when it runs, so that memory does not grow with the users.
+_KEPT_SEGMENTS = 1024
 
 BLOCK_BYTES = 8 << 20
 """Of records of coming steps that are gathered at once: more is no faster."""
+
+Plan = Callable[[], Iterator[Segment]]
+"""Returns the segments of a chunk in the order in which they run, in every call the same."""
 
 
 class Trainer:
@@ -69,6 +79,7 @@ class Trainer:
         self.looped = build_looped_gradient(task)
         self.can_vectorize = not is_looped(differentiate)
         self.single_user = differentiate is build_single_user_gradient
+        self.least_to_loop = find_least_to_loop(task)
         self.data = (differentiate, get_kind(x), get_kind(y))
 
     def cost(self, width: int) -> StepCost:
@@ -97,37 +108,48 @@ class Trainer:
         """Return whether users with steps of so many records train one after another, which cannot be traced."""
         if self.single_user or not self.can_vectorize:
             return not self.can_vectorize
-        return runs_faster_in_a_loop(self.task, width)
+        return self.least_to_loop is not None and width >= self.least_to_loop
 
-    def plan(self, chunks: Sequence[tuple[Tensor, int]]) -> tuple[list[list[Segment]], dict[Shape, Shape]]:
+    def plan(self, chunks: Sequence[tuple[Tensor, int]]) -> tuple[list[Plan], dict[Shape, Shape]]:
         """Plan the steps of all users.
 
         Args:
             chunks: of each its users' numbers of records (r,), and the bytes that a step of it may take.
 
         Returns:
-            The segments of each chunk, and the shapes of traced steps, see `choose_shapes`.
+            The plan of each chunk, and the shapes of traced steps, see `choose_shapes`.
         """
         most_steps = max(int((self.local.epochs * self.local.batches(counts)).max()) for counts, _ in chunks)
         time = estimate_time(self.cost, most_steps)
 
-        def plan(counts: Tensor, step_bytes: int) -> list[Segment]:
+        def plan(counts: Tensor, step_bytes: int) -> Iterator[Segment]:
             def count_most(width: int) -> int:
                 return count_most_users(self.cost(width), step_bytes, self.task.device)
 
             return plan_segments(counts, self.local, time, count_most)
 
-        segments = [plan(*chunk) for chunk in chunks]
-        steps = Counter[Shape]()
-        for segment in chain(*segments):
-            if not self.loops(segment.width):
-                steps[segment.shape] += segment.steps
-        return segments, choose_shapes(steps, time)
+        plans, room = list[Plan](), _KEPT_SEGMENTS
+        steps, least = Counter[Shape](), dict[Shape, int]()
+        for counts, step_bytes in chunks:
+            segments = plan(counts, step_bytes)
+            kept = list(islice(segments, room))
+            for segment in chain(kept, segments):
+                if not self.loops(segment.width):
+                    steps[segment.shape] += segment.steps
+                    least[segment.shape] = min(step_bytes, least.get(segment.shape, step_bytes))
+            is_whole = len(kept) < room
+            plans.append(partial(iter, kept) if is_whole else partial(plan, counts, step_bytes))
+            room -= len(kept) if is_whole else 0
+
+        def fits(shape: Shape, larger: Shape) -> bool:
+            return larger[0] * count_step_bytes(self.cost(larger[1])) <= least[shape]
+
+        return plans, choose_shapes(steps, time, fits)
 
     def train(
         self,
         users: UserBatches,
-        segments: Sequence[Segment],
+        segments: Iterable[Segment],
         generator: torch.Generator,
         shapes: Mapping[Shape, Shape],
         block_bytes: int,
@@ -172,10 +194,11 @@ class Trainer:
     ) -> None:
         """Take the steps of some users; `rows` and `velocity` (r, d) are those of all users of the chunk."""
         real = len(segment.users)
-        lanes, width = torch.arange(real), self._find_longest(counts, segment)
         traced = self._trace(*shape) if shape else None
         if shape and traced:  # repeat the last user; what the copies learn is dropped
             lanes, width = torch.arange(shape[0]).clamp(max=real - 1), shape[1]
+        else:
+            lanes, width = torch.arange(real), self._find_longest(counts, segment)
         gradient = self.looped if self.loops(width) else self.gradient
         users, done = segment.users[lanes], segment.done[lanes]
 
@@ -187,8 +210,15 @@ class Trainer:
             )
 
         at = users.to(self.task.device)
-        own, speed = rows[at], None if velocity is None else velocity[at]
-        params, speeds = (() if part is None else self.task.unflatten(part) for part in (own, speed))
+        kept = [rows] if velocity is None else [rows, velocity]
+        own = [matrix[at] for matrix in kept]
+        parts = [self.task.unflatten(part) for part in own]
+        is_large = segment.steps >= _STEPS_TO_COPY and own[0].nbytes >= _BYTES_TO_COPY
+        copies = is_large and gradient is not self.looped
+        if copies:
+            parts = [tuple(part.contiguous() for part in shaped) for shaped in parts]
+            own.clear()
+        params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
         # Users with one batch train on the same one in every epoch.
         repeats = 1 if (self.local.batches(counts[users]) > 1).any() else segment.steps
         at_once = self._steps_per_block(len(users) * width, traced, block_bytes)
@@ -199,11 +229,13 @@ class Trainer:
             else:
                 prepared = [tuple(part[k] for part in block) for k in range(len(block[1]))]
             for inputs in prepared * repeats:
-                gradients = traced.step(params, inputs) if traced else gradient(*params, *inputs)
-                self._update(params, speeds, gradients)
-        rows[at[:real]] = own[:real]
-        if velocity is not None and speed is not None:
-            velocity[at[:real]] = speed[:real]
+                self._update(
+                    params, speeds, traced.step(params, inputs) if traced else gradient(*params, *inputs)
+                )
+        if copies:
+            own = [torch.cat([part.flatten(1) for part in shaped], 1) for shaped in parts]
+        for matrix, part in zip(kept, own, strict=True):
+            matrix[at[:real]] = part[:real]
 
     def _find_longest(self, counts: Tensor, segment: Segment) -> int:
         """Return the records of the longest batch of a segment."""

@@ -70,12 +70,12 @@ def user_updates(
     row_bytes = task.size * start.element_size()
     chunks = plan_chunks(users, local, trainer.cost, row_bytes, memory_budget, task.device)
     sizes = zip(chunks.chunks, chunks.step_bytes, strict=True)
-    segments, shapes = trainer.plan([(users.counts[chunk], step_bytes) for chunk, step_bytes in sizes])
+    plans, shapes = trainer.plan([(users.counts[chunk], step_bytes) for chunk, step_bytes in sizes])
     seed = draw_seed(generator)
-    for number, (chunk, steps) in enumerate(zip(chunks.chunks, segments, strict=True)):
+    for number, (chunk, plan) in enumerate(zip(chunks.chunks, plans, strict=True)):
         rows = users.rows(chunk)
         with seeded(task, seed + number):
-            deltas = trainer.train(rows, steps, generator, shapes, chunks.block_bytes)
+            deltas = trainer.train(rows, plan(), generator, shapes, chunks.block_bytes)
         yield rows.ids, deltas
         del deltas  # only the caller holds them now: no second chunk stays alive here
 
@@ -104,6 +104,6 @@ def silo_update(
         return torch.zeros_like(start)
     everyone = UserBatches.of(torch.zeros(len(inputs), dtype=torch.int64), local)
     trainer = Trainer(task, start, inputs, targets, local, build_single_user_gradient)
-    (steps,), shapes = trainer.plan([(everyone.counts, default_memory_budget(task.device))])
+    (plan,), shapes = trainer.plan([(everyone.counts, default_memory_budget(task.device))])
     with seeded(task, draw_seed(generator)):
-        return trainer.train(everyone, steps, generator, shapes, BLOCK_BYTES)[0]
+        return trainer.train(everyone, plan(), generator, shapes, BLOCK_BYTES)[0]
