@@ -44,6 +44,7 @@ class TableDataset(Dataset):
             record_budgets=self.has_record_budgets(arguments),
             identity_digest="" if profile is None else profile.digest,
             inputs=inputs,
+            label_typical=schema.label_typical,
         )
 
     def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:

@@ -193,6 +193,7 @@ class Federation:
             ),
             identity_digest=self.identity_digest,
             inputs=self.inputs,
+            label_typical=None if self.schema is None else self.schema.label_typical,
         )
 
     def counts(self) -> NDArray[np.int64]:
