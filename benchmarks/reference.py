@@ -2,6 +2,9 @@
 
 python benchmarks/reference.py [heart] [tcga] [creditcard] [mnist] [--epochs Q]
 
+"us a record" are microseconds of silodp a record and epoch, "of records" the part of the computed record gradients that
+is no padding.
+
 One process, one thread, CPU seconds of one round of local training over all silos, medians of the turns. "reference" is
 a Python loop over silos and users in which each user trains a copy of the model with torch.optim.SGD, as the code that
 came with ULDP-FL does, written again here. "floor" is the same number of record gradients without any user: large
@@ -26,6 +29,7 @@ from torch import Tensor, nn
 from silodp.data import benchmarks
 from silodp.training import LocalTraining, Task, binary_cross_entropy, cox, cross_entropy, user_updates
 from silodp.training.models import cnn_mnist, cox_linear, logistic, mlp
+from silodp.training.sgd._trainer import Trainer
 
 # name: (federation, model, loss, users, epochs, batch size, pairs of which the reference trains one, turns)
 CASES: dict[str, tuple[Any, ...]] = {
@@ -86,6 +90,26 @@ def _loss(task: Task, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return task.loss.compute(model(x), y, torch.ones(len(y)))
 
 
+def measure_filling(task: Task, params: Tensor, silos: Silos, local: LocalTraining) -> float:
+    """Return the part of the computed record gradients that is of records; the rest is padding."""
+    train, computed = Trainer.train, 0
+
+    def count(self: Trainer, users: Any, segments: Any, generator: Any, shapes: Any, block: int) -> Tensor:
+        nonlocal computed
+        planned = list(segments)
+        for segment in planned:
+            lanes, width = shapes.get(segment.shape, segment.shape)
+            computed += segment.steps * width * (len(segment.users) if self.loops(width) else lanes)
+        return train(self, users, planned, generator, shapes, block)
+
+    Trainer.train = count  # type: ignore[method-assign]
+    try:
+        train_all(task, params, silos, local)
+    finally:
+        Trainer.train = train  # type: ignore[method-assign]
+    return local.epochs * sum(len(y) for _, y, _ in silos) / computed
+
+
 def measure(name: str, epochs: int | None = None) -> dict[str, Any]:
     """Return one case: CPU seconds of silodp, reference and floor, and their ratios."""
     source, model, loss, users, usual, batch, every, turns = CASES[name]
@@ -113,6 +137,7 @@ def measure(name: str, epochs: int | None = None) -> dict[str, Any]:
         for case, size in sizes.items():
             timed(case, lambda size=size: train_plainly(task, params, x, y, local.epochs, size))
     first = seconds["silodp"][0]
+    filling = measure_filling(task, params, silos, local)
     found = {k: statistics.median(v if k == "reference" else v[1:]) for k, v in seconds.items()}
     floor = min(value for case, value in found.items() if case.startswith("floor"))
     return {
@@ -123,6 +148,8 @@ def measure(name: str, epochs: int | None = None) -> dict[str, Any]:
         "first call": first,
         "times faster than reference": found["reference"] / found["silodp"],
         "times floor": found["silodp"] / floor,
+        "us a record": 1e6 * found["silodp"] / (local.epochs * len(y)),
+        "of records": filling,
     }
 
 
