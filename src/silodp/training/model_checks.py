@@ -169,6 +169,13 @@ def _inspect_state(model: nn.Module) -> None:
                 code="model.not_storable",
                 field="task.model",
             )
+        if any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)):
+            raise SilodpError(
+                f"the model's state '{name}' repeats one number in memory (.expand), so no stored values can be loaded "
+                "into it: append .clone()",
+                code="model.not_storable",
+                field="task.model",
+            )
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     spans = sorted(
         (*_memory_span(tensor), name, tensor.requires_grad) for name, tensor in named if tensor.numel()
