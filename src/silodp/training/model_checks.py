@@ -55,14 +55,21 @@ def inspect_model(model: nn.Module) -> None:
     """Check all that can be seen without running the model.
 
     Raises:
-        SilodpError: batch statistics, an embedding that changes its weights, no trainable parameters, parameters that
-            are not all float32 or all float64 on one device, memory that two parameters share, or a state that is not a
-            tensor.
+        SilodpError: batch statistics, an embedding that changes its weights, a module of torch.jit, no trainable
+            parameters, parameters that are not all float32 or all float64 on one device, memory that two parameters
+            share, or a state that is not a tensor.
     """
     for name, module in model.named_modules():
         where = (
             f"layer '{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise SilodpError(
+                f"{where} is compiled by torch.jit, which hides its operations: give the torch.nn.Module that it was "
+                "made from",
+                code="argument.type",
+                field="task.model",
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not is_frozen_norm(module):
             raise _refuse_batch_norm(where)
         tracks = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats

@@ -118,6 +118,17 @@ def parts_of_one_vector() -> nn.Sequential:
     return model
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_modules_of_torch_jit_are_refused_in_a_sentence():
+    x = torch.tensor(X)
+    for compile in (torch.jit.script, lambda model: torch.jit.trace(model, x)):
+        compiled = compile(nn.Sequential(nn.Linear(3, 2)))
+        for model in (compiled, nn.Sequential(nn.Linear(3, 3), compiled)):
+            with pytest.raises(SilodpError) as caught:
+                Task(model, cross_entropy())
+            assert caught.value.code == "argument.type"
+
+
 @pytest.mark.parametrize(
     ("model", "code"),
     [
