@@ -433,8 +433,8 @@ def _inspect_runs(model: nn.Module, batch: Any, before: dict[str, Tensor], after
         and not torch.isfinite(final).all()
     ):
         raise SilodpError(
-            "the model gives outputs that are not finite on a finite example (before a run, standard normal numbers are "
-            "made up, also negative ones): scale the inputs, and bound them where a function needs it, for example "
+            "the model gives outputs that are not finite on a finite example (before a run, standard normal numbers "
+            "are made up, also negative ones): scale the inputs, and bound them where a function needs it, for example "
             "x.clamp(min=1e-6) before a logarithm",
             code="model.not_finite",
             field="task.model",
