@@ -81,6 +81,7 @@ CODES: dict[str, str] = {
     "cli.memory": "there is not enough memory",
     "cli.unexpected": "an unexpected error: a bug in silodp, or in a user's model, loss or metric",
     "cli.usage": "a command, option or argument is unknown, missing or malformed",
+    "config.draft": "comments of a draft, which were read off private rows, are still in the configuration",
     "config.missing_field": "a setting that is needed is not there",
     "config.no_signature": "a function that a configuration names does not say which arguments it takes",
     "config.not_importable": "a file or module that a configuration names cannot be imported, or lacks the name",

@@ -234,3 +234,9 @@ def test_a_finished_run_predicts_from_ids_and_named_arrays(name, tmp_path):
     wrong = {"a": np.zeros((2, 1)), "b": np.zeros((3, 1))} if name == "mixed" else {"a": np.zeros((2, 1))}
     with refused("argument.shape"):
         loaded.predict(wrong)
+    for unseen in (-1, 1000):
+        ids = map_arrays(
+            lambda one, unseen=unseen: np.full_like(one, unseen) if one.dtype.kind == "i" else one, x
+        )
+        with refused("argument.value"):
+            loaded.predict(ids)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from silodp.data.tables.draft import draft_config
 from support.commands import Silodp, assert_sentence
 
 ROWS = [
@@ -56,6 +57,10 @@ def test_a_draft_is_refused_until_every_constant_is_declared(silodp: Silodp, dra
         assert_sentence(silodp("plan", "config.toml"))
         assert empty in text
         text = text.replace(empty, filled)
+    while "ROWS:" in text:  # the comments too
+        drafted.write_text(text, encoding="utf-8")
+        assert_sentence(silodp("plan", "config.toml"), code="config.draft")
+        text = re.sub("#.*ROWS:.*", "", text, count=1)
     drafted.write_text(text, encoding="utf-8")
     planned = silodp("plan", "config.toml")
     assert planned.status == 0, planned.err
@@ -89,3 +94,11 @@ def test_headers_and_cells_cannot_write_settings(silodp: Silodp, tmp_path: Path,
     assert drafted["rounds"] == 10
     assert set(drafted) == {"rounds", "delta", "data", "method"}
     assert re.search(r"# FILL IN. ROWS: \[\"a\\n\[evil\]0", done.out)
+
+
+def test_a_draft_is_toml_with_any_name_and_lists_every_column(tmp_path: Path) -> None:
+    path = tmp_path / "\N{GRINNING FACE}\x7f.csv"
+    path.write_text("id,x,x,w,ill\n" + "".join(f"{n},{n},{n},a\x7f{n % 2},{n % 2}\n" for n in range(40)))
+    text = draft_config(path, "id", "ill")
+    assert tomllib.loads(text)["data"]["files"] == {"\N{GRINNING FACE}\x7f": str(path)}
+    assert '"x": several columns' in text

@@ -219,6 +219,29 @@ def test_copied_columns_of_several_types_are_written_as_text(
     assert pd.read_csv("found.csv", keep_default_na=False)["id"].tolist() == ["17", "a 1", ""]
 
 
+def test_a_table_of_another_form_is_read_by_options(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silodp: Silodp
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.csv").write_text("age;dose;ward;größe\n50;3,5;surgery;1\n", encoding="cp1252")
+    predict = ("predict", "run", "new.csv", "--out", "found.csv", "--copy", "größe")
+    options: list[str] = []
+    for name, value in (("encoding", "cp1252"), ("separator", ";"), ("decimal", ",")):
+        assert f"--{name}" in silodp(*predict, *options).err
+        options += [f"--{name}", value]
+    done = silodp(*predict, *options)
+    assert done.status == 0, done.err
+    Path("plain.csv").write_text("age,dose,ward\n50,3.5,surgery\n")
+    found = pd.read_csv("found.csv")[["probability_no", "probability_yes"]]
+    assert np.array_equal(found.to_numpy(), load_run("run").predict("plain.csv"))
+    for cells in ("50,3.5,radiology", "x,3.5,surgery"):
+        Path("plain.csv").write_text(f"age,dose,ward\n{cells}\n")
+        failed = silodp("predict", "run", "plain.csv", "--out", "found.csv")
+        assert_sentence(failed, "trained", code="data.value")
+        assert "declare" not in failed.err
+        assert "public" not in failed.err
+
+
 def load_run(*arguments: Any, **more: Any) -> silodp.TrainedModel:
     return silodp.load(*arguments, **more)
 

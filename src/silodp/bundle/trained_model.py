@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,8 +76,8 @@ class TrainedModel:
                 or a mapping of names to such arrays.
 
         Returns:
-            (n, K) probabilities of the classes, (n, 1) numbers, or (n, 1) log hazards, of which a larger one is a
-            higher risk; the columns are `columns`.
+            (n, K) probabilities of the classes, (n, 1) numbers in the unit of the label, or (n, 1) log hazards, of
+            which a larger one is a higher risk; the columns are `columns`.
 
         Raises:
             SilodpError: the table cannot be read or has a value that the schema refuses, the array does not fit, or
@@ -86,7 +87,8 @@ class TrainedModel:
         labels, classes = self.description.labels, len(self.description.classes)
         single = outputs.dim() == 1 or tuple(outputs.shape[1:]) == (1,)
         if labels != "classes" and single:
-            found = flatten_outputs(outputs)[:, None]
+            center, spread = self.description.label_typical or (0.0, 1.0)
+            found = center + spread * flatten_outputs(outputs)[:, None]
         elif labels == "classes" and single and classes == 2:
             positive = torch.sigmoid(flatten_outputs(outputs))
             found = torch.stack([1 - positive, positive], dim=1)
@@ -103,18 +105,27 @@ class TrainedModel:
     def compute_outputs(self, data: TableOrInputs) -> NDArray[Any]:
         """Return the model's outputs (n, ...), as an evaluation of the run computes them; arguments as for `predict`.
 
+        Numbers are in the scale of `label_typical` of the schema.
+
         Raises:
             SilodpError: as `predict`.
         """
         table: Any = data
         return self._compute(self.read_table(table)[0] if _is_table(data) else self._check_inputs(data))
 
-    def predict_table(self, table: str | Path | pd.DataFrame, copied: Sequence[str] = ()) -> pd.DataFrame:
+    def predict_table(
+        self,
+        table: str | Path | pd.DataFrame,
+        copied: Sequence[str] = (),
+        reader: Mapping[str, str] = MappingProxyType({}),
+    ) -> pd.DataFrame:
         """Predict for every row of a table, and return the predictions beside columns of it.
 
         Args:
             table: a file or a data frame.
             copied: columns of the table that come first, as they are.
+            reader: how the file is written, where it differs from what the schema of the run says: separator, decimal,
+                encoding or sheet.
 
         Raises:
             SilodpError: as `predict`, or a column to copy is missing, named twice or has the name of a prediction.
@@ -134,12 +145,15 @@ class TrainedModel:
                     code="data.column",
                     field=column,
                 )
-        x, kept = self.read_table(table, copied)
+        x, kept = self.read_table(table, copied, reader)
         found = pd.DataFrame(self.predict(x), columns=list(self.columns))
         return pd.concat([kept.reset_index(drop=True), found], axis=1)
 
     def read_table(
-        self, table: str | Path | pd.DataFrame, copied: Sequence[str] = ()
+        self,
+        table: str | Path | pd.DataFrame,
+        copied: Sequence[str] = (),
+        reader: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[NDArray[np.float32] | NamedArrays, pd.DataFrame]:
         """Return a table's inputs as the schema of the run gives them to the model, and the columns to copy.
 
@@ -154,7 +168,9 @@ class TrainedModel:
                 "model: in Python, give silodp.load(DIR).predict an array of inputs as the model takes them.",
                 code="bundle.no_schema",
             )
-        return read_inputs(table, self.description.schema, copied)
+        schema = self.description.schema
+        schema = replace(schema, reader=replace(schema.reader, **reader))
+        return read_inputs(table, schema, copied)
 
     def _check_inputs(self, data: Any) -> Any:
         """Return an array of inputs, or several by name; refuse one of another shape, or without a row."""
@@ -184,7 +200,19 @@ class TrainedModel:
     def _compute(self, inputs: Any) -> NDArray[Any]:
         like = next(self.model.parameters())
         tensors = map_arrays(lambda one: make_tensor(one, like.device, like.dtype), inputs)
-        outputs = compute_outputs(self.model, tensors)
+        try:
+            outputs = compute_outputs(self.model, tensors)
+        except SilodpError as error:
+            if not isinstance(error.__cause__, IndexError) or "out of range in self" not in str(
+                error.__cause__
+            ):
+                raise
+            raise SilodpError(  # torch.nn.functional.embedding has no such row
+                "an id in the inputs has no row in an embedding of the model: give ids from 0 to below the number of "
+                "categories that the run declared.",
+                code="argument.value",
+                field="data",
+            ) from error
         return np.asarray(outputs.numpy())
 
 

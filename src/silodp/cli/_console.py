@@ -43,6 +43,11 @@ Root = Annotated[
     Path | None, typer.Option("--root", metavar="DIR", help="Folder of the data sets. Default: $SILODP_DATA.")
 ]
 
+Separator = Annotated[str | None, typer.Option(help="Between cells of a text file, for example ';'.")]
+Decimal = Annotated[str | None, typer.Option(help="Decimal mark of a text file: '.' or ','.")]
+Encoding = Annotated[str | None, typer.Option(help="Of a text file, for example cp1252.")]
+Sheet = Annotated[str | None, typer.Option(help="Of a workbook with several.")]
+
 Trackers = Annotated[
     list[str] | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from silodp.cli._console import Json, Root, show
+from silodp.cli._console import Decimal, Encoding, Json, Root, Separator, Sheet, show
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from 'silodp data list'.")]
 
@@ -73,10 +73,10 @@ def data_inspect(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Where to write it; default: standard output."),
     ] = None,
-    separator: Annotated[str | None, typer.Option(help="Between cells of a text file.")] = None,
-    decimal: Annotated[str, typer.Option(help="Decimal mark of a text file: '.' or ','.")] = ".",
-    encoding: Annotated[str, typer.Option(help="Of a text file, for example cp1252.")] = "utf-8",
-    sheet: Annotated[str | None, typer.Option(help="Of a workbook with several.")] = None,
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
+    sheet: Sheet = None,
     as_json: Json = False,
 ) -> None:
     """Draft a configuration for a table, on this machine. Marks what it read off private rows."""
@@ -87,7 +87,7 @@ def data_inspect(
 
     if out is not None and out.exists():
         raise SilodpError(f"{out} exists: choose another file with --out.", code="run.exists", field="out")
-    draft = draft_config(table, user, label, Reader(separator, decimal, encoding, sheet))
+    draft = draft_config(table, user, label, Reader(separator, decimal or ".", encoding or "utf-8", sheet))
     if out is None:
         show({"draft": draft}, as_json, [draft.rstrip()])
         return

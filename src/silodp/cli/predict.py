@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silodp.cli._console import Json, show
+from silodp.cli._console import Decimal, Encoding, Json, Separator, Sheet, show
 from silodp.errors import SilodpError, counted, name_file
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ def predict(
             help="The code of the model, where it is not one of silodp's. It is run only if it is the code of the run.",
         ),
     ] = None,
+    separator: Separator = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
+    sheet: Sheet = None,
     as_json: Json = False,
 ) -> None:
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
@@ -56,7 +60,9 @@ def predict(
 
     with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
         model = load(directory, code=code)
-        predictions = model.predict_table(table, copy or ())
+        given = {"separator": separator, "decimal": decimal, "encoding": encoding, "sheet": sheet}
+        reader = {name: value for name, value in given.items() if value is not None}
+        predictions = model.predict_table(table, copy or (), reader)
     _write(predictions, out)
     result = {
         "out": str(out),

@@ -73,7 +73,7 @@ def _parse(content: bytes, path: Path) -> TomlTable:
         raise SilodpError(f"configuration {path} is UTF-16: save it as UTF-8.", code="config.not_toml")
     try:
         text = content.decode("utf-8-sig")  # Windows editors begin with a byte order mark
-        return tomllib.loads(text)
+        values = tomllib.loads(text)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise SilodpError(
@@ -89,6 +89,14 @@ def _parse(content: bytes, path: Path) -> TomlTable:
         raise SilodpError(
             f"configuration {path} is not TOML ({error}): {remedy}.", code="config.not_toml"
         ) from None
+    if draft := re.search(r"#[^\n]*ROWS:", text):  # as data.tables.draft writes what it read off private rows
+        line = text[: draft.start()].count("\n") + 1
+        raise SilodpError(
+            f"configuration {path} has comments of a draft, which were read off private rows, in line {line}: delete "
+            "all comments with ROWS.",
+            code="config.draft",
+        )
+    return values
 
 
 def check_plain(values: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ def read_frame(path: Path, reader: Reader | None = None) -> tuple[pd.DataFrame, 
         )
     if not path.is_file():
         raise SilodpError(
-            f"{path}: no such file; check the path of the silo's table",
+            f"{path}: no such file; check the path of the table",
             code="data.no_file",
             field="data.files",
         )
@@ -136,14 +136,13 @@ def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
     workbook.close()
     if reader.sheet is None and len(sheets) > 1:
         raise SilodpError(
-            f"{path}: the workbook has {len(sheets)} sheets; name the one with the table as sheet in "
-            "[data.schema.reader]",
+            f"{path}: the workbook has {len(sheets)} sheets; name the one with the table as {name_setting('sheet')}",
             code="data.unreadable",
             field="data.schema.reader.sheet",
         )
     if reader.sheet is not None and reader.sheet not in sheets:
         raise SilodpError(
-            f"{path}: the workbook has no sheet {reader.sheet!r}; correct sheet in [data.schema.reader]",
+            f"{path}: the workbook has no sheet {reader.sheet!r}; correct {name_setting('sheet')}",
             code="data.unreadable",
             field="data.schema.reader.sheet",
         )
@@ -175,9 +174,10 @@ def _check_shape(path: Path, reader: Reader, separator: str) -> int:
         for other in (";", "\t", "|", ","):
             if len(header) == 1 and other != separator and other in header[0]:
                 decimal = ' (and decimal = "," for decimal commas)' if other == ";" else ""
+                setting = name_setting("separator", other) + decimal
                 raise SilodpError(
-                    f"{path}: the columns are separated by {other!r}; set separator = {json.dumps(other)}{decimal} in "
-                    f"[data.schema.reader], or export the table with {separator!r} between columns",
+                    f"{path}: the columns are separated by {other!r}; set {setting}, or export the table with "
+                    f"{separator!r} between columns",
                     code="data.unreadable",
                     field="data.files",
                 )
@@ -238,14 +238,20 @@ def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
                 continue
             found = encoding
             break
-    guess = f'it looks like {found}: set encoding = "{found}" in [data.schema.reader]' if found else ""
-    guess = guess or "it is no text in UTF-8, UTF-16 or cp1252: set its encoding in [data.schema.reader]"
+    guess = f"it looks like {found}: set {name_setting('encoding', found)}"
+    guess = guess if found else f"it is no text in UTF-8, UTF-16 or cp1252: set {name_setting('encoding')}"
     return SilodpError(
         f"{path}: not readable as text in the encoding {reader.encoding}; {guess}, or export it as UTF-8 (in "
         "spreadsheet programs 'CSV UTF-8')",
         code="data.encoding",
         field="data.files",
     )
+
+
+def name_setting(name: str, value: str | None = None) -> str:
+    """Return where a setting of the reader is made, for messages."""
+    setting = name if value is None else f"{name} = {json.dumps(value)}"
+    return f"{setting} in [data.schema.reader] (in predict and data inspect: --{name})"
 
 
 def header_text(column: object) -> str:

@@ -20,7 +20,7 @@ from silodp.data._identifiers import MISSING
 from silodp.data.identity import IdentityProfile
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
-from silodp.data.tables._files import header_text, is_text_file, read_frame
+from silodp.data.tables._files import header_text, is_text_file, name_setting, read_frame
 from silodp.data.tables.columns import NumericColumn, Reader
 from silodp.data.tables.schema import Schema, is_test_person, text_of
 from silodp.errors import SilodpError
@@ -46,6 +46,7 @@ class Table:
         columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
         dropped: (n,) bool, the rows without an identifier that an identity profile lets drop; None without a profile.
         reader: how the file is written.
+        is_fixed: whether the schema is that of a trained model, so that only the table can be corrected.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Table:
     columns: Mapping[str, Strings] = field(repr=False)
     dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
     reader: Reader = field(default_factory=Reader)
+    is_fixed: bool = False
 
     @classmethod
     def read(
@@ -117,7 +119,7 @@ class Table:
             _check_column(path, header, column)
         _check_rows(path, frame)
         texts = {column: _as_text(frame[header_text(column)], path) for column in schema.feature_columns}
-        return cls(path, schema, texts, reader=schema.reader), frame
+        return cls(path, schema, texts, reader=schema.reader, is_fixed=True), frame
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
         """Raise for the first bad row, if any."""
@@ -129,6 +131,10 @@ class Table:
                 code="data.value",
                 field=column,
             )
+
+    def _advise(self, remedy: str) -> str:
+        """Return a remedy that may change the schema, or the one that is left where a model was trained with it."""
+        return "correct the table, as the model was trained with this schema" if self.is_fixed else remedy
 
     def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
@@ -211,11 +217,11 @@ class Table:
             if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
                 remedy = (
                     "export the table without separators of thousands, or, if it is a decimal comma, set "
-                    'decimal = "," in [data.schema.reader]'
+                    + name_setting("decimal", ",")
                 )
                 self._refuse(column, wrong, "has a comma that may stand for thousands", remedy)
             if self.reader.decimal == "." and _DECIMAL_COMMA.fullmatch(first):
-                remedy = 'set decimal = "," in [data.schema.reader], or export the table with decimal points'
+                remedy = f"set {name_setting('decimal', ',')}, or export the table with decimal points"
                 self._refuse(column, wrong, "has a decimal comma", remedy)
             if self.reader.decimal == "," and "." in first:
                 remedy = "export the table without separators of thousands, and with decimal commas"
@@ -223,7 +229,7 @@ class Table:
         remedy = "fill in or drop missing and infinite values"
         if column in self.schema.numeric:
             remedy += ', or declare missing = "indicator" or a public number for the column'
-        self._refuse(column, wrong, "is no finite number", remedy)
+        self._refuse(column, wrong, "is no finite number", self._advise(remedy))
         return values
 
     def _parse(self, column: str) -> NDArray[np.float64]:
@@ -254,7 +260,9 @@ class Table:
             column,
             wrong,
             f"is no date of the layout {constants.date!r}",
-            "correct the layout (date) of the column, or declare missing for it where cells are empty",
+            self._advise(
+                "correct the layout (date) of the column, or declare missing for it where cells are empty"
+            ),
         )
         return values
 
@@ -275,7 +283,9 @@ class Table:
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & self._missing(column)] = place
-        self._refuse(column, codes < 0, f"is none of {_format_names([*numbers, *words])}", remedy)
+        self._refuse(
+            column, codes < 0, f"is none of {_format_names([*numbers, *words])}", self._advise(remedy)
+        )
         return codes
 
     def features(self) -> NDArray[np.float32] | NamedArrays:
@@ -311,7 +321,9 @@ class Table:
         if self.schema.out_of_range == "refuse":
             unit = "" if constants.date is None else f" days since {constants.since}"
             why = f"is outside the declared range {low:g}..{high:g}{unit}"
-            self._refuse(column, outside, why, "widen the public range or set out_of_range = 'clip'")
+            self._refuse(
+                column, outside, why, self._advise("widen the public range or set out_of_range = 'clip'")
+            )
         elif outside.any():
             _log.warning(
                 "%s: column %r: %d values clipped to %g..%g", self.path, column, outside.sum(), low, high
@@ -330,7 +342,8 @@ class Table:
             return self._codes(schema.label, schema.classes, remedy)
         if schema.event is None or schema.time is None:
             column = schema.label or ""  # Schema has checked that label is there
-            return self._single(column, self._numbers(column))
+            center, spread = schema.label_typical or (0.0, 1.0)
+            return self._single(column, (self._numbers(column) - center) / spread)
         words = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
         event = np.array([words.get(text.lower(), np.nan) for text in self.columns[schema.event]])
         self._refuse(

@@ -51,11 +51,14 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             text = frame[name].map(format_cell)
             cells[name] = text.mask(frame[name].isna() | text.str.lower().isin(marks))
     decimal = reader.decimal if is_text_file(path) else "."
-    numeric, categorical, left_out = [], [], []
+    numeric, categorical = [], []
+    left_out = [
+        f"# ROWS: {_quote(name)}: several columns" for name in dict.fromkeys(header) if name not in cells
+    ]
     for name, text in cells.items():
         if name in (user, label):
             continue
-        key, note = json.dumps(name, ensure_ascii=False), _describe_missing(text)
+        key, note = _quote(name), _describe_missing(text)
         found = text.dropna()
         if (layout := _find_layout(found)) is not None:
             days = [day.date() for text in set(found) if (day := parse_date(text, layout))]
@@ -69,13 +72,13 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
         elif 2 <= found.nunique() <= MOST_CATEGORIES:
             categorical.append(f"{key} = []  # FILL IN. ROWS: {_list_values(found)}{note}")
         else:
-            left_out.append(f"#   {key}: {found.nunique()} different texts{note}")
+            left_out.append(f"# ROWS: {key}: {found.nunique()} different texts{note}")
     return "\n".join(
         [
             *_HEAD.format(
-                silo=json.dumps(path.name.split(".")[0]), path=json.dumps(str(path.resolve()))
+                silo=_quote(path.name.split(".")[0]), path=_quote(str(path.resolve()))
             ).splitlines(),
-            f"user = {json.dumps(user, ensure_ascii=False)}  # names the person, equally in all silos",
+            f"user = {_quote(user)}  # names the person, equally in all silos",
             *_draft_label(label, cells[label], decimal),
             "test_share = 0.2  # of the persons, by a public function of their keys; their records measure the model",
             *_draft_reader(reader),
@@ -90,11 +93,20 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             '# For missing cells write: { categories = ["a", "b", "unknown"], missing = "unknown" }.',
             "# For many categories add codes = true to such a table: a model then embeds them.",
             *categorical,
-            *(["# Left out, as they are no categories:", *left_out] if left_out else []),
+            *(
+                ["# Left out, as they are no categories or have the same name:", *left_out]
+                if left_out
+                else []
+            ),
             *_METHOD.splitlines(),
             "",
         ]
     )
+
+
+def _quote(value: str | list[str]) -> str:
+    """Return text, or a list of texts, as TOML has it, in a comment too."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _parse(text: pd.Series[str], decimal: str) -> NDArray[np.float64]:
@@ -114,22 +126,22 @@ def _describe_missing(text: pd.Series[str]) -> str:
 
 
 def _list_values(text: pd.Series[str]) -> str:
-    return json.dumps(sorted(text.unique()), ensure_ascii=False)
+    return _quote(sorted(text.unique()))
 
 
 def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
     """Return the lines of the label: its kind, and its classes where it has few values."""
     found = text.dropna()
-    name = f"label = {json.dumps(label, ensure_ascii=False)}"
-    if found.nunique() > MOST_CATEGORIES and not np.isnan(_parse(found, decimal)).any():
+    name = f"label = {_quote(label)}"
+    if found.nunique() > MOST_CATEGORIES and not np.isnan(numbers := _parse(found, decimal)).any():
+        seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}"
         return [
             name,
             'kind = "real"  # a number. For the time until an event: kind = "survival", with event and time for label',
+            f"label_typical = []  # FILL IN center and spread. ROWS: {seen}",
         ]
     listed = (
-        f"ROWS: {_list_values(found)}"
-        if found.nunique() <= MOST_CATEGORIES
-        else "The rows have too many to list"
+        f"ROWS: {_list_values(found)}" if found.nunique() <= MOST_CATEGORIES else "ROWS: too many to list"
     )
     return [name, f"classes = []  # FILL IN. {listed}{_describe_missing(text)}"]
 
@@ -143,7 +155,7 @@ def _draft_reader(reader: Reader) -> list[str]:
     if not changed:
         return []
     lines = [
-        f"{field} = {json.dumps(value if isinstance(value, str) else list(value), ensure_ascii=False)}"
+        f"{field} = {_quote(value if isinstance(value, str) else list(value))}"
         for field, value in changed.items()
     ]
     return ["", "[data.schema.reader]", *lines]
