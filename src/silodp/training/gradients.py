@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import register_pytree_node
 
 from silodp.data.inputs import NamedArrays, get_kind, map_arrays
-from silodp.errors import SilodpError, first_line
+from silodp.errors import SilodpError, describe_exception, first_line
 
 if TYPE_CHECKING:
     from silodp.training.task import Task
@@ -244,7 +244,8 @@ def _select(
                     builder(task)(*tensors)
                     return builder
                 except Exception as problem:
-                    reason = first_line(problem)
+                    # What the model raised, and not the sentence about it: nothing in the model is to be corrected.
+                    reason = describe_exception(problem.__cause__ or problem)
             try:
                 builders[-1](task)(*tensors)
             except SilodpError:

@@ -55,14 +55,21 @@ def inspect_model(model: nn.Module) -> None:
     """Check all that can be seen without running the model.
 
     Raises:
-        SilodpError: batch statistics, an embedding that changes its weights, no trainable parameters, parameters that
-            are not all float32 or all float64 on one device, memory that two parameters share, or a state that is not a
-            tensor.
+        SilodpError: batch statistics, an embedding that changes its weights, a module of torch.jit, no trainable
+            parameters, parameters that are not all float32 or all float64 on one device, memory that two parameters
+            share, or a state that is not a tensor.
     """
     for name, module in model.named_modules():
         where = (
             f"layer '{name}' ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise SilodpError(
+                f"{where} is compiled by torch.jit, which hides its operations: give the torch.nn.Module that it was "
+                "made from",
+                code="argument.type",
+                field="task.model",
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not is_frozen_norm(module):
             raise _refuse_batch_norm(where)
         tracks = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
@@ -166,6 +173,13 @@ def _inspect_state(model: nn.Module) -> None:
             raise SilodpError(
                 f"the model's state '{name}' ({kind}) cannot be stored: keep only dense tensors with values in the "
                 "state of a model",
+                code="model.not_storable",
+                field="task.model",
+            )
+        if any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)):
+            raise SilodpError(
+                f"the model's state '{name}' repeats one number in memory (.expand), so no stored values can be loaded "
+                "into it: append .clone()",
                 code="model.not_storable",
                 field="task.model",
             )
@@ -419,7 +433,9 @@ def _inspect_runs(model: nn.Module, batch: Any, before: dict[str, Tensor], after
         and not torch.isfinite(final).all()
     ):
         raise SilodpError(
-            "the model gives outputs that are not finite on a finite example: scale the inputs",
+            "the model gives outputs that are not finite on a finite example (before a run, standard normal numbers "
+            "are made up, also negative ones): scale the inputs, and bound them where a function needs it, for example "
+            "x.clamp(min=1e-6) before a logarithm",
             code="model.not_finite",
             field="task.model",
         )

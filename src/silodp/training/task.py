@@ -30,6 +30,7 @@ from silodp.training.model_checks import (
     refuse_changes,
     set_mode,
     take_snapshot,
+    view_bytes,
 )
 from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
@@ -404,9 +405,12 @@ def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
 def _digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
     hasher = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        array = value.detach().cpu().contiguous().numpy()
-        hasher.update(f"{name} {array.shape} {array.dtype.str}".encode())
-        hasher.update(array.tobytes())
+        try:
+            dtype = torch.empty(0, dtype=value.dtype).numpy().dtype.str
+        except TypeError:  # numpy has no such type, for example bfloat16
+            dtype = str(value.dtype)
+        hasher.update(f"{name} {tuple(value.shape)} {dtype}".encode())
+        hasher.update(view_bytes(value).cpu().numpy().tobytes())
     for text in more:
         hasher.update(text.encode())
     return hasher.hexdigest()

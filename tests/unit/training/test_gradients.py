@@ -101,6 +101,20 @@ def test_it_is_announced_once(caplog):
     assert "WritesInPlace" in caplog.text
 
 
+class OneAtATime(nn.Linear):
+    def forward(self, x):
+        if torch._C._functorch.is_batchedtensor(x):
+            raise RuntimeError("one at a time")
+        return super().forward(x)
+
+
+def test_the_announcement_has_the_reason_and_asks_for_no_correction(caplog):
+    x, y, _ = ragged([4], 1)
+    with caplog.at_level(logging.WARNING, logger="silodp"):
+        Task(OneAtATime(3, 2), cross_entropy()).check(x, y)
+    assert caplog.messages[0].endswith("the reason: RuntimeError: one at a time")
+
+
 class BreaksBackward(torch.autograd.Function):
     @staticmethod
     def forward(context, x):

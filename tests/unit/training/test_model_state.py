@@ -4,6 +4,7 @@ No noise protects it: a running mean of the private rows would be published with
 cover it, and would carry one person's records into the updates of others.
 """
 
+import hashlib
 from collections import deque
 from types import SimpleNamespace
 
@@ -142,3 +143,38 @@ def test_recurrent_layers_pass_and_are_released_with_their_parameters(kind):
     layer = released.layer
     assert all(one is other for one, other in zip(layer._flat_weights, layer.parameters(), strict=True))
     assert torch.equal(task.flatten(released), params)
+
+
+class Buffered(nn.Linear):
+    def __init__(self, values, persistent=True):
+        super().__init__(3, 2)
+        self.register_buffer("values", values, persistent=persistent)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.float16, torch.int8]
+)
+def test_buffers_of_any_number_type_identify_the_run(dtype, persistent):
+    ones, more = (
+        Task(Buffered(torch.tensor(values).to(dtype), persistent), cross_entropy())
+        for values in ([1.0, 0.0], [1.0, 1.0])
+    )
+    ones.check(X, Y)
+    assert len(ones.constants_digest) == 64
+    assert ones.constants_digest != more.constants_digest
+    again = Task(Buffered(torch.tensor([1.0, 0.0]).to(dtype), persistent), cross_entropy())
+    assert again.constants_digest == ones.constants_digest
+
+
+def test_the_digest_of_buffers_is_that_of_earlier_versions():
+    task = Task(Buffered(torch.arange(3.0)), cross_entropy())
+    data = b"values (3,) <f4" + np.arange(3, dtype="<f4").tobytes()
+    assert task.constants_digest == hashlib.sha256(data).hexdigest()
+
+
+def test_buffers_that_repeat_one_number_in_memory():
+    Task(Buffered(torch.zeros(1).expand(3), persistent=False), cross_entropy()).check(X, Y)
+    with pytest.raises(SilodpError) as caught:
+        Task(Buffered(torch.zeros(1).expand(3)), cross_entropy())
+    assert caught.value.code == "model.not_storable"

@@ -118,6 +118,25 @@ def parts_of_one_vector() -> nn.Sequential:
     return model
 
 
+def test_a_model_of_positive_numbers_is_refused_with_the_inputs_it_was_tried_on():
+    with pytest.raises(
+        SilodpError, match=r"standard normal numbers are made up, also negative ones"
+    ) as caught:
+        Task(Logarithm(3, 2), cross_entropy()).check(X, Y)
+    assert caught.value.code == "model.not_finite"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_modules_of_torch_jit_are_refused_in_a_sentence():
+    x = torch.tensor(X)
+    for compile in (torch.jit.script, lambda model: torch.jit.trace(model, x)):
+        compiled = compile(nn.Sequential(nn.Linear(3, 2)))
+        for model in (compiled, nn.Sequential(nn.Linear(3, 3), compiled)):
+            with pytest.raises(SilodpError) as caught:
+                Task(model, cross_entropy())
+            assert caught.value.code == "argument.type"
+
+
 @pytest.mark.parametrize(
     ("model", "code"),
     [
@@ -168,6 +187,11 @@ class LooksUpAndFails(nn.Module):
 class Raises(nn.Linear):
     def forward(self, x):
         raise KeyError("no such layer")
+
+
+class Logarithm(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.log())
 
 
 class Leaves(nn.Linear):
