@@ -185,9 +185,16 @@ def _format_data(facts: _Facts) -> list[str]:
     target = f" `{'`, `'.join(map(_code, described.target))}`" if described.target else ""
     silos, users = facts.spec.get("silos"), facts.spec.get("users")
     classes = ", ".join(f"`{_code(name)}`" for name in described.classes)
+    scaled = ""
+    if described.label_typical is not None:
+        center, spread = described.label_typical
+        scaled = (
+            f", typically {center:g} ± {spread:g}; the model computes (value − {center:g})/{spread:g}, and predictions "
+            "of silodp are in the unit of the value"
+        )
     lines = [
         f"- **Origin, time and place**: {_one_line(card.data) if card.data else _UNKNOWN.format('data')}",
-        f"- **Predicted**: {kind}{target}{f': {classes}' if classes else ''}.",
+        f"- **Predicted**: {kind}{target}{f': {classes}' if classes else ''}{scaled}.",
         f"- **Silos**: {silos or 'unknown'}. **Persons**: "
         + (f"{users:,}, the public size of the index." if isinstance(users, int) else "unknown."),
         "- **Records**: their number is private, or not kept; it is not in this card.",

@@ -76,8 +76,8 @@ class TrainedModel:
                 or a mapping of names to such arrays.
 
         Returns:
-            (n, K) probabilities of the classes, (n, 1) numbers, or (n, 1) log hazards, of which a larger one is a
-            higher risk; the columns are `columns`.
+            (n, K) probabilities of the classes, (n, 1) numbers in the unit of the label, or (n, 1) log hazards, of
+            which a larger one is a higher risk; the columns are `columns`.
 
         Raises:
             SilodpError: the table cannot be read or has a value that the schema refuses, the array does not fit, or
@@ -87,7 +87,8 @@ class TrainedModel:
         labels, classes = self.description.labels, len(self.description.classes)
         single = outputs.dim() == 1 or tuple(outputs.shape[1:]) == (1,)
         if labels != "classes" and single:
-            found = flatten_outputs(outputs)[:, None]
+            center, spread = self.description.label_typical or (0.0, 1.0)
+            found = center + spread * flatten_outputs(outputs)[:, None]
         elif labels == "classes" and single and classes == 2:
             positive = torch.sigmoid(flatten_outputs(outputs))
             found = torch.stack([1 - positive, positive], dim=1)
@@ -103,6 +104,8 @@ class TrainedModel:
 
     def compute_outputs(self, data: TableOrInputs) -> NDArray[Any]:
         """Return the model's outputs (n, ...), as an evaluation of the run computes them; arguments as for `predict`.
+
+        Numbers are in the scale of `label_typical` of the schema.
 
         Raises:
             SilodpError: as `predict`.

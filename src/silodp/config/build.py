@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from silodp.aggregators import Aggregator
@@ -25,7 +26,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError, describe_exception, lookup
 from silodp.methods import METHODS, Method
 from silodp.training.losses import LOSSES, Loss
-from silodp.training.metrics import METRICS, Metric
+from silodp.training.metrics import METRICS, Metric, mean_absolute_error
 from silodp.training.models import MODELS, VERSION, Architecture, name_linear_model
 
 if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
@@ -144,11 +145,13 @@ def build_task(
         loss = "binary_cross_entropy" if _count_outputs(network, public) == 1 else "cross_entropy"
     elif loss is None:
         loss = "cox" if survival else "squared_error"
-    if metrics is None and survival:
+    if metrics is None and public.classes:
+        metrics = ("accuracy", "roc_auc") if public.classes == 2 else ("accuracy",)
+    elif metrics is None and survival:
         metrics = ("concordance",)
-    elif metrics is None:
-        metrics = {None: (), 2: ("accuracy", "roc_auc")}.get(public.classes, ("accuracy",))
-    found = {_short_name(name): _find_metric(name) for name in metrics}
+    elif metrics is None:  # of another loss it is not known whether the outputs predict the label itself
+        metrics = ("mean_absolute_error", "r2") if loss == "squared_error" else ()
+    found = {_short_name(name): _find_metric(name, public) for name in metrics}
     return Task(network, _find_loss(loss), found, architecture)
 
 
@@ -321,8 +324,10 @@ def _find_loss(name: str) -> Loss:
     return Loss.per_record(_short_name(name), found) if is_reference(name) else found()
 
 
-def _find_metric(name: str) -> Metric:
+def _find_metric(name: str, public: PublicData) -> Metric:
     metric: Metric = _find(name, METRICS, "task.metrics")
+    if metric is mean_absolute_error and public.label_typical is not None:
+        return partial(mean_absolute_error, spread=public.label_typical[1])
     return metric
 
 

@@ -26,6 +26,7 @@ class TableDataset(Dataset):
     def public(self, arguments: Mapping[str, Any], users: int | None = None) -> PublicData:
         """Return the facts that the schema declares; only the public list of users or the profile is read."""
         schema: Schema = arguments["schema"]
+        schema.check_readers(self.silo_names(arguments))
         profile, inputs = schema.read_identity(), schema.list_inputs()
         is_declared = profile is not None or schema.users is not None
         assumptions = [] if is_declared else [ASSUMES_INDEX_FROM_TABLES]
@@ -43,6 +44,7 @@ class TableDataset(Dataset):
             record_budgets=self.has_record_budgets(arguments),
             identity_digest="" if profile is None else profile.digest,
             inputs=inputs,
+            label_typical=schema.label_typical,
         )
 
     def find_schema(self, arguments: Mapping[str, Any]) -> Schema | None:

@@ -193,6 +193,7 @@ class Federation:
             ),
             identity_digest=self.identity_digest,
             inputs=self.inputs,
+            label_typical=None if self.schema is None else self.schema.label_typical,
         )
 
     def counts(self) -> NDArray[np.int64]:
@@ -289,6 +290,7 @@ class Federation:
         from silodp.data.tables.reader import read_tables  # imports pandas, which takes a second
 
         tables = read_tables(files, schema)
+        schema.check_readers([silo.name for silo in tables.silos])
         return cls(
             silos=tables.silos,
             users=tables.users,

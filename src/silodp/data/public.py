@@ -44,6 +44,7 @@ class PublicData:
         identity_digest: SHA-256 (hex) of the identity profile by which silos read the keys of persons; "" without one.
         inputs: the arrays of a record, where they are not one array of real numbers; ids have a public number of
             categories.
+        label_typical: (center, spread) by which labels of kind "real" were scaled; None where they are as they came.
 
     Raises:
         SilodpError: there are no silos.
@@ -64,6 +65,7 @@ class PublicData:
     index_digest: str = ""
     identity_digest: str = ""
     inputs: tuple[Input, ...] = ()
+    label_typical: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -78,6 +80,8 @@ class PublicData:
             del facts["identity_digest"]
         if not self.inputs:  # so do runs on one array of real numbers
             del facts["inputs"]
+        if self.label_typical is None:  # and runs on labels as they are
+            del facts["label_typical"]
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
         if self.inputs:
             facts["inputs"] = [one.to_dict() for one in self.inputs]

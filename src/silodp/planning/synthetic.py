@@ -146,7 +146,9 @@ def _draw_labels(
         scores += (generator.standard_normal((size, outputs)) * generator.exponential())[column]
     scores *= generator.uniform(1.0, 3.0) / np.maximum(scores.std(axis=0), 1e-9)
     if public.labels == "real":
-        return np.asarray(scores[:, 0] + generator.standard_normal(len(x)), dtype=np.float32)
+        numbers = scores[:, 0] + generator.standard_normal(len(x))
+        # Of the schema's label_typical: center 0 and spread 1.
+        return np.asarray((numbers - numbers.mean()) / numbers.std(), dtype=np.float32)
     if public.labels == "survival":
         event_time = generator.exponential(size=len(x)) * np.exp(-scores[:, 0])
         censored = generator.exponential(size=len(x)) * np.quantile(event_time, generator.uniform(0.3, 0.7))

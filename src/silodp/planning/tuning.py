@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +21,14 @@ from silodp.config.build import build_task
 from silodp.config.schema import RunConfig
 from silodp.data.federation import Federation
 from silodp.data.inputs import concatenate
+from silodp.data.tables.schema import UNSCALED_LABEL
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
 from silodp.planning.synthetic import Guess, draw_federation
+from silodp.training.metrics import ERRORS
 from silodp.training.models import name_linear_model
 from silodp.training.sgd import LocalTraining
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from silodp.training.task import Task
+
+_log = logging.getLogger(__name__)
 
 ROUNDS = (2, 5, 10, 20, 40)
 STEPS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -106,6 +111,8 @@ def tune(
         SilodpError: records are no table, no weighting has an ε against the adversary, or the evaluation costs ε.
     """
     check_target(spec, target)
+    if spec.data.labels == "real" and spec.data.label_typical is None:
+        _log.warning(UNSCALED_LABEL)
     tuner = _Tuner(config, spec, target, guess or Guess(), federations, seed, accountant, on_progress)
     return tuner.run()
 
@@ -234,6 +241,7 @@ class _Tuner:
         table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
         events = self._spec_of(chosen.method(1.0)).round_events()
         loss = table.max(axis=0) - table[complete.index(chosen)]
+        sign = -1 if self.metric == "loss" else 1  # scores are negated losses
         linear = None if chosen.model == "configured" else _name_linear(self.spec)
         return {
             "epsilon": self.target,
@@ -254,7 +262,7 @@ class _Tuner:
             "no_guarantee": [a for a, event in events.items() if explain_not_private(event) is not None],
             "loss": {"mean": float(loss.mean()), "largest": float(loss.max())},
             "candidates": [
-                {**vars(c), "mean": float(row.mean()), "sd": float(row.std(ddof=1))}
+                {**vars(c), "mean": sign * float(row.mean()), "sd": float(row.std(ddof=1))}
                 for c, row in sorted(zip(complete, table, strict=True), key=lambda pair: -pair[1].mean())
             ],
             "signal": {
@@ -281,8 +289,8 @@ def _name_linear(spec: RunSpec) -> str:
 
 def _choose_metric(task: Task) -> str:
     """Return the metric to rank by: one that needs no threshold if there is one; "loss" without metrics."""
-    for name in ("roc_auc", "concordance", "accuracy", *task.metrics):
-        if name in task.metrics:
+    for name in ("roc_auc", "concordance", "r2", "accuracy", *task.metrics):
+        if name in task.metrics and name not in ERRORS:
             return name
     return "loss"
 
@@ -323,10 +331,12 @@ def train_without_parties(
 
 
 def measure(task: Task, params: Tensor, federation: Federation, metric: str) -> float:
-    """Return a metric (the negated one for "loss") on the held-out records; -inf where the model is not finite."""
+    """Return a metric (the negated loss for "loss") on the held-out records; -inf where it is not finite."""
     if federation.test is None or not bool(torch.isfinite(params).all()):
         return -math.inf
     found = task.evaluate(params, federation.test.x, federation.test.y)
+    if not math.isfinite(found["loss"]):
+        return -math.inf
     # A test set of one class has no area under the curve: it then says nothing about any candidate.
     return -found["loss"] if metric == "loss" else found.get(metric, 0.0)
 
@@ -338,7 +348,7 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
         f"tuned for ε = {result['epsilon']:g} ({result['adversary']}) by {counted(result['trainings'], 'training')} on "
         f"{result['federations']} synthetic federations of the declared schema (U = {result['users']:,}); no private "
         "row was read",
-        f"  expected loss of {metric} against the best settings of each federation: {loss['mean']:.3f}, at most "
+        f"  expected shortfall in {metric} against the best settings of each federation: {loss['mean']:.3f}, at most "
         f"{loss['largest']:.3f} there",
     ]
     for name, signal in result["signal"].items():

@@ -1,16 +1,18 @@
 """What a run keeps with its model so that it can be used elsewhere: model.json, public constants alone.
 
 The file may be released with model.safetensors and guarantee.json. It names no file, no seed, no silo and no person:
-the schema in it says how features are read and scaled, and nothing about persons or labels but the classes' names.
+the schema in it says how features are read and scaled, and nothing about persons or labels but the classes' names and
+the scaling of a numeric label.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -71,6 +73,7 @@ class ModelDescription:
         unsaved: SHA-256 (hex) of buffers that are no part of the model's state; "" without any.
         weights: SHA-256 (hex) of model.safetensors.
         versions: of silodp, torch and python.
+        label_typical: (center, spread) by which labels of kind "real" were scaled; None where they were not.
     """
 
     run: str
@@ -85,6 +88,7 @@ class ModelDescription:
     weights: str
     unsaved: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    label_typical: Sequence[float] | None = None
 
     @classmethod
     def of_run(
@@ -131,6 +135,7 @@ class ModelDescription:
                 "torch": version("torch"),
                 "python": platform.python_version(),
             },
+            label_typical=data.label_typical,
         )
 
     def to_json(self) -> str:
@@ -141,6 +146,8 @@ class ModelDescription:
             "architecture": self.architecture.to_dict(),
             "tensors": {name: vars(tensor) for name, tensor in self.tensors.items()},
         }
+        if self.label_typical is None:  # versions before there was such a scaling read the others
+            del fields["label_typical"]
         return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -183,6 +190,8 @@ class ModelDescription:
             fields["weights"]
         ):
             raise ValueError
+        if "label_typical" in fields:
+            made["label_typical"] = _read_scaling(fields["labels"], fields["label_typical"])
         made["versions"] = {name: _check_text(text) for name, text in fields["versions"].items()}
         description = cls(**made)
         if description.inputs is not None and description.schema.features != description.features:
@@ -225,6 +234,16 @@ def _read_architecture(fields: Mapping[str, Any]) -> Architecture:
     if architecture.source in ("file", "module") and not _SHA256.fullmatch(architecture.sha256):
         raise ValueError
     return architecture
+
+
+def _read_scaling(labels: str, values: Any) -> tuple[float, float]:
+    """Return center and spread of a label of numbers."""
+    if labels != "real" or not isinstance(values, list):
+        raise ValueError
+    center, spread = map(float, values)
+    if not (math.isfinite(center) and 0 < spread < math.inf):
+        raise ValueError
+    return center, spread
 
 
 def _check_text(value: object) -> str:

@@ -12,7 +12,14 @@ from silodp._lazy import export_lazily
 
 if TYPE_CHECKING:
     from silodp.training.losses import Loss, binary_cross_entropy, cox, cross_entropy, squared_error
-    from silodp.training.metrics import accuracy, average_precision, concordance, roc_auc
+    from silodp.training.metrics import (
+        accuracy,
+        average_precision,
+        concordance,
+        mean_absolute_error,
+        r2,
+        roc_auc,
+    )
     from silodp.training.sgd import LocalTraining, record_gradients, silo_update, user_updates
     from silodp.training.task import Task
 
@@ -26,6 +33,8 @@ __all__ = [
     "concordance",
     "cox",
     "cross_entropy",
+    "mean_absolute_error",
+    "r2",
     "record_gradients",
     "roc_auc",
     "silo_update",
@@ -35,7 +44,7 @@ __all__ = [
 
 _MODULES = {
     "losses": ("Loss", "binary_cross_entropy", "cox", "cross_entropy", "squared_error"),
-    "metrics": ("accuracy", "average_precision", "concordance", "roc_auc"),
+    "metrics": ("accuracy", "average_precision", "concordance", "mean_absolute_error", "r2", "roc_auc"),
     "sgd": ("LocalTraining", "record_gradients", "silo_update", "user_updates"),
     "task": ("Task",),
 }

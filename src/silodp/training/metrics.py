@@ -108,6 +108,62 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
     return half_wins / (2 * usable) if usable else float("nan")
 
 
+def mean_absolute_error(outputs: Tensor, targets: Tensor, spread: float = 1.0) -> float:
+    """Compute the mean absolute error of a model of real numbers (scikit-learn).
+
+    Args:
+        outputs: (n,) or (n, 1) real numbers.
+        targets: (n,) real numbers.
+        spread: of the label, by which targets were divided (`label_typical` of a schema): the error is then in the
+            unit of the label. A configured task sets it.
+
+    Returns:
+        The error; nan without records, or where an output is not finite.
+
+    Raises:
+        SilodpError: outputs or targets of another shape.
+    """
+    from sklearn.metrics import mean_absolute_error as measure
+
+    return spread * _measure_numbers("mean_absolute_error", measure, outputs, targets)
+
+
+def r2(outputs: Tensor, targets: Tensor) -> float:
+    """Compute the coefficient of determination R² of a model of real numbers (scikit-learn).
+
+    Args:
+        outputs: (n,) or (n, 1) real numbers.
+        targets: (n,) real numbers.
+
+    Returns:
+        1 minus the squared error divided by that of the mean of these targets; nan for fewer than two records, for
+        targets that are all equal, or where an output is not finite.
+
+    Raises:
+        SilodpError: outputs or targets of another shape.
+    """
+    from sklearn.metrics import r2_score
+
+    if len(targets) and bool((targets == targets.flatten()[0]).all()):
+        return float("nan")
+    return _measure_numbers("r2", r2_score, outputs, targets)
+
+
+def _measure_numbers(name: str, metric: Callable[..., float], outputs: Tensor, targets: Tensor) -> float:
+    """Return scikit-learn's `metric(targets, outputs)` of finite numbers, else nan."""
+    if targets.dim() != 1 or outputs.numel() != len(targets):
+        raise SilodpError(
+            f"{name} needs one number per record, and the outputs are of shape {tuple(outputs.shape[1:])} and the "
+            f"labels of {tuple(targets.shape[1:])}: use another metric.",
+            code="metric.wrong_labels",
+            field="task.metrics",
+        )
+    found, wanted = (one.detach().double().cpu() for one in (outputs.reshape(-1), targets))
+    if len(wanted) == 0 or not bool(found.isfinite().all()):
+        return float("nan")
+    return float(metric(wanted.numpy(), found.numpy()))
+
+
 def _measure_two_classes(metric: Callable[..., float], outputs: Tensor, targets: Tensor) -> float:
     """Return scikit-learn's `metric(positive, score)` where it is defined, else nan."""
     if outputs.dim() == 2 and outputs.shape[1] == 2:
@@ -141,5 +197,9 @@ METRICS: dict[str, Metric] = {
     "roc_auc": roc_auc,
     "average_precision": average_precision,
     "concordance": concordance,
+    "r2": r2,
+    "mean_absolute_error": mean_absolute_error,
 }
 """Name in a config -> metric."""
+ERRORS = frozenset({"mean_absolute_error"})
+"""Names of the metrics of which a smaller value is better."""

@@ -5,12 +5,16 @@ User-level clipping bounds a user's influence only if no layer mixes the records
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from itertools import pairwise
+from numbers import Number
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +27,9 @@ from silodp.training.losses import Loss
 # How far another record's output may move, relative to the largest output, before records count as mixed: kernels may
 # sum in another order, which moves outputs by far less than layers that mix.
 _TOLERANCE = 1e-4
+# Of every module, and none of its state: the mode, and what is handled by name. (So is the list of a recurrent layer's
+# parameters, which torch.func replaces.)
+_OF_MODULES = {"training", "_parameters", "_buffers", "_modules"}
 _FEW = 8  # records are enough to see that records mix
 # Rows that are added to a batch, to see whether anything depends on them.
 _PADDINGS = (1, 3)
@@ -205,27 +212,84 @@ def inspect_on(model: nn.Module, example: Any) -> None:
         raise SilodpError("checking a model needs at least one example record", code="data.no_records")
     batch = example[:_FEW] if len(example) >= 3 else example[[0, 0, 0]]
     changed = map_arrays(_replace_record, batch)
-    states = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    state, tensors = take_snapshot(model), _list_tensors(model)
+    kept = [tensor.clone() for tensor in tensors]
     try:
         for mode in (True, False):
             with _in_mode(model, mode):
                 before = _run_layers(model, batch)
-                moved = [
-                    name for name, value in model.state_dict().items() if not _are_equal(value, states[name])
-                ]
-                if moved:
-                    raise SilodpError(
-                        f"running the model changes its state '{moved[0]}', which no noise protects: "
-                        "use a layer without running state instead",
-                        code="model.running_state",
-                        field="task.model",
-                    )
+                refuse_changes(model, state)
                 _inspect_runs(model, batch, before, _run_layers(model, changed))
                 _inspect_padding(model, batch, before)
+                refuse_changes(model, state)
     finally:
         with torch.no_grad():
-            for name, value in model.state_dict().items():
-                value.copy_(states[name])
+            for tensor, value in zip(tensors, kept, strict=True):
+                if not _are_equal(tensor, value):
+                    tensor.copy_(value)
+
+
+def _list_tensors(model: nn.Module) -> list[Tensor]:
+    return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+
+
+def take_snapshot(model: nn.Module) -> dict[str, object]:
+    """Return copies of all that a model holds, by name: parameters, buffers, and attributes of its modules.
+
+    Of attributes these are numbers, texts, tensors and arrays, also in lists, mappings and plain objects.
+    """
+    found: dict[str, object] = {}
+    for name, module in model.named_modules():
+        tensors = {**module._parameters, **module._buffers}
+        left = _OF_MODULES | ({"_flat_weights"} if isinstance(module, nn.RNNBase) else set())
+        attributes = {key: value for key, value in vars(module).items() if key not in left}
+        for key, value in (tensors | attributes).items():
+            _collect(f"{name}.{key}".lstrip("."), value, found, set())
+    return found
+
+
+def _collect(name: str, value: object, found: dict[str, object], above: set[int]) -> None:
+    """Add copies of a value, and of what is in it, to those found; `above` are the objects that it is in."""
+    if isinstance(value, Tensor):
+        found[name] = value.detach().clone()
+        return
+    if isinstance(value, np.ndarray):
+        found[name] = value.tobytes()
+        return
+    if value is None or isinstance(value, Number | str | bytes | np.generic):
+        found[name] = repr(value)
+        return
+    found[name] = type(value)
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list | tuple | deque):
+        parts = enumerate(value)
+    elif isinstance(value, set | frozenset):
+        parts = ((repr(part), part) for part in value)
+    elif not isinstance(value, nn.Module | type | ModuleType) and not callable(value):
+        is_torchs = type(value).__module__.partition(".")[0] == "torch"
+        parts = () if is_torchs else getattr(value, "__dict__", {}).items()
+    if id(value) not in above:
+        for key, part in parts:
+            _collect(f"{name}.{key}", part, found, above | {id(value)})
+
+
+def refuse_changes(model: nn.Module, before: Mapping[str, object]) -> None:
+    """Refuse a model that is not as it was when the snapshot `before` was taken.
+
+    Raises:
+        SilodpError: its name says what has changed (code model.running_state).
+    """
+    after = take_snapshot(model)
+    for name in [*before, *(after.keys() - before.keys())]:
+        if not _are_equal(before.get(name), after.get(name)):
+            raise SilodpError(
+                f"running the model changes its state '{name}', which no noise protects: "
+                "use a layer without running state instead, and compute constants when the model is built",
+                code="model.running_state",
+                field="task.model",
+            )
 
 
 def inspect_loss(
@@ -555,5 +619,15 @@ def _replace_record(batch: Tensor) -> Tensor:
     return changed
 
 
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
+def _are_equal(a: object, b: object) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(view_bytes(a), view_bytes(b))
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
+
+
+def view_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes (n,) of the elements of a tensor of any data type; a meta tensor has none."""
+    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    if dense.is_meta:
+        return torch.zeros(0, dtype=torch.uint8)
+    return dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

@@ -27,7 +27,9 @@ from silodp.training.model_checks import (
     inspect_model,
     inspect_on,
     is_frozen_norm,
+    refuse_changes,
     set_mode,
+    take_snapshot,
 )
 from silodp.training.models import Architecture
 from silodp.training.sgd._planning import default_memory_budget, measure_cost
@@ -106,6 +108,9 @@ class Task:
         inspect_model(model)
         self.model = _copy(model)
         set_mode(self.model, training=True)
+        # What is released is a copy of this one, which never runs: no module of it can keep anything of a record. It
+        # shares the parameters, whose values `load` replaces or which are frozen.
+        self._released = _copy(self.model, dict((id(p), p) for p in self.model.parameters()))
         self.metrics = dict(metrics or {})
         self.architecture = architecture or Architecture()
         trainable = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -228,7 +233,7 @@ class Task:
                 f"the model has {self.size} parameters, the vector {tuple(params.shape)}",
                 code="argument.shape",
             )
-        model = copy.deepcopy(self.model)
+        model = copy.deepcopy(self._released)
         named = dict(model.named_parameters())
         with torch.no_grad():
             for name, value in zip(self.names, self.unflatten(params.detach()), strict=True):
@@ -278,14 +283,16 @@ class Task:
             SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.
         """
         serialize(self.model, {})
+        before = take_snapshot(self.model)
         example = map_arrays(self._tensor, example_x)
         inspect_on(self.model, example)
         if example_y is not None:
             labels = self._tensor(example_y)
             inspect_loss(self.model, self.loss, example, labels)
             select_user_gradient(self, example, labels)
-        # The trained model will be a copy, and running a model may have left in it what cannot be copied.
+        # Running a model may have left in it what cannot be copied, or must not stay.
         _copy(self.model)
+        refuse_changes(self.model, before)
 
 
 class LruCache:
@@ -420,9 +427,10 @@ def _has_frozen_parts(model: nn.Module) -> bool:
     return any(frozen) or any(is_frozen_norm(module) for module in model.modules())
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def _copy(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
+    """Return a copy of a model, whose objects with the ids of `shared` are those given there."""
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, shared)
     except Exception as error:
         raise SilodpError(
             f"the model cannot be copied ({first_line(error)}): keep only modules, parameters and buffers in it "

@@ -172,6 +172,10 @@ def test_silos_may_write_their_tables_in_different_ways(tmp_path):
     built = Federation.from_tables(files, schema(reader=Reader(), readers={"nord": READER}))
     np.testing.assert_array_equal(built.silos[0].x, built.silos[1].x)
     assert built.users == 3
+    misspelled = schema(reader=Reader(), readers={"nord": READER, "süd": {"missing": ["-9"]}})
+    with refused("data.schema") as caught:
+        Federation.from_tables(files, misspelled)
+    assert "did you mean 'sud'" in str(caught.value)
 
 
 @pytest.mark.parametrize("cell", ["1.234", "1.234,5", "1,2,3"])
@@ -429,6 +433,8 @@ clip = 1.0
         encoding="utf-8",
     )
     check(load_config(tmp_path / "config.toml").federation())
+    with refused("data.schema"):
+        load_config(tmp_path / "config.toml", ["data.schema.readers={nrod = {}}"]).public_data()
 
 
 def test_a_split_of_rows_warns(tmp_path, caplog):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import load_config
 from silodp.data.public import PublicData
+from silodp.data.tables.schema import UNSCALED_LABEL
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import UldpAvg, UldpSgd
 from silodp.planning import tuning
@@ -109,6 +110,27 @@ def test_the_command_prints_settings_that_a_run_takes(tmp_path, silodp):
     assert config.method().step == chosen["method"]["step"]
     spent = plan_run(build_public_spec(config)[0])["adversaries"]["released"]["epsilon"]
     assert 1.99 < spent <= 2.0
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("metrics", ['["mean_absolute_error"]', '["mean_absolute_error", "r2"]'])
+def test_of_errors_the_smaller_is_better(tmp_path, metrics, caplog):
+    """A label that is a number is ranked by r2, or else by the loss, which is printed as the loss."""
+    path = configured(tmp_path)
+    path.write_text(path.read_text().replace("classes = [0, 1]", 'kind = "real"'))
+    config = load_config(path, [f"task.metrics={metrics}"])
+    found = tune(config, build_public_spec(config)[0], 2.0, federations=2)
+    assert found["metric"] == ("r2" if "r2" in metrics else "loss")
+    assert UNSCALED_LABEL in caplog.messages
+    values = [candidate["mean"] for candidate in found["candidates"]]
+    if found["metric"] == "loss":
+        assert values == sorted(values)
+        assert values[0] > 0
+        assert f": {values[0]:.3f} ± " in "\n".join(format_tuning(found))
+        assert "shortfall in loss" in "\n".join(format_tuning(found))
+    else:
+        assert values == sorted(values, reverse=True)
+    assert found["chosen"]["step"] == 1.0, "a hundredth of a step learns nothing in five rounds"
 
 
 def test_an_evaluation_that_costs_has_no_place_in_a_target(tmp_path, silodp):

@@ -20,11 +20,14 @@ from silodp.training import (
     concordance,
     cox,
     cross_entropy,
+    mean_absolute_error,
+    r2,
     roc_auc,
     squared_error,
 )
 from silodp.training.losses import _log_risk_pairwise, _log_risk_sorted
 from silodp.training.metrics import METRICS
+from support.refusals import refused
 
 
 def survival(n, seed, ties=False):
@@ -174,6 +177,30 @@ def test_two_class_metrics_are_scikit_learns():
     assert accuracy(torch.tensor([[1.0], [-1.0], [2.0]]), torch.tensor([1, 1, 0])) == pytest.approx(1 / 3)
     with pytest.raises(SilodpError, match="two classes"):
         roc_auc(torch.randn(4, 3), torch.zeros(4))
+
+
+def test_metrics_of_numbers_are_scikit_learns():
+    from sklearn.metrics import mean_absolute_error as reference
+    from sklearn.metrics import r2_score
+
+    z, y = torch.randn(40, 1), torch.randn(40)
+    assert r2(z, y) == r2(z[:, 0], y) == pytest.approx(r2_score(y, z))
+    assert mean_absolute_error(z, y) == pytest.approx(reference(y, z))
+    assert mean_absolute_error(z, y, spread=15.0) == pytest.approx(reference(15 * y, 15 * z))
+    with refused("metric.wrong_labels"):
+        r2(torch.randn(40, 2), y)
+    with refused("metric.wrong_labels"):
+        mean_absolute_error(z, torch.ones(40, 2))
+
+
+@pytest.mark.filterwarnings("error")
+def test_undefined_metrics_of_numbers_are_nan():
+    z, y = torch.randn(4), torch.arange(4.0)
+    assert math.isnan(r2(z, torch.ones(4)))
+    assert math.isnan(r2(z[:1], y[:1]))
+    for metric in (r2, mean_absolute_error):
+        assert math.isnan(metric(z[:0], y[:0]))
+        assert math.isnan(metric(torch.tensor([1.0, math.inf, 2.0, 3.0]), y))
 
 
 def test_undefined_metrics_are_nan():

@@ -294,7 +294,6 @@ def test_a_loss_is_refused_on_made_up_records_with_a_code(loss, code):
         (nn.CrossEntropyLoss(torch.tensor([0.2, 5.0]), label_smoothing=0.1), "classes", 2),
         (nn.CrossEntropyLoss(ignore_index=1), "classes", 2),
         (nn.BCEWithLogitsLoss(pos_weight=torch.tensor(9.0)), "classes", 1),
-        (nn.SoftMarginLoss(), "real", 1),
         (nn.MSELoss(), "real", 1),
         (nn.L1Loss(), "real", 1),
         (nn.SmoothL1Loss(beta=0.3), "real", 1),

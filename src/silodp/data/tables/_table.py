@@ -348,7 +348,8 @@ class Table:
             return self._codes(schema.label, schema.classes, remedy)
         if schema.event is None or schema.time is None:
             column = schema.label or ""  # Schema has checked that label is there
-            return self._single(column, self._numbers(column))
+            center, spread = schema.label_typical or (0.0, 1.0)
+            return self._single(column, (self._numbers(column) - center) / spread)
         words = {**dict.fromkeys(TRUE, 1.0), **dict.fromkeys(FALSE, 0.0)}
         event = np.array([words.get(text.lower(), np.nan) for text in self.columns[schema.event]])
         self._refuse(

@@ -255,13 +255,27 @@ def _check_settings(where: str, declared: Mapping[Any, Any], maker: type, sectio
             raise _refuse(f"{where} has no setting {shorten(name)}: {remedy}", "data.schema", section)
 
 
-def _check_typical(where: str, bounds: tuple[float, float], typical: tuple[float, float]) -> None:
+def check_typical(where: str, typical: Any, section: str) -> None:
+    """Check the typical center and spread of a column.
+
+    Args:
+        where: name of the column, for messages.
+        typical: (center, spread).
+        section: of the schema.
+
+    Raises:
+        SilodpError: they are no two finite numbers, or the spread is not above 0.
+    """
     if not _is_pair(typical) or not typical[1] > 0:
         raise _refuse(
             f"{where} has typical {typical!r}; give finite (center, spread), spread > 0",
             "data.schema",
-            "numeric",
+            section,
         )
+
+
+def _check_typical(where: str, bounds: tuple[float, float], typical: tuple[float, float]) -> None:
+    check_typical(where, typical, "numeric")
     (low, high), (center, spread) = bounds, typical
     if not low <= center <= high:
         raise _refuse(

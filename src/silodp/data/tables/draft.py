@@ -133,10 +133,12 @@ def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
     """Return the lines of the label: its kind, and its classes where it has few values."""
     found = text.dropna()
     name = f"label = {_quote(label)}"
-    if found.nunique() > MOST_CATEGORIES and not np.isnan(_parse(found, decimal)).any():
+    if found.nunique() > MOST_CATEGORIES and not np.isnan(numbers := _parse(found, decimal)).any():
+        seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}"
         return [
             name,
             'kind = "real"  # a number. For the time until an event: kind = "survival", with event and time for label',
+            f"label_typical = []  # FILL IN center and spread. ROWS: {seen}",
         ]
     listed = (
         f"ROWS: {_list_values(found)}" if found.nunique() <= MOST_CATEGORIES else "ROWS: too many to list"

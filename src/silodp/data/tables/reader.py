@@ -24,6 +24,7 @@ from silodp.data.tables._table import Table
 from silodp.data.tables.schema import (
     ASSUMES_CLIPPING,
     ASSUMES_INDEX_FROM_TABLES,
+    UNSCALED_LABEL,
     Schema,
     normalize_key,
 )
@@ -77,6 +78,8 @@ def read_tables(
             code="argument.type",
             field="schema",
         )
+    if schema.kind == "real" and schema.label_typical is None:
+        _log.warning(UNSCALED_LABEL)
     paths = _silo_paths(files)
     profile = schema.read_identity()
     tables = {

@@ -21,11 +21,12 @@ from silodp.data.tables.columns import (
     CategoricalColumn,
     NumericColumn,
     Reader,
+    check_typical,
     read_categorical,
     read_numeric,
     read_reader,
 )
-from silodp.errors import SilodpError, check_real, first_line
+from silodp.errors import SilodpError, check_real, first_line, suggest_name
 
 ASSUMES_INDEX_FROM_TABLES = (
     "The list of ids was read from the tables, because schema.users declares none: anyone may learn that each "
@@ -37,10 +38,15 @@ ASSUMES_INDEX_BY_PROFILE = (
     "it knows who has records where. The numbers say nothing of a person."
 )
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
+UNSCALED_LABEL = (
+    "the label is a number that is used as it is, and a step of 1 moves a prediction by about 1 in a round: declare "
+    "what is usual by data.schema.label_typical = [center, spread], public like a range ([0, 1] keeps the label as it "
+    "is)"
+)
 
 _OF_RECORDS = {
-    "user", "label", "kind", "classes", "event", "time", "split", "users", "budget", "identity", "test_share",
-    "readers",
+    "user", "label", "kind", "classes", "label_typical", "event", "time", "split", "users", "budget", "identity",
+    "test_share", "readers",
 }  # fmt: skip
 """Fields of a schema that say nothing about features."""
 
@@ -56,6 +62,8 @@ class Schema:
         label: column of the label (kinds "classes" and "real").
         kind: "classes", "real" (a number) or "survival" (`event` and `time` instead of `label`).
         classes: the label's values, in the order of the class numbers (kind "classes").
+        label_typical: (center, spread) of ordinary labels (kind "real"): the model learns (label − center)/spread, and
+            its predictions are in the unit of the label again. Without it the label is used as it is.
         event, time: columns of 0/1 and of a time ≥ 0 (kind "survival").
         numeric: column → public range (low, high), which is mapped to [-1, 1]; or a `NumericColumn` or a table of its
             fields, which may also give typical = (center, spread), by which values are standardized.
@@ -96,6 +104,7 @@ class Schema:
     test_share: float | None = None
     reader: Reader = field(default_factory=Reader)
     readers: Mapping[str, Any] = field(default_factory=dict)
+    label_typical: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("classes", "real", "survival"):
@@ -165,6 +174,18 @@ class Schema:
 
     def _check_label(self) -> None:
         """Check that the kind of label and the columns that hold it go together."""
+        if self.label_typical is not None:
+            if self.kind != "real":
+                raise _refusal(
+                    f"kind is {self.kind!r} and label_typical is {self.label_typical!r}; scale a label of kind 'real' "
+                    "only",
+                    "data.kind",
+                    "label_typical",
+                )
+            check_typical(f"the label {self.label!r}", self.label_typical, "label_typical")
+            # Floats, so that all parties write the same digits into their specifications.
+            center, spread = map(float, self.label_typical)
+            object.__setattr__(self, "label_typical", (center, spread))
         if self.kind == "survival":
             if self.event is None or self.time is None or self.label is not None or self.classes is not None:
                 raise _refusal(
@@ -194,6 +215,17 @@ class Schema:
                     "classes",
                 )
             _check_values("classes", self.classes)
+
+    def check_readers(self, silos: Sequence[str]) -> None:
+        """Check that every silo in `readers` is one of these; else a misspelled name would be left out in silence."""
+        for silo in self.readers:
+            if silo not in silos:
+                hint = suggest_name(silo, silos) or f"the silos are {', '.join(silos)}."
+                raise SilodpError(
+                    f"data.schema.readers.{silo} names no silo: {hint}",
+                    code="data.schema",
+                    field=f"readers.{silo}",
+                )
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -1,0 +1,144 @@
+"""What a model keeps of the records that it has seen: refused where it shows, and never part of a released model.
+
+No noise protects it: a running mean of the private rows would be published with the model, beside an ε that does not
+cover it, and would carry one person's records into the updates of others.
+"""
+
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from silodp.errors import SilodpError
+from silodp.training import LocalTraining, Task, cross_entropy, user_updates
+
+X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+Y = np.array([0, 1, 1, 0, 1, 0])
+
+
+class Keeps(nn.Module):
+    """A linear model in whose inner module `keep` writes down something of the records."""
+
+    def __init__(self, keep, only_in_training=True, **attributes):
+        super().__init__()
+        self.last, self.inner = nn.Linear(3, 2), nn.Module()
+        self.inner.register_buffer("mean", torch.zeros(3), persistent=False)
+        vars(self.inner).update(attributes)
+        self.keep, self.only_in_training = keep, only_in_training
+
+    def forward(self, x):
+        if self.training or not self.only_in_training:
+            self.keep(self.inner, x.detach())
+        return self.last(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(3, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x.unsqueeze(1))[0].squeeze(1)
+
+
+def update_mean(inner, x):
+    inner.mean.mul_(0.9).add_(x.reshape(-1, 3).mean(0), alpha=0.1)
+
+
+def replace_mean(inner, x):
+    inner.mean = x.reshape(-1, 3).mean(0)
+
+
+def count(inner, x):
+    inner.calls += 1
+
+
+def keep_number(inner, x):
+    inner.largest = 0.9 * inner.largest + 0.1 * float(x.max())
+
+
+KEPT = {
+    "buffer": (Keeps(update_mean), "inner.mean"),
+    "new buffer": (Keeps(replace_mean), "inner.mean"),
+    "in eval mode": (Keeps(update_mean, only_in_training=False), "inner.mean"),
+    "counter": (Keeps(count, calls=0), "inner.calls"),
+    "number": (Keeps(keep_number, largest=0.0), "inner.largest"),
+    "new attribute": (Keeps(lambda inner, x: setattr(inner, "last_batch", x)), "inner.last_batch"),
+    "tensor": (Keeps(lambda inner, x: inner.sums.add_(x.sum()), sums=torch.zeros(())), "inner.sums"),
+    "array": (Keeps(lambda inner, x: inner.sums.__iadd__(x.sum().item()), sums=np.zeros(1)), "inner.sums"),
+    "list": (Keeps(lambda inner, x: inner.seen.append(x.sum()), seen=[]), "inner.seen.0"),
+    "nested": (
+        Keeps(lambda inner, x: inner.seen["first"][0].add_(x.sum()), seen={"first": (torch.zeros(()),)}),
+        "inner.seen.first.0",
+    ),
+    "queue": (
+        Keeps(lambda inner, x: inner.seen.append(float(x.sum())), seen=deque([0.0], 1)),
+        "inner.seen.0",
+    ),
+    "object": (
+        Keeps(
+            lambda inner, x: setattr(inner.stats, "mean", float(x.mean())), stats=SimpleNamespace(mean=0.0)
+        ),
+        "inner.stats.mean",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_model_keeps_of_records_is_refused(name):
+    model, where = KEPT[name]
+    with pytest.raises(SilodpError) as caught:
+        Task(model, cross_entropy()).check(X, Y)
+    assert caught.value.code == "model.running_state"
+    assert f"'{where}'" in str(caught.value)
+
+
+def remember_large(inner, x):
+    """Shows nothing on made-up records, which are small."""
+    if float(x.abs().max()) > 100:
+        update_mean(inner, x)
+        inner.largest = float(x.max())
+        inner.seen.append(x)
+
+
+def test_a_released_model_keeps_nothing_of_training():
+    task = Task(Keeps(remember_large, largest=0.0, seen=[]), cross_entropy())
+    task.check(X, Y)
+    start = task.initial(0)
+    local = LocalTraining(1e-3)
+    updates = user_updates(task, start, 1000 * X, Y, np.arange(6), local, torch.Generator().manual_seed(0))
+    assert sum(float(rows.abs().sum()) for _, rows in updates) > 0
+    assert task.model.inner.mean.any()  # it was kept
+    released = task.load(start)
+    assert not released.inner.mean.any()
+    assert (released.inner.largest, released.inner.seen) == (0.0, [])
+    assert not released.training
+    assert not task.load(start).inner.mean.any()
+
+
+def test_constants_in_attributes_pass_and_are_released():
+    sizes = SimpleNamespace(widths=[3, 2], scale=torch.tensor([1.0, float("nan")]))
+    sizes.itself = sizes
+    model = Keeps(lambda inner, x: x * inner.scale, scale=0.5, sizes=sizes, names={"a", "b"})
+    model.inner.mean += 2.0
+    task = Task(model, cross_entropy())
+    task.check(X, Y)
+    released = task.load(task.initial(0))
+    assert torch.equal(released.inner.mean, torch.full((3,), 2.0))
+    assert (released.inner.scale, released.inner.sizes.widths) == (0.5, [3, 2])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_pass_and_are_released_with_their_parameters(kind):
+    """Torch keeps a list of their parameters, in which a trained user's would stay."""
+    task = Task(Recurrent(kind), cross_entropy())
+    task.check(X, Y)
+    params = task.initial(0)
+    list(user_updates(task, params, X, Y, np.arange(6), LocalTraining(0.5), torch.Generator().manual_seed(0)))
+    released = task.load(params)
+    layer = released.layer
+    assert all(one is other for one, other in zip(layer._flat_weights, layer.parameters(), strict=True))
+    assert torch.equal(task.flatten(released), params)
