@@ -4,8 +4,10 @@ import datetime
 import gzip
 import json
 import logging
+import re
 import sys
 import tomllib
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -100,6 +102,32 @@ def test_a_workbook_is_read_by_its_cells(tmp_path):
         with refused("data.unreadable") as caught:
             read(both, reader=reader)
         assert caught.value.field == "data.schema.reader.sheet"
+
+
+def test_a_formula_without_a_stored_value_is_not_taken_for_a_missing_cell(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    path, stored = tmp_path / "nord.xlsx", tmp_path / "stored.xlsx"
+    book = openpyxl.Workbook()
+    for row in (["Fall", "Größe", "krank"], ["a", "=1+0.8", "ja"], ["b", None, "nein"]):
+        book.active.append(row)
+    book.save(path)
+    numeric = {"Größe": {"range": (0, 2.5), "typical": (1.7, 0.1), "missing": "indicator"}}
+    with refused("data.unreadable") as caught:
+        read(path, numeric=numeric)
+    assert "cell B2" in str(caught.value)
+    # As spreadsheet programs save it: with a number, or with an empty text, which is a missing cell.
+    for cell, is_missing in (
+        (b'<c r="B2"><f>1+0.8</f><v>1.8</v>', 0),
+        (b'<c r="B2" t="str"><f>1+0.8</f><v></v>', 1),
+    ):
+        with zipfile.ZipFile(path) as old, zipfile.ZipFile(stored, "w") as new:
+            for name in old.namelist():
+                content = old.read(name)
+                changed = re.sub(rb'<c r="B2"><f>1\+0.8</f><v ?/?>(</v>)?', cell, content)
+                assert (changed != content) == name.endswith("sheet1.xml")
+                new.writestr(name, changed)
+        x = read(stored, numeric=numeric).silos[0].x
+        np.testing.assert_allclose(x, [[1 - is_missing, is_missing], [0, 1]], atol=1e-6)
 
 
 def test_a_title_above_the_header_of_a_workbook_is_named(tmp_path):

@@ -151,7 +151,28 @@ def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
     )
     if cells.empty:
         raise _refuse_empty(path)
+    if (cells == "").to_numpy().any():
+        _check_formulas(path, reader.sheet or sheets[0])
     return _take_header(cells)
+
+
+def _check_formulas(path: Path, sheet: str) -> None:
+    """Raise for a formula of which no value is stored: the cell looks empty, and would count as missing."""
+    import openpyxl
+
+    written, stored = (openpyxl.load_workbook(path, read_only=True, data_only=only) for only in (False, True))
+    for formulas, values in zip(written[sheet].iter_rows(), stored[sheet].iter_rows(), strict=True):
+        for formula, value in zip(formulas, values, strict=True):
+            # A stored text may be empty, and has the type str.
+            if formula.data_type == "f" and value.value is None and value.data_type != "str":
+                raise SilodpError(
+                    f"{path}: cell {formula.coordinate} has a formula without a stored value; open the workbook in a "
+                    "spreadsheet program and save it, or export it as CSV",
+                    code="data.unreadable",
+                    field="data.files",
+                )
+    written.close()
+    stored.close()
 
 
 def _take_header(cells: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, time, timedelta
+from datetime import datetime, timedelta
 from numbers import Integral
 from pathlib import Path
 from reprlib import repr as short
@@ -20,6 +20,14 @@ from silodp.data._identifiers import MISSING
 from silodp.data.identity import IdentityProfile
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
+from silodp.data.tables._cells import (
+    Strings,
+    describe_header,
+    format_names,
+    list_texts,
+    parse_date,
+    parse_numbers,
+)
 from silodp.data.tables._files import header_text, is_text_file, name_setting, read_frame
 from silodp.data.tables.columns import NumericColumn, Reader
 from silodp.data.tables.schema import Schema, is_test_person, text_of
@@ -27,10 +35,8 @@ from silodp.errors import SilodpError
 
 _log = logging.getLogger(__name__)
 
-Strings = NDArray[Any]  # (n,) object array of str
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
-_MOST_LISTED = 10  # names or values that an error lists
 TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
 _ROUNDED = re.compile(r"-?\d+(\.\d+)?[eE]\+\d+")
@@ -82,7 +88,7 @@ class Table:
             _check_column(path, header, column)
         _check_rows(path, frame)
         keys = frame[header_text(schema.user)]
-        columns = {column: _as_text(frame[header_text(column)], path) for column in schema.columns}
+        columns = {column: list_texts(frame[header_text(column)], path) for column in schema.columns}
         if profile is None:
             table = cls(path, schema, columns, reader=reader)
             table._refuse_rounded_keys(keys)
@@ -118,7 +124,7 @@ class Table:
         for column in schema.feature_columns:
             _check_column(path, header, column)
         _check_rows(path, frame)
-        texts = {column: _as_text(frame[header_text(column)], path) for column in schema.feature_columns}
+        texts = {column: list_texts(frame[header_text(column)], path) for column in schema.feature_columns}
         return cls(path, schema, texts, reader=schema.reader, is_fixed=True), frame
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
@@ -284,7 +290,7 @@ class Table:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & self._missing(column)] = place
         self._refuse(
-            column, codes < 0, f"is none of {_format_names([*numbers, *words])}", self._advise(remedy)
+            column, codes < 0, f"is none of {format_names([*numbers, *words])}", self._advise(remedy)
         )
         return codes
 
@@ -432,60 +438,3 @@ def _check_rows(path: Path, frame: pd.DataFrame) -> None:
             code="data.no_records",
             field="data.files",
         )
-
-
-def _as_text(column: pd.Series[Any], path: Path) -> Strings:
-    """Return (n,) object array of text; missing cells become ""."""
-    for row, value in enumerate(column):
-        if isinstance(value, bytes | bytearray | list | dict | np.ndarray):
-            raise SilodpError(
-                f"{path}: column '{column.name}' holds a {type(value).__name__} in data row {row + 1}; give text or a "
-                "number in every cell",
-                code="data.value",
-                field=str(column.name),
-            )
-    missing = column.isna().to_numpy()
-    text = np.array([format_cell(value) for value in column], dtype=object)
-    text[missing] = ""
-    return text
-
-
-def format_cell(value: object) -> str:
-    """Return a cell as text, a date without a time of 00:00."""
-    if isinstance(value, datetime) and value == datetime.combine(value.date(), time.min, value.tzinfo):
-        return value.date().isoformat()
-    return text_of(value)
-
-
-def parse_date(text: str, layout: str | None = None) -> datetime | None:
-    """Return the date in a text of a layout, or of ISO 8601, without its time zone; None where there is none.
-
-    pandas would know no date after the year 2262, and registers write 31.12.9999 for an open end.
-    """
-    try:
-        found = datetime.fromisoformat(text) if layout is None else datetime.strptime(text, layout)
-    except ValueError:
-        return None
-    return found.replace(tzinfo=None)
-
-
-def parse_numbers(text: Strings, decimal: str) -> NDArray[np.float64]:
-    """Return (n,) numbers, NaN where the text is not a number with this decimal mark."""
-    if decimal == ",":
-        # "1.234" may be 1234 there: it becomes NaN.
-        text = np.array([t.replace(".", "?").replace(",", ".") for t in text], dtype=object)
-    return np.asarray(pd.to_numeric(pd.Series(text), errors="coerce").to_numpy(dtype=np.float64))
-
-
-def describe_header(header: Sequence[str]) -> str:
-    """Return the names of a header, and the likely fault where some are empty, for messages."""
-    names = _format_names([name for name in header if name])
-    if "" not in header:
-        return names
-    return f"{names} in a first row with empty cells; delete what stands above the header, if it is a title"
-
-
-def _format_names(names: Sequence[str]) -> str:
-    """Return the first names and the number of the others, for messages."""
-    more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")

@@ -14,8 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
+from silodp.data.tables._cells import describe_header, format_cell, parse_date, parse_numbers
 from silodp.data.tables._files import is_text_file, read_frame
-from silodp.data.tables._table import describe_header, format_cell, parse_date, parse_numbers
 from silodp.data.tables.columns import Reader
 from silodp.errors import SilodpError, suggest_name
 

@@ -1,0 +1,75 @@
+"""Cells as text, and the numbers and days in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from silodp.data.tables.schema import text_of
+from silodp.errors import SilodpError
+
+Strings = NDArray[Any]  # (n,) object array of str
+_MOST_LISTED = 10  # names or values that an error lists
+
+
+def list_texts(column: pd.Series[Any], path: Path) -> Strings:
+    """Return (n,) object array of text; missing cells become ""."""
+    for row, value in enumerate(column):
+        if isinstance(value, bytes | bytearray | list | dict | np.ndarray):
+            raise SilodpError(
+                f"{path}: column '{column.name}' holds a {type(value).__name__} in data row {row + 1}; give text or a "
+                "number in every cell",
+                code="data.value",
+                field=str(column.name),
+            )
+    missing = column.isna().to_numpy()
+    text = np.array([format_cell(value) for value in column], dtype=object)
+    text[missing] = ""
+    return text
+
+
+def format_cell(value: object) -> str:
+    """Return a cell as text, a date without a time of 00:00."""
+    if isinstance(value, datetime) and value == datetime.combine(value.date(), time.min, value.tzinfo):
+        return value.date().isoformat()
+    return text_of(value)
+
+
+def parse_date(text: str, layout: str | None = None) -> datetime | None:
+    """Return the date in a text of a layout, or of ISO 8601, without its time zone; None where there is none.
+
+    pandas would know no date after the year 2262, and registers write 31.12.9999 for an open end.
+    """
+    try:
+        found = datetime.fromisoformat(text) if layout is None else datetime.strptime(text, layout)
+    except ValueError:
+        return None
+    return found.replace(tzinfo=None)
+
+
+def parse_numbers(text: Strings, decimal: str) -> NDArray[np.float64]:
+    """Return (n,) numbers, NaN where the text is not a number with this decimal mark."""
+    if decimal == ",":
+        # "1.234" may be 1234 there: it becomes NaN.
+        text = np.array([t.replace(".", "?").replace(",", ".") for t in text], dtype=object)
+    return np.asarray(pd.to_numeric(pd.Series(text), errors="coerce").to_numpy(dtype=np.float64))
+
+
+def describe_header(header: Sequence[str]) -> str:
+    """Return the names of a header, and the likely fault where some are empty, for messages."""
+    names = format_names([name for name in header if name])
+    if "" not in header:
+        return names
+    return f"{names} in a first row with empty cells; delete what stands above the header, if it is a title"
+
+
+def format_names(names: Sequence[str]) -> str:
+    """Return the first names and the number of the others, for messages."""
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")
