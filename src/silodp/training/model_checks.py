@@ -30,6 +30,7 @@ _TOLERANCE = 1e-4
 # Of every module, and none of its state: the mode, and what is handled by name. (So is the list of a recurrent layer's
 # parameters, which torch.func replaces.)
 _OF_MODULES = {"training", "_parameters", "_buffers", "_modules"}
+_SCALARS = Number | str | bytes | np.generic | None
 _FEW = 8  # records are enough to see that records mix
 # Rows that are added to a batch, to see whether anything depends on them.
 _PADDINGS = (1, 3)
@@ -270,20 +271,19 @@ def _collect(name: str, value: object, found: dict[str, object], above: set[int]
     if isinstance(value, np.ndarray):
         found[name] = value.tobytes()
         return
-    if value is None or isinstance(value, Number | str | bytes | np.generic):
-        found[name] = repr(value)
-        return
-    found[name] = type(value)
     parts: Iterable[tuple[object, object]] = ()
     if isinstance(value, Mapping):
         parts = value.items()
-    elif isinstance(value, list | tuple | deque):
-        parts = enumerate(value)
-    elif isinstance(value, set | frozenset):
-        parts = ((repr(part), part) for part in value)
+    elif isinstance(value, list | tuple | deque | set | frozenset):
+        parts = list(enumerate(value))
     elif not isinstance(value, nn.Module | type | ModuleType) and not callable(value):
         is_torchs = type(value).__module__.partition(".")[0] == "torch"
         parts = () if is_torchs else getattr(value, "__dict__", {}).items()
+    is_plain = isinstance(value, _SCALARS | list | tuple | deque | set | frozenset | dict)
+    if is_plain and all(isinstance(part, _SCALARS) for _, part in parts):  # a vocabulary is long
+        found[name] = repr(value)
+        return
+    found[name] = type(value)
     if id(value) not in above:
         for key, part in parts:
             _collect(f"{name}.{key}", part, found, above | {id(value)})

@@ -70,14 +70,21 @@ KEPT = {
     "new attribute": (Keeps(lambda inner, x: setattr(inner, "last_batch", x)), "inner.last_batch"),
     "tensor": (Keeps(lambda inner, x: inner.sums.add_(x.sum()), sums=torch.zeros(())), "inner.sums"),
     "array": (Keeps(lambda inner, x: inner.sums.__iadd__(x.sum().item()), sums=np.zeros(1)), "inner.sums"),
-    "list": (Keeps(lambda inner, x: inner.seen.append(x.sum()), seen=[]), "inner.seen.0"),
+    "list": (
+        Keeps(lambda inner, x: inner.seen.append(x.sum()), seen=[torch.zeros(()), 0]),
+        "inner.seen.2",
+    ),
     "nested": (
         Keeps(lambda inner, x: inner.seen["first"][0].add_(x.sum()), seen={"first": (torch.zeros(()),)}),
         "inner.seen.first.0",
     ),
     "queue": (
         Keeps(lambda inner, x: inner.seen.append(float(x.sum())), seen=deque([0.0], 1)),
-        "inner.seen.0",
+        "inner.seen",
+    ),
+    "words": (
+        Keeps(lambda inner, x: inner.seen.add(str(float(x[0, 0]))), seen={"a"}, names=["a", "b"]),
+        "inner.seen",
     ),
     "object": (
         Keeps(
