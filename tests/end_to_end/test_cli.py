@@ -125,7 +125,12 @@ def test_a_question_that_cannot_be_answered(silodp: Silodp, arguments: str, says
 def test_usage_errors_are_sentences_too(silodp: Silodp) -> None:
     assert_sentence(silodp("epsilom"), "epsilom")
     assert_sentence(silodp("run"), "CONFIG.toml")
-    assert_sentence(silodp("epsilon", "--method", "uldp-avg"), "--rounds")
+    for outcome in (
+        silodp("epsilon", "--method", "uldp-avg"),
+        silodp("epsilon", "--method", "uldp-avg", "--rounds", "x"),
+    ):
+        assert_sentence(outcome, "--rounds")
+        assert "env var" not in outcome.err
 
 
 def test_the_program_itself_starts_quickly_and_says_what_it_can() -> None:

@@ -141,7 +141,9 @@ def describe_failure(error: BaseException) -> Failure:
         case SilodpError():
             return Failure(MISTAKE, error.code, str(error), error.field)
         case click.ClickException():
-            return Failure(MISTAKE, "cli.usage", f"{error.format_message()}{_see_help(error)}", _field(error))
+            # typer 0.20 with click 8.2 names an environment variable that no option has
+            message = error.format_message().replace(" (env var: 'None')", "")
+            return Failure(MISTAKE, "cli.usage", f"{message}{_see_help(error)}", _field(error))
         case OSError():
             return _describe_file_error(error)
         case MemoryError() | RuntimeError() if _is_memory(error):

@@ -48,7 +48,8 @@ try:
     from starlette.routing import Route
 except ImportError as error:
     raise SilodpError(
-        f"the HTTPS courier needs '{error.name}', which is not installed: run pip install 'silodp[deploy]'.",
+        f"the HTTPS courier needs '{error.name}', which is not installed: run pip install 'silodp[deploy]', "
+        "or '.[deploy]' in a checkout.",
         code="deploy.not_installed",
     ) from None
 

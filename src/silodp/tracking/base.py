@@ -144,7 +144,7 @@ def _import(package: str, extra: str) -> ModuleType:
     except ImportError:
         raise SilodpError(
             f"--log {extra} needs the package '{package.partition('.')[0]}', which is not installed: "
-            f"pip install 'silodp[{extra}]'.",
+            f"pip install 'silodp[{extra}]', or '.[{extra}]' in a checkout.",
             code="argument.missing",
             field="log",
         ) from None

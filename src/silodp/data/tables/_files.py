@@ -127,7 +127,8 @@ def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
         import openpyxl
     except ImportError:
         raise SilodpError(
-            f"{path}: reading .xlsx needs openpyxl; install silodp[excel], or export the table as CSV",
+            f"{path}: reading .xlsx needs openpyxl; pip install openpyxl (the extra silodp[excel]), or export the "
+            "table as CSV",
             code="data.no_reader",
             field="data.files",
         ) from None
