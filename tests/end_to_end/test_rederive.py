@@ -307,12 +307,20 @@ def test_without_a_configuration_it_is_said_what_is_not_checked(silodp: Silodp, 
     tell(directory, whole)
     done = silodp("report", directory)
     left = "assumptions, claims, and charges of units with privacy budgets (there is no config.toml)"
-    assert done.out.splitlines()[1:] == [str(directory / "MODEL_CARD.md"), f"Not checked: {left}."]
+    shown = done.out.splitlines()
+    assert shown[:2] == ["The guarantees and the metrics agree with the ledger.", f"Not checked: {left}."]
+    written = [f"Report: {directory / 'report.html'}", f"Model card: {directory / 'MODEL_CARD.md'}"]
+    assert shown[-2:] == written
+    assert [line.partition(":")[0] for line in shown[2:-2]] == [
+        "Against whoever sees the models",
+        "Against the server",
+        "Against another silo",
+    ]
     assert silodp("report", directory, "--json").json["not_checked"] == [left]
     assert (directory / "report.html").read_text().count(f"ot checked: {left}") == 2
     (directory / "checkpoint" / "ledger.jsonl").unlink()
-    gone = silodp("report", directory).out.splitlines()[1:]
-    assert gone == [str(directory / "MODEL_CARD.md"), "Not checked: the guarantee: the ledger is missing."]
+    gone = silodp("report", directory).out.splitlines()
+    assert gone == ["Not checked: the guarantee: the ledger is missing.", *written]
 
 
 def test_a_run_from_python_says_what_is_not_checked(tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ def report(
 ) -> None:
     """Check the guarantee against the ledger. Writes DIR/report.html and DIR/MODEL_CARD.md again."""
     from silodp.bundle.model_card import write_card
+    from silodp.report.guarantee_text import describe_guarantee
     from silodp.report.page import write_report
     from silodp.report.run_record import read_run
 
@@ -184,11 +185,11 @@ def report(
     audit = record.audit
     unchecked = ("the guarantee: the ledger is missing",) if audit is None else audit.unchecked
     result = {"report": str(path), "card": None if card is None else str(card), "not_checked": unchecked}
-    show(
-        result,
-        as_json,
-        [str(path), *([] if card is None else [str(card)]), *(f"Not checked: {what}." for what in unchecked)],
-    )
+    lines = [f"Not checked: {what}." for what in unchecked]
+    if audit is not None:
+        lines = ["The guarantees and the metrics agree with the ledger.", *lines]
+        lines += [describe_guarantee(g, audit.attacks.get(a)) for a, g in record.guarantees.items()]
+    show(result, as_json, [*lines, f"Report: {path}", *([] if card is None else [f"Model card: {card}"])])
 
 
 app.command()(predict)
