@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -176,6 +177,21 @@ def test_silos_may_write_their_tables_in_different_ways(tmp_path):
     with refused("data.schema") as caught:
         Federation.from_tables(files, misspelled)
     assert "did you mean 'sud'" in str(caught.value)
+
+
+def test_a_category_that_is_a_number_may_have_a_decimal_comma(tmp_path):
+    (tmp_path / "nord.csv").write_text("id;grade;ill\n1;0,0;no\n2;1,0;yes\n3;1,5;no\n")
+    given = Schema(
+        user="id",
+        label="ill",
+        classes=["no", "yes"],
+        categorical={"grade": [0, 1, 1.5]},
+        reader={"separator": ";", "decimal": ","},
+    )
+    x = Federation.from_tables([tmp_path / "nord.csv"], given).silos[0].x
+    np.testing.assert_array_equal(x, np.eye(3))
+    with refused("data.value"):
+        Federation.from_tables([tmp_path / "nord.csv"], replace(given, reader=Reader(separator=";")))
 
 
 @pytest.mark.parametrize("cell", ["1.234", "1.234,5", "1,2,3"])

@@ -283,9 +283,15 @@ class Table:
             if isinstance(value, bool)
             for word in sorted(TRUE if value else FALSE)
         }
-        codes = np.array(
-            [numbers.get(text, words.get(text.lower(), -1)) for text in self.columns[column]], dtype=np.int64
-        )
+        has_commas = self.reader.decimal == "," and is_text_file(self.path)
+
+        def find(text: str) -> int:
+            place = numbers.get(text, words.get(text.lower(), -1))
+            if place < 0 and has_commas and _DECIMAL_COMMA.fullmatch(text):
+                place = numbers.get(text_of(text.replace(",", ".")), -1)  # "0,0" is the category 0
+            return place
+
+        codes = np.array([find(text) for text in self.columns[column]], dtype=np.int64)
         if missing is not None:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & self._missing(column)] = place
@@ -300,7 +306,7 @@ class Table:
         for column, constants in self.schema.numeric_columns().items():
             columns += [values[:, None] for values in self._scale(column, constants)]
         for column, categories in self.schema.categorical_columns().items():
-            remedy = "add it to the public categories or map it to one of them"
+            remedy = "add it to the public categories, or change the cells before the run"
             if categories.missing is None and self._missing(column).any():
                 remedy += ", or declare which of them stands for missing cells (missing)"
             codes = self._codes(column, categories.categories, remedy, categories.missing)
