@@ -274,9 +274,10 @@ def render(name: str, folder: Path = LINES) -> str:
         if not some:
             continue
         shown = [format_cell(by_column.get(column, []), table.after) for column in columns]
-        counts = join_equal(str(len(by_column[c])) for c in columns if by_column.get(c))
-        spent = join_equal(format_epsilon(by_column[c][0]) for c in columns if by_column.get(c))
-        rounds = join_equal(str(line["rounds"]) for line in some)
+        found = [by_column.get(column, []) for column in columns]
+        counts = join_equal([str(len(lines)) if lines else None for lines in found])
+        spent = join_equal([format_epsilon(lines[0]) if lines else None for lines in found])
+        rounds = join_equal([str(lines[0]["rounds"]) if lines else None for lines in found])
         seconds = statistics.fmean(line["seconds"] for line in some)
         rows.append(
             [label, rounds, spent, *shown, counts, f"{seconds:.2g}" if seconds < 100 else f"{seconds:.0f}"]
@@ -317,8 +318,10 @@ def format_epsilon(line: Line) -> str:
     return found[0] if len(set(found)) == 1 else " / ".join(found)
 
 
-def join_equal(values: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(values))
+def join_equal(values: list[str | None]) -> str:
+    """Return the value of all columns, or one of each; None where a column has no run."""
+    different = {value for value in values if value is not None}
+    return different.pop() if len(different) == 1 else "; ".join(value or "–" for value in values)
 
 
 def write_tables(page: str, folder: Path = LINES) -> str:
