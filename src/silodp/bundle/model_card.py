@@ -189,8 +189,8 @@ def _format_data(facts: _Facts) -> list[str]:
     if described.label_typical is not None:
         center, spread = described.label_typical
         scaled = (
-            f", typically {center:g} ± {spread:g}; the model computes (value − {center:g})/{spread:g}, and predictions "
-            "of silodp are in the unit of the value"
+            f", typically {center:.15g} ± {spread:.15g}; the model computes (value − {center:.15g})/{spread:.15g}, and "
+            "predictions of silodp are in the unit of the value"
         )
     lines = [
         f"- **Origin, time and place**: {_one_line(card.data) if card.data else _UNKNOWN.format('data')}",

@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,8 +32,9 @@ from silodp.crypto.streams import KEY_BYTES, Bytes, derive_key, keystream
 from silodp.errors import SilodpError, require
 
 # rbcl writes libsodium to a temporary file (2.6 MB) that it leaves behind; once loaded, the file is not needed.
-with contextlib.suppress(OSError):  # Windows keeps a loaded library
-    Path(lib_path).unlink()
+if Path(lib_path).parent == Path(tempfile.gettempdir()):
+    with contextlib.suppress(OSError):  # Windows keeps a loaded library
+        Path(lib_path).unlink()
 
 SECURITY = 128  # base transfers, and bits of delta
 _CHECK = 160  # bits; one of 2¹³ pairs of different columns passes as equal with probability 2⁻¹⁴⁷ a trial

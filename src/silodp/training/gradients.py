@@ -309,9 +309,11 @@ def _look_up(
     return torch.where((input == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
 
 
-def _look_up_directly(weight: Tensor, indices: Tensor, padding_idx: int = -1) -> Tensor:
+def _look_up_directly(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, *options: Any, **named: Any
+) -> Tensor:
     """Return what `torch.embedding` does, as `_look_up`; a negative `padding_idx` is none."""
-    rows = torch.embedding(weight, indices)
+    rows = torch.embedding(weight, indices, -1, *options, **named)
     return torch.where((indices == padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 

@@ -5,6 +5,7 @@ User-level clipping bounds a user's influence only if no layer mixes the records
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -254,17 +255,18 @@ def take_snapshot(model: nn.Module) -> dict[str, object]:
     Of attributes these are numbers, texts, tensors and arrays, also in lists, mappings and plain objects.
     """
     found: dict[str, object] = {}
+    seen: set[int] = set()
     for name, module in model.named_modules():
         tensors = {**module._parameters, **module._buffers}
         left = _OF_MODULES | ({"_flat_weights"} if isinstance(module, nn.RNNBase) else set())
         attributes = {key: value for key, value in vars(module).items() if key not in left}
         for key, value in (tensors | attributes).items():
-            _collect(f"{name}.{key}".lstrip("."), value, found, set())
+            _collect(f"{name}.{key}".lstrip("."), value, found, seen)
     return found
 
 
-def _collect(name: str, value: object, found: dict[str, object], above: set[int]) -> None:
-    """Add copies of a value, and of what is in it, to those found; `above` are the objects that it is in."""
+def _collect(name: str, value: object, found: dict[str, object], seen: set[int]) -> None:
+    """Add copies of a value, and of what is in it, to those found; `seen` are the objects that were looked into."""
     if isinstance(value, Tensor):
         found[name] = value.detach().clone()
         return
@@ -276,7 +278,7 @@ def _collect(name: str, value: object, found: dict[str, object], above: set[int]
         parts = value.items()
     elif isinstance(value, list | tuple | deque | set | frozenset):
         parts = list(enumerate(value))
-    elif not isinstance(value, nn.Module | type | ModuleType) and not callable(value):
+    elif not isinstance(value, nn.Module | type | ModuleType | logging.Logger) and not callable(value):
         is_torchs = type(value).__module__.partition(".")[0] == "torch"
         parts = () if is_torchs else getattr(value, "__dict__", {}).items()
     is_plain = isinstance(value, _SCALARS | list | tuple | deque | set | frozenset | dict)
@@ -284,9 +286,10 @@ def _collect(name: str, value: object, found: dict[str, object], above: set[int]
         found[name] = repr(value)
         return
     found[name] = type(value)
-    if id(value) not in above:
+    if id(value) not in seen:
+        seen.add(id(value))
         for key, part in parts:
-            _collect(f"{name}.{key}", part, found, above | {id(value)})
+            _collect(f"{name}.{key}", part, found, seen)
 
 
 def refuse_changes(model: nn.Module, before: Mapping[str, object]) -> None:

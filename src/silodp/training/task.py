@@ -370,10 +370,13 @@ def _choose_evaluation_batch(model: nn.Module, inputs: Any) -> int:
 
 
 def _make_up(array: Tensor, count: int) -> Tensor:
-    """Return made-up records of the same kind: small numbers that differ, or the id 0."""
+    """Return made-up records of the same kind: small numbers that differ, or the largest id or length of each place.
+
+    A model may compute lengths from ids, and take none of length 0.
+    """
     shape = (count, *array.shape[1:])
     if not array.is_floating_point():
-        return array.new_zeros(shape)
+        return array.amax(0, keepdim=True).expand(shape)
     return torch.linspace(-1, 1, math.prod(shape), dtype=array.dtype, device=array.device).reshape(shape)
 
 

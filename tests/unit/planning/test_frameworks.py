@@ -381,6 +381,17 @@ def test_a_bound_for_two_is_a_bound_for_one():
     assert values == sorted(values)
 
 
+def test_steps_of_opacus_are_of_a_round():
+    ten = check("opacus", noise_multiplier=1.0, sample_rate=0.01, steps=100, rounds=10)
+    assert epsilons(ten) == epsilons(check("opacus", noise_multiplier=1.0, sample_rate=0.01, steps=1000))
+
+
+def test_a_filter_of_nvflare_may_be_typed():
+    assert check("nvflare", filter="SVTPrivacy", tau=1e-6, dimension=10, rounds=1) == check(
+        "nvflare", dimension=10, rounds=1
+    )
+
+
 def test_epochs_of_opacus_are_never_assumed():
     with refused("argument.missing"):
         check("opacus", noise_multiplier=1.0, sample_rate=0.01)
@@ -401,6 +412,12 @@ def test_settings_that_contradict_each_other_are_refused():
     with refused("argument.conflict"):
         check("flower", CENTRAL, num_clients=100, fraction_train=1.0)
     check("flower", CENTRAL, num_clients=100, fraction_train=0.2)
+    for least in ({"min_fit_clients": 50}, {"fraction_fit": 0.2, "min_train_nodes": 50}):
+        with refused("argument.conflict"):
+            check("flower", CENTRAL, num_clients=100, **least)
+    check("flower", CENTRAL, num_clients=100, fraction_fit=0.01, min_fit_clients=20)
+    two = {**CENTRAL, "num_sampled_clients": 2}
+    check("flower", two, num_clients=10, fraction_fit=0.1)  # Flower never draws fewer than two
     with refused("argument.conflict"):
         check("flower", CENTRAL, num_rounds=1)
 

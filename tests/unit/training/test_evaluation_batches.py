@@ -80,3 +80,23 @@ def test_measuring_draws_no_random_numbers():
     found = compute_outputs(model, x)
     torch.manual_seed(1)
     assert torch.equal(found, model(x).detach())
+
+
+class Packed(nn.Module):
+    """It computes the lengths of sequences from ids, and torch packs none of length 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.ids, self.body = nn.Embedding(9, 4, padding_idx=0), nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x):
+        lengths = (x != 0).sum(1)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.ids(x), lengths, batch_first=True, enforce_sorted=False
+        )
+        return self.body(packed)[1][0][-1]
+
+
+def test_sequences_of_made_up_records_are_not_empty():
+    ids = torch.tensor([[3, 0, 0], [1, 2, 0]]).repeat(40, 1)
+    assert compute_outputs(Packed().eval(), ids).shape == (80, 3)

@@ -146,6 +146,28 @@ def test_cnn():
     )
 
 
+class Tempered(nn.Module):
+    """A parameter without dimensions, such as a temperature that is learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.out = nn.Parameter(torch.tensor(1.0)), nn.Linear(3, 2000)
+
+    def forward(self, x):
+        return self.scale * self.out(x)[:, :2]
+
+
+def test_a_parameter_without_dimensions_is_trained():
+    task = Task(Tempered().double(), cross_entropy())
+    x, y, user = ragged([2] * 12, 0)
+    start, local = task.initial(0), LocalTraining(0.1, 5)
+    assert_equal_updates(
+        updates(task, start, x, y, user, local, 1), looped(task, start, x, y, user, local, 1), 1e-10
+    )
+    (rows,) = [rows for _, rows in record_gradients(task, start, x[:3], y[:3])]
+    assert rows.shape == (3, task.size)
+
+
 def test_frozen_and_tied_parameters():
     class Tied(nn.Module):
         def __init__(self):

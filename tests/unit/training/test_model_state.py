@@ -5,6 +5,7 @@ cover it, and would carry one person's records into the updates of others.
 """
 
 import hashlib
+import logging
 from collections import deque
 from types import SimpleNamespace
 
@@ -150,6 +151,23 @@ def test_recurrent_layers_pass_and_are_released_with_their_parameters(kind):
     layer = released.layer
     assert all(one is other for one, other in zip(layer._flat_weights, layer.parameters(), strict=True))
     assert torch.equal(task.flatten(released), params)
+
+
+def test_a_logger_of_a_model_is_no_state():
+    """It leads to all loggers of the process, which change."""
+
+    def log(inner, x):
+        inner.log.debug("called")
+        logging.getLogger(f"silodp.test.{x.shape}")
+
+    Task(Keeps(log, log=logging.getLogger("silodp.test")), cross_entropy()).check(X, Y)
+
+
+def test_what_many_lists_share_is_looked_into_once():
+    shared = [[1.0], "text"]
+    for _ in range(40):
+        shared = [shared, shared]
+    Task(Keeps(lambda inner, x: None, shared=shared), cross_entropy()).check(X, Y)
 
 
 class Buffered(nn.Linear):

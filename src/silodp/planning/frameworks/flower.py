@@ -30,6 +30,7 @@ from silodp.planning.frameworks.base import (
 
 _ROUNDS = ("num_server_rounds", "num_rounds", "rounds")
 _SHARES = ("fraction_train", "fraction_fit")
+_LEAST = ("min_train_nodes", "min_fit_clients")
 _EMPTIED = "a client that is emptied still answers, with an update of 0"
 _IN_CLEAR = "clients send the numbers of their records and their metrics in clear; no ε here covers these"
 _WHOLE_MODEL = "the message has the whole update and no other array"
@@ -131,12 +132,15 @@ def _check_central(settings: Settings, delta: float | None) -> Finding:
     if "num_clients" in settings or "num_supernodes" in settings:
         known = settings.whole("num_clients", "num_supernodes")
         sampling = min(1.0, clients / known)
-        if any(name in settings for name in _SHARES):
-            drawn = int(settings.share(*_SHARES) * known)
+        has_share, has_least = (any([name in settings for name in names]) for names in (_SHARES, _LEAST))
+        if has_share or has_least:
+            # As FedAvg draws: a share of the clients, and never fewer than a minimum, which is 2 by default.
+            drawn = int(settings.share(*_SHARES) * known) if has_share else clients
+            drawn = min(known, max(drawn, settings.whole(*_LEAST, default=2)))
             if drawn != clients:
                 raise SilodpError(
-                    f"num_sampled_clients is {clients}, and the share of clients that is set gives {drawn} of {known}: "
-                    "correct one of them.",
+                    f"num_sampled_clients is {clients}, and Flower draws {drawn} of {known} by the share and the "
+                    "minimum of clients that are set: correct one of them.",
                     code="argument.conflict",
                     field="num_sampled_clients",
                 )
@@ -182,7 +186,8 @@ def _check_central(settings: Settings, delta: float | None) -> Finding:
         tuple(differences),
         (
             f"exactly {clients} clients answer in every round, which Flower only warns about",
-            "clients are drawn uniformly, by a draw that does not depend on records; who was drawn may be known"
+            "clients are drawn uniformly, by a draw that does not depend on records, and all of them are available; "
+            "who was drawn may be known"
             if sampling < 1
             else "a client may be in every round, and whether it is does not depend on its records",
             _EMPTIED,

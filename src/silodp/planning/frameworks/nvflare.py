@@ -36,6 +36,7 @@ class NvFlare(Framework):
 
     name = "nvflare"
     files = "config_fed_client.json of the job"
+    without_effect = ("tau", "replace", "data_kinds", "percentile", "gamma", "exclude_vars")
 
     def pick(self, content: Any) -> TomlTable:
         """Return the arguments of the filter with noise, else the name of the last filter that is known."""
@@ -57,7 +58,7 @@ class NvFlare(Framework):
         """Return what holds for the filter."""
         rounds = settings.whole("num_rounds", "rounds")
         found = settings.delta(delta, "delta")
-        name = settings.values.get(_FILTER, "SVTPrivacy")
+        name = settings.values[_FILTER] if _FILTER in settings else "SVTPrivacy"
         if name in _WITHOUT_NOISE:
             return Finding("nvflare", name, found, rounds, no_guarantee(SERVER, _WITHOUT_NOISE[name]))
         if name != "SVTPrivacy":

@@ -38,8 +38,8 @@ class Opacus(Framework):
             # As Opacus: one over the number of batches of the loader.
             batches = math.ceil(settings.whole("dataset_size") / settings.whole("batch_size"))
             rate = 1 / batches
-        steps = (
-            settings.whole("steps") if "steps" in settings else settings.whole("epochs") * rounds * batches
+        steps = rounds * (
+            settings.whole("steps") if "steps" in settings else settings.whole("epochs") * batches
         )
         is_poisson = settings.flag("poisson_sampling", default=True)
         sampled: Event = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)

@@ -233,7 +233,7 @@ class Trainer:
                     params, speeds, traced.step(params, inputs) if traced else gradient(*params, *inputs)
                 )
         if copies:
-            own = [torch.cat([part.flatten(1) for part in shaped], 1) for shaped in parts]
+            own = [torch.cat([part.reshape(len(part), -1) for part in shaped], 1) for shaped in parts]
         for matrix, part in zip(kept, own, strict=True):
             matrix[at[:real]] = part[:real]
 

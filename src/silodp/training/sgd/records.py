@@ -56,7 +56,9 @@ def record_gradients(
     for first in range(0, len(inputs), at_once):
         piece = slice(first, min(first + at_once, len(inputs)))
         with seeded(task, secrets.randbits(62) if generator is None else draw_seed(generator)):
-            rows = torch.cat([g.flatten(1) for g in gradient(*start, inputs[piece], targets[piece])], 1)
+            rows = torch.cat(
+                [g.reshape(len(g), -1) for g in gradient(*start, inputs[piece], targets[piece])], 1
+            )
         yield piece, rows
         del rows
 
@@ -129,7 +131,7 @@ class RecordGradients:
         start = self._task.unflatten(params.detach().to(self._task.device, self._task.dtype))
         with seeded(self._task, draw_seed(self._generator)):
             parts = traced.step(start, traced.prepare((self._x[records], self._y[records])))
-        yield batch, torch.cat([part[: len(batch)].flatten(1) for part in parts], 1)
+        yield batch, torch.cat([part[: len(batch)].reshape(len(batch), -1) for part in parts], 1)
 
     def _traced(self, count: int) -> TracedGradient | None:
         """Return the traced gradients of so many records, or None where tracing fails."""
