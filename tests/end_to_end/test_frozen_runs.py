@@ -69,6 +69,28 @@ class Scaled(nn.Linear):
         return super().forward(x) * self.last.scale
 
 
+class Centered(nn.Linear):
+    """A layer with constants in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.center = torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - self.center)
+
+
+class Tempered(nn.Linear):
+    """A layer with a parameter that the method of its parent does not draw."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
 @pytest.mark.parametrize(
     ("model", "pretrained", "is_assumed"),
     [
@@ -76,6 +98,9 @@ class Scaled(nn.Linear):
         (lambda: nn.Linear(3, 2), None, False),
         (lambda: nn.Linear(3, 2), True, True),
         (Scaled, None, True),
+        (Centered, None, True),
+        (Tempered, None, True),
+        (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), None, False),
     ],
 )
 def test_a_guarantee_says_where_the_models_values_must_be_public(

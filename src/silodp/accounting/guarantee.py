@@ -181,7 +181,7 @@ LOCAL_INDEX = (
     "settings of the run"
 )
 PUBLIC_VALUES = (
-    "no value that the model came with (frozen parts, buffers, parameters that are not drawn anew) was computed from "
+    "no value that the model came with (frozen parts, buffers, attributes, parameters not drawn anew) was computed from "
     "private records"
 )
 SECRET_SAMPLE = (

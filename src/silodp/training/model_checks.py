@@ -265,6 +265,18 @@ def take_snapshot(model: nn.Module) -> dict[str, object]:
     return found
 
 
+def has_tensor_attributes(model: nn.Module) -> bool:
+    """Return whether a module holds a tensor or an array that is neither a parameter nor a buffer."""
+    named = {
+        f"{name}.{key}".lstrip(".")
+        for name, module in model.named_modules()
+        for key in (*module._parameters, *module._buffers)
+    }
+    return any(
+        isinstance(value, Tensor | bytes) for name, value in take_snapshot(model).items() if name not in named
+    )
+
+
 def _collect(name: str, value: object, found: dict[str, object], seen: set[int]) -> None:
     """Add copies of a value, and of what is in it, to those found; `seen` are the objects that were looked into."""
     if isinstance(value, Tensor):

@@ -23,6 +23,7 @@ from silodp.training.losses import Loss, adapt_torch_loss
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import (
     call_model,
+    has_tensor_attributes,
     inspect_loss,
     inspect_model,
     inspect_on,
@@ -154,7 +155,10 @@ class Task:
     def keeps_values(self) -> bool:
         """Whether values that the model came with are constants of it, or the start of training."""
         return (
-            self.is_pretrained or bool(self._constants) or any(map(_keeps_parameters, self.model.modules()))
+            self.is_pretrained
+            or bool(self._constants)
+            or has_tensor_attributes(self.model)
+            or _keeps_parameters(self.model)
         )
 
     def initial(self, seed: int | None) -> Tensor:
@@ -172,17 +176,7 @@ class Task:
         model = copy.deepcopy(self.model).cpu()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0].item())
-            for module in reversed(list(model.modules())):  # children first: the choice of a parent wins
-                reset = _find_reset(module)
-                if reset is not None:
-                    try:
-                        reset()
-                    except (Exception, SystemExit) as error:
-                        raise SilodpError(
-                            f"{type(module).__name__}.reset_parameters raised {describe_exception(error)}: correct it.",
-                            code="model.raised",
-                            field="task.model",
-                        ) from error
+            _draw_parameters(model)
         return self.flatten(model).to(self.device)
 
     def flatten(self, model: nn.Module) -> Tensor:
@@ -419,14 +413,31 @@ def _digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
     return hasher.hexdigest()
 
 
-def _find_reset(module: nn.Module) -> Callable[[], object] | None:
-    """Return what draws the parameters of a module anew; None where nothing does."""
-    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-    return reset if callable(reset) else None
+def _draw_parameters(model: nn.Module) -> None:
+    """Draw the parameters of all layers anew, as far as they have a `reset_parameters`."""
+    for module in reversed(list(model.modules())):  # children first: the choice of a parent wins
+        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if callable(reset):
+            try:
+                reset()
+            except (Exception, SystemExit) as error:
+                raise SilodpError(
+                    f"{type(module).__name__}.reset_parameters raised {describe_exception(error)}: correct it.",
+                    code="model.raised",
+                    field="task.model",
+                ) from error
 
 
-def _keeps_parameters(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters(recurse=False)) and _find_reset(module) is None
+def _keeps_parameters(model: nn.Module) -> bool:
+    """Return whether some trainable parameter does not get all its values from a `reset_parameters`."""
+    trial = copy.deepcopy(model).cpu()
+    trained = [p for p in trial.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.fill_(math.nan)
+    with torch.random.fork_rng(devices=[]):
+        _draw_parameters(trial)
+    return any(bool(parameter.isnan().any()) for parameter in trained)
 
 
 def _has_frozen_parts(model: nn.Module) -> bool:
