@@ -181,8 +181,8 @@ LOCAL_INDEX = (
     "settings of the run"
 )
 PUBLIC_VALUES = (
-    "no value that the model came with (frozen parts, buffers, attributes, parameters not drawn anew) was computed from "
-    "private records"
+    "no value that the model came with (frozen parts, buffers, attributes, parameters not drawn anew) was computed "
+    "from private records"
 )
 SECRET_SAMPLE = (
     "the silos have compared their keys by another channel, and none of them tells the server who was sampled; "
