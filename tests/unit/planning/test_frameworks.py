@@ -180,6 +180,13 @@ def test_central_noise_of_fl4health_is_counted_without_the_number_of_clients():
     assert epsilons(found, RELEASED)["a client"] > found.stated
 
 
+def test_the_coin_of_one_client_is_not_that_of_a_person_in_two():
+    """Each of two clients tosses its coin, so one of them is drawn more often than either."""
+    units = [epsilons(check("fl4health", SERVER_NOISE, client_sampling=coin), RELEASED) for coin in (0.66, 1.0)]
+    assert units[0]["a client"] < units[1]["a client"]
+    assert units[0]["a person with 2 records"] == units[1]["a person with 2 records"]
+
+
 def test_without_a_coin_the_accountant_of_fl4health_is_right():
     found = check("fl4health", INSTANCE, client_data_sizes=1000, n_server_rounds=5)
     assert found.differences == ()
