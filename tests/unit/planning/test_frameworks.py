@@ -182,7 +182,9 @@ def test_central_noise_of_fl4health_is_counted_without_the_number_of_clients():
 
 def test_the_coin_of_one_client_is_not_that_of_a_person_in_two():
     """Each of two clients tosses its coin, so one of them is drawn more often than either."""
-    units = [epsilons(check("fl4health", SERVER_NOISE, client_sampling=coin), RELEASED) for coin in (0.66, 1.0)]
+    units = [
+        epsilons(check("fl4health", SERVER_NOISE, client_sampling=coin), RELEASED) for coin in (0.66, 1.0)
+    ]
     assert units[0]["a client"] < units[1]["a client"]
     assert units[0]["a person with 2 records"] == units[1]["a person with 2 records"]
 
