@@ -268,6 +268,14 @@ def test_a_shuffled_table_is_no_poisson_sample():
     )
 
 
+def test_every_round_begins_a_new_epoch():
+    """A loader that is read from its start in every round can give the same first batch twenty times."""
+    settings = {"noise_multiplier": 0.5, "sample_rate": 0.05, "steps": 1, "rounds": 20}
+    found = check("opacus", settings, poisson_sampling=False)
+    assert gaussian_delta(epsilons(found)["a record"], 0.5 / math.sqrt(20)) == pytest.approx(1e-5, rel=1e-6)
+    assert epsilons(found)["a record"] > epsilons(check("opacus", settings))["a record"]
+
+
 def test_engines_of_ten_rounds_add_up():
     found = check("opacus", DP_SGD, epochs=1, rounds=10)
     whole = check("opacus", DP_SGD)
