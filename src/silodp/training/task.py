@@ -128,6 +128,7 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
+        self._places = _list_places(self.model)
         self._has_stated_start = pretrained is True
         self.is_pretrained = _has_frozen_parts(self.model) if pretrained is None else pretrained
         self.engine = LruCache(_REMEMBERED)  # measurements and traces of this model's steps
@@ -196,9 +197,11 @@ class Task:
 
         Several named inputs are the keyword arguments of the model.
         """
-        values = dict(zip(self.names, params, strict=True)) | self._constants
+        found = dict(zip(self.names, params, strict=True)) | self._constants
+        values = {place: found[name] for place, name in self._places.items()}
         args, named = ((), dict(**x)) if isinstance(x, NamedArrays) else ((x,), {})
-        outputs: Tensor = functional_call(self.model, values, args, named)
+        # With tie_weights, torch sets a module with two names twice and puts back what it set first.
+        outputs: Tensor = functional_call(self.model, values, args, named, tie_weights=False)
         return outputs
 
     def objective(self, params: tuple[Tensor, ...], x: Any, y: Tensor, mask: Tensor) -> Tensor:
@@ -438,6 +441,17 @@ def _keeps_parameters(model: nn.Module) -> bool:
     with torch.random.fork_rng(devices=[]):
         _draw_parameters(trial)
     return any(bool(parameter.isnan().any()) for parameter in trained)
+
+
+def _list_places(model: nn.Module) -> dict[str, str]:
+    """Return, for every place of a parameter or buffer, the name that it is listed under; each module counts once."""
+    listed = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        f"{prefix}.{key}".lstrip("."): listed[id(tensor)]
+        for prefix, module in model.named_modules()
+        for key, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
 
 
 def _has_frozen_parts(model: nn.Module) -> bool:

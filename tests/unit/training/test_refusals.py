@@ -34,9 +34,17 @@ def tied() -> nn.Sequential:
     return model
 
 
-def test_tied_parameters_are_trained_as_one():
-    task = Task(tied(), binary_cross_entropy())
-    assert task.size == 9 + 3 + 3 + 4
+def repeated() -> nn.Sequential:
+    """One layer under two names, "0" and "2"."""
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize(("build", "size"), [(tied, 9 + 3 + 3 + 4), (repeated, 9 + 3 + 4)])
+def test_tied_parameters_are_trained_as_one(build, size):
+    task = Task(build(), binary_cross_entropy())
+    assert task.size == size
+    task.check(X, Y)
     params = task.initial(0)
     local = LocalTraining(learning_rate=0.5, epochs=3)
     ((_, deltas),) = user_updates(task, params, X, Y, np.zeros(6, np.int64), local, torch.Generator())
@@ -52,12 +60,13 @@ def test_tied_parameters_are_trained_as_one():
     assert float(deltas[0].abs().max()) > 0.1
 
 
-def test_tied_parameters_are_stored_under_each_name():
-    task = Task(tied(), binary_cross_entropy())
+@pytest.mark.parametrize("build", [tied, repeated])
+def test_tied_parameters_are_stored_under_each_name(build):
+    task = Task(build(), binary_cross_entropy())
     model = task.load(task.initial(3))
     stored = load(serialize(model, {}))
     assert set(stored) == set(model.state_dict())
-    again = tied()
+    again = build()
     again.load_state_dict(stored)
     assert again[0].weight is again[2].weight
     assert torch.equal(task.flatten(again), task.initial(3))
