@@ -326,6 +326,7 @@ def inspect_loss(
     loss: Loss,
     x: Any,
     y: Tensor,
+    classes: int | None = None,
 ) -> None:
     """Check that a loss can train this model, and that it leaves out records whose mask is 0.
 
@@ -334,6 +335,7 @@ def inspect_loss(
         loss: to be inspected.
         x: (n, ...) made-up records, n ≥ 3.
         y: (n, ...) made-up labels of the right kind.
+        classes: their number; None: not known, or labels of another kind.
 
     Raises:
         SilodpError: it cannot, or does not.
@@ -345,6 +347,13 @@ def inspect_loss(
             f"the outputs of {type(model).__name__} have no gradient with respect to its parameters: write its forward "
             "with differentiable torch operations only (no argmax, no .detach(), no numpy)",
             code="model.no_gradient",
+            field="task.model",
+        )
+    if loss.per_class and classes is not None and outputs.dim() > 1 and 1 < outputs.shape[1] != classes:
+        raise SilodpError(
+            f"the model gives {outputs.shape[1]} outputs for a record, and the labels have {classes} classes: end it "
+            f"in a layer of width {classes}, because the loss '{loss.name}' takes one output per class",
+            code="loss.output_shape",
             field="task.model",
         )
     outputs = outputs.detach().requires_grad_()
@@ -570,10 +579,12 @@ def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor
                     if refusal is not None:
                         raise refusal from problem
                 shapes = " and ".join(f"{name} {shape}".strip() for name, shape, _ in get_kind(batch))
+                reason, kinds = describe_exception(problem), [kind for _, _, kind in get_kind(batch)]
+                if "Long" in reason and "torch.int64" in kinds:
+                    reason += "; look ids (int64) up in an nn.Embedding, or give numbers as float32"
                 called = f", given as the arguments {', '.join(inputs)}" if "" not in inputs else ""
                 raise SilodpError(
-                    f"the model fails on records of shape {shapes} (tried with made-up numbers{called}): "
-                    f"{describe_exception(problem)}",
+                    f"the model fails on records of shape {shapes} (tried with made-up numbers{called}): {reason}",
                     code="model.raised",
                     field="task.model",
                 ) from problem

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from silodp.data.inputs import NamedArrays, map_arrays
 from silodp.errors import SilodpError, describe_exception, first_line
 from silodp.training.gradients import select_user_gradient
-from silodp.training.losses import Loss, adapt_torch_loss
+from silodp.training.losses import LOSSES, Loss, adapt_torch_loss
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import (
     call_model,
@@ -82,6 +82,12 @@ class Task:
                 field="model",
             )
         if not isinstance(loss, Loss | nn.Module):
+            if isinstance(loss, type) or loss in LOSSES.values():
+                raise SilodpError(
+                    f"loss is {loss.__name__} itself: call it, loss={loss.__name__}().",
+                    code="argument.type",
+                    field="loss",
+                )
             raise SilodpError(
                 f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record.",
                 code="argument.type",
@@ -268,7 +274,7 @@ class Task:
         """
         return compute_outputs(self.load(params), inputs)
 
-    def check(self, example_x: Any, example_y: Any = None) -> None:
+    def check(self, example_x: Any, example_y: Any = None, classes: int | None = None) -> None:
         """Refuse a model or a loss that cannot be trained or stored, before anything is spent on it.
 
         Run it on public or synthetic inputs of the right shape, or on private records: nothing leaves this call.
@@ -276,6 +282,7 @@ class Task:
         Args:
             example_x: (n, ...) records, n ≥ 1.
             example_y: (n, ...) their labels, n ≥ 3; None leaves the loss unchecked.
+            classes: their public number, of labels that are classes; None leaves the number of outputs unchecked.
 
         Raises:
             SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.
@@ -286,7 +293,7 @@ class Task:
         inspect_on(self.model, example)
         if example_y is not None:
             labels = self._tensor(example_y)
-            inspect_loss(self.model, self.loss, example, labels)
+            inspect_loss(self.model, self.loss, example, labels, classes)
             select_user_gradient(self, example, labels)
         # Running a model may have left in it what cannot be copied, or must not stay.
         _copy(self.model)

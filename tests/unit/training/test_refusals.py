@@ -73,6 +73,34 @@ def test_tied_parameters_are_stored_under_each_name(build):
     assert torch.equal(again(torch.tensor(X)), model(torch.tensor(X)))
 
 
+@pytest.mark.parametrize("loss", [cross_entropy(), nn.CrossEntropyLoss()])
+@pytest.mark.parametrize(("classes", "refused"), [(2, True), (3, False), (4, True), (None, False)])
+def test_a_loss_of_classes_takes_one_output_for_each(loss, classes, refused):
+    task = Task(nn.Linear(3, 3), loss)
+    if not refused:
+        task.check(X, Y, classes)
+        return
+    with pytest.raises(SilodpError, match="a layer of width") as caught:
+        task.check(X, Y, classes)
+    assert caught.value.code == "loss.output_shape"
+
+
+def test_a_loss_of_numbers_may_take_any_outputs_of_classes():
+    Task(nn.Linear(3, 5), Loss.per_record("mine", by_record)).check(X, Y, 2)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss, cross_entropy])
+def test_a_loss_that_is_not_called_is_named_with_brackets(loss):
+    with pytest.raises(SilodpError, match=rf"loss={loss.__name__}\(\)"):
+        Task(nn.Linear(3, 2), loss)
+
+
+def test_ids_into_a_linear_layer_name_the_embedding():
+    with pytest.raises(SilodpError, match=r"nn\.Embedding") as caught:
+        Task(nn.Linear(3, 2), cross_entropy()).check(np.arange(12).reshape(4, 3), Y[:4])
+    assert caught.value.code == "model.raised"
+
+
 def by_record(outputs, targets):
     return F.cross_entropy(outputs, targets, reduction="none")
 
