@@ -277,6 +277,37 @@ def has_tensor_attributes(model: nn.Module) -> bool:
     )
 
 
+def list_numeric_attributes(model: nn.Module) -> dict[str, Tensor]:
+    """Return the numbers that modules of a user's classes hold as plain attributes, by name, as tensors.
+
+    These are numbers, tensors, arrays, and lists and tuples of numbers. Modules of torch show theirs in their text, as
+    does a class derived from one, and objects and texts may differ between machines (paths, versions of libraries).
+    """
+    known = {*vars(nn.Module()), *_OF_MODULES, "_flat_weights"}
+    found = {}
+    for name, module in model.named_modules():
+        shown = {*known, *getattr(module, "__constants__", ())}
+        if type(module).__module__.partition(".")[0] == "torch":
+            continue
+        for key, value in vars(module).items():
+            if key not in shown and (tensor := _make_numbers(value)) is not None:
+                found[f"{name}.{key}".lstrip(".")] = tensor
+    return found
+
+
+def _make_numbers(value: object) -> Tensor | None:
+    """Return numbers as a tensor; None where a value is anything else."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, Number | np.generic | np.ndarray | list | tuple):
+        try:
+            array = np.array(value)
+            return torch.from_numpy(array) if array.dtype.kind in "biufc" and array.size else None
+        except (ValueError, TypeError, RuntimeError):  # lists of different lengths, or of tensors elsewhere
+            return None
+    return None
+
+
 def _collect(name: str, value: object, found: dict[str, object], seen: set[int]) -> None:
     """Add copies of a value, and of what is in it, to those found; `seen` are the objects that were looked into."""
     if isinstance(value, Tensor):

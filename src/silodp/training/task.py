@@ -28,6 +28,7 @@ from silodp.training.model_checks import (
     inspect_model,
     inspect_on,
     is_frozen_norm,
+    list_numeric_attributes,
     refuse_changes,
     set_mode,
     take_snapshot,
@@ -146,12 +147,13 @@ class Task:
 
     @property
     def constants_digest(self) -> str:
-        """SHA-256 (hex) of the constants of the model: frozen parameters, buffers and modes; "" without any."""
-        if not self._constants:
+        """SHA-256 (hex) of the model's constants: frozen parameters, buffers, attributes, modes; "" without any."""
+        constants = {**list_numeric_attributes(self.model), **self._constants}
+        if not constants:
             return ""
         # Frozen dropout computes something else in train mode than in eval mode.
         in_eval_mode = [name for name, module in self.model.named_modules() if not module.training]
-        return _digest_tensors(self._constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
+        return _digest_tensors(constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
 
     @property
     def start_digest(self) -> str:
