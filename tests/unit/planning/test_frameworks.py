@@ -339,6 +339,32 @@ def test_a_flat_yaml_is_read(tmp_path):
     assert format_finding(found)[-1] == "  not read: name"
 
 
+@pytest.mark.parametrize("text", ["010", "+010", "0_10", "08"])
+def test_a_number_with_a_leading_zero_is_none(tmp_path, text):
+    """PyYAML reads 010 as 8, and YAML 1.2 as 10."""
+    path: Path = tmp_path / "config.yaml"
+    path.write_text(f"n_server_rounds: {text}\nserver_noise_multiplier: 1.0\n")
+    with refused("argument.value"):
+        check_framework("fl4health", [str(path)])
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "names"),
+    [
+        (
+            "opacus",
+            ["target_epsilon=8", "batch_size=64", "dataset_size=6400", "epochs=1"],
+            "optimizer.noise_",
+        ),
+        ("flower", ["max-grad-norm=1", "target-delta=1e-5", "num-server-rounds=3"], "--framework opacus"),
+    ],
+)
+def test_noise_that_opacus_chooses_is_asked_for(framework, given, names):
+    with pytest.raises(SilodpError, match=names) as caught:
+        check_framework(framework, given)
+    assert caught.value.code == "argument.missing"
+
+
 @pytest.mark.parametrize("flag", ["yes", "On", "TRUE", "true # since June"])
 @pytest.mark.parametrize("rounds", ["20", "20.", "2_0"])
 def test_truth_and_numbers_of_yaml_are_read(tmp_path, flag, rounds):

@@ -7,6 +7,7 @@ import math
 from silodp.accounting.accountant import EventCount
 from silodp.accounting.events import Event, Gaussian, PoissonSampled
 from silodp.accounting.group_privacy import scale_to_person
+from silodp.errors import SilodpError
 from silodp.planning.frameworks.base import (
     CLIENT,
     RECORD,
@@ -29,6 +30,13 @@ class Opacus(Framework):
 
     def check(self, settings: Settings, delta: float | None) -> Finding:
         """Return what holds: records are drawn anew for every step, or, without Poisson sampling, once per epoch."""
+        if "target_epsilon" in settings and "noise_multiplier" not in settings:
+            raise SilodpError(
+                "noise_multiplier is missing: make_private_with_epsilon has chosen it for target_epsilon; print "
+                "optimizer.noise_multiplier after that call, and give noise_multiplier=... instead of target_epsilon.",
+                code="argument.missing",
+                field="noise_multiplier",
+            )
         noise = settings.number("noise_multiplier")
         rounds = settings.whole("rounds", "num_rounds", default=1)
         if "sample_rate" in settings:
