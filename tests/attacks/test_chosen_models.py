@@ -9,15 +9,31 @@ clip, is not what the server learns.
 
 from __future__ import annotations
 
+import math
+import secrets
+import shutil
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
-from silodp.mechanisms.clipping import clip_rows
+from silodp.config.schema import load_config
+from silodp.data.silo_data import SiloData
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.setup import make_local
+from silodp.deploy.silo import load_identity, open_silo, save_records
+from silodp.mechanisms.clipping import add_weighted_rows, clip_rows
+from silodp.mechanisms.noise import Randomness
+from silodp.methods.base import LocalContext, Population
+from silodp.methods.evaluation import EvaluationSums
 from silodp.training.counts import CountTable
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.sgd import LocalTraining, RecordGradients, user_updates
 from silodp.training.task import Task
+from silodp.wire.messages import Message
+from silodp.wire.transport import SERVER, sign, verify
 
 FEATURES, HIDDEN = 30, 32
 
@@ -41,32 +57,41 @@ def records(counts: list[int], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return x, torch.from_numpy(rng.integers(0, 2, len(user))), user
 
 
-def add_updates(task: Task, params: Tensor, data: tuple[Tensor, ...], local: LocalTraining) -> Tensor:
+def describe(separate: bool) -> str:
+    return "each alone" if separate else "side by side"
+
+
+def is_bounded(moved: float, separate: bool, otherwise: float) -> bool:
+    """Return whether units computed alone move a sum by a clip at most, and side by side by more than a number."""
+    return moved <= 1 + 1e-6 if separate else moved > otherwise
+
+
+def add_updates(task: Task, data: tuple[Tensor, ...], separate: bool) -> Tensor:
     """Return the sum of all users' updates, each clipped to 1."""
     total = torch.zeros(task.size, dtype=torch.float64)
-    for users, rows in user_updates(task, params, *data, local, torch.Generator().manual_seed(1)):
+    seed, local = torch.Generator().manual_seed(1), LocalTraining(0.1, 5)
+    for users, rows in user_updates(task, cancelling_weights(), *data, local, seed, separate=separate):
         total += clip_rows(users, rows, 1.0).factors @ rows.double()
     return total
 
 
-def test_one_person_moves_a_sum_of_updates_by_many_clips() -> None:
-    task, local = mlp(), LocalTraining(0.1, 5)
-    x, y, user = records([1] * 128 + [17])
-    others = user != 128
-    with_person = add_updates(task, cancelling_weights(), (x, y, user), local)
-    without = add_updates(task, cancelling_weights(), (x[others], y[others], user[others]), local)
-    moved = float((with_person - without).norm())
-    print(f"one person of 129, training: the sum of updates moves by {moved:.2f} clips")
-    assert moved > 2
+@pytest.mark.parametrize("separate", [False, True])
+def test_one_person_moves_a_sum_of_updates_by_many_clips(separate: bool) -> None:
+    task, data = mlp(), records([1] * 128 + [17])
+    without = tuple(part[data[2] != 128] for part in data)
+    moved = float((add_updates(task, data, separate) - add_updates(task, without, separate)).norm())
+    print(f"one person of 129, training, {describe(separate)}: the sum of updates moves by {moved:.2f} clips")
+    assert is_bounded(moved, separate, 2)
 
 
-def test_one_record_moves_a_sum_of_gradients_by_more_than_a_clip() -> None:
+@pytest.mark.parametrize("separate", [False, True])
+def test_one_record_moves_a_sum_of_gradients_by_more_than_a_clip(separate: bool) -> None:
     task = mlp(16)
     x, y, _ = records([400])
 
     def add_gradients(batch: int, seed: int) -> Tensor:
         total = torch.zeros(task.size, dtype=torch.float64)
-        gradients = RecordGradients(task, x, y, 1, torch.Generator())
+        gradients = RecordGradients(task, x, y, 1, torch.Generator().manual_seed(0), separate=separate)
         for rows, values in gradients.of(cancelling_weights(16, seed), torch.arange(batch)):
             total += clip_rows(rows, values, 1.0).factors @ values.double()
         return total
@@ -76,18 +101,94 @@ def test_one_record_moves_a_sum_of_gradients_by_more_than_a_clip() -> None:
         for n in (4, 8, 16, 28, 32, 64)
         for seed in range(4)
     )
-    print(f"one record of a batch, DP-SGD: the sum of gradients moves by {moved:.2f} clips")
-    assert moved > 1.5
+    print(f"one record of a batch, DP-SGD, {describe(separate)}: the sum moves by {moved:.2f} clips")
+    assert is_bounded(moved, separate, 1.5)
 
 
-def test_one_persons_held_out_record_moves_a_sum_of_counts_by_several_clips() -> None:
+@pytest.mark.parametrize("separate", [False, True])
+def test_one_held_out_record_moves_a_sum_of_counts_by_several_clips(separate: bool) -> None:
     task, table = mlp(16), CountTable("scores")
-    x, y, _ = records([40])
+    x, y, user = records([1] * 40)
+    method = EvaluationSums("user", noise_multiplier=1.0, clip=1.0, table=table)
 
     def add_counts(first: int, seed: int) -> Tensor:
-        cells = table.find_cells(task.predict(cancelling_weights(16, seed), x[first:]), y[first:])
-        return torch.bincount(cells, minlength=table.size).double()
+        context = LocalContext(
+            task, cancelling_weights(16, seed), x[first:], y[first:], user[first:], torch.ones(40),
+            Population(1, 40), Randomness.from_seed(0), separate=separate,
+        )  # fmt: skip
+        return add_weighted_rows(method.local_update(context)).value
 
     moved = max(float((add_counts(0, seed) - add_counts(1, seed)).norm()) for seed in range(4))
-    print(f"one held-out record of 40, evaluation by sums: the sum of counts moves by {moved:.2f} clips")
-    assert moved > 2
+    print(f"one held-out record of 40, evaluation, {describe(separate)}: counts move by {moved:.2f} clips")
+    assert is_bounded(moved, separate, 2)
+
+
+# --- silos as they are deployed ------------------------------------------------------------------------------
+
+CONFIG = """
+name = "chosen"
+rounds = 1
+seed = 7
+{separate}
+[data]
+source = "embedded"
+users = 129
+silos = 2
+[task]
+model = "network.py:make"
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+[method.local]
+learning_rate = 0.1
+epochs = 5
+"""
+NETWORK = f"""
+from torch import nn
+
+
+def make(features, **options):
+    return nn.Sequential(nn.Linear(features, {HIDDEN}), nn.ReLU(), nn.Linear({HIDDEN}, 1))
+"""
+
+
+def ask_silos(folder: Path, persons: int) -> Tensor:
+    """Return the sum of the answers of all silos of a consortium to the chosen model, in clips.
+
+    Of the first persons each has one record in each silo, and number 128 has 17.
+
+    Noise follows from the seed of the run and is the same in every call.
+    """
+    consortium, server = Consortium.load(folder / "public"), load_identity(folder / "server", SERVER)
+    total = torch.zeros(consortium.spec.size, dtype=torch.float64)
+    for number, name in enumerate(consortium.spec.names):
+        home = folder / "silos" / name
+        x, y, user = (part.numpy() for part in records([1] * 128 + [17], number))
+        here = user < persons
+        save_records(home / "records.npz", SiloData(name, x[here], y[here], user[here]))
+        for kept in ("store", "ledgers"):
+            shutil.rmtree(home / kept, ignore_errors=True)
+        run = secrets.token_hex(16)
+        update = Message("update", run, arrays={"params": cancelling_weights().numpy()})
+        with open_silo(home, consortium) as silo:
+            for message in (Message("setup", run), update):
+                answer = silo.receive(sign(message, server, name))
+        key = consortium.sealed.silos[name]
+        total += torch.from_numpy(verify(answer, key, name, SERVER, update.digest()).arrays["share"])
+    return total / 0.1
+
+
+@pytest.mark.parametrize(
+    ("separate", "least", "most"), [("", 0.5, 1 + 1e-6), ("separate = false", 2, math.inf)]
+)
+def test_one_person_moves_what_silos_answer(separate: str, least: float, most: float, tmp_path: Path) -> None:
+    """A public folder that `silodp deploy init` drafts says `separate = true`, unless the configuration does not."""
+    (tmp_path / "network.py").write_text(NETWORK)
+    (tmp_path / "run.toml").write_text(CONFIG.format(separate=separate))
+    config = load_config(tmp_path / "run.toml")
+    make_local(config, config.federation(), tmp_path / "parties", 1)
+    with_person, without = (ask_silos(tmp_path / "parties", persons) for persons in (129, 128))
+    moved = float((with_person - without).norm())
+    print(f"one person of 129 in 2 deployed silos, {separate or 'separate = true'}: {moved:.6f} clips")
+    assert least < moved <= most

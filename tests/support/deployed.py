@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from silodp.config.schema import load_config
+from silodp.methods.base import supports_separate
 from silodp.runtime.train import train
 from support.consortium import Processes
 
@@ -94,7 +95,8 @@ def simulate(folder: Path, text: str) -> Path:
         settings.task(federation),
         settings.method(),
         out=folder / "simulated",
-        **settings.settings(),
+        # As `silodp deploy init` sets it where the configuration says nothing.
+        **{**settings.settings(), "separate": supports_separate(settings.method())},
     )
     return folder / "simulated"
 

@@ -181,6 +181,11 @@ SHARED_ROUNDING = (
     + "nobody chooses a model for an attack: updates of a silo are computed side by side in floating point, "
     "and with a model chosen for it, rounding lets one person move the sum by many clips while one is charged"
 )
+SEPARATE_ROUNDING = (
+    TECHNICAL
+    + "updates are computed in floating point, each person's or record's alone: the same computation gives the same "
+    "bits, whatever a silo computed before it"
+)
 PUBLIC_INDEX = (
     "every silo knows a person by the same id, and anyone may learn whose ids are on the list of ids, which silos take "
     "part, and all settings of the run"
@@ -204,7 +209,12 @@ COINS = (
 
 
 def list_assumptions(
-    view: View, integers: bool = False, *, public_index: bool = True, samples_users: bool = False
+    view: View,
+    integers: bool = False,
+    *,
+    public_index: bool = True,
+    samples_users: bool = False,
+    separate: bool = False,
 ) -> tuple[str, ...]:
     """Return the assumptions of a guarantee against this adversary under any method.
 
@@ -213,11 +223,12 @@ def list_assumptions(
         integers: whether noise is added to integers.
         public_index: whether the run needs a public list of ids.
         samples_users: whether users are sampled.
+        separate: whether every person (or record) is computed alone.
     """
     common = (
         PUBLIC_INDEX if public_index else LOCAL_INDEX,
         DROPOUTS,
-        SHARED_ROUNDING,
+        SEPARATE_ROUNDING if separate else SHARED_ROUNDING,
         *(() if integers else (FLOATING_POINT_NOISE,)),
         "the run's directory was never copied or restored and continued twice",
     )

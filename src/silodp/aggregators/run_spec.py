@@ -70,6 +70,7 @@ class RunSpec:
         silo_limits: ε by adversary that every silo's own ledger lets the run spend, at `noise_delta`.
         tested: whether held-out records, pooled, measure the model.
         evaluation: how silos' held-out records measure it; None: not at all.
+        separate: whether every person (or record, where records are clipped) is computed alone.
         run: random id of one execution; "" before it begins. It is no part of `digest`.
     """
 
@@ -86,6 +87,7 @@ class RunSpec:
     silo_limits: Mapping[Adversary, float] = field(default_factory=dict, hash=False)
     tested: bool = False
     evaluation: Evaluation | None = None
+    separate: bool = False
     run: str = ""
 
     # --- what follows from the constants ---
@@ -177,6 +179,8 @@ class RunSpec:
         }
         if self.evaluation is not None:  # runs without keep their digests
             identity["evaluation"] = repr(self.evaluation)
+        if self.separate:
+            identity["separate"] = True
         return identity
 
     @cached_property

@@ -236,6 +236,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         f"  protects    {who}; U = {agreed['users']:,} persons",
         f"  aggregator  {agreed['aggregator']}",
         f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
+        *_format_separate(agreed["separate"]),
         *_format_evaluation(agreed["evaluation"], agreed["evaluations"]),
         f"  columns     {columns}",
         f"  label       {agreed['label'] or 'as in data.json'}",
@@ -248,6 +249,17 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         *(["  FOR TESTS: all keys were made on one machine"] if agreed["for_tests"] else []),
     ]
     return [_escape_controls(line) for line in lines]
+
+
+def _format_separate(separate: bool | None) -> list[str]:
+    """Return the line about how persons are computed; none where nothing is computed for single persons."""
+    if separate is None:
+        return []
+    if separate:
+        return ["  computes    every person (or record) alone"]
+    return [
+        "  computes    persons side by side: a server that chooses models for it can learn more of a person than ε says"
+    ]
 
 
 def _format_evaluation(across: str | None, times: int) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.config.schema import RunConfig
 from silodp.data.public import PublicData
-from silodp.runtime.prepare import describe_model
+from silodp.runtime.prepare import check_separate, describe_model
 from silodp.training.losses import LOSSES
 from silodp.training.metrics import METRICS
 from silodp.training.models import SIZES, name_linear_model
@@ -35,6 +35,7 @@ def build_public_spec(config: RunConfig, users: int | None = None) -> tuple[RunS
     is_assumed = data.users is None
     data = replace(data, users=ASSUMED_USERS) if is_assumed else data
     aggregator = config.aggregator()
+    check_separate(bool(config.separate), config.method())
     spec = RunSpec(
         data,
         _count_parameters(config, data) or describe_model(config.task(data)),
@@ -47,6 +48,7 @@ def build_public_spec(config: RunConfig, users: int | None = None) -> tuple[RunS
         seed=config.seed,
         silo_limits=config.silo_limits,
         evaluation=config.evaluation(),
+        separate=bool(config.separate),
     )
     return spec.calibrate(), is_assumed
 

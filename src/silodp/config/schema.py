@@ -124,6 +124,7 @@ class RunConfig(_Section):
     aggregator_name: str = Field(default="plain", alias="aggregator")
     aggregation: TomlTable = Field(default_factory=dict)
     evaluate_every: Annotated[int, Field(ge=1, le=MOST_WHOLE)] = 1
+    separate: bool | None = None
     data: TomlTable
     task_section: TaskSection = Field(default_factory=TaskSection, alias="task")
     method_section: TomlTable = Field(alias="method")
@@ -346,6 +347,7 @@ class RunConfig(_Section):
             "accountant": self.build_accountant(),
             "silo_limits": self.silo_limits,
             "evaluation": self.evaluation(),
+            "separate": bool(self.separate),
         }
 
     def build_accountant(self) -> Accountant | str | None:

@@ -38,6 +38,7 @@ from silodp.deploy.silo import (
     save_records,
 )
 from silodp.errors import SilodpError, shorten
+from silodp.methods.base import supports_separate
 from silodp.planning.epsilon import compute_largest_cost
 from silodp.wire.store import PRIVATE_FILE, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
@@ -74,6 +75,9 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
         )
     for name in data.silos:
         check_party_name(name)
+    if config.separate is None and supports_separate(config.method()):
+        # The server of a deployment is somebody else, who may choose models for an attack.
+        config = config.model_copy(update={"separate": True})
     spec = derive_spec(config, data, config.task(data))
     if config.source == "tables":
         check_index(config, spec)
@@ -272,6 +276,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "rounds": spec.rounds,
         "delta": spec.delta,
         "epsilon": compute_largest_cost(spec, spec.noise_delta, spec.accountant),
+        "separate": spec.separate if supports_separate(spec.method) else None,
         "evaluation": None if spec.evaluation is None else spec.evaluation.across,
         "evaluations": spec.evaluations,
         "columns": list(spec.data.features),

@@ -77,6 +77,7 @@ class LocalContext:
         memory: what this silo's last `LocallyNoisedUpdate` asked to be kept; None in the first round.
         round: counted from 0.
         state: the method's state in this round (see `Method.initial_state`).
+        separate: whether every unit is computed alone (see `Method.can_separate`).
     """
 
     task: Task
@@ -92,6 +93,7 @@ class LocalContext:
     memory: np.ndarray | None = None
     round: int = 0
     state: MethodState = field(default_factory=dict)
+    separate: bool = False
 
 
 EventsBySurvivors = Mapping[Adversary, Sequence[tuple[View, Event]]]
@@ -113,6 +115,19 @@ class LinkageCase:
     is_estimate: bool = False
 
 
+def supports_separate(method: Method) -> bool:
+    """Return whether a method can compute every unit alone.
+
+    A class that overrides `local_update` has to state it anew: what it inherits is about another computation.
+    """
+    for cls in type(method).__mro__:
+        if "can_separate" in vars(cls):
+            return bool(vars(cls)["can_separate"])
+        if "local_update" in vars(cls):
+            break
+    return False
+
+
 @dataclass(frozen=True, repr=False)
 class Method(ABC):
     """Base class of methods.
@@ -122,6 +137,12 @@ class Method(ABC):
     """
 
     server_optimizer: ServerOptimizer | None = field(default=None, kw_only=True, metadata=OMIT_NONE)
+
+    can_separate: ClassVar[bool] = False
+    """Whether `local_update` computes the row of every unit alone where `LocalContext.separate`.
+
+    Then shapes, code paths and random numbers of a row depend on that unit's records alone, and so do its bits.
+    """
 
     # --- What every method defines ---
 

@@ -90,7 +90,9 @@ class DpSgd:
         dropout = context.randomness.torch("dropout")
         from silodp.training.sgd import RecordGradients
 
-        gradients = RecordGradients(context.task, context.x, context.y, self.local_steps, dropout)
+        gradients = RecordGradients(
+            context.task, context.x, context.y, self.local_steps, dropout, separate=context.separate
+        )
         step_of = _STEPS[self.optimizer](self.local_learning_rate)
         refused = 0
         for _ in range(self.local_steps):

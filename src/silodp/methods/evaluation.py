@@ -117,6 +117,7 @@ class EvaluationMethod(Method):
 
     unit: Unit | None = "user"
 
+    can_separate: ClassVar[bool] = True
     ROUNDS: ClassVar[str] = "rounds"
 
     def initial_state(self, population: Population) -> dict[str, np.ndarray]:
@@ -222,7 +223,13 @@ class EvaluationSums(EvaluationMethod):
 
         if len(context.x) == 0:
             return
-        cells = self.table.find_cells(context.task.predict(context.params, context.x), context.y)
+        if context.separate:
+            from silodp.training.sgd.separate import predict_separately
+
+            outputs = predict_separately(context.task, context.params, context.x)
+        else:
+            outputs = context.task.predict(context.params, context.x)
+        cells = self.table.find_cells(outputs, context.y)  # comparisons, which round nothing
         if self.unit == "user":
             _, unit = torch.unique(context.user, return_inverse=True)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import ClassVar
 
 import numpy as np
 
@@ -60,6 +61,8 @@ class UldpGroup(Method):
     name: str = field(default="uldp-group", init=False)
     unit: Unit | None = field(default="user", init=False)
     clips_records: bool = field(default=True, init=False, repr=False)
+
+    can_separate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._dp_sgd  # noqa: B018  its constants are checked as it is made

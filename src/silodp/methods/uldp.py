@@ -151,6 +151,7 @@ class UldpAvg(Method):
     # --- Budgets of single persons ---
 
     budgets_of: ClassVar[Unit | None] = "user"
+    can_separate: ClassVar[bool] = True
 
     @property
     def budget_unit(self) -> Unit | None:
@@ -285,6 +286,7 @@ class UldpAvg(Method):
             context.user[present],
             self.local,
             context.randomness.torch("batches"),
+            separate=context.separate,
         )
         rows = (
             clip_rows(

@@ -101,6 +101,8 @@ def plan_run(
     }
     if (planned := _plan_evaluation(spec, delta, accountant)) is not None:
         result["evaluation"] = planned
+    if spec.separate:
+        result["separate"] = True
     result["claims"] = [
         claim
         for claim in _claims(spec, delta, accountant)
@@ -313,6 +315,8 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
         )
     if (evaluation := result.get("evaluation")) is not None:
         lines += _format_evaluation(evaluation)
+    if result.get("separate"):
+        lines.append("the row of every person (or record) is computed alone: separate = true")
     if (budget := result["budget"]) is not None:
         lines.append(
             f"budget ε = {budget['epsilon']:g} ({budget['adversary']}): enough for "

@@ -230,6 +230,7 @@ def _read_spec(path: Path, config: RunConfig, ledger: Ledger) -> RunSpec:
             seed=config.seed,
             tested=bool(stored["tested"]),
             evaluation=config.evaluation(),
+            separate=bool(config.separate),
             run=ledger.run,
         )
         mine = json.loads(json.dumps(spec.to_dict()))

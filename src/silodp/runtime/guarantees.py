@@ -72,6 +72,7 @@ def build_guarantees(
                 integers,
                 public_index=spec.has_public_index,
                 samples_users=spec.method.samples_users,
+                separate=spec.separate,
             )
             + ((ASSUMES_INDEX_BY_PROFILE,) if spec.data.identity_digest and spec.needs_common_index else ())
             + (spec.aggregator.assumptions if adversary != "released" else ())

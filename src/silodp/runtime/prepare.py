@@ -31,7 +31,7 @@ from silodp.errors import (
     check_whole,
     counted,
 )
-from silodp.methods.base import Method
+from silodp.methods.base import Method, supports_separate
 from silodp.methods.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def prepare_run(
     silo_limits: Mapping[Adversary, float] | None = None,
     tested: bool = False,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
+    separate: bool = False,
 ) -> RunSpec:
     """Check a run by its public facts alone, and return its specification.
 
@@ -69,6 +70,7 @@ def prepare_run(
         silo_limits: see `train`.
         tested: whether held-out records, pooled, measure the model; of a federation it is known.
         evaluation: see `train`.
+        separate: see `train`.
 
     Returns:
         The specification; its method is calibrated where units have privacy budgets.
@@ -101,6 +103,7 @@ def prepare_run(
     if not isinstance(task, ModelSpec):
         _check_task(data, task, method)
     method.check(data, rounds, delta)
+    check_separate(separate, method)
     spec = RunSpec(
         data,
         task if isinstance(task, ModelSpec) else describe_model(task),
@@ -113,6 +116,7 @@ def prepare_run(
         silo_limits=_check_limits(silo_limits),
         tested=tested and evaluation is None,
         evaluation=evaluation,
+        separate=separate,
     )
     aggregator.check(spec)
     spec = spec.calibrate()
@@ -162,6 +166,22 @@ def _check_method(method: object) -> None:
             f"method is {method!r}: set an object such as UldpAvg(noise_multiplier=5.0, clip=0.1).",
             code="argument.type",
             field="method",
+        )
+
+
+def check_separate(separate: bool, method: Method) -> None:
+    """Refuse to compute units alone under a method that does not.
+
+    Raises:
+        SilodpError: it does not (code argument.conflict).
+    """
+    check_type("separate", separate, bool, "True")
+    if separate and not supports_separate(method):
+        raise SilodpError(
+            f"separate = true, and method {method.name} does not compute the row of every person (or record) alone: "
+            "leave it out, or choose a method that does (uldp-avg, uldp-sgd, uldp-group, rpdp, ddp).",
+            code="argument.conflict",
+            field="separate",
         )
 
 

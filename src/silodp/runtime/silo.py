@@ -247,6 +247,7 @@ class Silo:
                 memory=self._memory(request, release),
                 round=request.round,
                 state=state_of(request),
+                separate=self._spec.separate,
             )
         )
         return weights, update, randomness

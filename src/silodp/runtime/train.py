@@ -109,6 +109,7 @@ def train(
     evaluate_every: int = 1,
     silo_limits: Mapping[Adversary, float] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
+    separate: bool = False,
     on_round: OnRound | None = None,
 ) -> Result:
     """Train one model over all silos, in one process.
@@ -139,6 +140,9 @@ def train(
         evaluation: how the silos' held-out records measure the model: an `Evaluation`, or a dict with its fields, for
             example {"across": "sums", "noise_multiplier": 5.0}: noisy sums of counts, which ε covers. None: on
             `federation.test`, which ε does not cover.
+        separate: whether silos compute every person (or record, where records are clipped) alone. It is slower, and
+            then even a model chosen for an attack cannot turn rounding into more than one clip per person. In a
+            deployment it should be set; in one process nobody but you chooses models.
         on_round: called with a `RoundResult` after every round, and once with that of the untrained model. If it
             raises an exception, the state after the round is saved, the run ends with that exception, and it can be
             resumed. If the process dies during the call, the round is repeated when the run is resumed, at no cost, and
@@ -163,6 +167,7 @@ def train(
         accountant=accountant,
         silo_limits=silo_limits,
         evaluation=evaluation,
+        separate=separate,
     )
     if spec.method.unit == "user":
         for doubt in find_linkage_doubts(federation):

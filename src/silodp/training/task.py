@@ -347,8 +347,22 @@ def compute_outputs(model: nn.Module, inputs: Any) -> Tensor:
     with torch.no_grad():
         try:
             batch = _choose_evaluation_batch(model, inputs)
-            starts = range(0, len(inputs), batch)
-            return torch.cat([call_model(model, inputs[i : i + batch]) for i in starts])
+        except (Exception, SystemExit) as error:
+            raise _describe_failure(model, error) from error
+    starts = range(0, len(inputs), batch)
+    return torch.cat([compute_outputs_at_once(model, inputs[i : i + batch]) for i in starts])
+
+
+def compute_outputs_at_once(model: nn.Module, inputs: Any) -> Tensor:
+    """Return what `compute_outputs` does, in one batch.
+
+    Raises:
+        SilodpError: the model raised.
+    """
+    with torch.no_grad():
+        try:
+            outputs: Tensor = call_model(model, inputs)
+            return outputs
         except (Exception, SystemExit) as error:
             raise _describe_failure(model, error) from error
 

@@ -72,6 +72,7 @@ def test_fields_become_the_objects_of_the_python_api(base: Path) -> None:
         "silo_limits": {},
         "budget": config.budget(),
         "evaluation": None,
+        "separate": False,
     }
     federation = config.federation()
     assert (federation.users, len(federation.silos), config.silos) == (20, 2, 2)

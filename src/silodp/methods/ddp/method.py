@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -98,6 +98,8 @@ class Ddp(Method):
     unit: Unit | None = field(default="record", init=False)
     needs_counts: bool = field(default=False, init=False)
     clips_records: bool = field(default=True, init=False, repr=False)
+
+    can_separate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, value in validate_per_client(self).items():
@@ -285,7 +287,12 @@ class _LocalSgd:
         from silodp.training.sgd import RecordGradients
 
         self._gradients = RecordGradients(
-            context.task, context.x, context.y, own.steps, context.randomness.torch("dropout")
+            context.task,
+            context.x,
+            context.y,
+            own.steps,
+            context.randomness.torch("dropout"),
+            separate=context.separate,
         )
 
     def clipped(self) -> Iterator[ClippedRows]:

@@ -83,6 +83,8 @@ class TwoStageSampling(Method):
     needs_counts: bool = field(default=False, init=False)
     clips_records: bool = field(default=True, init=False, repr=False)
 
+    can_separate: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         self._dp_sgd  # noqa: B018  its constants are checked as it is made
         if self.noise_multiplier == 0:

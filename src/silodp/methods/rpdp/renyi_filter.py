@@ -161,6 +161,7 @@ class RpdpFilter(Method):
         return self.local_steps / (2 * self.noise_multiplier**2)
 
     budgets_of: ClassVar[Unit | None] = "record"
+    can_separate: ClassVar[bool] = True
 
     def count_infeasible(self, budgets: np.ndarray) -> int | None:
         """Return how many of the budgets (n,) are too small for any step."""

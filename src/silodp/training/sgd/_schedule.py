@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -60,6 +61,15 @@ class LocalTraining:
         if self.batch_size is None:
             return torch.ones_like(counts)
         return -(-counts // self.batch_size)
+
+    def step(self, params: Sequence[Tensor], velocity: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Take one step in place, as torch.optim.SGD with dampening 0 does."""
+        if self.weight_decay:
+            gradients = [g.add(p, alpha=self.weight_decay) for g, p in zip(gradients, params, strict=True)]
+        if self.momentum:
+            gradients = [v.mul_(self.momentum).add_(g) for v, g in zip(velocity, gradients, strict=True)]
+        for p, direction in zip(params, gradients, strict=True):
+            p.sub_(direction, alpha=self.learning_rate)
 
 
 def _check_count(name: str, value: object) -> None:

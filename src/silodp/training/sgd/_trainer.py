@@ -99,7 +99,7 @@ class Trainer:
                 torch.zeros(people, measured, dtype=torch.int64), torch.ones(people, measured)
             )
             params = self.task.unflatten(rows)
-            self._update(params, self.task.unflatten(velocity), self.gradient(*params, *batch))
+            self.local.step(params, self.task.unflatten(velocity), self.gradient(*params, *batch))
             return rows, velocity
 
         cost: StepCost = self.task.engine.get(key, lambda: measure_task_cost(self.task, train_one_step))
@@ -231,7 +231,7 @@ class Trainer:
             else:
                 prepared = [tuple(part[k] for part in block) for k in range(len(block[1]))]
             for inputs in prepared * repeats:
-                self._update(
+                self.local.step(
                     params, speeds, traced.step(params, inputs) if traced else self.gradient(*params, *inputs)
                 )
         if is_large:
@@ -263,7 +263,7 @@ class Trainer:
                 batch = batches[step // len(batches[0])][step % len(batches[0])]
                 inputs = self._gather(batch, torch.ones(len(batch)))
                 traced = self._trace_plain(inputs) if can_trace and len(batch) == whole else None
-                self._update(
+                self.local.step(
                     params,
                     speeds,
                     traced.step(params, traced.prepare(inputs)) if traced else self.plain(*params, *inputs),
@@ -279,18 +279,6 @@ class Trainer:
             return int(own.max())
         left = own - segment.done % self.local.batches(own) * size  # in the epoch
         return int((left if segment.steps == 1 else own).clamp(max=size).max())
-
-    def _update(
-        self, params: Sequence[Tensor], velocity: Sequence[Tensor], gradients: Sequence[Tensor]
-    ) -> None:
-        """Take one step in place, as torch.optim.SGD with dampening 0 does."""
-        local = self.local
-        if local.weight_decay:
-            gradients = [g.add(p, alpha=local.weight_decay) for g, p in zip(gradients, params, strict=True)]
-        if local.momentum:
-            gradients = [v.mul_(local.momentum).add_(g) for v, g in zip(velocity, gradients, strict=True)]
-        for p, direction in zip(params, gradients, strict=True):
-            p.sub_(direction, alpha=local.learning_rate)
 
     def _copy_start(self, count: int) -> Tensor:
         return self.start.repeat(count, 1)

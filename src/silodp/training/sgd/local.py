@@ -18,6 +18,7 @@ from silodp.training.gradients import build_single_user_gradient
 from silodp.training.sgd._planning import default_memory_budget, plan_chunks
 from silodp.training.sgd._schedule import LocalTraining, UserBatches
 from silodp.training.sgd._trainer import BLOCK_BYTES, Trainer, draw_seed, seeded, validate_start
+from silodp.training.sgd.separate import train_separately
 from silodp.training.task import Task
 
 __all__ = ["LocalTraining", "silo_update", "user_updates"]
@@ -32,6 +33,8 @@ def user_updates(
     local: LocalTraining,
     generator: torch.Generator,
     memory_budget: int | None = None,
+    *,
+    separate: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Train every user separately on their records, all at once.
 
@@ -43,6 +46,8 @@ def user_updates(
         generator: CPU generator of batch orders and dropout (never noise).
         memory_budget: bytes of tensors beyond the records themselves (torch's kernels keep some 10 MB more);
             None: 1 GiB, or a quarter of a GPU.
+        separate: whether every user is trained alone, so that their row depends, bit for bit, on their records alone;
+            the budget is then not used.
 
     Yields:
         Chunks (ids (r,) int64 on the CPU, deltas (r, d), local minus start). Every user with records appears
@@ -64,6 +69,9 @@ def user_updates(
         )
     start = validate_start(task, params)
     if len(owner) == 0:
+        return
+    if separate:
+        yield from train_separately(task, start, inputs, targets, owner, local, draw_seed(generator))
         return
     users = UserBatches.of(owner, local)
     trainer = Trainer(task, start, inputs, targets, local)

@@ -15,6 +15,7 @@ from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, find_break_even, plan_rows
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
+from silodp.training.sgd.separate import differentiate_separately
 from silodp.training.task import Task
 
 # Records in a traced batch: smaller ones take as long.
@@ -94,17 +95,27 @@ class RecordGradients:
         x: (n, ...) records. y: (n, ...) targets.
         batches: how many batches are to come.
         generator: CPU generator of dropout.
+        separate: whether every record is computed alone, so that its row depends, bit for bit, on nothing else.
 
     Raises:
         SilodpError: the model or loss cannot be trained.
     """
 
-    def __init__(self, task: Task, x: Any, y: Tensor, batches: int, generator: torch.Generator) -> None:
-        self._task, self._generator = task, generator
+    def __init__(
+        self,
+        task: Task,
+        x: Any,
+        y: Tensor,
+        batches: int,
+        generator: torch.Generator,
+        *,
+        separate: bool = False,
+    ) -> None:
+        self._task, self._generator, self._separate = task, generator, separate
         self._x, self._y = task.tensors(x, y)
         self._kind = (get_kind(self._x), get_kind(self._y))
         self._most = 0
-        if should_trace(batches) and len(self._x):
+        if not separate and should_trace(batches) and len(self._x):
             self._build = select_record_gradient(task, self._x, self._y)
             if is_looped(self._build):
                 return
@@ -120,6 +131,11 @@ class RecordGradients:
         Yields:
             Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch.
         """
+        if self._separate:
+            start = self._task.unflatten(validate_start(self._task, params))
+            seed = draw_seed(self._generator)
+            yield from differentiate_separately(self._task, start, self._x, self._y, batch, seed)
+            return
         padded = max(_LEAST, 1 << (len(batch) - 1).bit_length())
         traced = self._traced(padded) if len(batch) > 0 and padded <= self._most else None
         if traced is None:

@@ -1,0 +1,120 @@
+"""Users or records computed alone: no shape, code path or random number of one depends on who else is in the silo.
+
+Rounding then depends on the unit's own records and on the model alone, so that even a model chosen for it cannot turn
+one unit's presence into a change of another's row (docs/privacy.md, section 7). Gradients are those of ordinary
+autograd, on one thread, of newly allocated tensors without padding; nothing is measured, planned or traced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silodp.training.gradients import build_looped_record_gradient, build_plain_gradient, put_channels_last
+from silodp.training.sgd._schedule import LocalTraining
+from silodp.training.sgd._trainer import seeded
+from silodp.training.task import Task, compute_outputs_at_once
+
+
+def train_separately(
+    task: Task, start: Tensor, x: Any, y: Tensor, owner: Tensor, local: LocalTraining, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Train users one after another.
+
+    Args:
+        task: model and loss.
+        start: (d,) where every user starts.
+        x: (n, ...) records. y: (n, ...) targets, both on the task's device. owner: (n,) int64 ids, on the CPU.
+        local: SGD's hyperparameters.
+        seed: of batch orders and dropout; what a user draws follows from it and the user's id.
+
+    Yields:
+        (ids (1,) int64, deltas (1, d)) of every user, by id.
+    """
+    ids, counts = owner.unique(return_counts=True)  # type: ignore[no-untyped-call]
+    order = owner.argsort(stable=True)
+    for user, records in zip(ids, order.split(counts.tolist()), strict=True):  # type: ignore[no-untyped-call]
+        here = records.to(task.device)
+        with isolated(task, seed, int(user)) as generator:
+            delta = _train(task, start, x[here], y[here], local, generator)
+        yield user.reshape(1), delta.unsqueeze(0)
+
+
+def _train(
+    task: Task, start: Tensor, x: Any, y: Tensor, local: LocalTraining, generator: torch.Generator
+) -> Tensor:
+    """Return the delta (d,) of one user with records x (n, ...), y (n, ...)."""
+    gradient = build_plain_gradient(task)
+    params = [put_channels_last(part.clone()) for part in task.unflatten(start)]
+    velocity = [torch.zeros_like(part) for part in params] if local.momentum else ()
+    count = len(y)
+    size = count if local.batch_size is None else local.batch_size
+    real = torch.ones(min(size, count), dtype=task.dtype, device=task.device)
+    with torch.no_grad():
+        for _ in range(local.epochs):
+            if size >= count:
+                local.step(params, velocity, gradient(*params, x, y, real))
+                continue
+            shuffled = torch.randperm(count, generator=generator).to(task.device)
+            for batch in shuffled.split(size):  # type: ignore[no-untyped-call]
+                inputs = x[batch], y[batch], real[: len(batch)]
+                local.step(params, velocity, gradient(*params, *inputs))
+    return torch.cat([part.reshape(-1) for part in params]).sub_(start)
+
+
+def differentiate_separately(
+    task: Task, start: tuple[Tensor, ...], x: Any, y: Tensor, records: Tensor, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute the gradients of single records, one after another.
+
+    Args:
+        task: model and loss.
+        start: the parameters, one tensor per name.
+        x: (n, ...) records. y: (n, ...) targets, both on the task's device.
+        records: (b,) int64 record numbers, on the CPU.
+        seed: of dropout; what a record draws follows from it and the record's number.
+
+    Yields:
+        (record numbers (1,), gradients (1, d)) of every record.
+    """
+    gradient = build_looped_record_gradient(task)
+    for record in records.split(1):  # type: ignore[no-untyped-call]
+        here = record.to(task.device)
+        with isolated(task, seed, int(record)):
+            row = torch.cat([g.reshape(1, -1) for g in gradient(*start, x[here], y[here])], 1)
+        yield record, row
+
+
+def predict_separately(task: Task, params: Tensor, x: Any) -> Tensor:
+    """Return the model's outputs (n, ...) at parameters (d,) for n ≥ 1 records x (n, ...), computed one after another.
+
+    Raises:
+        SilodpError: the model raised.
+    """
+    model = task.load(params)
+    outputs = []
+    for record in torch.arange(len(x), device=task.device).split(1):  # type: ignore[no-untyped-call]
+        with isolated(task, 0, 0):
+            outputs.append(compute_outputs_at_once(model, x[record]))
+    return torch.cat(outputs)
+
+
+@contextmanager
+def isolated(task: Task, seed: int, unit: int) -> Iterator[torch.Generator]:
+    """Compute on one thread, with random numbers that follow from a seed and the unit's number alone."""
+    digest = hashlib.sha256(f"{seed} {unit}".encode()).digest()
+    drawn = int.from_bytes(digest[:8], "big") >> 2
+    threads = torch.get_num_threads()
+    with seeded(task, drawn):
+        if threads != 1:
+            torch.set_num_threads(1)
+        try:
+            yield torch.Generator().manual_seed(drawn)
+        finally:
+            if threads != 1:
+                torch.set_num_threads(threads)

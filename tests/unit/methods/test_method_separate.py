@@ -1,0 +1,118 @@
+"""Which methods compute every unit alone, and that what they compute is then computed alone."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from silodp.accounting.guarantee import SEPARATE_ROUNDING, SHARED_ROUNDING
+from silodp.data.federation import Federation
+from silodp.data.silo_data import SiloData
+from silodp.errors import SilodpError
+from silodp.mechanisms.clipping import LocallyNoisedUpdate
+from silodp.methods import Ddp, Default, Method, RpdpDropout, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods.base import LocalContext, supports_separate
+from silodp.runtime.prepare import prepare_run
+from silodp.runtime.train import train
+from silodp.training.losses import binary_cross_entropy
+from silodp.training.sgd import separate as engine
+from silodp.training.task import Task
+
+PERSONS, RECORDS = 6, 18
+
+
+def small() -> tuple[Federation, Task]:
+    rng = np.random.default_rng(0)
+    silos = [
+        SiloData(
+            name,
+            rng.normal(size=(RECORDS, 3)).astype(np.float32),
+            rng.integers(0, 2, RECORDS),
+            np.arange(RECORDS) % PERSONS,
+        )
+        for name in ("a", "b")
+    ]
+    return Federation(tuple(silos), PERSONS, None), Task(torch.nn.Linear(3, 1), binary_cross_entropy())
+
+
+METHODS = [
+    UldpAvg(noise_multiplier=1.0, clip=1.0),
+    UldpSgd(noise_multiplier=1.0, clip=1.0),
+    UldpGroup(
+        group_size=4, noise_multiplier=1.0, clip=1.0, local_steps=2, record_sampling=0.5,
+        expected_batch_size=3.0, local_learning_rate=0.1,
+    ),
+    *(
+        Ddp(
+            noise_multiplier=1.0, clip=1.0, local_steps=2, record_sampling=0.5, expected_batch_size=3.0,
+            local_learning_rate=0.1, trajectory=trajectory,
+        )
+        for trajectory in ("local", "decoupled")
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_every_unit_is_computed_alone(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, task = small()
+    alone: list[int] = []
+
+    @contextmanager
+    def isolated(task, seed, unit):
+        alone.append(unit)
+        with original(task, seed, unit) as generator:
+            yield generator
+
+    original = engine.isolated
+    monkeypatch.setattr(engine, "isolated", isolated)
+    results = {
+        separate: train(federation, task, method, rounds=1, seed=1, separate=separate)
+        for separate in (False, True)
+    }
+    if method.clips_records:
+        assert set(alone) <= set(range(RECORDS))
+        assert len(alone) > 4
+    else:
+        assert alone == [*range(PERSONS)] * 2
+    assert torch.allclose(results[False].params, results[True].params, atol=1e-5)
+    for separate, text in ((False, SHARED_ROUNDING), (True, SEPARATE_ROUNDING)):
+        found = results[separate].guarantees["released"].assumptions
+        assert [one for one in found if one in (SHARED_ROUNDING, SEPARATE_ROUNDING)] == [text]
+
+
+@pytest.mark.parametrize("method", [UldpNaive(noise_multiplier=1.0, clip=1.0), Default()])
+def test_methods_without_rows_of_units_refuse(method: Method) -> None:
+    federation, task = small()
+    prepare_run(federation, task, method, rounds=1)
+    with pytest.raises(SilodpError) as error:
+        prepare_run(federation, task, method, rounds=1, separate=True)
+    assert (error.value.code, error.value.field) == ("argument.conflict", "separate")
+
+
+@dataclass(frozen=True, repr=False)
+class Together(UldpAvg):
+    """It inherits what a method says of itself, and not what that was about."""
+
+    def local_update(self, context: LocalContext) -> LocallyNoisedUpdate:
+        return LocallyNoisedUpdate(torch.zeros(context.task.size, dtype=torch.float64))
+
+
+def test_a_method_that_trains_in_another_way_has_to_say_so_anew() -> None:
+    assert supports_separate(METHODS[0])
+    assert supports_separate(METHODS[1])
+    assert not supports_separate(Together(noise_multiplier=1.0, clip=1.0))
+    assert RpdpDropout.can_separate
+
+
+def test_the_setting_is_a_part_of_the_identity_of_a_run() -> None:
+    federation, task = small()
+    spec = prepare_run(federation, task, METHODS[0], rounds=1)
+    alone = prepare_run(federation, task, METHODS[0], rounds=1, separate=True)
+    assert "separate" not in spec.to_dict()  # digests of earlier runs stay
+    assert alone.to_dict() == {**spec.to_dict(), "separate": True}
+    assert alone.digest != spec.digest
+    assert replace(alone, separate=False).digest == spec.digest
