@@ -55,13 +55,21 @@ def validate_arguments(
                 code="config.unknown_field",
                 field=_join(where, name),
             )
-    for name, parameter in fields.items():
-        if name not in values and parameter.default is parameter.empty:
-            raise SilodpError(
-                f"{_join(where, name)} is missing: {what} needs it.",
-                code="config.missing_field",
-                field=_join(where, name),
-            )
+    missing = [name for name, given in fields.items() if name not in values and given.default is given.empty]
+    if missing:
+        first, *others = missing
+        also = (
+            f", and so are {', '.join(others)}"
+            if others[1:]
+            else f", and so is {others[0]}"
+            if others
+            else ""
+        )
+        raise SilodpError(
+            f"{_join(where, first)} is missing{also}: {what} needs {'them' if others else 'it'}.",
+            code="config.missing_field",
+            field=_join(where, first),
+        )
     hints = _get_hints(maker)
     return {name: _convert(hints.get(name, Any), value, _join(where, name)) for name, value in values.items()}
 
