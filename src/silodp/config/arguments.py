@@ -55,20 +55,13 @@ def validate_arguments(
                 code="config.unknown_field",
                 field=_join(where, name),
             )
-    missing = [name for name, given in fields.items() if name not in values and given.default is given.empty]
+    missing = [name for name, p in fields.items() if name not in values and p.default is p.empty]
     if missing:
-        first, *others = missing
-        also = (
-            f", and so are {', '.join(others)}"
-            if others[1:]
-            else f", and so is {others[0]}"
-            if others
-            else ""
-        )
+        more = f", and also {', '.join(missing[1:])}" if missing[1:] else ""
         raise SilodpError(
-            f"{_join(where, first)} is missing{also}: {what} needs {'them' if others else 'it'}.",
+            f"{_join(where, missing[0])} is missing: {what} needs it{more}.",
             code="config.missing_field",
-            field=_join(where, first),
+            field=_join(where, missing[0]),
         )
     hints = _get_hints(maker)
     return {name: _convert(hints.get(name, Any), value, _join(where, name)) for name, value in values.items()}

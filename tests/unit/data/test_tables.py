@@ -170,6 +170,7 @@ def test_byte_order_mark_and_quotes(tmp_path):
         ("80", "1e999", {}, "data row 3, which is no finite number"),
         ("80", "old", {}, "column 'age' is 'old' in data row 3, which is no finite number"),
         ("80", "inf", {"out_of_range": "clip"}, "column 'age' is 'inf' in data row 3, which is no finite"),
+        ("yes", "yes", {"kind": "real", "classes": None}, "column 'ill' is 'yes' .*, which is no .* list its classes"),
         ("m,no", "m,maybe", {}, "column 'ill' is 'maybe' in data row 2, which is none of no, yes; correct"),
         ("m,no", "d,no", {}, "column 'sex' is 'd' in data row 2, which is none of f, m, x; add it to"),
         ("m,no", "m", {}, "the header has 4 cells and data row 2 has 3; correct"),

@@ -243,6 +243,8 @@ class Table:
                 remedy = "export the table without separators of thousands, and with decimal commas"
                 self._refuse(column, wrong, "has a point, and the decimal mark is declared as ','", remedy)
         remedy = "fill in or drop missing and infinite values"
+        if column == self.schema.label:
+            remedy += ", or, for a label that is text, leave out kind and list its classes"
         if column in self.schema.numeric:
             remedy += ', or declare missing = "indicator" or a public number for the column'
         self._refuse(column, wrong, "is no finite number", self._advise(remedy))
