@@ -98,8 +98,8 @@ def measure_filling(task: Task, params: Tensor, silos: Silos, local: LocalTraini
         nonlocal computed
         planned = list(segments)
         for segment in planned:
-            lanes, width = shapes.get(segment.shape, segment.shape)
-            computed += segment.steps * width * (len(segment.users) if self.loops(width) else lanes)
+            padded_users, width = shapes.get(segment.shape, segment.shape)
+            computed += segment.steps * width * (len(segment.users) if self.loops(width) else padded_users)
         return train(self, users, planned, generator, shapes, block)
 
     Trainer.train = count  # type: ignore[method-assign]
