@@ -1,7 +1,8 @@
 """Every training run behind docs/results.md: `make results`, or `python benchmarks/results.py [JOB ...]`.
 
 A piece is one run of one method with one seed, on one thread. Each finished piece is one line of
-benchmarks/results/JOB.jsonl, so a call that was stopped continues with the first piece that has no line. A line names
+benchmarks/results/JOB.jsonl, so a call that was stopped continues with the first piece that has no line. A piece that
+takes more than ten minutes keeps its checkpoints in runs/results/, and continues after its last round. A line names
 its settings by a short digest: a changed setting is a new piece. After a change of code that changes results, delete
 the lines of the jobs concerned.
 
@@ -20,6 +21,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import statistics
 import sys
 import time
@@ -46,6 +48,9 @@ TABLES = results_users.TABLES | results_records.TABLES
 ROOT = Path(__file__).parents[1]
 LINES = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "results.md"
+UNFINISHED = ROOT / "runs" / "results"
+"""Run directories of pieces that take long; each is deleted when its line is written."""
+LONG_SECONDS = 600
 MOST_BYTES = 200
 CURVE = (0, 1, 5, 10, 20, 50)
 """Rounds at which a line has the first metric; 0 is the untrained model."""
@@ -122,8 +127,8 @@ def pieces_of(job: Job, seeds: int | None = None) -> Iterator[Piece]:
 # --- Running ---
 
 
-def run(piece: Piece) -> Line:
-    """Train, and return the line of the piece."""
+def run(piece: Piece, out: Path | None = None) -> Line:
+    """Train, and return the line of the piece; with `out`, continue the run in this directory if there is one."""
     import torch
 
     from silodp.runtime.train import train
@@ -132,11 +137,22 @@ def run(piece: Piece) -> Line:
     config = piece.config()
     federation = _load_federation(json.dumps(dict(piece.job.data), sort_keys=True), piece)
     task = config.task(federation)
+    resume = out is not None and (out / "checkpoint" / "state.safetensors").exists()
+    if out is not None and not resume:
+        shutil.rmtree(out, ignore_errors=True)  # a run that ended before its first checkpoint
     started = time.perf_counter()
     result = train(
-        federation, task, config.method(), **config.settings(), evaluate_every=config.evaluate_every
+        federation,
+        task,
+        config.method(),
+        **config.settings(),
+        evaluate_every=config.evaluate_every,
+        out=out,
+        resume=resume,
     )
     seconds = time.perf_counter() - started
+    if resume:  # with the rounds of earlier calls
+        seconds = sum(row.get("seconds", 0.0) for row in result.metrics)
     measured = {row["round"]: row["metrics"] for row in result.metrics if "metrics" in row}
     last = max(measured)
     epsilon = [result.guarantees[adversary].epsilon for adversary in ADVERSARIES]
@@ -217,13 +233,16 @@ def run_missing(
             if (piece.label, piece.seed) in done or estimate(piece, done) > at_most:
                 continue
             print(f"{job.name}: {piece.label}, seed {piece.seed}", flush=True)
+            out = UNFINISHED / piece.id / str(piece.seed) if estimate(piece, done) > LONG_SECONDS else None
             try:
-                line = run(piece)
+                line = run(piece, out)
             except SilodpError as error:
                 failed += 1
                 print(f"  failed: {error}\n  $ {piece.command()}", flush=True)
                 continue
             append(folder / f"{job.name}.jsonl", line)
+            if out is not None:
+                shutil.rmtree(out)
             print(f"  {line['final']} in {line['seconds']} s", flush=True)
     return failed
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import results
 from results import JOBS, TABLES
 from results_job import Job, Table, stepped
+from silodp.runtime.run_directory import RunDirectory
 
 TINY = Job(
     "tiny",
@@ -47,6 +48,28 @@ def test_pieces_are_run_once_and_a_lost_line_comes_back(tmp_path, monkeypatch):
     changed = replace(TINY, methods={"ours": stepped(2.0, 5.0, "uniform")})
     assert results.finished(changed, tmp_path) == {}
     assert results.finished(replace(TINY, rounds=3), tmp_path) == {}
+
+
+def test_a_long_piece_continues_after_its_last_round(tmp_path, monkeypatch):
+    whole = results.run(results.Piece(TINY, "ours", 0))
+    monkeypatch.setattr(results, "UNFINISHED", tmp_path / "unfinished")
+    monkeypatch.setattr(results, "LONG_SECONDS", 0)
+    save = RunDirectory.save_state
+
+    def stop_after_one_round(directory, state):
+        save(directory, state)
+        if state.round == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDirectory, "save_state", stop_after_one_round)
+    with pytest.raises(KeyboardInterrupt):
+        results.run_missing([TINY], tmp_path, seeds=1)
+    monkeypatch.setattr(RunDirectory, "save_state", save)
+    assert len(next((tmp_path / "unfinished").glob("*/0/metrics.jsonl")).read_text().splitlines()) == 2
+    assert results.run_missing([TINY], tmp_path, seeds=1) == 0
+    [line] = results.read_lines(TINY, tmp_path)
+    assert line | {"seconds": 0} == whole | {"seconds": 0}
+    assert not list((tmp_path / "unfinished").glob("*/*"))
 
 
 def test_the_printed_command_gives_the_numbers_of_the_line(silodp, tmp_path, monkeypatch):

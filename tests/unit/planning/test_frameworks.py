@@ -180,6 +180,15 @@ def test_central_noise_of_fl4health_is_counted_without_the_number_of_clients():
     assert epsilons(found, RELEASED)["a client"] > found.stated
 
 
+def test_the_coin_of_one_client_is_not_that_of_a_person_in_two():
+    """Each of two clients tosses its coin, so one of them is drawn more often than either."""
+    units = [
+        epsilons(check("fl4health", SERVER_NOISE, client_sampling=coin), RELEASED) for coin in (0.66, 1.0)
+    ]
+    assert units[0]["a client"] < units[1]["a client"]
+    assert units[0]["a person with 2 records"] == units[1]["a person with 2 records"]
+
+
 def test_without_a_coin_the_accountant_of_fl4health_is_right():
     found = check("fl4health", INSTANCE, client_data_sizes=1000, n_server_rounds=5)
     assert found.differences == ()
@@ -257,6 +266,14 @@ def test_a_shuffled_table_is_no_poisson_sample():
     assert gaussian_delta(epsilons(found)["a person with 2 records"], 0.5 / math.sqrt(10)) == pytest.approx(
         1e-5, rel=1e-6
     )
+
+
+def test_every_round_begins_a_new_epoch():
+    """A loader that is read from its start in every round can give the same first batch twenty times."""
+    settings = {"noise_multiplier": 0.5, "sample_rate": 0.05, "steps": 1, "rounds": 20}
+    found = check("opacus", settings, poisson_sampling=False)
+    assert gaussian_delta(epsilons(found)["a record"], 0.5 / math.sqrt(20)) == pytest.approx(1e-5, rel=1e-6)
+    assert epsilons(found)["a record"] > epsilons(check("opacus", settings))["a record"]
 
 
 def test_engines_of_ten_rounds_add_up():
