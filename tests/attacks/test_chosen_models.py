@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from silodp.mechanisms.clipping import clip_rows
+from silodp.methods.uldp import LEAST_GRADIENT
 from silodp.training.counts import CountTable
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.sgd import LocalTraining, RecordGradients, user_updates
@@ -93,7 +94,7 @@ def test_one_persons_held_out_record_moves_a_sum_of_counts_by_several_clips() ->
     assert moved > 2
 
 
-def test_a_step_turns_last_bits_of_honest_updates_into_whole_ones() -> None:
+def test_a_step_makes_no_whole_updates_of_last_bits() -> None:
     """Updates scaled to one norm, of persons whose gradient is zero or one last bit: no chosen model is needed."""
     features = 6
     task = Task(nn.Linear(features, 1), binary_cross_entropy())
@@ -116,13 +117,19 @@ def test_a_step_turns_last_bits_of_honest_updates_into_whole_ones() -> None:
     )
     others = data[2] != 200
 
-    def add_directions(x: Tensor, y: Tensor, user: Tensor) -> Tensor:
+    def add_directions(least: float, x: Tensor, y: Tensor, user: Tensor) -> Tensor:
         total = torch.zeros(task.size, dtype=torch.float64)
         one = LocalTraining(1.0, 1)
         for users, updates in user_updates(task, torch.zeros(task.size), x, y, user, one, torch.Generator()):
-            total += clip_rows(users, updates, 1.0, normalize=True).factors @ updates.double()
+            total += clip_rows(users, updates, 1.0, least=least).factors @ updates.double()
         return total
 
-    moved = float((add_directions(*data) - add_directions(*(part[others] for part in data))).norm())
-    print(f"one person of 201, `step`, start at zero: the sum of updates moves by {moved:.2f} clips")
-    assert moved > 2
+    def measure(least: float) -> float:
+        return float(
+            (add_directions(least, *data) - add_directions(least, *(p[others] for p in data))).norm()
+        )
+
+    without, with_least = measure(0.0), measure(LEAST_GRADIENT)
+    print(f"one person of 201, `step`: {without:.2f} clips without a least norm, {with_least:.4f} with it")
+    assert without > 2
+    assert with_least < 1.001
