@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ import numpy as np
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
-from silodp.accounting.ledger import Ledger, find_exceeded_limit, reopen_ledger
+from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
@@ -46,6 +45,7 @@ from silodp.data.tables.reader import read_tables
 from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.history import RUN_ID, open_ledgers
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
@@ -60,7 +60,6 @@ from silodp.wire.store import (
     RoundStore,
     append_durably,
     claim,
-    make_private_folder,
     write_durably,
 )
 from silodp.wire.transport import SERVER, sign, verify
@@ -70,7 +69,6 @@ METRICS = "metrics.jsonl"
 _RESERVED = 0.01
 _MOST_BEGUN = 1000
 """Runs that were begun, with or without a charge: each keeps a few files."""
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass
@@ -200,20 +198,8 @@ class SiloService:
         self._limits = SiloLimits(name, policy, self._store, files, audit, self.most_bytes)
         self._silos: dict[str, Silo | EvaluatedSilo] = {}
         self._most_runs = policy.most_runs
-        self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon)
-        make_private_folder(folder / "ledgers")
-        for path in sorted((folder / "ledgers").glob("*.jsonl")):
-            # Without a whole line the process died when it made the file, and nothing was charged.
-            if b"\n" in path.read_bytes():
-                self.lifetime.runs[path.stem] = reopen_ledger(path)
-        known = {key.partition("/")[0] for key in self._store.names()}
-        lost = {run for run in known if _RUN_ID.fullmatch(run)} - self.lifetime.runs.keys()
-        if lost:
-            raise SilodpError(
-                f"{folder / 'store'} knows the run {min(lost)}, and {folder / 'ledgers'} has no ledger of it: what was "
-                "spent there is not known; restore the newest ledger.",
-                code="ledger.missing",
-            )
+        ledgers = open_ledgers(folder / "ledgers", self._store, self._limits.charges)
+        self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
 
     @property
     def answers(self) -> int:
@@ -239,7 +225,7 @@ class SiloService:
     def _silo_of(self, request: Message) -> Silo | EvaluatedSilo:
         """Return this silo's side of the run that a request names, or of its evaluation."""
         run = find_run(request.run)
-        if _RUN_ID.fullmatch(run) is None:
+        if RUN_ID.fullmatch(run) is None:
             raise SilodpError(
                 f"silo '{self.name}' was asked in a run whose id is not 32 hexadecimal digits; nothing was sent.",
                 code="gate.run",
