@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -106,6 +107,8 @@ class LifetimeLedger:
             counts += ledger.counts(adversary)
         if not counts:
             return 0.0
+        if self.noise_delta <= 0:  # more runs than any policy allows
+            return None
         if any(explain_not_private(event) is not None for event in counts):
             return None
         epsilon = compute_epsilon(counts.items(), self.noise_delta, choose_accountant(counts))
@@ -251,7 +254,7 @@ class SiloService:
                 self.identity,
                 self._pins,
                 self.lifetime.runs[run],
-                self.lifetime.find_exceeded,
+                partial(self._find_exceeded, run),
                 self._folder / METRICS,
                 spec.evaluations,
             )
@@ -267,7 +270,22 @@ class SiloService:
                 code="gate.order",
             )
         first.request.check(request, f"the server of silo '{self.name}'")
-        if self.lifetime.charged_runs >= self._most_runs or len(self.lifetime.runs) >= _MOST_BEGUN:
+        self._check_run_count(_MOST_BEGUN)
+
+    def _find_exceeded(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
+        """Return a phrase about a limit over all runs that a charge in a run would exceed; None where all hold.
+
+        Raises:
+            SilodpError: it would be the first charge of a run too many: a set-up costs nothing, so the server can begin
+                many runs before it charges one (code gate.run).
+        """
+        if not self.lifetime.runs[run].history:
+            self._check_run_count(_MOST_BEGUN + 1)  # the run itself was begun
+        return self.lifetime.find_exceeded(events)
+
+    def _check_run_count(self, most_begun: int) -> None:
+        """Refuse where as many runs as the policy allows were charged, or as many as `most_begun` were begun."""
+        if self.lifetime.charged_runs >= self._most_runs or len(self.lifetime.runs) >= most_begun:
             raise SilodpError(
                 f"silo '{self.name}' has taken part in {counted(self.lifetime.charged_runs, 'run')} and begun "
                 f"{len(self.lifetime.runs):,}; its policy allows {self._most_runs} (most_runs); nothing was sent.",
