@@ -46,7 +46,7 @@ from silodp.data.tables.reader import read_tables
 from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.history import RUN_ID, open_ledgers
+from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
@@ -191,6 +191,10 @@ class SiloService:
                 code="policy.not_allowed",
                 field="methods",
             )
+        if self._spec.method.unit == "user":
+            key = PersonKey.of(consortium)
+            claim(self._store, PERSONS, key.encode())
+            check_persons(self._store, folder, key, policy.persons)
         self._script = self._spec.aggregator.script(self._spec, name)
         evaluation = self._spec.evaluation_spec
         scripts = [self._script, *([evaluation.aggregator.script(evaluation, name)] if evaluation else [])]
