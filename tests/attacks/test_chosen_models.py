@@ -91,3 +91,38 @@ def test_one_persons_held_out_record_moves_a_sum_of_counts_by_several_clips() ->
     moved = max(float((add_counts(0, seed) - add_counts(1, seed)).norm()) for seed in range(4))
     print(f"one held-out record of 40, evaluation by sums: the sum of counts moves by {moved:.2f} clips")
     assert moved > 2
+
+
+def test_a_step_turns_last_bits_of_honest_updates_into_whole_ones() -> None:
+    """Updates scaled to one norm, of persons whose gradient is zero or one last bit: no chosen model is needed."""
+    features = 6
+    task = Task(nn.Linear(features, 1), binary_cross_entropy())
+    rng = np.random.default_rng(0)
+    rows, labels, counts = [], [], []
+    for _ in range(200):  # every person has as many labels 0 as 1 in each category
+        words = rng.integers(0, 3, rng.integers(2, 16))
+        x = np.zeros((2 * len(words), features), np.float32)
+        x[np.arange(len(x)), np.tile(words, 2)] = 1
+        x[:, 3], x[:, 4] = rng.choice([-1, 1]), 0.3
+        order = rng.permutation(len(x))
+        rows.append(x[order])
+        labels.append(np.repeat([0, 1], len(words))[order])
+        counts.append(len(x))
+    person = rng.normal(size=(40, features)).astype(np.float32)
+    data = (
+        torch.from_numpy(np.concatenate([*rows, person])),
+        torch.from_numpy(np.concatenate([*labels, np.arange(40) % 2])),
+        torch.from_numpy(np.repeat(np.arange(201), [*counts, 40])),
+    )
+    others = data[2] != 200
+
+    def add_directions(x: Tensor, y: Tensor, user: Tensor) -> Tensor:
+        total = torch.zeros(task.size, dtype=torch.float64)
+        one = LocalTraining(1.0, 1)
+        for users, updates in user_updates(task, torch.zeros(task.size), x, y, user, one, torch.Generator()):
+            total += clip_rows(users, updates, 1.0, normalize=True).factors @ updates.double()
+        return total
+
+    moved = float((add_directions(*data) - add_directions(*(part[others] for part in data))).norm())
+    print(f"one person of 201, `step`, start at zero: the sum of updates moves by {moved:.2f} clips")
+    assert moved > 2
