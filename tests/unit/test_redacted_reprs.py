@@ -138,8 +138,9 @@ def contents(held: Any, seen: set[int]) -> Iterator[str]:
     elif hasattr(held, "__self__"):
         yield from contents(held.__self__, seen)
     elif type(held).__module__.startswith("silodp") or type(held).__module__.startswith("support"):
-        for value in vars(held).values():
-            yield from contents(value, seen)
+        names = getattr(held, "__slots__", ()) or vars(held)
+        for name in names:
+            yield from contents(getattr(held, name), seen)
 
 
 def written_in_an_error_report(held: object) -> str:

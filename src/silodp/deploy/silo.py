@@ -17,12 +17,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -32,7 +32,7 @@ import numpy as np
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
-from silodp.accounting.ledger import Ledger, find_exceeded_limit, reopen_ledger
+from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
@@ -46,6 +46,7 @@ from silodp.data.tables.reader import read_tables
 from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
@@ -60,7 +61,6 @@ from silodp.wire.store import (
     RoundStore,
     append_durably,
     claim,
-    make_private_folder,
     write_durably,
 )
 from silodp.wire.transport import SERVER, sign, verify
@@ -70,7 +70,6 @@ METRICS = "metrics.jsonl"
 _RESERVED = 0.01
 _MOST_BEGUN = 1000
 """Runs that were begun, with or without a charge: each keeps a few files."""
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass
@@ -108,6 +107,8 @@ class LifetimeLedger:
             counts += ledger.counts(adversary)
         if not counts:
             return 0.0
+        if self.noise_delta <= 0:  # more runs than any policy allows
+            return None
         if any(explain_not_private(event) is not None for event in counts):
             return None
         epsilon = compute_epsilon(counts.items(), self.noise_delta, choose_accountant(counts))
@@ -190,6 +191,10 @@ class SiloService:
                 code="policy.not_allowed",
                 field="methods",
             )
+        if self._spec.method.unit == "user":
+            key = PersonKey.of(consortium)
+            claim(self._store, PERSONS, key.encode())
+            check_persons(self._store, folder, key, policy.persons)
         self._script = self._spec.aggregator.script(self._spec, name)
         evaluation = self._spec.evaluation_spec
         scripts = [self._script, *([evaluation.aggregator.script(evaluation, name)] if evaluation else [])]
@@ -200,20 +205,8 @@ class SiloService:
         self._limits = SiloLimits(name, policy, self._store, files, audit, self.most_bytes)
         self._silos: dict[str, Silo | EvaluatedSilo] = {}
         self._most_runs = policy.most_runs
-        self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon)
-        make_private_folder(folder / "ledgers")
-        for path in sorted((folder / "ledgers").glob("*.jsonl")):
-            # Without a whole line the process died when it made the file, and nothing was charged.
-            if b"\n" in path.read_bytes():
-                self.lifetime.runs[path.stem] = reopen_ledger(path)
-        known = {key.partition("/")[0] for key in self._store.names()}
-        lost = {run for run in known if _RUN_ID.fullmatch(run)} - self.lifetime.runs.keys()
-        if lost:
-            raise SilodpError(
-                f"{folder / 'store'} knows the run {min(lost)}, and {folder / 'ledgers'} has no ledger of it: what was "
-                "spent there is not known; restore the newest ledger.",
-                code="ledger.missing",
-            )
+        ledgers = open_ledgers(folder / "ledgers", self._store, self._limits.charges)
+        self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
 
     @property
     def answers(self) -> int:
@@ -239,7 +232,7 @@ class SiloService:
     def _silo_of(self, request: Message) -> Silo | EvaluatedSilo:
         """Return this silo's side of the run that a request names, or of its evaluation."""
         run = find_run(request.run)
-        if _RUN_ID.fullmatch(run) is None:
+        if RUN_ID.fullmatch(run) is None:
             raise SilodpError(
                 f"silo '{self.name}' was asked in a run whose id is not 32 hexadecimal digits; nothing was sent.",
                 code="gate.run",
@@ -265,7 +258,7 @@ class SiloService:
                 self.identity,
                 self._pins,
                 self.lifetime.runs[run],
-                self.lifetime.find_exceeded,
+                partial(self._find_exceeded, run),
                 self._folder / METRICS,
                 spec.evaluations,
             )
@@ -281,7 +274,22 @@ class SiloService:
                 code="gate.order",
             )
         first.request.check(request, f"the server of silo '{self.name}'")
-        if self.lifetime.charged_runs >= self._most_runs or len(self.lifetime.runs) >= _MOST_BEGUN:
+        self._check_run_count(_MOST_BEGUN)
+
+    def _find_exceeded(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
+        """Return a phrase about a limit over all runs that a charge in a run would exceed; None where all hold.
+
+        Raises:
+            SilodpError: it would be the first charge of a run too many: a set-up costs nothing, so the server can begin
+                many runs before it charges one (code gate.run).
+        """
+        if not self.lifetime.runs[run].history:
+            self._check_run_count(_MOST_BEGUN + 1)  # the run itself was begun
+        return self.lifetime.find_exceeded(events)
+
+    def _check_run_count(self, most_begun: int) -> None:
+        """Refuse where as many runs as the policy allows were charged, or as many as `most_begun` were begun."""
+        if self.lifetime.charged_runs >= self._most_runs or len(self.lifetime.runs) >= most_begun:
             raise SilodpError(
                 f"silo '{self.name}' has taken part in {counted(self.lifetime.charged_runs, 'run')} and begun "
                 f"{len(self.lifetime.runs):,}; its policy allows {self._most_runs} (most_runs); nothing was sent.",
