@@ -296,6 +296,20 @@ def test_what_lies_below_a_private_method_shows_nothing(method: dict[str, Any], 
     assert module.explain_no_upper_level(method, [method]) is None  # nothing private to compare with
 
 
+@pytest.mark.parametrize(("loss", "warns"), [(0.9, True), (None, True), (0.7, False), (0.3, False)])
+def test_a_method_that_ends_above_the_untrained_model_is_named(loss: float | None, warns: bool) -> None:
+    said = module.explain_no_gain(end("uldp-naive:clip=1.0", loss), 0.7)
+    assert (said is not None) == warns
+    assert said is None or said.startswith("uldp-naive:clip=1.0 ")
+
+
+def test_a_private_method_that_learns_nothing_is_warned_of(tmp_path: Path) -> None:
+    """So much noise that the model ends further from the labels than it began."""
+    result = compare_methods(config(), config().specs("uldp-naive:noise_multiplier=1000"), 1, tmp_path)
+    assert any(text.startswith("uldp-naive:noise_multiplier=1000 ends at") for text in result["warnings"])
+    assert of(result, "uldp-naive:noise_multiplier=1000")["warning"] in result["warnings"]
+
+
 def test_what_nobody_tuned_is_named_so_and_drawn_as_no_level(tmp_path: Path) -> None:
     """Without [methods.default] its rates are those of a private method on another scale."""
     inherited = config(methods={})

@@ -153,6 +153,20 @@ def test_check_fails_where_a_run_would(folder: Path, silodp: Silodp) -> None:
     assert not (folder / "runs").exists()
 
 
+def test_check_reads_other_forms_of_text_and_lists_with_gaps(folder: Path, silodp: Silodp) -> None:
+    rows = (folder / "north.csv").read_text(encoding="utf-8").replace(",", ";").replace("age", "Größe")
+    (folder / "german.csv").write_text(rows, encoding="utf-16")
+    question = ("identity", "check", "identity.toml", "german.csv", "--column", "patient", "--json")
+    assert_sentence(silodp(*question), code="data.encoding")
+    assert_sentence(silodp(*question, "--encoding", "utf-16"), code="data.unreadable")
+    assert silodp(*question, "--encoding", "utf-16", "--separator", ";").json["persons"] == 20
+    # A list of one column: an empty line within it is a row without an identifier, at its end it is none.
+    (folder / "list.csv").write_text(f"patient\n{IDS[0]}\n\n{IDS[1]}\n\n\n")
+    found = silodp("identity", "check", "identity.toml", "list.csv", "--column", "patient", "--json")
+    assert (found.json["rows"], found.json["persons"], found.json["refused"]) == (3, 2, {"missing": 1})
+    assert found.json["first_refused_rows"] == [{"row": 2, "reason": "missing"}]
+
+
 def test_check_refuses_what_it_cannot_read(folder: Path, silodp: Silodp) -> None:
     pd.DataFrame({"patient": [1234567890.0]}).to_parquet(folder / "float.parquet")
     for arguments, code in (

@@ -6,6 +6,8 @@ import stat
 import tomllib
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from silodp.data.tables.draft import draft_config
@@ -102,3 +104,56 @@ def test_a_draft_is_toml_with_any_name_and_lists_every_column(tmp_path: Path) ->
     text = draft_config(path, "id", "ill")
     assert tomllib.loads(text)["data"]["files"] == {"\N{GRINNING FACE}\x7f": str(path)}
     assert '"x": several columns' in text
+
+
+def write_doubtful(folder: Path, ending: str = "csv") -> Path:
+    """A column of each kind that may be read in several ways."""
+    days = pd.to_datetime([f"2020-{1 + n % 12:02}-{1 + n % 28:02} {n % 24:02}:30" for n in range(60)])
+    days = days.where(np.arange(60) > 0, days[0].normalize())  # one of them at midnight
+    frame = pd.DataFrame(
+        {
+            "id": [f"P{n}" for n in range(60)],
+            "chol": ["?" if n % 9 == 0 else str(120 + n) for n in range(60)],
+            "fbs": ["01?"[n % 3] for n in range(60)],
+            "cost": [f"{1 + n}.{100 + n},50" for n in range(60)],
+            "icd": [f"I{10 + n}.1" for n in range(60)],
+            "note": [f"came by bus {n}" for n in range(60)],
+            "zero": "0",
+            "empty": "",
+            "stay": days,
+            "ill": ["no", "yes"] * 30,
+        }
+    )
+    path = folder / f"nord.{ending}"
+    frame.to_csv(path, index=False) if ending == "csv" else frame.to_excel(path, index=False)
+    return path
+
+
+def test_columns_that_are_no_categories_are_described(tmp_path: Path, silodp: Silodp) -> None:
+    path = write_doubtful(tmp_path)
+    question = ("data", "inspect", path, "--user", "id", "--label", "ill")
+    done = silodp(*question)
+    lines = {name: line for line in done.out.splitlines() for name in re.findall('"([a-z]+)"', line)[:1]}
+    found = {name: line.partition(": ")[2] for name, line in lines.items() if line.startswith("# ROWS")}
+    assert found.keys() == {"chol", "cost", "icd", "note", "zero", "empty"}
+    for name, hint in (("chol", '--missing "?"'), ("cost", "--decimal"), ("icd", "codes = true")):
+        assert [one for one, text in found.items() if hint in text] == [name]
+    assert (found["zero"], found["empty"]) == (
+        '"zero": one value only',
+        '"empty": no value, 60 of 60 missing',
+    )
+    assert '"fbs" = []  # FILL IN. ROWS: ["0", "1", "?"]\n' in done.out
+    drafted = tomllib.loads(silodp(*question, "--missing", "?").out)["data"]["schema"]
+    assert drafted["reader"] == {"missing": ["?"]}
+    assert drafted["numeric"].keys() == {"chol", "stay"}
+    assert drafted["numeric"]["stay"]["date"] == "%Y-%m-%d %H:%M:%S"
+    assert (
+        '"fbs" = []  # FILL IN. ROWS: ["0", "1"], 20 of 60 missing' in silodp(*question, "--missing", "?").out
+    )
+
+
+def test_cells_that_are_dates_with_a_time_are_dates(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    drafted = draft_config(write_doubtful(tmp_path, "xlsx"), "id", "ill")
+    assert tomllib.loads(drafted)["data"]["schema"]["numeric"]["stay"]["date"] == "%Y-%m-%d"
+    assert "ROWS: 2020-01-01 to 2020-12-" in drafted

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from silodp.config.schema import load_config
@@ -81,11 +82,31 @@ def test_a_card_that_declares_no_metrics_can_be_shared(folder: Path, silodp: Sil
     guarantees = json.loads(Path("run/guarantee.json").read_text())["guarantees"]
     assert all(text.removeprefix("technical: ") in card for g in guarantees for text in g["assumptions"])
     assert all(text in card for g in guarantees for text in g["not_covered"])
-    assert "| `age` | number, 0 to 110 |" in found["Data"]
+    assert "| `age` | number, 0 to 110 | refused |" in found["Data"]
+    settings = "noise_multiplier = 3.0, clip = 0.5, local.learning_rate = 0.1"
+    assert f"**Method**: `uldp-avg, {settings}`." in found["Training"]
     before = card.replace("Unknown", "")
     Path("run/MODEL_CARD.md").unlink()
     assert "MODEL_CARD.md" in silodp("report", "run").out
     assert Path("run/MODEL_CARD.md").read_text().replace("Unknown", "") == before
+
+
+def test_a_card_says_what_dates_and_missing_cells_count_as(folder: Path, silodp: Silodp) -> None:
+    day = (
+        'range = [0, 366], typical = [90, 20], date = "%Y-%m-%d", since = "2020-01-01", missing = "indicator"'
+    )
+    numeric = f'{{ "day|in" = {{ {day} }}, age = {{ range = [0, 110], missing = 50 }} }}'
+    ward = '{ ward = { categories = ["surgery", "medicine"], missing = "surgery" } }'
+    config = CONFIG.replace("numeric = { age = [0, 110] }", f"numeric = {numeric}")
+    Path("c.toml").write_text(config.replace('{ ward = ["surgery", "medicine"] }', ward))
+    for name in ("north_clinic", "south_clinic"):
+        pd.read_csv(f"{name}.csv").assign(**{"day|in": "2020-03-04"}).to_csv(f"{name}.csv", index=False)
+    done = silodp("run", "c.toml", "--out", "run")
+    assert done.status == 0, done.err
+    found = sections(Path("run/MODEL_CARD.md").read_text())["Data"]
+    day = r"| `day\|in` | date, in days since 2020-01-01, 0 to 366, typically 90 ± 20 | count as 90, with"
+    for row in (day, "110 | count as 50 |", "| one of `surgery`, `medicine` | count as `surgery` |"):
+        assert row in found
 
 
 def test_a_card_of_a_seeded_run_says_that_it_is_not_for_release(folder: Path, silodp: Silodp) -> None:

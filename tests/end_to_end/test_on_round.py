@@ -93,6 +93,15 @@ def test_after_a_failure_the_run_goes_on_with_the_next_round(tmp_path, failure, 
     assert result.epsilon == expected.epsilon
 
 
+def test_the_import_that_fails_is_named(tmp_path, monkeypatch):
+    """A package that is there, and lacks another one, is installed."""
+    (tmp_path / "half_a_package.py").write_text("import what_it_needs\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Memory, "packages", ("half_a_package",))
+    with pytest.raises(SilodpError, match=r"'half_a_package' \(ModuleNotFoundError: .*'what_it_needs'\)"):
+        Memory.check_installed()
+
+
 # --- what trackers may see ---
 
 

@@ -242,6 +242,39 @@ def test_a_table_of_another_form_is_read_by_options(
         assert "public" not in failed.err
 
 
+def test_dates_missing_cells_and_numbers_out_of_range_are_read_by_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silodp: Silodp
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tables(tmp_path)
+    for name in ("north", "south"):
+        pd.read_csv(f"{name}.csv").assign(visit="2020-03-04").to_csv(f"{name}.csv", index=False)
+    visit = 'visit = { range = [0, 366], date = "%Y-%m-%d", since = "2020-01-01" }'
+    numeric = f"{{ age = [0, 110], days = {{ range = [0, 900], missing = 9 }}, {visit} }}"
+    run_of(tmp_path, CLASSES, **{"data.schema.out_of_range": "refuse", "data.schema.numeric": numeric})
+    Path("new.csv").write_text("age,days,ward,visit\n111,?,surgery,04/02/2020\n")
+    predict = ("predict", "run", "new.csv", "--out", "found.csv")
+    options: list[str] = []
+    for name, value in (("out-of-range", "clip"), ("missing", "?"), ("date", "visit=%m/%d/%Y")):
+        assert_sentence(silodp(*predict, *options), code="data.value")
+        options += [f"--{name}", value]
+    done = silodp(*predict, *options)
+    assert done.status == 0, done.err
+    found = pd.read_csv("found.csv").to_numpy()
+    Path("plain.csv").write_text("age,days,ward,visit\n110,9,surgery,2020-04-02\n")
+    model = load_run("run")
+    assert found == pytest.approx(model.predict("plain.csv"), rel=1e-12)
+    reader = {"missing": ["?"], "dates": {"visit": "%m/%d/%Y"}}
+    table = model.predict_table("new.csv", reader=reader, out_of_range="clip")
+    assert np.array_equal(table, model.predict("plain.csv"))
+    for wrong, code in (
+        (("--out-of-range", "drop"), "argument.value"),
+        (("--date", "visit"), "argument.value"),
+        (("--date", "vsit=%Y-%m-%d"), "data.schema"),
+    ):
+        assert_sentence(silodp(*predict, *options, *wrong), code=code)
+
+
 def load_run(*arguments: Any, **more: Any) -> silodp.TrainedModel:
     return silodp.load(*arguments, **more)
 
@@ -270,7 +303,8 @@ def test_wrong_tables_are_refused(
         wrong = silodp("predict", "run", "new.csv", "--out", "other.csv", *arguments)
         assert_sentence(wrong, code=code)
     pd.DataFrame(row).drop(columns="dose").to_csv("new.csv", index=False)
-    assert_sentence(silodp("predict", "run", "new.csv", "--out", "found.csv"), "'dose'", code="data.column")
+    failed = silodp("predict", "run", "new.csv", "--out", "found.csv")
+    assert_sentence(failed, "'dose' is missing", "the columns age, dose, ward", code="data.column")
     assert not Path("other.csv").exists()
 
 

@@ -15,9 +15,11 @@ import pytest
 import silodp
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import load_config
-from silodp.data.tables.schema import UNSCALED_LABEL
+from silodp.data.tables.schema import UNSCALED_LABEL, Schema
 from silodp.runtime.train import Result, train
 from support.commands import Silodp, assert_sentence
+from support.consortium import agree_on_tables
+from support.deployed import assert_same_run, simulate
 from support.refusals import refused
 
 CONFIG = """
@@ -111,6 +113,36 @@ def test_the_scaling_is_public_and_part_of_the_run(folder: Path, silodp: Silodp)
     assert "[checkpoint.setup]" in resumed.err
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_silos_on_separate_machines_scale_labels_and_read_their_dates(folder: Path) -> None:
+    """Each silo reads its own table alone: label, layout of dates and numbers as in the simulation, bit for bit."""
+    for name, layout in (("north", "%Y-%m-%d"), ("south", "%d.%m.%Y")):
+        table = pd.read_csv(folder / f"{name}.csv")
+        visits = pd.Timestamp("2020-01-01") + pd.to_timedelta(table["pressure"].round(), unit="D")
+        table.assign(visit=visits.dt.strftime(layout)).to_csv(folder / f"{name}.csv", index=False)
+    people = sorted(
+        {key for name in ("north", "south") for key in pd.read_csv(folder / f"{name}.csv")["person"]}
+    )
+    (folder / "people.txt").write_text("\n".join(people))
+    visit = 'visit = { range = [0, 366], typical = [130, 18], date = "%Y-%m-%d", since = "2020-01-01" }'
+    dates = 'users = "people.txt"\nreaders = { south = { dates = { visit = "%d.%m.%Y" } } }\n'
+    text = SCALED.replace("numeric = { ", f"{dates}numeric = {{ {visit}, ")
+    simulated = simulate(folder, text)
+    tables = {name: folder / f"{name}.csv" for name in ("north", "south")}
+    processes = agree_on_tables(folder / "simulated.toml", folder / "deployed", tables)
+    processes.forked = True
+    try:
+        processes.start_all()
+        assert processes.wait_for_server() == 0, processes.log("server")
+        assert_same_run(processes, simulated)
+    finally:
+        processes.kill_all()
+    model, table = silodp.load(processes.run), pd.read_csv(folder / "north.csv")
+    assert model.description.label_typical == (55, 15)
+    assert np.abs(model.predict(table)[:, 0] - table["age"]).mean() < 10
+
+
 def test_a_damaged_scaling_is_refused(folder: Path) -> None:
     run_of(folder, "scaled")
     path = folder / "scaled" / "model.json"
@@ -130,12 +162,27 @@ def test_a_scaling_is_two_numbers(folder: Path, silodp: Silodp, wrong: str) -> N
     assert_sentence(done, "data.schema.label_typical" if wrong == '"a"' else "spread > 0")
 
 
+def test_truth_values_are_no_numbers(folder: Path, silodp: Silodp) -> None:
+    """True is 1 in Python: `[true, 1]` would scale by 1."""
+    done = silodp("plan", folder / "plain.toml", "--set", "data.schema.label_typical=[true, 1]")
+    assert_sentence(done, "data.schema.label_typical", code="config.value")
+    for given in (
+        {"label_typical": (True, 1)},
+        {"numeric": {"pressure": (False, True)}},
+        {"numeric": {"pressure": {"range": (0, 9), "typical": (True, 1)}}},
+    ):
+        with refused("data.schema"):
+            Schema(
+                **{"user": "person", "label": "age", "kind": "real", "numeric": {"pressure": (0, 1)}, **given}
+            )
+
+
 @pytest.mark.parametrize(
     "kind", [{"label": "age", "classes": [1, 2]}, {"kind": "survival", "event": "age", "time": "bmi"}]
 )
 def test_other_kinds_of_label_are_not_scaled(kind: dict[str, Any]) -> None:
     with refused("data.kind"):
-        silodp.Schema(user="person", numeric={"pressure": (0, 1)}, label_typical=(55, 15), **kind)
+        Schema(user="person", numeric={"pressure": (0, 1)}, label_typical=(55, 15), **kind)
 
 
 def test_only_the_squared_error_has_metrics_by_default(folder: Path) -> None:

@@ -172,6 +172,15 @@ TECHNICAL = "technical: "
 "Assumptions that somebody must sign"."""
 
 
+FLOATING_POINT_NOISE = (
+    TECHNICAL
+    + "noise is drawn and added in floating point: attacks on the low bits of floating-point noise are not excluded"
+)
+SHARED_ROUNDING = (
+    TECHNICAL
+    + "nobody chooses a model for an attack: updates of a silo are computed side by side in floating point, "
+    "and with a model chosen for it, rounding lets one person move the sum by many clips while one is charged"
+)
 PUBLIC_INDEX = (
     "every silo knows a person by the same id, and anyone may learn whose ids are on the list of ids, which silos take "
     "part, and all settings of the run"
@@ -205,17 +214,11 @@ def list_assumptions(
         public_index: whether the run needs a public list of ids.
         samples_users: whether users are sampled.
     """
-    arithmetic = TECHNICAL + (
-        "updates are computed in floating point before they are put on a grid: what rounding in a shared computation "
-        "may tell is not excluded"
-        if integers
-        else "updates are computed, and noise drawn and added, in floating point: attacks on the low bits of "
-        "floating-point noise, and what rounding in a shared computation may tell, are not excluded"
-    )
     common = (
         PUBLIC_INDEX if public_index else LOCAL_INDEX,
         DROPOUTS,
-        arithmetic,
+        SHARED_ROUNDING,
+        *(() if integers else (FLOATING_POINT_NOISE,)),
         "the run's directory was never copied or restored and continued twice",
     )
     own = {

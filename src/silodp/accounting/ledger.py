@@ -77,7 +77,7 @@ class LedgerHeader:
     accounting: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a run keeps one per round and party in memory
 class LedgerEntry:
     """One line of the ledger: a release and its round, both counted from 0, with an event per adversary.
 

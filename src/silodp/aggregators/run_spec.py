@@ -32,7 +32,8 @@ class ModelSpec:
         dtype: numpy's name of their type.
         architecture: what the module prints as.
         loss: name of the loss.
-        constants: SHA-256 (hex) of frozen parameters, buffers, and which modules are in eval mode; "" without any.
+        constants: SHA-256 (hex) of frozen parameters, buffers, numbers in attributes, and which modules are in eval
+            mode; "" without any.
         start: SHA-256 (hex) of the values that training starts at, if a task says `pretrained=True`; else "".
         keeps_values: whether some values that the model came with are constants, or the start of training.
     """

@@ -218,15 +218,20 @@ def _format_data(facts: _Facts) -> list[str]:
             values = ", ".join(
                 f"`{_code(str(value))}`" for value in schema.categorical_columns()[column].categories
             )
-            rows.append((f"`{_code(column)}`", f"one of {values}"))
+            missing = schema.categorical_columns()[column].missing
+            policy = "refused" if missing is None else f"count as `{_code(str(missing))}`"
+            rows.append((f"`{_code(column)}`", f"one of {values}", policy))
         else:
             constants = schema.numeric_columns()[column]
+            kind = "number" if constants.since is None else f"date, in days since {constants.since}"
             low, high = constants.range
             typical = (
                 "" if constants.typical is None else ", typically {:g} ± {:g}".format(*constants.typical)
             )
-            rows.append((f"`{_code(column)}`", f"number, {low:g} to {high:g}{typical}"))
-    return [*lines, *_format_table(("column", "values"), rows)]
+            policy = "refused" if constants.fill is None else f"count as {constants.fill:g}"
+            policy += ", with an input of 1 beside it" if constants.has_indicator else ""
+            rows.append((f"`{_code(column)}`", f"{kind}, {low:g} to {high:g}{typical}", policy))
+    return [*lines, *_format_table(("column", "values", "missing cells"), rows)]
 
 
 def _format_metrics(facts: _Facts) -> list[str]:
@@ -312,12 +317,30 @@ def _format_training(facts: _Facts) -> list[str]:
         f"- **Model**: {model}.",
         f"- **Numbers**: {trained:,} trained, {constant:,} constant.",
         f"- **Loss**: `{_code(str(facts.spec.get('loss') or 'unknown'))}`.",
-        f"- **Method**: `{_code(without_folders(str(run.summary.get('settings', 'unknown'))))}`.",
+        f"- **Method**: `{_code(without_folders(_describe_method(run)))}`.",
         f"- **Aggregator**: {run.aggregator.name if run.aggregator else 'unknown'}.",
         f"- **Rounds**: {counted(released.rounds, 'round')}, ended {stopped}. **Accountant**: {released.accountant} "
         f"at δ = {released.delta:g}.",
         "- **Tuning**: unknown. Settings chosen by looking at other runs on the same persons add the ε of those runs.",
     ]
+
+
+def _describe_method(run: RunRecord) -> str:
+    """Return the settings of the method as they were declared; all of them for a run without a configuration."""
+    try:
+        declared = tomllib.loads(run.config or "")["method"]
+        return ", ".join([declared.pop("name"), *_list_settings(declared)])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return str(run.summary.get("settings", "unknown"))
+
+
+def _list_settings(table: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    """Return "name = value" of each setting in a table of TOML, and in the tables in it."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _list_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
 
 
 def _count(shape: Sequence[int]) -> int:

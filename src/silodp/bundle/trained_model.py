@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -117,7 +117,8 @@ class TrainedModel:
         self,
         table: str | Path | pd.DataFrame,
         copied: Sequence[str] = (),
-        reader: Mapping[str, str] = MappingProxyType({}),
+        reader: Mapping[str, Any] = MappingProxyType({}),
+        out_of_range: Literal["refuse", "clip"] | None = None,
     ) -> pd.DataFrame:
         """Predict for every row of a table, and return the predictions beside columns of it.
 
@@ -125,7 +126,8 @@ class TrainedModel:
             table: a file or a data frame.
             copied: columns of the table that come first, as they are.
             reader: how the file is written, where it differs from what the schema of the run says: separator, decimal,
-                encoding or sheet.
+                encoding, sheet, missing, or dates, a mapping from columns to layouts.
+            out_of_range: "refuse" numbers outside the ranges of the model, or "clip" them; None: as in training.
 
         Raises:
             SilodpError: as `predict`, or a column to copy is missing, named twice or has the name of a prediction.
@@ -145,7 +147,7 @@ class TrainedModel:
                     code="data.column",
                     field=column,
                 )
-        x, kept = self.read_table(table, copied, reader)
+        x, kept = self.read_table(table, copied, reader, out_of_range)
         found = pd.DataFrame(self.predict(x), columns=list(self.columns))
         return pd.concat([kept.reset_index(drop=True), found], axis=1)
 
@@ -153,7 +155,8 @@ class TrainedModel:
         self,
         table: str | Path | pd.DataFrame,
         copied: Sequence[str] = (),
-        reader: Mapping[str, str] = MappingProxyType({}),
+        reader: Mapping[str, Any] = MappingProxyType({}),
+        out_of_range: Literal["refuse", "clip"] | None = None,
     ) -> tuple[NDArray[np.float32] | NamedArrays, pd.DataFrame]:
         """Return a table's inputs as the schema of the run gives them to the model, and the columns to copy.
 
@@ -169,7 +172,12 @@ class TrainedModel:
                 code="bundle.no_schema",
             )
         schema = self.description.schema
-        schema = replace(schema, reader=replace(schema.reader, **reader))
+        dates = {**(schema.reader.dates or {}), **reader.get("dates", {})}
+        schema = replace(
+            schema,
+            reader=replace(schema.reader, **{**reader, "dates": dates or None}),
+            out_of_range=out_of_range or schema.out_of_range,
+        )
         return read_inputs(table, schema, copied)
 
     def _check_inputs(self, data: Any) -> Any:

@@ -47,6 +47,10 @@ Separator = Annotated[str | None, typer.Option(help="Between cells of a text fil
 Decimal = Annotated[str | None, typer.Option(help="Decimal mark of a text file: '.' or ','.")]
 Encoding = Annotated[str | None, typer.Option(help="Of a text file, for example cp1252.")]
 Sheet = Annotated[str | None, typer.Option(help="Of a workbook with several.")]
+Missing = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Text that stands for no value, for example '?'. Can be repeated."),
+]
 
 Trackers = Annotated[
     list[str] | None,
@@ -92,6 +96,14 @@ def log(text: str) -> None:
 
 class Interrupted(Exception):
     """Ctrl-C stopped the command; the text says how to continue."""
+
+
+def list_reader_settings(**options: Any) -> dict[str, Any]:
+    """Return the options that say how a table is written and that were given, as settings of a reader."""
+    given = {name: value for name, value in options.items() if value}
+    if given.get("separator") == r"\t":  # as a shell passes it on
+        given["separator"] = "\t"
+    return given
 
 
 @dataclass(frozen=True)

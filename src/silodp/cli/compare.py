@@ -187,7 +187,15 @@ def _summarize(
     accountants = sorted({guarantee["accountant"] for guarantee in released if guarantee["private"]})
     methods = [_summarize_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)]
     untuned = [method["label"] for method in methods if method["untuned"]]
-    methods = [{**method, "warning": explain_no_upper_level(method, methods)} for method in methods]
+    untrained = {name: _compute_spread(_at_round(runs, 0, name))["mean"] for name in names}
+    methods = [
+        {
+            **method,
+            "warning": explain_no_upper_level(method, methods)
+            or explain_no_gain(method, untrained.get("loss")),
+        }
+        for method in methods
+    ]
     return {
         "name": config.name,
         "data": federation.name,
@@ -213,7 +221,7 @@ def _summarize(
         ),
         "warnings": [method["warning"] for method in methods if method["warning"] is not None],
         "quantities": names,
-        "untrained": {name: _compute_spread(_at_round(runs, 0, name))["mean"] for name in names},
+        "untrained": untrained,
         "methods": methods,
     }
 
@@ -241,6 +249,19 @@ def explain_no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | N
         f"{method['label']}, without noise, ends at a larger loss ({format_measure(loss)}) than {label} "
         f"({format_measure(best)}), which is private, so it is no reference for training without noise; {tune}."
     )
+
+
+def explain_no_gain(method: Fields, untrained: float | None) -> str | None:
+    """Return a warning if a method ends with no loss, or a larger one than that of the untrained model; else None."""
+    loss = _end_loss(method)
+    if untrained is None or (loss is not None and loss <= untrained):
+        return None
+    end = (
+        "has no finite loss at the end"
+        if loss is None
+        else f"ends at a larger loss ({format_measure(loss)}) than the untrained model ({format_measure(untrained)})"
+    )
+    return f"{method['label']} {end}; try a smaller step, clip or learning rate."
 
 
 def _end_loss(method: Fields) -> float | None:

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from silodp.cli._console import Decimal, Encoding, Json, Root, Separator, Sheet, show
+from silodp.cli._console import (
+    Decimal,
+    Encoding,
+    Json,
+    Missing,
+    Root,
+    Separator,
+    Sheet,
+    list_reader_settings,
+    show,
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from 'silodp data list'.")]
 
@@ -77,6 +87,7 @@ def data_inspect(
     decimal: Decimal = None,
     encoding: Encoding = None,
     sheet: Sheet = None,
+    missing: Missing = None,
     as_json: Json = False,
 ) -> None:
     """Draft a configuration for a table, on this machine. Marks what it read off private rows."""
@@ -87,7 +98,10 @@ def data_inspect(
 
     if out is not None and out.exists():
         raise SilodpError(f"{out} exists: choose another file with --out.", code="run.exists", field="out")
-    draft = draft_config(table, user, label, Reader(separator, decimal or ".", encoding or "utf-8", sheet))
+    settings = list_reader_settings(
+        separator=separator, decimal=decimal, encoding=encoding, sheet=sheet, missing=missing
+    )
+    draft = draft_config(table, user, label, Reader(**settings))
     if out is None:
         show({"draft": draft}, as_json, [draft.rstrip()])
         return

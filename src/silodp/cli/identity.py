@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli._console import Json, show
+from silodp.cli._console import Encoding, Json, Separator, Sheet, list_reader_settings, show
 from silodp.errors import SilodpError, name_file
 
 identity_app = typer.Typer(
@@ -94,7 +94,7 @@ def _make_placeholders(kind: str, width: int | None) -> list[str]:
 @identity_app.command("check")
 def identity_check(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Identity profile, identity.toml.")],
-    table: Annotated[Path, typer.Argument(metavar="TABLE", help="The silo's .csv or .parquet file.")],
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="The silo's file.")],
     column: Annotated[str, typer.Option(metavar="NAME", help="Column of identifiers.")],
     show_identifiers: Annotated[
         bool,
@@ -104,13 +104,18 @@ def identity_check(
             "identifier.",
         ),
     ] = False,
+    separator: Separator = None,
+    encoding: Encoding = None,
+    sheet: Sheet = None,
     as_json: Json = False,
 ) -> None:
     """Check a silo's table by a profile. Writes and sends nothing; the output is for the silo, apart from the code."""
     from silodp.data.identity import load_profile
     from silodp.data.identity_check import check_table
+    from silodp.data.tables.columns import Reader
 
-    found = check_table(load_profile(profile), table, column)
+    reader = Reader(**list_reader_settings(separator=separator, encoding=encoding, sheet=sheet))
+    found = check_table(load_profile(profile), table, column, reader)
     show(found.to_dict(show_identifiers), as_json, found.format(show_identifiers))
     if not found.ok:
         raise typer.Exit(1)

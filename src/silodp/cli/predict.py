@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from silodp.cli._console import Decimal, Encoding, Json, Separator, Sheet, show
+from silodp.cli._console import Decimal, Encoding, Json, Missing, Separator, Sheet, list_reader_settings, show
 from silodp.errors import SilodpError, counted, name_file
 
 if TYPE_CHECKING:
@@ -51,6 +52,22 @@ def predict(
     decimal: Decimal = None,
     encoding: Encoding = None,
     sheet: Sheet = None,
+    missing: Missing = None,
+    date: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=LAYOUT",
+            help="Layout of a column of dates in this table, for example visit=%d.%m.%Y. Can be repeated.",
+        ),
+    ] = None,
+    out_of_range: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="For numbers outside the ranges of the model: 'refuse', or 'clip' to the nearest end. Default: as in "
+            "training.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict with a trained model. Probabilities, numbers or log hazards, one row for every row of TABLE."""
@@ -60,9 +77,15 @@ def predict(
 
     with contextlib.redirect_stdout(sys.stderr):  # what the code of a model prints is no result
         model = load(directory, code=code)
-        given = {"separator": separator, "decimal": decimal, "encoding": encoding, "sheet": sheet}
-        reader = {name: value for name, value in given.items() if value is not None}
-        predictions = model.predict_table(table, copy or (), reader)
+        reader = list_reader_settings(
+            separator=separator,
+            decimal=decimal,
+            encoding=encoding,
+            sheet=sheet,
+            missing=missing,
+            dates=_read_dates(date or ()),
+        )
+        predictions = model.predict_table(table, copy or (), reader, cast(Any, out_of_range))
     _write(predictions, out)
     result = {
         "out": str(out),
@@ -78,6 +101,21 @@ def predict(
             describe_epsilon(model.guarantees["released"]),
         ],
     )
+
+
+def _read_dates(options: Sequence[str]) -> dict[str, str]:
+    """Return column → layout of its dates."""
+    found = {}
+    for option in options:
+        column, equals, layout = option.rpartition("=")
+        if not equals:
+            raise SilodpError(
+                f"--date {option}: write COLUMN=LAYOUT, for example visit=%d.%m.%Y.",
+                code="argument.value",
+                field="--date",
+            )
+        found[column] = layout
+    return found
 
 
 def _check_out(out: Path, table: Path) -> None:

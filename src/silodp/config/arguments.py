@@ -55,13 +55,14 @@ def validate_arguments(
                 code="config.unknown_field",
                 field=_join(where, name),
             )
-    for name, parameter in fields.items():
-        if name not in values and parameter.default is parameter.empty:
-            raise SilodpError(
-                f"{_join(where, name)} is missing: {what} needs it.",
-                code="config.missing_field",
-                field=_join(where, name),
-            )
+    missing = [name for name, p in fields.items() if name not in values and p.default is p.empty]
+    if missing:
+        more = f", and also {', '.join(missing[1:])}" if missing[1:] else ""
+        raise SilodpError(
+            f"{_join(where, missing[0])} is missing: {what} needs it{more}.",
+            code="config.missing_field",
+            field=_join(where, missing[0]),
+        )
     hints = _get_hints(maker)
     return {name: _convert(hints.get(name, Any), value, _join(where, name)) for name, value in values.items()}
 

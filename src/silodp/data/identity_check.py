@@ -11,6 +11,7 @@ from typing import Any
 
 from silodp.data._identifiers import REASONS, Refusal, compact
 from silodp.data.identity import IdentityProfile
+from silodp.data.tables.columns import Reader
 from silodp.errors import check_type, counted
 
 MOST_ROWS = 10
@@ -149,13 +150,16 @@ class IdentityCheck:
         return lines
 
 
-def check_table(profile: IdentityProfile, table: str | Path, column: str) -> IdentityCheck:
+def check_table(
+    profile: IdentityProfile, table: str | Path, column: str, reader: Reader | None = None
+) -> IdentityCheck:
     """Read one column of a table by a profile, and count what is accepted, refused and suspicious.
 
     Args:
         profile: the profile.
-        table: path of a CSV or Parquet file.
+        table: path of the silo's file.
         column: name of the column of identifiers.
+        reader: how the file is written; None: as files are by default.
 
     Raises:
         SilodpError: the table or the column cannot be read.
@@ -163,7 +167,7 @@ def check_table(profile: IdentityProfile, table: str | Path, column: str) -> Ide
     from silodp.data.tables._table import read_cells  # imports pandas, which takes a second
 
     check_type("profile", profile, IdentityProfile, "load_profile('identity.toml')")
-    return check_cells(profile, read_cells(Path(table), column), str(table), column)
+    return check_cells(profile, read_cells(Path(table), column, reader), str(table), column)
 
 
 def check_cells(

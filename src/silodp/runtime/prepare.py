@@ -247,7 +247,7 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
             field="task.loss",
         )
     # A failure of a model or loss must not depend on private records, and must appear before any ε is spent.
-    task.check(*data.synthetic_batch())
+    task.check(*data.synthetic_batch(), classes=data.classes)
 
 
 def _check_affordable(spec: RunSpec, cost: dict[Adversary, Event]) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, describe_exception
 
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult
@@ -141,9 +141,9 @@ def is_local(target: str) -> bool:
 def _import(package: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(package)
-    except ImportError:
+    except ImportError as error:
         raise SilodpError(
-            f"--log {extra} needs the package '{package.partition('.')[0]}', which is not installed: "
+            f"--log {extra} cannot import '{package}' ({describe_exception(error)}): "
             f"pip install 'silodp[{extra}]', or '.[{extra}]' in a checkout.",
             code="argument.missing",
             field="log",

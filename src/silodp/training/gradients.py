@@ -34,7 +34,7 @@ x is a tensor, or `NamedArrays` of tensors.
 Of records: (parameters…, x (r, ...), y (r, ...)) -> gradients (r, shape of each).
 """
 
-_LEAST_TO_LOOP = 32
+_LEAST_TO_LOOP = 16
 
 GradientBuilder = Callable[["Task"], Gradient]
 
@@ -82,17 +82,23 @@ def build_traceable_gradient(task: Task) -> Gradient:
     return gradient
 
 
+def build_plain_gradient(task: Task) -> Gradient:
+    """Return the gradient of exactly one user, by ordinary autograd, of tensors without a dimension for users."""
+    count = len(task.names)
+    return lambda *tensors: _differentiate(task, tensors[:count], *tensors[count:])
+
+
 def build_single_user_gradient(task: Task) -> Gradient:
     """Return the gradient of exactly one user, by ordinary autograd.
 
     It multiplies matrices instead of batches of one, and keeps the fused backward operations that `torch.func` takes
     apart.
     """
-    count = len(task.names)
+    plain = build_plain_gradient(task)
 
     def gradient(*tensors: Any) -> tuple[Tensor, ...]:
         own = [map_arrays(lambda tensor: tensor.squeeze(0), part) for part in tensors]
-        return tuple(g.unsqueeze(0) for g in _differentiate(task, own[:count], *own[count:]))
+        return tuple(g.unsqueeze(0) for g in plain(*own))
 
     return gradient
 
@@ -110,7 +116,7 @@ def build_looped_gradient(task: Task) -> Gradient:
         for user, real in enumerate(mask.sum(1).to(torch.int64).tolist()):
             if real:
                 data = (x[user, :real], y[user, :real], mask[user, :real])
-                gradients = _differentiate(task, [_last_channels(p[user]) for p in params], *data)
+                gradients = _differentiate(task, [put_channels_last(p[user]) for p in params], *data)
                 for rows, own in zip(result, gradients, strict=True):
                     rows[user] = own
         return result
@@ -122,17 +128,19 @@ def find_least_to_loop(task: Task) -> int | None:
     """Return from how many records a step on users take less time one after another; None if they never do.
 
     With parameters of their own, convolutions run in groups or as products of small matrices, at once; those of one
-    user run as in plain training. On a CPU, 64 images a step take half the time, 32 three quarters, 16 as long and 4
-    three times as long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same
-    floats.
+    user run as in plain training. On a CPU, 64 images a step take half the time, 16 two thirds, 4 up to three times as
+    long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same floats.
     """
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     has_any = any(isinstance(module, convolutions) for module in task.model.modules())
     return _LEAST_TO_LOOP if task.device.type == "cpu" and has_any else None
 
 
-def _last_channels(weights: Tensor) -> Tensor:
-    """Return convolution weights with channels last: layers follow their layout, and torch pools eight times faster."""
+def put_channels_last(weights: Tensor) -> Tensor:
+    """Return a copy of convolution weights with channels last; other parameters as they are.
+
+    Layers follow the layout of their weights, and torch then pools eight times faster.
+    """
     return weights.clone(memory_format=torch.channels_last) if weights.ndim == 4 else weights
 
 
@@ -148,7 +156,7 @@ def build_record_gradient(task: Task) -> Gradient:
     per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
     def gradient(*tensors: Any) -> tuple[Tensor, ...]:
-        weights = [_last_channels(p) for p in tensors[:count]]
+        weights = [put_channels_last(p) for p in tensors[:count]]
         with _vectorizable_kernels(task.model):
             result: tuple[Tensor, ...] = per_record(tuple(weights), *tensors[count:])
         return result

@@ -35,6 +35,7 @@ class Loss:
         separable: whether it is the mean of a loss of every single record; only then can record-level methods clip
             the gradients of single records.
         most_classes: the largest number of classes that it can learn; 0 for a loss of numbers, None for any number.
+        per_class: whether it needs one output of the model for every class, and no more.
 
     Raises:
         SilodpError: `function` is not callable.
@@ -44,6 +45,7 @@ class Loss:
     function: Callable[[Tensor, Tensor, Tensor], Tensor]
     separable: bool = False
     most_classes: int | None = None
+    per_class: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -54,7 +56,11 @@ class Loss:
 
     @classmethod
     def per_record(
-        cls, name: str, f: Callable[[Tensor, Tensor], Tensor], most_classes: int | None = None
+        cls,
+        name: str,
+        f: Callable[[Tensor, Tensor], Tensor],
+        most_classes: int | None = None,
+        per_class: bool = False,
     ) -> Loss:
         """Make the mean over a user's records of an ordinary `f(outputs, targets) -> (n,)`.
 
@@ -63,6 +69,7 @@ class Loss:
             f: gets outputs (n, ...) and targets (n, ...); returns one number per record, (n,). Losses of
                 `torch.nn.functional` do so with `reduction="none"`.
             most_classes: see the class.
+            per_class: see the class.
 
         Raises:
             SilodpError: `f` is not a function. Whether it returns (n,) is checked when it is called, the first time on
@@ -85,7 +92,7 @@ class Loss:
             weights = mask / mask.sum().clamp(min=1)
             return (weights * values).sum()
 
-        return cls(name, masked_mean, separable=True, most_classes=most_classes)
+        return cls(name, masked_mean, separable=True, most_classes=most_classes, per_class=per_class)
 
     def compute(self, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         """Return the loss (scalar tensor) of records with outputs (n, ...), targets (n, ...) and mask (n,) of 0/1.
@@ -178,7 +185,7 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
     shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
     most_classes = None if by_class else 2 if name == "BCEWithLogitsLoss" else 0
-    return Loss.per_record(f"{name}({shown})", values, most_classes)
+    return Loss.per_record(f"{name}({shown})", values, most_classes, by_class)
 
 
 def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:
@@ -236,7 +243,7 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
         weight = None if weights is None else outputs.new_tensor(weights)
         return F.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
-    return Loss.per_record("cross_entropy", softmax_loss)
+    return Loss.per_record("cross_entropy", softmax_loss, per_class=True)
 
 
 def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:

@@ -277,6 +277,37 @@ def has_tensor_attributes(model: nn.Module) -> bool:
     )
 
 
+def list_numeric_attributes(model: nn.Module) -> dict[str, Tensor]:
+    """Return the numbers that modules of a user's classes hold as plain attributes, by name, as tensors.
+
+    These are numbers, tensors, arrays, and lists and tuples of numbers. Modules of torch show theirs in their text, as
+    does a class derived from one, and objects and texts may differ between machines (paths, versions of libraries).
+    """
+    known = {*vars(nn.Module()), *_OF_MODULES, "_flat_weights"}
+    found = {}
+    for name, module in model.named_modules():
+        shown = {*known, *getattr(module, "__constants__", ())}
+        if type(module).__module__.partition(".")[0] == "torch":
+            continue
+        for key, value in vars(module).items():
+            if key not in shown and (tensor := _make_numbers(value)) is not None:
+                found[f"{name}.{key}".lstrip(".")] = tensor
+    return found
+
+
+def _make_numbers(value: object) -> Tensor | None:
+    """Return numbers as a tensor; None where a value is anything else."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, Number | np.generic | np.ndarray | list | tuple):
+        try:
+            array = np.array(value)
+            return torch.from_numpy(array) if array.dtype.kind in "biufc" and array.size else None
+        except (ValueError, TypeError, RuntimeError):  # lists of different lengths, or of tensors elsewhere
+            return None
+    return None
+
+
 def _collect(name: str, value: object, found: dict[str, object], seen: set[int]) -> None:
     """Add copies of a value, and of what is in it, to those found; `seen` are the objects that were looked into."""
     if isinstance(value, Tensor):
@@ -326,6 +357,7 @@ def inspect_loss(
     loss: Loss,
     x: Any,
     y: Tensor,
+    classes: int | None = None,
 ) -> None:
     """Check that a loss can train this model, and that it leaves out records whose mask is 0.
 
@@ -334,6 +366,7 @@ def inspect_loss(
         loss: to be inspected.
         x: (n, ...) made-up records, n ≥ 3.
         y: (n, ...) made-up labels of the right kind.
+        classes: their number; None: not known, or labels of another kind.
 
     Raises:
         SilodpError: it cannot, or does not.
@@ -345,6 +378,13 @@ def inspect_loss(
             f"the outputs of {type(model).__name__} have no gradient with respect to its parameters: write its forward "
             "with differentiable torch operations only (no argmax, no .detach(), no numpy)",
             code="model.no_gradient",
+            field="task.model",
+        )
+    if loss.per_class and classes is not None and outputs.dim() > 1 and 1 < outputs.shape[1] != classes:
+        raise SilodpError(
+            f"the model gives {outputs.shape[1]} outputs for a record, and the labels have {classes} classes: end it "
+            f"in a layer of width {classes}, because the loss '{loss.name}' takes one output per class",
+            code="loss.output_shape",
             field="task.model",
         )
     outputs = outputs.detach().requires_grad_()
@@ -570,10 +610,12 @@ def _run_layers(model: nn.Module, batch: Any, seed: int = 0) -> dict[str, Tensor
                     if refusal is not None:
                         raise refusal from problem
                 shapes = " and ".join(f"{name} {shape}".strip() for name, shape, _ in get_kind(batch))
+                reason, kinds = describe_exception(problem), [kind for _, _, kind in get_kind(batch)]
+                if "Long" in reason and "torch.int64" in kinds:
+                    reason += "; look ids (int64) up in an nn.Embedding, or give numbers as float32"
                 called = f", given as the arguments {', '.join(inputs)}" if "" not in inputs else ""
                 raise SilodpError(
-                    f"the model fails on records of shape {shapes} (tried with made-up numbers{called}): "
-                    f"{describe_exception(problem)}",
+                    f"the model fails on records of shape {shapes} (tried with made-up numbers{called}): {reason}",
                     code="model.raised",
                     field="task.model",
                 ) from problem

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from silodp.data.inputs import NamedArrays, map_arrays
 from silodp.errors import SilodpError, describe_exception, first_line
 from silodp.training.gradients import select_user_gradient
-from silodp.training.losses import Loss, adapt_torch_loss
+from silodp.training.losses import LOSSES, Loss, adapt_torch_loss
 from silodp.training.metrics import Metric
 from silodp.training.model_checks import (
     call_model,
@@ -28,6 +28,7 @@ from silodp.training.model_checks import (
     inspect_model,
     inspect_on,
     is_frozen_norm,
+    list_numeric_attributes,
     refuse_changes,
     set_mode,
     take_snapshot,
@@ -82,6 +83,12 @@ class Task:
                 field="model",
             )
         if not isinstance(loss, Loss | nn.Module):
+            if isinstance(loss, type) or loss in LOSSES.values():
+                raise SilodpError(
+                    f"loss is {loss.__name__} itself: call it, loss={loss.__name__}().",
+                    code="argument.type",
+                    field="loss",
+                )
             raise SilodpError(
                 f"loss is a {type(loss).__name__}: use one of silodp.training's, or wrap your own in Loss.per_record.",
                 code="argument.type",
@@ -128,6 +135,7 @@ class Task:
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         }
         self._constants |= dict(self.model.named_buffers())
+        self._places = _list_places(self.model)
         self._has_stated_start = pretrained is True
         self.is_pretrained = _has_frozen_parts(self.model) if pretrained is None else pretrained
         self.engine = LruCache(_REMEMBERED)  # measurements and traces of this model's steps
@@ -139,12 +147,13 @@ class Task:
 
     @property
     def constants_digest(self) -> str:
-        """SHA-256 (hex) of the constants of the model: frozen parameters, buffers and modes; "" without any."""
-        if not self._constants:
+        """SHA-256 (hex) of the model's constants: frozen parameters, buffers, attributes, modes; "" without any."""
+        constants = {**list_numeric_attributes(self.model), **self._constants}
+        if not constants:
             return ""
         # Frozen dropout computes something else in train mode than in eval mode.
         in_eval_mode = [name for name, module in self.model.named_modules() if not module.training]
-        return _digest_tensors(self._constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
+        return _digest_tensors(constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
 
     @property
     def start_digest(self) -> str:
@@ -196,9 +205,11 @@ class Task:
 
         Several named inputs are the keyword arguments of the model.
         """
-        values = dict(zip(self.names, params, strict=True)) | self._constants
+        found = dict(zip(self.names, params, strict=True)) | self._constants
+        values = {place: found[name] for place, name in self._places.items()}
         args, named = ((), dict(**x)) if isinstance(x, NamedArrays) else ((x,), {})
-        outputs: Tensor = functional_call(self.model, values, args, named)
+        # With tie_weights, torch sets a module with two names twice and puts back what it set first.
+        outputs: Tensor = functional_call(self.model, values, args, named, tie_weights=False)
         return outputs
 
     def objective(self, params: tuple[Tensor, ...], x: Any, y: Tensor, mask: Tensor) -> Tensor:
@@ -265,7 +276,7 @@ class Task:
         """
         return compute_outputs(self.load(params), inputs)
 
-    def check(self, example_x: Any, example_y: Any = None) -> None:
+    def check(self, example_x: Any, example_y: Any = None, classes: int | None = None) -> None:
         """Refuse a model or a loss that cannot be trained or stored, before anything is spent on it.
 
         Run it on public or synthetic inputs of the right shape, or on private records: nothing leaves this call.
@@ -273,6 +284,7 @@ class Task:
         Args:
             example_x: (n, ...) records, n ≥ 1.
             example_y: (n, ...) their labels, n ≥ 3; None leaves the loss unchecked.
+            classes: their public number, of labels that are classes; None leaves the number of outputs unchecked.
 
         Raises:
             SilodpError: the model mixes records, fails on the example or cannot be stored, or the loss does not fit.
@@ -283,7 +295,7 @@ class Task:
         inspect_on(self.model, example)
         if example_y is not None:
             labels = self._tensor(example_y)
-            inspect_loss(self.model, self.loss, example, labels)
+            inspect_loss(self.model, self.loss, example, labels, classes)
             select_user_gradient(self, example, labels)
         # Running a model may have left in it what cannot be copied, or must not stay.
         _copy(self.model)
@@ -438,6 +450,17 @@ def _keeps_parameters(model: nn.Module) -> bool:
     with torch.random.fork_rng(devices=[]):
         _draw_parameters(trial)
     return any(bool(parameter.isnan().any()) for parameter in trained)
+
+
+def _list_places(model: nn.Module) -> dict[str, str]:
+    """Return, for every place of a parameter or buffer, the name that it is listed under; each module counts once."""
+    listed = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        f"{prefix}.{key}".lstrip("."): listed[id(tensor)]
+        for prefix, module in model.named_modules()
+        for key, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
 
 
 def _has_frozen_parts(model: nn.Module) -> bool:

@@ -144,6 +144,9 @@ def test_a_mistake_is_one_sentence_that_names_it(base: Path, override: str, says
 def test_a_required_field_is_asked_for(base: Path) -> None:
     base.write_text(BASE.replace("noise_multiplier = 5.0", ""))
     assert complaint(base) == "method.noise_multiplier is missing: uldp-avg needs it."
+    more = "group_size, record_sampling, local_steps, expected_batch_size, local_learning_rate"
+    said = complaint(base, "method={name='uldp-group', noise_multiplier=5.0}")
+    assert said == f"method.clip is missing: uldp-group needs it, and also {more}."
     base.write_text(BASE.replace("rounds = 3", ""))
     assert complaint(base) == "rounds is missing: set it."
     base.write_text(BASE.replace('source = "embedded"', ""))

@@ -453,6 +453,43 @@ clip = 1.0
         load_config(tmp_path / "config.toml", ["data.schema.readers={nrod = {}}"]).public_data()
 
 
+TWO_LAYOUTS = """
+rounds = 1
+[data]
+source = "tables"
+files = { nord = "nord.csv", west = "west.csv" }
+[data.schema]
+user = "id"
+label = "ill"
+classes = [false, true]
+[data.schema.readers]
+west = { dates = { "day in" = "%m/%d/%Y" } }
+[data.schema.numeric]
+"day in" = { range = [0, 366], date = "%d.%m.%Y", since = "2020-01-01", missing = 0 }
+[method]
+name = "uldp-sgd"
+noise_multiplier = 1.0
+"""
+
+
+def test_a_silo_names_its_layouts_of_dates(tmp_path):
+    (tmp_path / "nord.csv").write_text("id,day in,ill\na,03.02.2020,yes\nb,,no\n")
+    (tmp_path / "west.csv").write_text("id,day in,ill\nc,02/03/2020,yes\nd,02/29/2020,no\n")
+    (tmp_path / "config.toml").write_text(TWO_LAYOUTS)
+    config = load_config(tmp_path / "config.toml")
+    (tmp_path / "again.toml").write_text(config.to_toml())  # as a deployment hands it to the silos
+    for name in ("config.toml", "again.toml"):
+        config = load_config(tmp_path / name)
+        nord, west = (silo.x[:, 0] for silo in config.federation().silos)
+        np.testing.assert_allclose(nord, [33 / 183 - 1, -1], atol=1e-6)
+        np.testing.assert_allclose(west, [33 / 183 - 1, 59 / 183 - 1], atol=1e-6)
+    schema = config.resolve_data()[1]["schema"]
+    assert "dates" not in schema.describe_inputs()["reader"]  # earlier versions read models without it
+    for dates in ({"dai": "%Y"}, {"day in": "%d.%m."}, {"ill": "%d.%m.%Y"}, "%d.%m.%Y"):
+        with refused("data.schema"):
+            replace(schema, readers={"west": {"dates": dates}})
+
+
 def test_a_split_of_rows_warns(tmp_path, caplog):
     (tmp_path / "a.csv").write_text("id,size,ill,part\n1,3,no,train\n1,5,yes,test\n2,3,no,train\n")
     given = Schema(user="id", label="ill", classes=["no", "yes"], numeric={"size": (0, 10)}, split="part")

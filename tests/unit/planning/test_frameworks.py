@@ -268,6 +268,14 @@ def test_a_shuffled_table_is_no_poisson_sample():
     )
 
 
+def test_every_round_begins_a_new_epoch():
+    """A loader that is read from its start in every round can give the same first batch twenty times."""
+    settings = {"noise_multiplier": 0.5, "sample_rate": 0.05, "steps": 1, "rounds": 20}
+    found = check("opacus", settings, poisson_sampling=False)
+    assert gaussian_delta(epsilons(found)["a record"], 0.5 / math.sqrt(20)) == pytest.approx(1e-5, rel=1e-6)
+    assert epsilons(found)["a record"] > epsilons(check("opacus", settings))["a record"]
+
+
 def test_engines_of_ten_rounds_add_up():
     found = check("opacus", DP_SGD, epochs=1, rounds=10)
     whole = check("opacus", DP_SGD)
@@ -329,6 +337,32 @@ def test_a_flat_yaml_is_read(tmp_path):
     assert found.unread == ("name",)
     assert replace(found, unread=()) == check("fl4health", SERVER_NOISE, adaptive_clipping=True)
     assert format_finding(found)[-1] == "  not read: name"
+
+
+@pytest.mark.parametrize("text", ["010", "+010", "0_10", "08"])
+def test_a_number_with_a_leading_zero_is_none(tmp_path, text):
+    """PyYAML reads 010 as 8, and YAML 1.2 as 10."""
+    path: Path = tmp_path / "config.yaml"
+    path.write_text(f"n_server_rounds: {text}\nserver_noise_multiplier: 1.0\n")
+    with refused("argument.value"):
+        check_framework("fl4health", [str(path)])
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "names"),
+    [
+        (
+            "opacus",
+            ["target_epsilon=8", "batch_size=64", "dataset_size=6400", "epochs=1"],
+            "optimizer.noise_",
+        ),
+        ("flower", ["max-grad-norm=1", "target-delta=1e-5", "num-server-rounds=3"], "--framework opacus"),
+    ],
+)
+def test_noise_that_opacus_chooses_is_asked_for(framework, given, names):
+    with pytest.raises(SilodpError, match=names) as caught:
+        check_framework(framework, given)
+    assert caught.value.code == "argument.missing"
 
 
 @pytest.mark.parametrize("flag", ["yes", "On", "TRUE", "true # since June"])

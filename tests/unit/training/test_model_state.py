@@ -192,6 +192,44 @@ def test_buffers_of_any_number_type_identify_the_run(dtype, persistent):
     assert again.constants_digest == ones.constants_digest
 
 
+class Scaling(nn.Module):
+    """Its constant is a plain attribute, which its text does not show."""
+
+    def __init__(self, constant):
+        super().__init__()
+        self.constant, self.place = constant, "a text may differ between machines"
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1.0, 2.0),
+        (1, 1.0),
+        (True, False),
+        ((1, 2), (2, 1)),
+        ([0.5], [0.5, 0.5]),
+        (torch.ones(2), torch.zeros(2)),
+        (torch.ones(2, dtype=torch.bfloat16), torch.ones(2)),
+        (np.ones(2), np.zeros(2)),
+        (np.float32(1), np.float32(2)),
+    ],
+)
+def test_numbers_in_attributes_identify_the_run(one, other):
+    digests = [Task(Scaling(value), cross_entropy()).constants_digest for value in (one, one, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert "" not in digests
+
+
+@pytest.mark.parametrize("value", ["text", None, [], [[1], [1, 2]], ["a", 1], {"a": 1.0}, object()])
+def test_other_attributes_may_differ_between_machines(value):
+    assert Task(Scaling(value), cross_entropy()).constants_digest == ""
+    assert Task(nn.Sequential(nn.Linear(3, 2), nn.GELU()), cross_entropy()).constants_digest == ""
+
+
 def test_the_digest_of_buffers_is_that_of_earlier_versions():
     task = Task(Buffered(torch.arange(3.0)), cross_entropy())
     data = b"values (3,) <f4" + np.arange(3, dtype="<f4").tobytes()

@@ -12,6 +12,8 @@ from torch import nn
 
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
+from silodp.methods import UldpSgd
+from silodp.runtime.prepare import prepare_run
 from silodp.training import (
     LocalTraining,
     Loss,
@@ -23,6 +25,7 @@ from silodp.training import (
     user_updates,
 )
 from silodp.training.task import serialize
+from support.oracles import small_federation
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 Y = np.array([0, 1, 1, 0, 1, 0])
@@ -34,9 +37,17 @@ def tied() -> nn.Sequential:
     return model
 
 
-def test_tied_parameters_are_trained_as_one():
-    task = Task(tied(), binary_cross_entropy())
-    assert task.size == 9 + 3 + 3 + 4
+def repeated() -> nn.Sequential:
+    """One layer under two names, "0" and "2"."""
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize(("build", "size"), [(tied, 9 + 3 + 3 + 4), (repeated, 9 + 3 + 4)])
+def test_tied_parameters_are_trained_as_one(build, size):
+    task = Task(build(), binary_cross_entropy())
+    assert task.size == size
+    task.check(X, Y)
     params = task.initial(0)
     local = LocalTraining(learning_rate=0.5, epochs=3)
     ((_, deltas),) = user_updates(task, params, X, Y, np.zeros(6, np.int64), local, torch.Generator())
@@ -52,16 +63,54 @@ def test_tied_parameters_are_trained_as_one():
     assert float(deltas[0].abs().max()) > 0.1
 
 
-def test_tied_parameters_are_stored_under_each_name():
-    task = Task(tied(), binary_cross_entropy())
+@pytest.mark.parametrize("build", [tied, repeated])
+def test_tied_parameters_are_stored_under_each_name(build):
+    task = Task(build(), binary_cross_entropy())
     model = task.load(task.initial(3))
     stored = load(serialize(model, {}))
     assert set(stored) == set(model.state_dict())
-    again = tied()
+    again = build()
     again.load_state_dict(stored)
     assert again[0].weight is again[2].weight
     assert torch.equal(task.flatten(again), task.initial(3))
     assert torch.equal(again(torch.tensor(X)), model(torch.tensor(X)))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy(), nn.CrossEntropyLoss()])
+@pytest.mark.parametrize(("classes", "refused"), [(2, True), (3, False), (4, True), (None, False)])
+def test_a_loss_of_classes_takes_one_output_for_each(loss, classes, refused):
+    task = Task(nn.Linear(3, 3), loss)
+    if not refused:
+        task.check(X, Y, classes)
+        return
+    with pytest.raises(SilodpError, match="a layer of width") as caught:
+        task.check(X, Y, classes)
+    assert caught.value.code == "loss.output_shape"
+
+
+def test_a_run_refuses_more_outputs_than_classes_before_it_begins():
+    """Such a model trained, and only `silodp predict` refused it."""
+    federation, method = small_federation(), UldpSgd(noise_multiplier=1.0, clip=1.0)
+    task = Task(nn.Linear(4, 5), cross_entropy())
+    with pytest.raises(SilodpError) as caught:
+        prepare_run(federation, task, method, rounds=1)
+    assert caught.value.code == "loss.output_shape"
+
+
+def test_a_loss_of_numbers_may_take_any_outputs_of_classes():
+    Task(nn.Linear(3, 5), Loss.per_record("mine", by_record)).check(X, Y, 2)
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss, cross_entropy])
+def test_a_loss_that_is_not_called_is_named_with_brackets(loss):
+    with pytest.raises(SilodpError, match=rf"loss={loss.__name__}\(\)"):
+        Task(nn.Linear(3, 2), loss)
+
+
+def test_ids_into_a_linear_layer_name_the_embedding():
+    with pytest.raises(SilodpError, match=r"nn\.Embedding") as caught:
+        Task(nn.Linear(3, 2), cross_entropy()).check(np.arange(12).reshape(4, 3), Y[:4])
+    assert caught.value.code == "model.raised"
 
 
 def by_record(outputs, targets):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, time
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,39 @@ def list_texts(column: pd.Series[Any], path: Path) -> Strings:
     text = np.array([format_cell(value) for value in column], dtype=object)
     text[missing] = ""
     return text
+
+
+def list_identifiers(cells: pd.Series[Any], where: str) -> list[object]:
+    """Return text cells of a column of identifiers as they are, whole numbers as text, and "" where a cell is missing.
+
+    A column of floating-point numbers is refused as a whole: large ones are rounded, and leading zeros are lost.
+    """
+    if not isinstance(cells.dtype, np.dtype) or cells.dtype.kind not in "OSUiu":
+        # Text, whole numbers and categories of pandas' own types pass, cell by cell.
+        is_plain = pd.api.types.is_string_dtype(cells) or pd.api.types.is_integer_dtype(cells)
+        if not is_plain and not isinstance(cells.dtype, pd.CategoricalDtype):
+            raise _refuse_identifiers(f"{where}, every row", str(cells.dtype))
+    listed: list[object] = []
+    for row, (cell, is_missing) in enumerate(
+        zip(cells.tolist(), cells.isna().tolist(), strict=True), start=1
+    ):
+        if is_missing:
+            listed.append("")
+        elif isinstance(cell, str):
+            listed.append(cell)
+        elif isinstance(cell, Integral) and not isinstance(cell, bool):
+            listed.append(str(int(cell)))
+        else:
+            raise _refuse_identifiers(f"{where}, data row {row}", type(cell).__name__)
+    return listed
+
+
+def _refuse_identifiers(where: str, found: str) -> SilodpError:
+    return SilodpError(
+        f"{where}: type {found}, not text, so digits may be lost; export the identifiers as text",
+        code="identity.column",
+        field="data.schema.user",
+    )
 
 
 def format_cell(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shlex
 import unicodedata
 import zlib
 from pathlib import Path
@@ -195,8 +196,8 @@ def _check_shape(path: Path, reader: Reader, separator: str) -> int:
             raise _refuse_empty(path)
         for other in (";", "\t", "|", ","):
             if len(header) == 1 and other != separator and other in header[0]:
-                decimal = ' (and decimal = "," for decimal commas)' if other == ";" else ""
-                setting = name_setting("separator", other) + decimal
+                decimal = ', and decimal = "," for decimal commas' if other == ";" else ""
+                setting = name_setting("separator", other, decimal)
                 raise SilodpError(
                     f"{path}: the columns are separated by {other!r}; set {setting}, or export the table with "
                     f"{separator!r} between columns",
@@ -270,10 +271,32 @@ def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
     )
 
 
-def name_setting(name: str, value: str | None = None) -> str:
-    """Return where a setting of the reader is made, for messages."""
-    setting = name if value is None else f"{name} = {json.dumps(value)}"
-    return f"{setting} in [data.schema.reader] (in predict and data inspect: --{name})"
+def name_setting(name: str, value: str = "", other: str = "") -> str:
+    """Return where a setting of the reader is made, for messages; `other` is a setting that may go with it."""
+    setting = f"{name} = {_quote(value)}" if value else name
+    option = f"--{name} {_quote_for_shell(value)}" if value else f"--{name}"
+    return (
+        f"{setting}{other} in [data.schema.reader] or, for one silo alone, [data.schema.readers] (in commands that "
+        f"read one table: {option})"
+    )
+
+
+def name_date(column: str) -> str:
+    """Return where the layout of a column of dates is set, for messages."""
+    return f"date, or for one silo alone dates = {{ {_quote(column)} = LAYOUT }} in [data.schema.readers]"
+
+
+def name_date_option(column: str) -> str:
+    """Return the option of predict that gives the layout of a column of dates, for messages."""
+    return f"--date {_quote_for_shell(f'{column}=LAYOUT')}"
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _quote_for_shell(text: str) -> str:
+    return shlex.quote(text.replace("\t", r"\t"))
 
 
 def header_text(column: object) -> str:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from numbers import Integral
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -24,14 +23,22 @@ from silodp.data.tables._cells import (
     Strings,
     describe_header,
     format_names,
+    list_identifiers,
     list_texts,
     parse_date,
     parse_numbers,
 )
-from silodp.data.tables._files import header_text, is_text_file, name_setting, read_frame
+from silodp.data.tables._files import (
+    header_text,
+    is_text_file,
+    name_date,
+    name_date_option,
+    name_setting,
+    read_frame,
+)
 from silodp.data.tables.columns import NumericColumn, Reader
 from silodp.data.tables.schema import Schema, is_test_person, text_of
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted, suggest_name
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +101,7 @@ class Table:
             table._refuse_rounded_keys(keys)
             return table
         where = f"{path}: column {schema.user!r}"
-        found = profile.normalize_column(_list_cells(keys, where), where)
+        found = profile.normalize_column(list_identifiers(keys, where), where)
         dropped = np.array([key is None for key in found], dtype=bool)
         if dropped.any():
             _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
@@ -121,8 +128,9 @@ class Table:
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
             frame, header = read_frame(source, schema.reader)
+        needed = f"give the table the columns {format_names(schema.feature_columns)}; it has {describe_header(header)}"
         for column in schema.feature_columns:
-            _check_column(path, header, column)
+            _check_column(path, header, column, needed)
         _check_rows(path, frame)
         texts = {column: list_texts(frame[header_text(column)], path) for column in schema.feature_columns}
         return cls(path, schema, texts, reader=schema.reader, is_fixed=True), frame
@@ -138,9 +146,11 @@ class Table:
                 field=column,
             )
 
-    def _advise(self, remedy: str) -> str:
+    def _advise(self, remedy: str, fixed: str = "") -> str:
         """Return a remedy that may change the schema, or the one that is left where a model was trained with it."""
-        return "correct the table, as the model was trained with this schema" if self.is_fixed else remedy
+        if not self.is_fixed:
+            return remedy
+        return fixed or "correct the cell or leave out the row, as the model was trained with this schema"
 
     def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
@@ -233,6 +243,8 @@ class Table:
                 remedy = "export the table without separators of thousands, and with decimal commas"
                 self._refuse(column, wrong, "has a point, and the decimal mark is declared as ','", remedy)
         remedy = "fill in or drop missing and infinite values"
+        if column == self.schema.label:
+            remedy += ", or, for a label that is text, leave out kind and list its classes"
         if column in self.schema.numeric:
             remedy += ', or declare missing = "indicator" or a public number for the column'
         self._refuse(column, wrong, "is no finite number", self._advise(remedy))
@@ -249,9 +261,10 @@ class Table:
     def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
         """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
         text, since = self.columns[column], datetime.fromisoformat(str(constants.since))
+        layout = (self.reader.dates or {}).get(column, constants.date)
         days = dict.fromkeys(text, np.nan)
         for cell in days:
-            day = parse_date(cell, constants.date)
+            day = parse_date(cell, layout)
             if day is None and not is_text_file(self.path):  # cells that are dates have no layout
                 day = parse_date(cell)
             if day is not None:
@@ -265,15 +278,16 @@ class Table:
         self._refuse(
             column,
             wrong,
-            f"is no date of the layout {constants.date!r}",
+            f"is no date of the layout {layout!r}",
             self._advise(
-                "correct the layout (date) of the column, or declare missing for it where cells are empty"
+                f"correct the layout ({name_date(column)}), or declare missing for the column where cells are empty",
+                f"give the layout of this table ({name_date_option(column)}), or correct the cell",
             ),
         )
         return values
 
     def _codes(
-        self, column: str, values: Sequence[Any], remedy: str, missing: Any = None
+        self, column: str, values: Sequence[Any], remedy: str, if_empty: str, missing: Any = None
     ) -> NDArray[np.int64]:
         """Return (n,) positions in `values`; that of `missing` where a cell is missing, which is refused without it."""
         numbers = {text_of(v): number for number, v in enumerate(values) if not isinstance(v, bool)}
@@ -296,6 +310,9 @@ class Table:
             place = [text_of(value) for value in values].index(text_of(missing))
             codes[(codes < 0) & self._missing(column)] = place
         self._refuse(
+            column, (codes < 0) & self._missing(column), "stands for no value", self._advise(if_empty)
+        )
+        self._refuse(
             column, codes < 0, f"is none of {format_names([*numbers, *words])}", self._advise(remedy)
         )
         return codes
@@ -307,9 +324,8 @@ class Table:
             columns += [values[:, None] for values in self._scale(column, constants)]
         for column, categories in self.schema.categorical_columns().items():
             remedy = "add it to the public categories, or change the cells before the run"
-            if categories.missing is None and self._missing(column).any():
-                remedy += ", or declare which of them stands for missing cells (missing)"
-            codes = self._codes(column, categories.categories, remedy, categories.missing)
+            if_empty = "declare which category stands for missing cells (missing), or fill the cells in"
+            codes = self._codes(column, categories.categories, remedy, if_empty, categories.missing)
             if categories.codes:
                 codes_of.append(codes)
                 continue
@@ -334,11 +350,23 @@ class Table:
             unit = "" if constants.date is None else f" days since {constants.since}"
             why = f"is outside the declared range {low:g}..{high:g}{unit}"
             self._refuse(
-                column, outside, why, self._advise("widen the public range or set out_of_range = 'clip'")
+                column,
+                outside,
+                why,
+                self._advise(
+                    "widen the public range or set out_of_range = 'clip'",
+                    "correct the cell, leave out the row, or take the nearest end of the model's range "
+                    "(--out-of-range clip)",
+                ),
             )
         elif outside.any():
             _log.warning(
-                "%s: column %r: %d values clipped to %g..%g", self.path, column, outside.sum(), low, high
+                "%s: column %r: %s clipped to %g..%g",
+                self.path,
+                column,
+                counted(int(outside.sum()), "value"),
+                low,
+                high,
             )
         scaled = constants.scale(values)
         return [scaled, missing.astype(np.float32)] if constants.has_indicator else [scaled]
@@ -351,7 +379,7 @@ class Table:
                 "correct the label or declare the class; where the label is a number, set kind = 'real' and leave "
                 "classes out, and where it is the time until an event, kind = 'survival'"
             )
-            return self._codes(schema.label, schema.classes, remedy)
+            return self._codes(schema.label, schema.classes, remedy, "leave out rows without a label")
         if schema.event is None or schema.time is None:
             column = schema.label or ""  # Schema has checked that label is there
             center, spread = schema.label_typical or (0.0, 1.0)
@@ -372,68 +400,35 @@ class Table:
         return values.astype(np.float32)
 
 
-def read_cells(path: Path, column: str) -> list[object]:
+def read_cells(path: Path, column: str, reader: Reader | None = None) -> list[object]:
     """Return the cells of one column as an identity profile reads them, "" where they are missing.
 
     Raises:
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
-    frame, header = read_frame(path)
-    _check_column(path, header, column, shows_header=False)
+    frame, header = read_frame(path, reader)
+    # Without a header the first person's row stands in its place: the message does not quote it.
+    _check_column(path, header, column, "correct the name of the column, or the first line of the table")
     _check_rows(path, frame)
-    return _list_cells(frame[header_text(column)], f"{path}: column {column!r}")
+    return list_identifiers(frame[header_text(column)], f"{path}: column {column!r}")
 
 
-def _list_cells(cells: pd.Series[Any], where: str) -> list[object]:
-    """Return text cells as they are, whole numbers as text, and "" where a cell is missing.
-
-    A column of floating-point numbers is refused as a whole: large ones are rounded, and leading zeros are lost.
-    """
-    if not isinstance(cells.dtype, np.dtype) or cells.dtype.kind not in "OSUiu":
-        # Text, whole numbers and categories of pandas' own types pass, cell by cell.
-        is_plain = pd.api.types.is_string_dtype(cells) or pd.api.types.is_integer_dtype(cells)
-        if not is_plain and not isinstance(cells.dtype, pd.CategoricalDtype):
-            raise _refuse_identifiers(f"{where}, every row", str(cells.dtype))
-    listed: list[object] = []
-    for row, (cell, is_missing) in enumerate(
-        zip(cells.tolist(), cells.isna().tolist(), strict=True), start=1
-    ):
-        if is_missing:
-            listed.append("")
-        elif isinstance(cell, str):
-            listed.append(cell)
-        elif isinstance(cell, Integral) and not isinstance(cell, bool):
-            listed.append(str(int(cell)))
-        else:
-            raise _refuse_identifiers(f"{where}, data row {row}", type(cell).__name__)
-    return listed
-
-
-def _refuse_identifiers(where: str, found: str) -> SilodpError:
-    return SilodpError(
-        f"{where}: type {found}, not text, so digits may be lost; export the identifiers as text",
-        code="identity.column",
-        field="data.schema.user",
-    )
-
-
-def _check_column(path: Path, header: Sequence[str], column: str, shows_header: bool = True) -> None:
+def _check_column(path: Path, header: Sequence[str], column: str, remedy: str = "") -> None:
     """Raise for a column that the header does not have, or has twice.
 
-    Without a header the first person's row stands in its place: `shows_header` says whether the message may quote it.
+    Args:
+        path: of the table.
+        header: names of its columns.
+        column: the name.
+        remedy: what to do, where the message may not quote the header.
     """
-    if header.count(header_text(column)) != 1:
-        wrong = "is missing" if header_text(column) not in header else "appears twice"
-        which = (
-            f"the table, which has {describe_header(header)}"
-            if shows_header
-            else "the first line of the table"
-        )
-        raise SilodpError(
-            f"{path}: column {column!r} {wrong}; correct the schema or {which}",
-            code="data.column",
-            field=column,
-        )
+    name = header_text(column)
+    if header.count(name) == 1:
+        return
+    hint = None if name in header or remedy else suggest_name(name, header)
+    wrong = "appears twice" if name in header else "is missing"
+    remedy = hint or remedy or f"correct the schema or the table, which has {describe_header(header)}"
+    raise SilodpError(f"{path}: column {column!r} {wrong}; {remedy}", code="data.column", field=column)
 
 
 def _check_rows(path: Path, frame: pd.DataFrame) -> None:

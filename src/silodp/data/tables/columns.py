@@ -31,6 +31,7 @@ class Reader:
         encoding: of a text file, as Python names it, for example "utf-8", "utf-16" or "cp1252".
         sheet: of a workbook that has several.
         missing: texts that stand for no value, besides an empty cell, NA, NaN, N/A, none and null.
+        dates: column → layout of its dates in this file, where it differs from the column's `date`.
 
     Raises:
         SilodpError: a value that no file can have.
@@ -41,6 +42,7 @@ class Reader:
     encoding: str = "utf-8"
     sheet: str | None = None
     missing: Sequence[str] = ()
+    dates: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         separator = self.separator
@@ -65,6 +67,20 @@ class Reader:
         listed = isinstance(self.missing, Sequence) and not isinstance(self.missing, str)
         if not listed or not all(isinstance(text, str) for text in self.missing):
             raise _refuse(f"reader.missing is {self.missing!r}; list texts", "data.schema", "reader")
+        if self.dates is not None and not isinstance(self.dates, Mapping):
+            raise _refuse(
+                f"reader.dates is {self.dates!r}; give a table from columns to layouts such as '%d.%m.%Y'",
+                "data.schema",
+                "reader",
+            )
+        for column, layout in (self.dates or {}).items():
+            if not _is_layout(layout):
+                raise _refuse(
+                    f"reader.dates gives column {column!r} the layout {layout!r}; give one with day, month and year "
+                    "such as '%d.%m.%Y'",
+                    "data.schema",
+                    "reader",
+                )
 
     @property
     def codec(self) -> str:
@@ -298,4 +314,5 @@ def _refuse(message: str, code: str, section: str) -> SilodpError:
 
 def _is_pair(values: Any) -> bool:
     is_pair = isinstance(values, Sequence | np.ndarray) and len(values) == 2
-    return is_pair and all(isinstance(value, Real) for value in values) and bool(np.isfinite(values).all())
+    is_pair = is_pair and all(isinstance(value, Real) and not isinstance(value, bool) for value in values)
+    return is_pair and bool(np.isfinite(values).all())

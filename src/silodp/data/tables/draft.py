@@ -7,7 +7,10 @@ categories is empty, which a schema refuses. So nobody trains with constants of 
 from __future__ import annotations
 
 import json
+import re
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +24,11 @@ from silodp.errors import SilodpError, suggest_name
 
 MOST_CATEGORIES = 20
 """The most values of a column that the draft lists as categories; more are likely names or free text."""
-_LAYOUTS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+_DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+_LAYOUTS = ("%Y-%m-%dT%H:%M:%S", *(day + hour for day in _DAYS for hour in ("", " %H:%M", " %H:%M:%S")))
+_LONGEST_CODE = 8
+_OTHER_MARKS = re.compile(r"[+-]?(\d+[.,]\d+|\d{1,3}([., ']\d{3})+([.,]\d+)?)")
+"""Numbers with another decimal mark than the declared one, or with separators of thousands."""
 
 
 def draft_config(path: Path, user: str, label: str, reader: Reader | None = None) -> str:
@@ -60,8 +67,10 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             continue
         key, note = _quote(name), _describe_missing(text)
         found = text.dropna()
-        if (layout := _find_layout(found)) is not None:
-            days = [day.date() for text in set(found) if (day := parse_date(text, layout))]
+        if (layout := _find_layout(found, frame[name])) is not None:
+            days = [
+                day.date() for text in set(found) if (day := parse_date(text, layout) or parse_date(text))
+            ]
             seen = f"{min(days)} to {max(days)}{note}"
             numeric.append(
                 f'{key} = {{ range = [], date = "{layout}", since = "" }}  # FILL IN, in days. ROWS: {seen}'
@@ -69,10 +78,12 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
         elif found.nunique() > 2 and not np.isnan(numbers := _parse(found, decimal)).any():
             seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}{note}"
             numeric.append(f"{key} = {{ range = [], typical = [] }}  # FILL IN. ROWS: {seen}")
-        elif 2 <= found.nunique() <= MOST_CATEGORIES:
-            categorical.append(f"{key} = []  # FILL IN. ROWS: {_list_values(found)}{note}")
         else:
-            left_out.append(f"# ROWS: {key}: {found.nunique()} different texts{note}")
+            doubt = _describe_doubt(found, decimal)
+            if 2 <= found.nunique() <= MOST_CATEGORIES:
+                categorical.append(f"{key} = []  # FILL IN. ROWS: {_list_values(found)}{note}{doubt}")
+            else:
+                left_out.append(f"# ROWS: {key}: {_count_values(found)}{note}{doubt}")
     return "\n".join(
         [
             *_HEAD.format(
@@ -113,11 +124,37 @@ def _parse(text: pd.Series[str], decimal: str) -> NDArray[np.float64]:
     return parse_numbers(text.to_numpy(dtype=object), decimal)
 
 
-def _find_layout(text: pd.Series[str]) -> str | None:
-    """Return the layout of dates in which all texts can be read; None where there is none, or several."""
+def _find_layout(text: pd.Series[str], cells: pd.Series[Any]) -> str | None:
+    """Return the layout of dates in which all texts can be read; None where there is none, or several.
+
+    Cells that are dates already are read without their layout, so any stands for them.
+    """
     different = set(text)
+    if different and all(isinstance(cell, date) for cell in cells[text.index]):
+        return _LAYOUTS[1]
     fits = [x for x in _LAYOUTS if different and all(parse_date(cell, x) for cell in different)]
     return fits[0] if len(fits) == 1 else None
+
+
+def _count_values(text: pd.Series[str]) -> str:
+    number = text.nunique()
+    return ("no value", "one value only")[number] if number < 2 else f"{number} different texts"
+
+
+def _describe_doubt(text: pd.Series[str], decimal: str) -> str:
+    """Return what a column of texts may be besides categories; "" where nothing says so."""
+    different = text.drop_duplicates()
+    others = different[np.isnan(_parse(different, decimal))]
+    if len(others) == 1 and len(different) > 3:
+        other = _quote(others.iloc[0])
+        return f"; numbers except {other}: if that stands for no value, add --missing {other}"
+    if len(others) > 1 and all(_OTHER_MARKS.fullmatch(cell) for cell in others):
+        return "; numbers with another decimal mark (--decimal), or with separators of thousands (export without them)"
+    if len(different) > MOST_CATEGORIES and all(
+        len(cell) <= _LONGEST_CODE and " " not in cell for cell in different
+    ):
+        return "; if they are codes of a public list, such as ICD-10, declare all codes of that list, with codes = true"
+    return ""
 
 
 def _describe_missing(text: pd.Series[str]) -> str:
@@ -158,7 +195,7 @@ def _draft_reader(reader: Reader) -> list[str]:
         f"{field} = {_quote(value if isinstance(value, str) else list(value))}"
         for field, value in changed.items()
     ]
-    return ["", "[data.schema.reader]", *lines]
+    return ["", "[data.schema.reader]  # of all files; of one: [data.schema.readers.NAME]", *lines]
 
 
 _HEAD = """\

@@ -78,7 +78,7 @@ class Schema:
             the place of `users`.
         out_of_range: "refuse" a number outside its range, or "clip" it to the range.
         budget: optional column of the ε that each training record may be charged, above 0; public like the rest.
-        reader: how files are written: separator, decimal mark, encoding, sheet.
+        reader: how files are written: separator, decimal mark, encoding, sheet, layouts of dates.
         readers: silo → how its file is written, where it differs from `reader`.
 
     Features are the numeric columns, each with its indicator of missing cells beside it if it has one, then the
@@ -162,6 +162,7 @@ class Schema:
         object.__setattr__(
             self, "readers", {silo: read_reader(silo, given) for silo, given in self.readers.items()}
         )
+        self._check_dates()
         for column in self.columns:
             if not isinstance(column, str):
                 raise _refusal(f"{column!r} names no column; give the header's text", "data.schema")
@@ -171,6 +172,19 @@ class Schema:
                     code="data.schema",
                     field=column,
                 )
+
+    def _check_dates(self) -> None:
+        """Check that readers name layouts for columns of dates only; a misspelled one would be left out in silence."""
+        dates = [name for name, column in self.numeric_columns().items() if column.date is not None]
+        for reader in (self.reader, *self.readers.values()):
+            for column in reader.dates or {}:
+                if column not in dates:
+                    remedy = suggest_name(str(column), dates) or "give it date and since in numeric"
+                    raise _refusal(
+                        f"reader.dates names {column!r}, which is no column of dates; {remedy}",
+                        "data.schema",
+                        "reader",
+                    )
 
     def _check_label(self) -> None:
         """Check that the kind of label and the columns that hold it go together."""

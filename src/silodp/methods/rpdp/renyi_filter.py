@@ -77,7 +77,7 @@ class RpdpFilter(Method):
             "no silo tells which records have used up their budgets, or how many",
             TECHNICAL
             + "rounding in a shared computation brings no other record across its limit: that would move a sum by a "
-            "whole clip (about one chance in 10^7 for a record and step)",
+            "whole clip (about one chance in 10^7 for a record and step, under a model that nobody chose for it)",
         ),
         init=False,
         repr=False,

@@ -298,11 +298,16 @@ def _read_flat_yaml(text: str) -> TomlTable:
 
 
 def _read_yaml_value(text: str) -> Any:
-    """Return a truth value, a number or a list; what is none of them stays a text, which no setting accepts."""
+    """Return a truth value, a number or a list; what is none of them stays a text, which no setting accepts.
+
+    Nor does a whole number with a leading zero, which YAML 1.1 reads as octal and YAML 1.2 as decimal.
+    """
     if text.lower() in ("true", "yes", "on"):
         return True
     if text.lower() in ("false", "no", "off"):
         return False
+    if re.fullmatch(r"[-+]?0[0-9_]+", text):
+        return text
     with contextlib.suppress(ValueError):
         return json.loads(text)
     with contextlib.suppress(ValueError):

@@ -69,6 +69,13 @@ class Flower(Framework):
             return _refuse_adaptive(settings, delta)
         if "noise_multiplier" in settings:
             return _check_central(settings, delta)
+        if "max_grad_norm" in settings:
+            raise SilodpError(
+                "max_grad_norm is a setting of Opacus in the clients: use --framework opacus, with noise_multiplier, "
+                "batch_size and dataset_size of a client, epochs of a round, and rounds.",
+                code="argument.missing",
+                field="framework",
+            )
         raise SilodpError(
             "no mechanism is known by these settings: LocalDpMod has clipping_norm, sensitivity, epsilon and delta; "
             "fixed clipping has noise_multiplier, clipping_norm and num_sampled_clients; adaptive clipping has "

@@ -7,6 +7,7 @@ import math
 from silodp.accounting.accountant import EventCount
 from silodp.accounting.events import Event, Gaussian, PoissonSampled
 from silodp.accounting.group_privacy import scale_to_person
+from silodp.errors import SilodpError
 from silodp.planning.frameworks.base import (
     CLIENT,
     RECORD,
@@ -29,26 +30,33 @@ class Opacus(Framework):
 
     def check(self, settings: Settings, delta: float | None) -> Finding:
         """Return what holds: records are drawn anew for every step, or, without Poisson sampling, once per epoch."""
+        if "target_epsilon" in settings and "noise_multiplier" not in settings:
+            raise SilodpError(
+                "noise_multiplier is missing: make_private_with_epsilon has chosen it for target_epsilon; print "
+                "optimizer.noise_multiplier after that call, and give noise_multiplier=... instead of target_epsilon.",
+                code="argument.missing",
+                field="noise_multiplier",
+            )
         noise = settings.number("noise_multiplier")
         rounds = settings.whole("rounds", "num_rounds", default=1)
         if "sample_rate" in settings:
             rate = settings.share("sample_rate")
-            batches = max(1, round(1 / rate))
+            batches = max(1, math.floor(1 / rate + 1e-9))
         else:
             # As Opacus: one over the number of batches of the loader.
             batches = math.ceil(settings.whole("dataset_size") / settings.whole("batch_size"))
             rate = 1 / batches
-        steps = rounds * (
-            settings.whole("steps") if "steps" in settings else settings.whole("epochs") * batches
-        )
+        of_round = settings.whole("steps") if "steps" in settings else settings.whole("epochs") * batches
+        steps = rounds * of_round
         is_poisson = settings.flag("poisson_sampling", default=True)
         sampled: Event = PoissonSampled(rate, Gaussian(noise)) if rate < 1 else Gaussian(noise)
 
         def charges(records: int) -> list[EventCount]:
             if is_poisson:
                 return [(scale_to_person(sampled, records), steps)]
-            # Every record is in one batch of an epoch. The worst case for k records is the same batch.
-            return [(Gaussian(noise / records), math.ceil(steps / batches))]
+            # Every record is in one batch of an epoch, and every round begins a new epoch. The worst case for k
+            # records is the same batch.
+            return [(Gaussian(noise / records), rounds * math.ceil(of_round / batches))]
 
         found = settings.delta(delta, "target_delta", "delta")
         bounds = (
@@ -67,9 +75,7 @@ class Opacus(Framework):
             )
         stated = None
         if differences:
-            stated = bound_units(SERVER, found, lambda _: [(sampled, steps // rounds)], {RECORD: 1})[
-                0
-            ].epsilon
+            stated = bound_units(SERVER, found, lambda _: [(sampled, of_round)], {RECORD: 1})[0].epsilon
         return Finding(
             "opacus",
             f"DP-SGD, noise_multiplier {noise:g}, sample rate {rate:.4g}, {steps:,} steps"

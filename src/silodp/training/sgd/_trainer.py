@@ -16,14 +16,15 @@ from silodp.data.inputs import count_bytes, get_kind
 from silodp.errors import SilodpError
 from silodp.training.gradients import (
     GradientBuilder,
-    build_looped_gradient,
+    build_plain_gradient,
     build_single_user_gradient,
     build_traceable_gradient,
     find_least_to_loop,
     is_looped,
+    put_channels_last,
     select_user_gradient,
 )
-from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments
+from silodp.training.sgd._packing import Segment, Shape, choose_shapes, plan_segments, should_trace
 from silodp.training.sgd._planning import (
     StepCost,
     count_most_users,
@@ -76,7 +77,7 @@ class Trainer:
         if differentiate is None:
             differentiate = select_user_gradient(task, x, y)
         self.gradient = differentiate(task)
-        self.looped = build_looped_gradient(task)
+        self.plain = build_plain_gradient(task)
         self.can_vectorize = not is_looped(differentiate)
         self.single_user = differentiate is build_single_user_gradient
         self.least_to_loop = find_least_to_loop(task)
@@ -105,10 +106,10 @@ class Trainer:
         return StepCost(int(cost.peak * scale), int(cost.produced * scale), cost.operations)
 
     def loops(self, width: int) -> bool:
-        """Return whether users with steps of so many records train one after another, which cannot be traced."""
-        if self.single_user or not self.can_vectorize:
-            return not self.can_vectorize
-        return self.least_to_loop is not None and width >= self.least_to_loop
+        """Return whether users with steps of so many records train one after another."""
+        if not self.can_vectorize:
+            return True
+        return self.least_to_loop is not None and (self.single_user or width >= self.least_to_loop)
 
     def plan(self, chunks: Sequence[tuple[Tensor, int]]) -> tuple[list[Plan], dict[Shape, Shape]]:
         """Plan the steps of all users.
@@ -196,11 +197,13 @@ class Trainer:
         real = len(segment.users)
         traced = self._trace(*shape) if shape else None
         if shape and traced:  # repeat the last user; what the copies learn is dropped
-            lanes, width = torch.arange(shape[0]).clamp(max=real - 1), shape[1]
+            places, width = torch.arange(shape[0]).clamp(max=real - 1), shape[1]
         else:
-            lanes, width = torch.arange(real), self._find_longest(counts, segment)
-        gradient = self.looped if self.loops(width) else self.gradient
-        users, done = segment.users[lanes], segment.done[lanes]
+            places, width = torch.arange(real), self._find_longest(counts, segment)
+            if self.loops(width):
+                self._run_in_turn(segment, counts, first, order, rows, velocity)
+                return
+        users, done = segment.users[places], segment.done[places]
 
         def select(begin: int, steps: int) -> tuple[Any, Tensor, Tensor]:
             return self._gather(
@@ -214,8 +217,7 @@ class Trainer:
         own = [matrix[at] for matrix in kept]
         parts = [self.task.unflatten(part) for part in own]
         is_large = segment.steps >= _STEPS_TO_COPY and own[0].nbytes >= _BYTES_TO_COPY
-        copies = is_large and gradient is not self.looped
-        if copies:
+        if is_large:
             parts = [tuple(part.contiguous() for part in shaped) for shaped in parts]
             own.clear()
         params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
@@ -230,12 +232,45 @@ class Trainer:
                 prepared = [tuple(part[k] for part in block) for k in range(len(block[1]))]
             for inputs in prepared * repeats:
                 self._update(
-                    params, speeds, traced.step(params, inputs) if traced else gradient(*params, *inputs)
+                    params, speeds, traced.step(params, inputs) if traced else self.gradient(*params, *inputs)
                 )
-        if copies:
+        if is_large:
             own = [torch.cat([part.reshape(len(part), -1) for part in shaped], 1) for shaped in parts]
         for matrix, part in zip(kept, own, strict=True):
             matrix[at[:real]] = part[:real]
+
+    def _run_in_turn(
+        self,
+        segment: Segment,
+        counts: Tensor,
+        first: Tensor,
+        order: Tensor,
+        rows: Tensor,
+        velocity: Tensor | None,
+    ) -> None:
+        """Take the steps of some users one after another, on batches without padding; see `_run`."""
+        kept = [rows] if velocity is None else [rows, velocity]
+        # Most steps are on whole batches, which have one shape for all users.
+        can_trace = self.can_vectorize and should_trace(segment.steps * len(segment.users))
+        for user, done in zip(segment.users.tolist(), segment.done.tolist(), strict=True):
+            views = [self.task.unflatten(matrix[user]) for matrix in kept]
+            parts = [[put_channels_last(part) for part in shaped] for shaped in views]
+            params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
+            records = order[:, first[user] : first[user] + counts[user]]
+            whole = self.local.batch_size or (records.shape[1] if self.single_user else 0)
+            batches = [epoch.split(self.local.batch_size or len(epoch)) for epoch in records]
+            for step in range(done, done + segment.steps):
+                batch = batches[step // len(batches[0])][step % len(batches[0])]
+                inputs = self._gather(batch, torch.ones(len(batch)))
+                traced = self._trace_plain(inputs) if can_trace and len(batch) == whole else None
+                self._update(
+                    params,
+                    speeds,
+                    traced.step(params, traced.prepare(inputs)) if traced else self.plain(*params, *inputs),
+                )
+            for view, part in zip(chain(*views), chain(*parts), strict=True):
+                if part is not view:
+                    view.copy_(part)
 
     def _find_longest(self, counts: Tensor, segment: Segment) -> int:
         """Return the records of the longest batch of a segment."""
@@ -267,20 +302,30 @@ class Trainer:
     def _steps_per_block(self, records: int, traced: TracedGradient | None, block_bytes: int) -> int:
         """Return how many steps' records to gather at once."""
         record = count_bytes(self.x[:1]) + self.y[:1].nbytes + 40  # indices and masks
-        step = records * record + (traced.hoisted_bytes if traced else 0)
-        most = block_bytes // max(1, traced.prelude_bytes) if traced else _BLOCK_STEPS
+        step = records * record + (traced.prepared_bytes if traced else 0)
+        most = block_bytes // max(1, traced.prepare_peak_bytes) if traced else _BLOCK_STEPS
         return max(1, min(min(block_bytes, BLOCK_BYTES) // max(1, step), most, _BLOCK_STEPS))
 
-    def _trace(self, lanes: int, width: int) -> TracedGradient | None:
+    def _trace(self, padded_users: int, width: int) -> TracedGradient | None:
         """Return the traced step of this shape, or None where tracing fails: then the same step runs interpreted."""
 
         def trace() -> TracedGradient | None:
-            example = self._gather(*(torch.zeros(lanes, width, dtype=torch.int64),) * 2)
+            example = self._gather(*(torch.zeros(padded_users, width, dtype=torch.int64),) * 2)
             gradient = self.gradient if self.single_user else build_traceable_gradient(self.task)
-            params = self.task.unflatten(self._copy_start(lanes))
+            params = self.task.unflatten(self._copy_start(padded_users))
             return TracedGradient.try_trace(gradient, (*params, *example), len(params), self.single_user)
 
-        traced: TracedGradient | None = self.task.engine.get(("trace", self.data, lanes, width), trace)
+        traced: TracedGradient | None = self.task.engine.get(("trace", self.data, padded_users, width), trace)
+        return traced
+
+    def _trace_plain(self, inputs: tuple[Any, Tensor, Tensor]) -> TracedGradient | None:
+        """Return the traced step of one user on a batch of this shape, or None where tracing fails."""
+
+        def trace() -> TracedGradient | None:
+            params = [put_channels_last(part) for part in self.task.unflatten(self.start)]
+            return TracedGradient.try_trace(self.plain, (*params, *inputs), len(params), single_user=True)
+
+        traced: TracedGradient | None = self.task.engine.get(("plain", self.data, len(inputs[1])), trace)
         return traced
 
 
