@@ -14,12 +14,13 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import optimize, stats
 
 from end_to_end.test_aggregation import Half
 from silodp.accounting.accountant import choose_accountant, compute_delta, compute_epsilon
-from silodp.accounting.events import Gaussian
+from silodp.accounting.events import Gaussian, reveal_samples, scale_shift
 from silodp.accounting.ledger import Ledger, reopen_ledger
 from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
@@ -27,6 +28,8 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost
 from silodp.methods import Population, UldpAvg
 from silodp.methods.evaluation import Evaluation
+from silodp.planning.epsilon import compute_epsilon as plan_epsilon
+from silodp.runtime.guarantees import build_guarantees
 from silodp.runtime.silo import make_ledger
 from support.oracles import small_federation
 from support.private import run
@@ -99,6 +102,52 @@ def test_the_delta_kept_for_ciphertexts_is_enough_at_the_epsilon_of_training_and
         assert (1 + math.exp(epsilon)) * compute_tv(plain) > 0.01 * DELTA, (
             "parameters for the training would do"
         )
+
+
+def test_epsilon_of_persons_with_several_ids_counts_the_ciphertexts_anew():
+    """Parameters are chosen at the ε of a person with one id; two to four ids have a larger one."""
+    spec = lattice_spec()
+    with charge_all(spec, make_ledger(spec)) as ledger:
+        guarantee = build_guarantees(spec, ledger, lambda rounds: np.zeros(0))["server"]
+    event = spec.costliest_events()["server"]
+    flat, stated = [], []
+    for ids, row in zip((2, 3, 4), guarantee.linkage, strict=False):
+        charges = [(scale_shift(event, float(ids)), spec.rounds)]
+        accountant = choose_accountant([charges[0][0]])
+        flat.append((1 + math.exp(compute_epsilon(charges, spec.noise_delta, accountant))) * compute_tv(spec))
+        stated.append(row["epsilon"])
+        if row["epsilon"] is not None:
+            needed = compute_delta(charges, row["epsilon"], accountant)
+            assert needed + (1 + math.exp(row["epsilon"])) * compute_tv(spec) <= DELTA * (1 + 1e-9)
+    assert [extra > 0.01 * DELTA for extra in flat] == [False, True, True]
+    assert [epsilon is None for epsilon in stated] == [False, False, True]
+
+
+@pytest.mark.parametrize(("sigma", "exists"), [(0.8, False), (0.9, True)])
+def test_epsilon_if_the_server_learns_the_sample_counts_the_ciphertexts_anew(sigma, exists):
+    spec = lattice_spec()
+    aggregator = replace(spec.aggregator, hidden_sample=10)
+    spec = replace(
+        spec, method=replace(METHOD, noise_multiplier=sigma, user_sampling=0.1), aggregator=aggregator
+    )
+    with charge_all(spec, make_ledger(spec)) as ledger:
+        guarantee = build_guarantees(spec, ledger, lambda rounds: np.zeros(0))["server"]
+        charges = [(reveal_samples(spec.costliest_events()["server"]), spec.rounds)]
+        accountant = choose_accountant([charges[0][0]])
+        flat = compute_epsilon(charges, spec.noise_delta, accountant)
+    assert (1 + math.exp(flat)) * compute_tv(spec) > 0.01 * DELTA, "the δ kept for ciphertexts would do"
+    known = guarantee.sample_known
+    assert (known is not None) == exists
+    if known is not None:
+        assert compute_delta(charges, known, accountant) + (1 + math.exp(known)) * compute_tv(spec) <= DELTA
+    settings = {"count_cap": COUNT_CAP, "attempts": spec.rounds, "hidden_sample": 10}
+    asked = plan_epsilon(
+        "uldp-avg",
+        {"noise_multiplier": sigma, "user_sampling": 0.1, "weighting": "records"},
+        rounds=spec.rounds, delta=DELTA, adversary="server", silos=3, aggregator="lattice", aggregation=settings,
+        users=USERS, dimension=SIZE, knows_sample=True,
+    )  # fmt: skip
+    assert asked["epsilon"] == (known if known is None else pytest.approx(known, rel=1e-6))
 
 
 def test_evaluations_for_which_no_parameters_exist_are_refused():
