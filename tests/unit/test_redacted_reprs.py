@@ -138,9 +138,9 @@ def contents(held: Any, seen: set[int]) -> Iterator[str]:
     elif hasattr(held, "__self__"):
         yield from contents(held.__self__, seen)
     elif type(held).__module__.startswith("silodp") or type(held).__module__.startswith("support"):
-        names = getattr(held, "__slots__", ()) or vars(held)
-        for name in names:
-            yield from contents(getattr(held, name), seen)
+        slots = getattr(held, "__slots__", ())
+        for value in (*getattr(held, "__dict__", {}).values(), *(getattr(held, name) for name in slots)):
+            yield from contents(value, seen)
 
 
 def written_in_an_error_report(held: object) -> str:

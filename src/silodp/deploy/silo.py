@@ -67,7 +67,8 @@ from silodp.wire.transport import SERVER, sign, verify
 
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 METRICS = "metrics.jsonl"
-_RESERVED = 0.01
+_MOST_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
+"""Of a run whose ledger does not state it: the largest that `lattice` admits."""
 _MOST_BEGUN = 1000
 """Runs that were begun, with or without a charge: each keeps a few files."""
 
@@ -87,36 +88,33 @@ class LifetimeLedger:
     runs: dict[str, Ledger] = field(default_factory=dict)
 
     @property
-    def noise_delta(self) -> float:
-        """The part of δ that noise is accounted at.
-
-        Every run may need 1 % of δ for what its encryption may reveal (`Aggregator.delta_share`): the runs that were
-        charged, and one that may follow.
-        """
-        return self.delta * (1 - _RESERVED * (self.charged_runs + 1))
-
-    @property
     def charged_runs(self) -> int:
         """Number of runs in which something was charged."""
         return sum(bool(ledger.history) for ledger in self.runs.values())
 
-    def epsilon(self, adversary: Adversary, more: Event | None = None) -> float | None:
-        """Return ε of all runs together, with one event more; None where nothing is promised."""
+    def epsilon(self, adversary: Adversary, more: Event | None = None, run: str = "") -> float | None:
+        """Return ε of all runs together, with one event more of a run; None where nothing is promised.
+
+        What the runs' ciphertexts disclose is counted at the ε of all of them (docs/privacy.md, section 3).
+        """
         counts = Counter[Event](() if more is None else (more,))
         for ledger in self.runs.values():
             counts += ledger.counts(adversary)
         if not counts:
             return 0.0
-        if self.noise_delta <= 0:  # more runs than any policy allows
-            return None
         if any(explain_not_private(event) is not None for event in counts):
             return None
-        epsilon = compute_epsilon(counts.items(), self.noise_delta, choose_accountant(counts))
+        seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
+        stated = [_MOST_DISCLOSURE if ledger.disclosure is None else ledger.disclosure for ledger in seen]
+        disclosure = sum(by_adversary.get(adversary, 0.0) for by_adversary in stated)
+        epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts), disclosure)
         return epsilon if np.isfinite(epsilon) else None
 
-    def find_exceeded(self, events: Mapping[Adversary, Event]) -> str | None:
-        """Return a phrase about the first limit that these events would exceed; None where all hold."""
-        over = find_exceeded_limit(self.limits, lambda adversary: self.epsilon(adversary, events[adversary]))
+    def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
+        """Return a phrase about the first limit that these events of a run would exceed; None where all hold."""
+        over = find_exceeded_limit(
+            self.limits, lambda adversary: self.epsilon(adversary, events[adversary], run)
+        )
         if over is None:
             return None
         adversary, told = over
@@ -134,7 +132,7 @@ def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]
     Returns:
         ε of the adversaries against whom there is a guarantee.
     """
-    ledger = make_ledger(replace(spec, run="cost"))
+    ledger = make_ledger(replace(spec, run="cost"), disclosure=spec.aggregator.disclosure(spec))
     for round_ in range(spec.rounds):
         ledger.charge(round_, 0, spec.costliest_events(round_))
     if (evaluation := spec.charged_evaluation) is not None:
@@ -242,7 +240,8 @@ class SiloService:
             spec = replace(self._spec, run=run)
             if run not in self.lifetime.runs:
                 self._check_new_run(request)
-                self.lifetime.runs[run] = make_ledger(spec, self._folder / "ledgers" / f"{run}.jsonl")
+                path = self._folder / "ledgers" / f"{run}.jsonl"
+                self.lifetime.runs[run] = make_ledger(spec, path, spec.aggregator.disclosure(spec))
             if not claim(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
                 raise SilodpError(
                     f"silo '{self.name}' took part in run {run} with other settings; nothing was sent.",
@@ -285,7 +284,7 @@ class SiloService:
         """
         if not self.lifetime.runs[run].history:
             self._check_run_count(_MOST_BEGUN + 1)  # the run itself was begun
-        return self.lifetime.find_exceeded(events)
+        return self.lifetime.find_exceeded(events, run)
 
     def _check_run_count(self, most_begun: int) -> None:
         """Refuse where as many runs as the policy allows were charged, or as many as `most_begun` were begun."""
