@@ -2,36 +2,55 @@
 
 python benchmarks/convolutions.py
 
-It is the reason for `find_least_to_loop`. One thread, medians of five turns.
+It is the reason for `find_least_to_loop`. Whole batches of users who train one after another are traced, as users at
+once are; the last batches of an epoch are not. One thread, medians of seven turns.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
 from silodp.training import Task, cross_entropy
-from silodp.training.gradients import build_looped_gradient, build_user_gradient
+from silodp.training.gradients import build_plain_gradient, build_traceable_gradient, put_channels_last
 from silodp.training.models import cnn_mnist
+from silodp.training.sgd._tracing import TracedGradient
 
 
 def measure(users: int, batch: int) -> dict[str, float]:
-    """Return microseconds an image of both ways."""
+    """Return microseconds an image of all ways."""
     task = Task(cnn_mnist(), cross_entropy())
     rows = [p.expand(users, *p.shape).clone() for p in task.unflatten(task.initial(0))]
+    own = [[put_channels_last(p[user]) for p in rows] for user in range(users)]
     data = (
         torch.randn(users, batch, 1, 28, 28),
         torch.randint(0, 10, (users, batch)),
         torch.ones(users, batch),
     )
-    ways = {"at once": build_user_gradient(task), "in a loop": build_looped_gradient(task)}
+    plain = build_plain_gradient(task)
+    at_once = TracedGradient(build_traceable_gradient(task), (*rows, *data), len(rows))
+    alone = TracedGradient(plain, (*own[0], *(part[0] for part in data)), len(rows), single_user=True)
+    prepared = at_once.prepare(data)
+
+    def take_turns(gradient: Callable[[int], object]) -> None:
+        for user in range(users):
+            gradient(user)
+
+    ways: dict[str, Callable[[], object]] = {
+        "at once": lambda: at_once.step(rows, prepared),
+        "in turn": lambda: take_turns(
+            lambda u: alone.step(own[u], alone.prepare([part[u] for part in data]))
+        ),
+        "in turn, untraced": lambda: take_turns(lambda u: plain(*own[u], *(part[u] for part in data))),
+    }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(6):
-        for name, gradient in ways.items():
+    for turn in range(8):
+        for name, work in ways.items():
             begin = time.process_time()
-            gradient(*rows, *data)
+            work()
             if turn:
                 seconds[name].append(time.process_time() - begin)
     return {name: 1e6 * statistics.median(values) / users / batch for name, values in seconds.items()}

@@ -98,14 +98,14 @@ def measure_filling(task: Task, params: Tensor, silos: Silos, local: LocalTraini
         nonlocal computed
         planned = list(segments)
         for segment in planned:
-            lanes, width = shapes.get(segment.shape, segment.shape)
+            padded_users, width = shapes.get(segment.shape, segment.shape)
             if self.loops(width):  # one user after another, without padding
                 done, counts = segment.done, users.counts[segment.users]
                 places = (done + torch.arange(segment.steps).unsqueeze(1)) % local.batches(counts)
                 size = local.batch_size or width
                 computed += int((counts - places * size).clamp(max=size).sum())
             else:
-                computed += segment.steps * width * lanes
+                computed += segment.steps * width * padded_users
         return train(self, users, planned, generator, shapes, block)
 
     Trainer.train = count  # type: ignore[method-assign]

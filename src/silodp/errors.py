@@ -217,6 +217,7 @@ CODES: dict[str, str] = {
     "policy.limit": "a request would lead beyond a limit of a silo's policy",
     "policy.missing": "a silo has no policy yet",
     "policy.not_allowed": "a silo's policy does not allow the run",
+    "policy.persons": "a person is somebody else in a run than in the earlier runs of a silo's folder",
     "report.contradicted": "the files of a run directory contradict each other",
     "report.damaged": "a file of a run directory that a report needs cannot be read",
     "report.foreign_code": "a run used code from outside silodp, which a report does not import",

@@ -28,6 +28,7 @@ from silodp.mechanisms.clipping import add_weighted_rows, clip_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext, Population
 from silodp.methods.evaluation import EvaluationSums
+from silodp.methods.uldp import LEAST_GRADIENT
 from silodp.training.counts import CountTable
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.sgd import LocalTraining, RecordGradients, user_updates
@@ -123,6 +124,47 @@ def test_one_held_out_record_moves_a_sum_of_counts_by_several_clips(separate: bo
     assert is_bounded(moved, separate, 2)
 
 
+def test_a_step_makes_no_whole_updates_of_last_bits() -> None:
+    """Updates scaled to one norm, of persons whose gradient is zero or one last bit: no chosen model is needed."""
+    features = 6
+    task = Task(nn.Linear(features, 1), binary_cross_entropy())
+    rng = np.random.default_rng(0)
+    rows, labels, counts = [], [], []
+    for _ in range(200):  # every person has as many labels 0 as 1 in each category
+        words = rng.integers(0, 3, rng.integers(2, 16))
+        x = np.zeros((2 * len(words), features), np.float32)
+        x[np.arange(len(x)), np.tile(words, 2)] = 1
+        x[:, 3], x[:, 4] = rng.choice([-1, 1]), 0.3
+        order = rng.permutation(len(x))
+        rows.append(x[order])
+        labels.append(np.repeat([0, 1], len(words))[order])
+        counts.append(len(x))
+    person = rng.normal(size=(40, features)).astype(np.float32)
+    data = (
+        torch.from_numpy(np.concatenate([*rows, person])),
+        torch.from_numpy(np.concatenate([*labels, np.arange(40) % 2])),
+        torch.from_numpy(np.repeat(np.arange(201), [*counts, 40])),
+    )
+    others = data[2] != 200
+
+    def add_directions(least: float, x: Tensor, y: Tensor, user: Tensor) -> Tensor:
+        total = torch.zeros(task.size, dtype=torch.float64)
+        one = LocalTraining(1.0, 1)
+        for users, updates in user_updates(task, torch.zeros(task.size), x, y, user, one, torch.Generator()):
+            total += clip_rows(users, updates, 1.0, least=least).factors @ updates.double()
+        return total
+
+    def measure(least: float) -> float:
+        return float(
+            (add_directions(least, *data) - add_directions(least, *(p[others] for p in data))).norm()
+        )
+
+    without, with_least = measure(0.0), measure(LEAST_GRADIENT)
+    print(f"one person of 201, `step`: {without:.2f} clips without a least norm, {with_least:.4f} with it")
+    assert without > 2
+    assert with_least < 1.001
+
+
 # --- silos as they are deployed ------------------------------------------------------------------------------
 
 CONFIG = """
@@ -156,9 +198,7 @@ def make(features, **options):
 def ask_silos(folder: Path, persons: int) -> Tensor:
     """Return the sum of the answers of all silos of a consortium to the chosen model, in clips.
 
-    Of the first persons each has one record in each silo, and number 128 has 17.
-
-    Noise follows from the seed of the run and is the same in every call.
+    Of the first persons each has one record in each silo, and number 128 has 17. Noise follows from the seed of the run and is the same in every call.
     """
     consortium, server = Consortium.load(folder / "public"), load_identity(folder / "server", SERVER)
     total = torch.zeros(consortium.spec.size, dtype=torch.float64)
@@ -169,6 +209,7 @@ def ask_silos(folder: Path, persons: int) -> Tensor:
         save_records(home / "records.npz", SiloData(name, x[here], y[here], user[here]))
         for kept in ("store", "ledgers"):
             shutil.rmtree(home / kept, ignore_errors=True)
+        (home / "audit.jsonl").unlink(missing_ok=True)  # another world, in which nothing was answered yet
         run = secrets.token_hex(16)
         update = Message("update", run, arrays={"params": cancelling_weights().numpy()})
         with open_silo(home, consortium) as silo:

@@ -276,6 +276,8 @@ def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
         assert "Read 16 training records of 8 persons" in told.out
         for part in ("uldp-avg", "masked", "all records of one person", "age", "released", "net.py"):
             assert part in told.err
+        assert "a person is a value of the column 'patient'" in told.err
+        assert "a person is a value of the column 'patient'" in told.err
         assert sealed.json["code"] not in told.err  # it is to be heard, not read
     assert {str(coordinator / "net.py")} == set(
         executed.read_text().split()

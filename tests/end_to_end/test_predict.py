@@ -303,7 +303,8 @@ def test_wrong_tables_are_refused(
         wrong = silodp("predict", "run", "new.csv", "--out", "other.csv", *arguments)
         assert_sentence(wrong, code=code)
     pd.DataFrame(row).drop(columns="dose").to_csv("new.csv", index=False)
-    assert_sentence(silodp("predict", "run", "new.csv", "--out", "found.csv"), "'dose'", code="data.column")
+    failed = silodp("predict", "run", "new.csv", "--out", "found.csv")
+    assert_sentence(failed, "'dose' is missing", "the columns age, dose, ward", code="data.column")
     assert not Path("other.csv").exists()
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from silodp.errors import SilodpError
+from silodp.runtime.gate import STATE_KEY
 from silodp.runtime.silo import Silo
 from silodp.wire.messages import Message
 from silodp.wire.transport import SIGNED_BYTES, Failure, InProcess, SignedParty, Traffic
@@ -95,4 +96,4 @@ class Direct:
 def set_state(silo: Silo, **changes) -> None:
     """As if a silo's gate were somewhere else."""
     state = replace(silo.gate.state, **changes)
-    silo._store.run.put(silo.gate._key, state.encode())
+    silo._store.run.put(STATE_KEY, state.encode())

@@ -84,6 +84,8 @@ def test_a_plan_imports_torch_only_to_count_a_model_of_the_users_own(tmp_path):
     path.write_text(CONFIG)
     plans = [["plan", str(path), "--set", f"task.model={model}"] for model in ("logistic", "mlp")]
     assert not _after_commands(*plans) & {"torch", "pandas", "matplotlib", "sklearn", "jinja2"}
+    pictures = ["plan", str(path), "--set", "method.user_sampling=0.5", "--plot", str(tmp_path / "q.svg")]
+    assert not _after_commands(pictures) & {"torch", "pandas", "sklearn", "jinja2"}
     own.write_text("from torch import nn\n\ndef made():\n    return nn.Linear(2, 1)\n")
     assert "torch" in _after_commands(["plan", str(path), "--set", f"task.model={own}:made"])
 

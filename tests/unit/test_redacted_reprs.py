@@ -138,7 +138,8 @@ def contents(held: Any, seen: set[int]) -> Iterator[str]:
     elif hasattr(held, "__self__"):
         yield from contents(held.__self__, seen)
     elif type(held).__module__.startswith("silodp") or type(held).__module__.startswith("support"):
-        for value in vars(held).values():
+        slots = getattr(held, "__slots__", ())
+        for value in (*getattr(held, "__dict__", {}).values(), *(getattr(held, name) for name in slots)):
             yield from contents(value, seen)
 
 

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from silodp.accounting.events import Event, explain_not_private
 from silodp.errors import SilodpError, check_delta, shorten
 
+_MOST_EPSILON = 700.0  # e^ε is a float64
 EventCount = tuple[Event, int]
 """An event, and how many times it took place."""
 
@@ -168,7 +169,10 @@ def supports_all(accountant: Accountant, events: Iterable[Event]) -> bool:
 
 
 def compute_epsilon(
-    charges: Iterable[EventCount], delta: float, accountant: Accountant | str = "pld"
+    charges: Iterable[EventCount],
+    delta: float,
+    accountant: Accountant | str = "pld",
+    disclosure: float = 0.0,
 ) -> float:
     """Return ε at δ of all charges together.
 
@@ -176,6 +180,8 @@ def compute_epsilon(
         charges: (event, count), composed adaptively.
         delta: δ in (0, 1).
         accountant: a name in `ACCOUNTANTS`, or an object.
+        disclosure: TV, the total variation distance between what is seen and what the charges describe. ε is then the
+            smallest with δ(ε) + (1 + e^ε)·TV ≤ δ, up to 10⁻⁶.
 
     Returns:
         An upper bound; 0.0 for no charges, infinity where nothing is promised. Where events name several kinds of
@@ -186,14 +192,31 @@ def compute_epsilon(
     """
     check_delta("delta", delta)
     found = find_accountant(accountant)
-    epsilon = found.compose(charges).epsilon(float(delta))
-    if not epsilon >= 0:
-        raise SilodpError(
-            f"accountant '{found.name}' gives ε = {epsilon}: it must be 0 or more; correct the accountant.",
-            code="accounting.out_of_range",
-            field="accountant",
-        )
-    return epsilon
+    composition = found.compose(charges)
+
+    def epsilon_at(part: float) -> float:
+        epsilon = composition.epsilon(part)
+        if not epsilon >= 0:
+            raise SilodpError(
+                f"accountant '{found.name}' gives ε = {epsilon}: it must be 0 or more; correct the accountant.",
+                code="accounting.out_of_range",
+                field="accountant",
+            )
+        return epsilon
+
+    if disclosure == 0:
+        return epsilon_at(float(delta))
+    # From below, where e^ε is too small, to the first ε that holds; the steps double so that the search ends.
+    epsilon, step = 0.0, 1e-6
+    while epsilon < _MOST_EPSILON:
+        left = delta - (1 + math.exp(epsilon)) * disclosure
+        if left <= 0:
+            break
+        needed = epsilon_at(left)
+        if needed <= epsilon:
+            return epsilon
+        epsilon, step = needed + step, 2 * step
+    return math.inf
 
 
 def compute_delta(

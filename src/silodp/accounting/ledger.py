@@ -77,7 +77,7 @@ class LedgerHeader:
     accounting: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a run keeps one per round and party in memory
 class LedgerEntry:
     """One line of the ledger: a release and its round, both counted from 0, with an event per adversary.
 
@@ -110,8 +110,10 @@ class Ledger:
         budget: what may be spent; None for no limit.
         run: the run's id; a ledger of another run is refused.
         subject: what the events are about; None takes what the file states, if it does.
+        disclosure: TV by adversary (`Aggregator.disclosure`), for a file that is made; None: not known.
 
     Attributes:
+        disclosure: as the file states it.
         reserved: events that the budget must still hold after, whatever is charged before; {} for none.
 
     Raises:
@@ -127,11 +129,14 @@ class Ledger:
         *,
         run: str,
         subject: LedgerHeader | None = None,
+        disclosure: Mapping[Adversary, float] | None = None,
     ) -> None:
         check_delta("delta", delta)
         self.path, self.delta, self.budget, self.run = path, delta, budget, run
         self.accountant = find_accountant(accountant)
-        self.subject = _subject_of(path, subject)
+        kept = _read_header(path)
+        self.subject = _subject_of(kept, subject)
+        self.disclosure = _read_disclosure(path, kept) if kept else disclosure
         self.reserved: Mapping[Adversary, Event] = {}
         self._charges: dict[tuple[bool, int, int], LedgerEntry] = {}
         self._counts: dict[Adversary, Counter[Event]] = {adversary: Counter() for adversary in ADVERSARIES}
@@ -147,6 +152,8 @@ class Ledger:
         if self.subject is not None:
             first = ("accounting", 1)
             header["subject"] = {k: v for k, v in asdict(self.subject).items() if (k, v) != first}
+        if self.disclosure is not None:
+            header["disclosure"] = dict(self.disclosure)
         self._journal = None if path is None else AppendOnlyLog(path, header)
         try:
             for number, fields in enumerate(self._journal.lines if self._journal else (), start=2):
@@ -397,20 +404,40 @@ def reopen_ledger(path: Path, find: Callable[[str], Accountant | str] = lambda n
     return Ledger(path, delta, find(accountant), budget, run=run)
 
 
-def _subject_of(path: Path | None, subject: LedgerHeader | None) -> LedgerHeader | None:
+def _subject_of(header: Mapping[str, Any], subject: LedgerHeader | None) -> LedgerHeader | None:
     """Return the given subject, or the file's; of a run that goes on, the rules stay those it was begun with."""
-    kept = _subject_in(path)
-    if subject is None or (kept is not None and replace(subject, accounting=kept.accounting) == kept):
+    try:
+        kept = LedgerHeader(**header["subject"])
+    except (KeyError, TypeError):
+        return subject
+    if subject is None or replace(subject, accounting=kept.accounting) == kept:
         return kept
     return subject
 
 
-def _subject_in(path: Path | None) -> LedgerHeader | None:
-    """Read the header in the first line of a file; None where there is none (`AppendOnlyLog` checks the rest)."""
+def _read_disclosure(path: Path | None, header: Mapping[str, Any]) -> Mapping[Adversary, float] | None:
+    """Return what a file states, which is that of the run's begin; None where it does not."""
+    stated = header.get("disclosure")
+    try:
+        sound = stated is None or all(0 <= stated[name] <= 1 and name in ADVERSARIES for name in stated)
+    except TypeError:
+        sound = False
+    if not sound:
+        raise SilodpError(
+            f"ledger {path} is damaged in line 1: restore it from a copy.",
+            code="ledger.damaged",
+            field="disclosure",
+        )
+    return stated
+
+
+def _read_header(path: Path | None) -> dict[str, Any]:
+    """Read the first line of a file; {} where there is none (`AppendOnlyLog` checks the rest)."""
     if path is None:
-        return None
+        return {}
     try:
         with path.open("rb") as file:
-            return LedgerHeader(**json.loads(file.readline())["subject"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+            header = json.loads(file.readline())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}

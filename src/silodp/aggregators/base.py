@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from silodp.accounting.events import Event
-from silodp.accounting.guarantee import Adversary, View
+from silodp.accounting.guarantee import ADVERSARIES, Adversary, View
 from silodp.crypto.keys import Identity
 from silodp.mechanisms.clipping import Update
 from silodp.methods.base import Method, MethodState
@@ -214,6 +214,21 @@ class Aggregator(ABC):
     def delta_share(self) -> float:
         """The part of δ, in (0, 1], that noise is accounted at; the rest pays for what encryption discloses."""
         return 1.0
+
+    def disclosure(self, spec: RunSpec) -> Mapping[Adversary, float]:
+        """Return how far what an adversary sees of a whole run is from what the run's events describe.
+
+        One who sees it at total variation distance TV from an (ε, δ') private view has (ε, δ' + (1 + e^ε)·TV). What is
+        charged to several runs together adds this up at the ε of all of them (docs/privacy.md, section 3).
+
+        Args:
+            spec: public constants.
+
+        Returns:
+            TV by adversary, 0 where absent. By default there is none, and 1, with which nothing is promised, where
+            `delta_share` keeps a part of δ.
+        """
+        return {} if self.delta_share == 1 else dict.fromkeys(ADVERSARIES, 1.0)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -72,7 +72,15 @@ def derive_evaluation(spec: RunSpec) -> RunSpec | None:
     def with_noise(noise_multiplier: float) -> RunSpec:
         clip = settings.clip if spec.method.unit == "user" else 1.0
         method = EvaluationSums(spec.method.unit, noise_multiplier, clip, choose_table(spec, settings))
-        return replace(spec, method=method, aggregator=aggregator, evaluation=None, budget=None, run=run)
+        return replace(
+            spec,
+            method=method,
+            aggregator=aggregator,
+            rounds=spec.most_evaluations,
+            evaluation=None,
+            budget=None,
+            run=run,
+        )
 
     if settings.noise_multiplier is not None:
         derived = with_noise(settings.noise_multiplier)

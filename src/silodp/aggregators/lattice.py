@@ -27,7 +27,7 @@ from silodp.accounting.events import (
     remove_amplification,
     to_discrete,
 )
-from silodp.accounting.guarantee import TECHNICAL, View
+from silodp.accounting.guarantee import TECHNICAL, Adversary, View
 from silodp.aggregators._key_agreement import SessionInfo, current_session
 from silodp.aggregators._private_sampling import box_blob
 from silodp.aggregators._private_weights import PrivateWeighting, PrivateWeightingSilo, Rows
@@ -143,6 +143,10 @@ class Lattice(PrivateWeighting):
         """
         return _parameters(self, spec)
 
+    def disclosure(self, spec: RunSpec) -> Mapping[Adversary, float]:
+        """Return the total variation by which errors of decryption, which the server alone sees, betray more."""
+        return {"server": 2.0 ** self.parameters(spec).log2_tv}
+
     def event(self, spec: RunSpec, view: View) -> Event:
         """Return the method's event, with Skellam noise in units of 2^r.
 
@@ -203,7 +207,10 @@ class Lattice(PrivateWeighting):
 
 @lru_cache(maxsize=32)
 def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
-    """Search parameters for which what ciphertexts disclose, at the run's ε, fits in the δ kept for it."""
+    """Search parameters for which what ciphertexts disclose fits in the δ kept for it.
+
+    It does at the ε of all that the run may charge: its attempts, and its evaluations with all their releases.
+    """
     bounds = aggregator.bounds_of(spec)
     silos = spec.population.silos
     # Ciphertexts are seen by the server, so its ε counts: knowing samples, and however many silos answer.
@@ -218,7 +225,10 @@ def _parameters(aggregator: Lattice, spec: RunSpec) -> LatticeParameters:
         rounds = math.ceil(aggregator.attempts / most_in_a_round)
         further = aggregator.attempts - rounds
         charges = [(release, rounds), (remove_amplification(release), further)]
-        spent = compute_epsilon(charges, delta, choose_accountant([release]))
+        if (evaluation := spec.charged_evaluation) is not None:
+            releases = spec.most_evaluations * most_in_a_round
+            charges.append((evaluation.costliest_events()["server"], releases))
+        spent = compute_epsilon(charges, delta, choose_accountant(event for event, _ in charges))
     return search_parameters(
         dimension=spec.sum_size,
         users=spec.population.users,

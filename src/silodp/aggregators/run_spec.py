@@ -273,6 +273,18 @@ class RunSpec:
         """The number of evaluations in T rounds."""
         return 0 if self.evaluation is None else self.evaluation.count(self.rounds)
 
+    @property
+    def most_evaluations(self) -> int:
+        """The most evaluations that the run can ever have.
+
+        A run that is resumed with more rounds is evaluated after its last round again. Where the aggregator limits the
+        rounds, constants of it may depend on the number of evaluations, which is then the one planned for this limit.
+        """
+        most = self.aggregator.max_rounds
+        if self.evaluation is None or most is None:
+            return self.rounds
+        return self.evaluation.count(most)
+
     def list_events(self) -> tuple[Event, ...]:
         """Return what a round, and an evaluation if there is one, cost against all adversaries."""
         derived = self.charged_evaluation

@@ -234,6 +234,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         f"  method      {agreed['method']}",
         *(f"    {name}: {value}" for name, value in agreed["settings"].items()),
         f"  protects    {who}; U = {agreed['users']:,} persons",
+        f"  a person is {_format_persons(agreed['persons'])}",
         f"  aggregator  {agreed['aggregator']}",
         f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
         *_format_separate(agreed["separate"]),
@@ -260,6 +261,19 @@ def _format_separate(separate: bool | None) -> list[str]:
     return [
         "  computes    persons side by side: a server that chooses models for it can learn more of a person than ε says"
     ]
+
+
+def _format_persons(persons: dict[str, Any]) -> str:
+    """Return what names a person, for the operator to compare with the table and with earlier runs."""
+    if not persons["column"]:
+        return f"what the data set numbers as one (digest {persons['digest']})"
+    profile = persons["profile"]
+    how = (
+        "of the public list of persons"
+        if profile is None
+        else f"by the identity profile {profile['study']}, {profile['code']}"
+    )
+    return f"a value of the column '{persons['column']}' {how} (digest {persons['digest']})"
 
 
 def _format_evaluation(across: str | None, times: int) -> list[str]:

@@ -32,6 +32,7 @@ class SiloLimits:
 
     Attributes:
         answers: number of answers that have left the silo, by run, repeated ones included.
+        charges: by run, the largest number of charges that the audit log listed when it was opened.
     """
 
     def __init__(
@@ -40,11 +41,15 @@ class SiloLimits:
         self._name, self._policy, self._store, self._files = name, policy, store, files
         self._most_bytes = most_bytes
         self.answers: Counter[str] = Counter()
+        self.charges: dict[str, int] = {}
         for line in audit.read_bytes().splitlines() if audit.exists() else ():
             try:
-                self.answers[str(json.loads(line)["run"])] += 1
+                entry = json.loads(line)
+                run, charges = str(entry["run"]), int(entry.get("charges", 0))
             except (ValueError, KeyError, TypeError):
-                self.answers[""] += 1
+                run, charges = "", 0
+            self.answers[run] += 1
+            self.charges[run] = max(charges, self.charges.get(run, 0))
 
     def check_join(self, request: Message) -> None:
         """Refuse "join" beyond the answers of a run: a courier may repeat it without end.

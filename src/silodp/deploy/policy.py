@@ -29,6 +29,8 @@ class Policy(BaseModel):
         index: file by which a trust center numbers the silo's persons, relative to the policy; "" where the run needs
             none. It never leaves the silo.
         delta: δ of the lifetime limits.
+        persons: digests (16 hexadecimal digits) of other columns, identity profiles or lists that name the same persons
+            as the folder's first run; the operator answers for that.
         lifetime_epsilon: most ε by adversary that all runs of this silo together may spend.
         methods: names of methods that are allowed; () allows all.
         aggregators: names of aggregators that are allowed; () allows all.
@@ -54,6 +56,7 @@ class Policy(BaseModel):
     index: str = ""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     lifetime_epsilon: dict[Adversary, _Epsilon]
+    persons: list[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]] = []
     methods: list[str] = []
     aggregators: list[str] = []
     evaluation: list[str] = []

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from silodp.deploy.consortium import (
     derive_spec,
     write_public,
 )
+from silodp.deploy.history import PersonKey, check_persons
 from silodp.deploy.policy import Policy
 from silodp.deploy.silo import (
     IDENTITY,
@@ -40,7 +41,7 @@ from silodp.deploy.silo import (
 from silodp.errors import SilodpError, shorten
 from silodp.methods.base import supports_separate
 from silodp.planning.epsilon import compute_largest_cost
-from silodp.wire.store import PRIVATE_FILE, make_private_folder, write_durably
+from silodp.wire.store import PRIVATE_FILE, DirectoryStore, make_private_folder, write_durably
 from silodp.wire.transport import SERVER
 
 REQUEST_ENDING = ".request.json"
@@ -267,6 +268,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
     """Return what an operator accepts, JSON-ready: method, unit, ε of the whole run, columns, model, parties."""
     spec, roster = consortium.stated_spec, consortium.sealed
     schema = consortium.config.resolve_data()[1].get("schema")
+    persons = PersonKey.of(consortium)
+    profile = None if schema is None else schema.read_identity()
     return {
         "name": consortium.config.name,
         "method": spec.method.name,
@@ -283,6 +286,11 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "label": getattr(schema, "label", None) or getattr(schema, "time", None),
         "code_files": sorted(path.name for path in consortium.folder.glob("*.py")),
         "users": spec.data.users,
+        "persons": {
+            **asdict(persons),
+            "digest": persons.digest,
+            "profile": None if profile is None else {"study": profile.study, "code": profile.agreement_code},
+        },
         "model": {"size": spec.model.size, "architecture": spec.model.architecture, "loss": spec.model.loss},
         "server": {"address": f"{roster.host}:{roster.port}", "key": format_key(roster.server)},
         "silos": {name: format_key(key) for name, key in roster.silos.items()},
@@ -344,7 +352,8 @@ def accept(
         The policy.
 
     Raises:
-        SilodpError: the roster does not list the silo's key, or the policy does not allow the run.
+        SilodpError: the roster does not list the silo's key, the policy does not allow the run, or a person is
+            somebody else in it than in earlier runs of the folder (code policy.persons).
     """
     find_name(folder, consortium)
     path = folder / POLICY
@@ -379,6 +388,8 @@ def accept(
             allow_seed=allow_seed,
         )
     policy.check(consortium.digest, consortium.stated_spec)
+    if consortium.stated_spec.method.unit == "user" and (folder / "store").exists():
+        check_persons(DirectoryStore(folder / "store"), folder, PersonKey.of(consortium), policy.persons)
     write_durably(path, policy.to_toml().encode(), PRIVATE_FILE)
     return policy
 

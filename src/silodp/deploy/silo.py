@@ -17,12 +17,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -32,7 +32,7 @@ import numpy as np
 from silodp.accounting.accountant import choose_accountant, compute_epsilon
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
-from silodp.accounting.ledger import Ledger, find_exceeded_limit, reopen_ledger
+from silodp.accounting.ledger import Ledger, find_exceeded_limit
 from silodp.aggregators.evaluation import find_run
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
@@ -46,6 +46,7 @@ from silodp.data.tables.reader import read_tables
 from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
@@ -60,17 +61,16 @@ from silodp.wire.store import (
     RoundStore,
     append_durably,
     claim,
-    make_private_folder,
     write_durably,
 )
 from silodp.wire.transport import SERVER, sign, verify
 
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 METRICS = "metrics.jsonl"
-_RESERVED = 0.01
+_MOST_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
+"""Of a run whose ledger does not state it: the largest that `lattice` admits."""
 _MOST_BEGUN = 1000
 """Runs that were begun, with or without a charge: each keeps a few files."""
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass
@@ -88,21 +88,15 @@ class LifetimeLedger:
     runs: dict[str, Ledger] = field(default_factory=dict)
 
     @property
-    def noise_delta(self) -> float:
-        """The part of δ that noise is accounted at.
-
-        Every run may need 1 % of δ for what its encryption may reveal (`Aggregator.delta_share`): the runs that were
-        charged, and one that may follow.
-        """
-        return self.delta * (1 - _RESERVED * (self.charged_runs + 1))
-
-    @property
     def charged_runs(self) -> int:
         """Number of runs in which something was charged."""
         return sum(bool(ledger.history) for ledger in self.runs.values())
 
-    def epsilon(self, adversary: Adversary, more: Event | None = None) -> float | None:
-        """Return ε of all runs together, with one event more; None where nothing is promised."""
+    def epsilon(self, adversary: Adversary, more: Event | None = None, run: str = "") -> float | None:
+        """Return ε of all runs together, with one event more of a run; None where nothing is promised.
+
+        What the runs' ciphertexts disclose is counted at the ε of all of them (docs/privacy.md, section 3).
+        """
         counts = Counter[Event](() if more is None else (more,))
         for ledger in self.runs.values():
             counts += ledger.counts(adversary)
@@ -110,12 +104,17 @@ class LifetimeLedger:
             return 0.0
         if any(explain_not_private(event) is not None for event in counts):
             return None
-        epsilon = compute_epsilon(counts.items(), self.noise_delta, choose_accountant(counts))
+        seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
+        stated = [_MOST_DISCLOSURE if ledger.disclosure is None else ledger.disclosure for ledger in seen]
+        disclosure = sum(by_adversary.get(adversary, 0.0) for by_adversary in stated)
+        epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts), disclosure)
         return epsilon if np.isfinite(epsilon) else None
 
-    def find_exceeded(self, events: Mapping[Adversary, Event]) -> str | None:
-        """Return a phrase about the first limit that these events would exceed; None where all hold."""
-        over = find_exceeded_limit(self.limits, lambda adversary: self.epsilon(adversary, events[adversary]))
+    def find_exceeded(self, events: Mapping[Adversary, Event], run: str = "") -> str | None:
+        """Return a phrase about the first limit that these events of a run would exceed; None where all hold."""
+        over = find_exceeded_limit(
+            self.limits, lambda adversary: self.epsilon(adversary, events[adversary], run)
+        )
         if over is None:
             return None
         adversary, told = over
@@ -133,7 +132,7 @@ def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]
     Returns:
         ε of the adversaries against whom there is a guarantee.
     """
-    ledger = make_ledger(replace(spec, run="cost"))
+    ledger = make_ledger(replace(spec, run="cost"), disclosure=spec.aggregator.disclosure(spec))
     for round_ in range(spec.rounds):
         ledger.charge(round_, 0, spec.costliest_events(round_))
     if (evaluation := spec.charged_evaluation) is not None:
@@ -190,6 +189,10 @@ class SiloService:
                 code="policy.not_allowed",
                 field="methods",
             )
+        if self._spec.method.unit == "user":
+            key = PersonKey.of(consortium)
+            claim(self._store, PERSONS, key.encode())
+            check_persons(self._store, folder, key, policy.persons)
         self._script = self._spec.aggregator.script(self._spec, name)
         evaluation = self._spec.evaluation_spec
         scripts = [self._script, *([evaluation.aggregator.script(evaluation, name)] if evaluation else [])]
@@ -200,20 +203,8 @@ class SiloService:
         self._limits = SiloLimits(name, policy, self._store, files, audit, self.most_bytes)
         self._silos: dict[str, Silo | EvaluatedSilo] = {}
         self._most_runs = policy.most_runs
-        self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon)
-        make_private_folder(folder / "ledgers")
-        for path in sorted((folder / "ledgers").glob("*.jsonl")):
-            # Without a whole line the process died when it made the file, and nothing was charged.
-            if b"\n" in path.read_bytes():
-                self.lifetime.runs[path.stem] = reopen_ledger(path)
-        known = {key.partition("/")[0] for key in self._store.names()}
-        lost = {run for run in known if _RUN_ID.fullmatch(run)} - self.lifetime.runs.keys()
-        if lost:
-            raise SilodpError(
-                f"{folder / 'store'} knows the run {min(lost)}, and {folder / 'ledgers'} has no ledger of it: what was "
-                "spent there is not known; restore the newest ledger.",
-                code="ledger.missing",
-            )
+        ledgers = open_ledgers(folder / "ledgers", self._store, self._limits.charges)
+        self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
 
     @property
     def answers(self) -> int:
@@ -239,7 +230,7 @@ class SiloService:
     def _silo_of(self, request: Message) -> Silo | EvaluatedSilo:
         """Return this silo's side of the run that a request names, or of its evaluation."""
         run = find_run(request.run)
-        if _RUN_ID.fullmatch(run) is None:
+        if RUN_ID.fullmatch(run) is None:
             raise SilodpError(
                 f"silo '{self.name}' was asked in a run whose id is not 32 hexadecimal digits; nothing was sent.",
                 code="gate.run",
@@ -249,7 +240,8 @@ class SiloService:
             spec = replace(self._spec, run=run)
             if run not in self.lifetime.runs:
                 self._check_new_run(request)
-                self.lifetime.runs[run] = make_ledger(spec, self._folder / "ledgers" / f"{run}.jsonl")
+                path = self._folder / "ledgers" / f"{run}.jsonl"
+                self.lifetime.runs[run] = make_ledger(spec, path, spec.aggregator.disclosure(spec))
             if not claim(RoundStore(self._store, f"{run}/").run, "spec", spec.digest.encode()):
                 raise SilodpError(
                     f"silo '{self.name}' took part in run {run} with other settings; nothing was sent.",
@@ -265,7 +257,7 @@ class SiloService:
                 self.identity,
                 self._pins,
                 self.lifetime.runs[run],
-                self.lifetime.find_exceeded,
+                partial(self._find_exceeded, run),
                 self._folder / METRICS,
                 spec.evaluations,
             )
@@ -281,7 +273,22 @@ class SiloService:
                 code="gate.order",
             )
         first.request.check(request, f"the server of silo '{self.name}'")
-        if self.lifetime.charged_runs >= self._most_runs or len(self.lifetime.runs) >= _MOST_BEGUN:
+        self._check_run_count(_MOST_BEGUN)
+
+    def _find_exceeded(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
+        """Return a phrase about a limit over all runs that a charge in a run would exceed; None where all hold.
+
+        Raises:
+            SilodpError: it would be the first charge of a run too many: a set-up costs nothing, so the server can begin
+                many runs before it charges one (code gate.run).
+        """
+        if not self.lifetime.runs[run].history:
+            self._check_run_count(_MOST_BEGUN + 1)  # the run itself was begun
+        return self.lifetime.find_exceeded(events, run)
+
+    def _check_run_count(self, most_begun: int) -> None:
+        """Refuse where as many runs as the policy allows were charged, or as many as `most_begun` were begun."""
+        if self.lifetime.charged_runs >= self._most_runs or len(self.lifetime.runs) >= most_begun:
             raise SilodpError(
                 f"silo '{self.name}' has taken part in {counted(self.lifetime.charged_runs, 'run')} and begun "
                 f"{len(self.lifetime.runs):,}; its policy allows {self._most_runs} (most_runs); nothing was sent.",

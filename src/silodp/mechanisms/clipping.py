@@ -162,7 +162,7 @@ _LEAST_NORM = 1e-120  # below, squares of float64 lose digits, and a factor of c
 
 
 def clip_rows(
-    owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None, normalize: bool = False
+    owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None, least: float | None = None
 ) -> ClippedRows:
     """Compute the factor min(1, clip/‖row‖₂) of every row; a row that is not finite gets factor 0.
 
@@ -174,7 +174,8 @@ def clip_rows(
         rows: (r, d).
         clip: C.
         own: (r,) float64 in (0, 1], each row's part of the clip, where some are clipped to less; None: all of it.
-        normalize: whether shorter rows are made as long as the clip, too: the factor is clip/‖row‖₂, and 1 for zero.
+        least: normalize, so that shorter rows are made as long as the clip, too: the factor is clip/max(‖row‖₂, least).
+            None: only shorten rows. (Bu et al. 2023, "Automatic Clipping", divide by ‖row‖₂ + least.)
     """
     import torch
 
@@ -182,8 +183,8 @@ def clip_rows(
     # Shrunk a little, so that the rounded product, too, stays within the ball.
     margin = 1 - 1e-12
     most = clip * margin if own is None else clip * margin * own.to(norms)
-    factors = most / norms.clamp_min(_LEAST_NORM)
-    factors = torch.where(norms > _LEAST_NORM, factors, 1.0) if normalize else factors.clamp(max=1.0)
+    factors = most / norms.clamp_min(_LEAST_NORM if least is None else max(least, _LEAST_NORM))
+    factors = factors.clamp(max=1.0) if least is None else factors
     return ClippedRows(owners, rows, torch.where(torch.isfinite(norms), factors, 0.0), clip)
 
 

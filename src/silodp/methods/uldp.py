@@ -49,6 +49,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+LEAST_GRADIENT = 0.01
+"""With `step`, updates shorter than that of one local step along a gradient of this norm become shorter than 1. Such
+updates are mostly rounding, which depends on what else is computed beside it, and directions without a length pull the
+model away from those who still learn. The value is that of AUTO-S (Bu et al. 2023)."""
+
 Weighting = Literal["uniform", "present", "records", "home"]
 """How a person's weight of 1 is divided among the silos (docs/privacy.md, section 2)."""
 
@@ -65,9 +70,10 @@ class UldpAvg(Method):
 
     The sum over silos has sensitivity C, because Σ_s w[s,u] ≤ 1, and noise σC.
 
-    How far the model moves is said in one of two ways. With `step` every update is scaled to norm 1, and the model
-    moves by the mean of these directions times `step`. With `clip` and `server_learning_rate` (the papers' way)
-    updates are only shortened; the longest move is then server_learning_rate·clip/S.
+    How far the model moves is said in one of two ways. With `step` every update Δ is scaled to norm 1 (to ‖Δ‖/ν if
+    ‖Δ‖ < ν = .01 × the local learning rate), and the model moves by their mean times `step`. With `clip` and
+    `server_learning_rate` (the papers' way) updates are only shortened; the longest move is then
+    server_learning_rate·clip/S.
 
     Attributes:
         noise_multiplier: σ.
@@ -80,7 +86,7 @@ class UldpAvg(Method):
         step: the longest move of the model in a round, in its parameters' units: that of a round for which all
             persons' updates have one direction. 1 if neither `step` nor `clip` is given.
 
-    Source: Kato et al., ULDP-FL, 2024, Algorithms 3 and 4.
+    Source: Kato et al., ULDP-FL, 2024, Algorithms 3 and 4; ν: Bu et al., Automatic Clipping, 2023.
     """
 
     noise_multiplier: float
@@ -294,7 +300,7 @@ class UldpAvg(Method):
                 delta,
                 self.clip,
                 None if own is None else own[users.to(own.device)],
-                normalize=self.step is not None,
+                None if self.step is None else LEAST_GRADIENT * self.local.learning_rate,
             )
             for users, delta in deltas
         )

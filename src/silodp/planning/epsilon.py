@@ -21,7 +21,7 @@ from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_choice, check_delta, check_whole
 from silodp.methods import Method, Population
 from silodp.report.guarantee_text import is_only_claimed
-from silodp.runtime.guarantees import compute_linkage, delta_warning
+from silodp.runtime.guarantees import compute_epsilon_beyond, compute_linkage, delta_warning
 
 ACCOUNTING_DEFAULTS = {
     "clip": 1.0,
@@ -68,9 +68,13 @@ def compute_cost(spent: Sequence[EventCount], delta: float, accountant: Accounta
     if reason is not None:
         return Cost(None, reason)
     value = accounting.compute_epsilon(spent, delta, accountant)
-    if math.isinf(value):
-        return Cost(None, f"the loss is not bounded at delta = {delta}")
-    return Cost(value)
+    return _cost_of(value, delta)
+
+
+def _cost_of(epsilon: float, delta: float) -> Cost:
+    return (
+        Cost(epsilon) if math.isfinite(epsilon) else Cost(None, f"the loss is not bounded at delta = {delta}")
+    )
 
 
 def count_events(event_in: Callable[[int], Event], rounds: int) -> list[EventCount]:
@@ -218,6 +222,8 @@ def compute_epsilon(
     chosen = wanted or choose_accountant(event for event, _ in charged)
     delta_of_noise = spec.noise_delta
     found = compute_cost(charged, delta_of_noise, chosen)
+    if knows_sample and found.epsilon is not None:
+        found = _cost_of(compute_epsilon_beyond(spec, view.adversary, charged, chosen), delta)
     any_dropouts = None
     if spec.min_silos < len(names):
         any_dropouts = compute_cost(count_events(costliest_in, rounds), delta_of_noise, chosen).epsilon
@@ -231,7 +237,7 @@ def compute_epsilon(
 
     # It depends on the number of silos, which a question need not name.
     fewest = replace(view, survivors=spec.min_silos)
-    linkage = () if silos is None else compute_linkage(spec.method, fewest, charged, delta_of_noise, chosen)
+    linkage = () if silos is None else compute_linkage(spec, fewest, charged, chosen)
     return {
         "method": made.name,
         "unit": made.unit,

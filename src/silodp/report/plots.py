@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -29,8 +29,10 @@ from silodp.report.figures import (
 )
 from silodp.report.formatting import as_number, format_epsilon
 from silodp.report.guarantee_text import WHO
-from silodp.report.held_out import CalibrationBin, Part
-from silodp.report.run_record import Allocation
+
+if TYPE_CHECKING:  # the files of runs need torch, a picture of a plan does not
+    from silodp.report.held_out import CalibrationBin, Part
+    from silodp.report.run_record import Allocation
 
 _T = TypeVar("_T")
 

@@ -88,6 +88,13 @@ class Evaluator:
         stored = self._store.run.get(f"{_RESULT}{rounds}")
         if stored is None:
             number = sum(name.startswith(_RESULT) for name in self._store.run.names())
+            if number >= self._spec.rounds:
+                _log.warning(
+                    "no evaluation after round %d: the run's parameters were chosen for %d in all",
+                    rounds,
+                    number,
+                )
+                return NOTHING_MEASURED
             self._charges.is_last = is_last
             state = {EvaluationMethod.ROUNDS: np.array([rounds], np.int64)}
             total = self._server.run_round(number, params, state)
@@ -202,7 +209,7 @@ def make_silo(
         ledger: see `Silo`; an evaluation is charged there too.
         find_exceeded: see `Silo`.
         metrics: file of what the silo measures for itself alone; None keeps nothing.
-        evaluations: the most that the silo answers; None: one for every round.
+        evaluations: the most that the silo answers; None: the most that the run can have.
     """
     limits = spec.silo_limits
     silo = Silo(data, task, spec, randomness, store, identity, pins, ledger, limits, find_exceeded)
@@ -210,7 +217,7 @@ def make_silo(
     if derived is None:
         return silo
     if evaluations is not None:
-        derived = replace(derived, rounds=evaluations)
+        derived = replace(derived, rounds=min(evaluations, derived.rounds))
     test = data.held_out
     evaluation = Silo(
         test,

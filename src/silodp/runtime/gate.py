@@ -42,6 +42,9 @@ from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
 from silodp.wire.store import RoundStore
 
+STATE_KEY = "gate"
+"""Of the state, in the store of a run."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -95,6 +98,15 @@ class State:
         return cls(**{**fields, "roster": tuple(fields["roster"]), "answered": answered})
 
 
+def read_state(store: RoundStore) -> State:
+    """Return the state that a gate committed last.
+
+    Args:
+        store: the silo's durable store of the run.
+    """
+    return State.decode(store.run.get(STATE_KEY))
+
+
 class Gate:
     """Decides what one silo may be asked in one run.
 
@@ -127,13 +139,12 @@ class Gate:
         self.script: Script = spec.aggregator.script(spec, name)
         self._setup = tuple(kind.name for kind in self.script.setup)
         self._prepare = tuple(kind.name for kind in self.script.prepare)
-        self._key = "gate"
         self._met_here = -1  # the session that was begun in this process
 
     @property
     def state(self) -> State:
         """The state that was committed last."""
-        return State.decode(self._store.run.get(self._key))
+        return read_state(self._store)
 
     @property
     def most_bytes(self) -> int:
@@ -152,7 +163,7 @@ class Gate:
         own = (state.round, request.digest())
         answered = tuple(one for one in state.answered if one[0] in (-1, state.round) and one != own)
         state = replace(state, answered=(*answered, own), charges=len(self.ledger.history))
-        self._store.run.put(self._key, state.encode())
+        self._store.run.put(STATE_KEY, state.encode())
         if request.kind == "hello":
             self._met_here = state.session
 

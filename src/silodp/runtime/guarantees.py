@@ -27,7 +27,6 @@ from silodp.accounting.guarantee import (
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators.run_spec import RunSpec
 from silodp.data.tables.schema import ASSUMES_INDEX_BY_PROFILE
-from silodp.methods.base import Method
 
 CountParticipation = Callable[[int], np.ndarray]
 """Function of a number of rounds: in how many of these first rounds each silo took part, (S,)."""
@@ -139,33 +138,47 @@ def _sample_known(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> float 
     revealed = Counter(reveal_samples(charge.events[adversary]) for charge in ledger.history)
     if revealed == charged:
         return None
-    spent = compute_epsilon(revealed.items(), ledger.delta, ledger.accountant)
+    spent = compute_epsilon_beyond(spec, adversary, revealed.items(), ledger.accountant)
     return spent if math.isfinite(spent) else None
+
+
+def compute_epsilon_beyond(
+    spec: RunSpec, adversary: Adversary, charged: Iterable[tuple[Event, int]], accountant: Accountant
+) -> float:
+    """Return ε of charges that may be larger than those which constants of the aggregator were chosen for.
+
+    The part of δ that is kept for what encryption discloses need not suffice at their ε (docs/privacy.md, section 3).
+    """
+    charged = list(charged)
+    spent = compute_epsilon(charged, spec.noise_delta, accountant)
+    disclosure = spec.aggregator.disclosure(spec).get(adversary, 0.0)
+    if disclosure == 0:
+        return spent
+    return max(spent, compute_epsilon(charged, spec.delta, accountant, disclosure))
 
 
 def _linkage(spec: RunSpec, adversary: Adversary, ledger: Ledger) -> tuple[dict[str, Any], ...]:
     # The fewer silos are in a sum, the more one id too many counts.
     view = spec.aggregator.views(spec.method, len(spec.names), spec.min_silos)[adversary]
     charged = Counter(charge.events[adversary] for charge in ledger.history)
-    return compute_linkage(spec.method, view, charged.items(), ledger.delta, ledger.accountant)
+    return compute_linkage(spec, view, charged.items(), ledger.accountant)
 
 
 def compute_linkage(
-    method: Method, view: View, charged: Iterable[tuple[Event, int]], delta: float, accountant: Accountant
+    spec: RunSpec, view: View, charged: Iterable[tuple[Event, int]], accountant: Accountant
 ) -> tuple[dict[str, Any], ...]:
     """Return ε of persons whom silos do not recognize as one, or confuse with another (`Method.linkage_cases`).
 
     Args:
-        method: of the run.
+        spec: of the run.
         view: of the adversary, with the fewest silos that may be in a sum.
         charged: events of a person who is recognized, each with the number of times it was charged.
-        delta: δ of the accounting.
         accountant: of the run.
 
     Returns:
         JSON-ready {"case", "epsilon", "estimate"}; cases for which no accountant has a rule are left out.
     """
-    by_charge = [(method.linkage_cases(event, view), count) for event, count in charged]
+    by_charge = [(spec.method.linkage_cases(event, view), count) for event, count in charged]
     rows = []
     for alike in zip(*(cases for cases, _ in by_charge), strict=True):
         events = [(case.event, count) for case, (_, count) in zip(alike, by_charge, strict=True)]
@@ -173,7 +186,7 @@ def compute_linkage(
         # What is believed of several coins is believed of Rényi divergences.
         found = find_accountant("rdp") if is_estimate else accountant
         if supports_all(found, [event for event, _ in events]):
-            spent = compute_epsilon(events, delta, found)
+            spent = compute_epsilon_beyond(spec, view.adversary, events, found)
             known = spent if math.isfinite(spent) else None
             rows.append({"case": alike[0].case, "epsilon": known, "estimate": is_estimate})
     return tuple(rows)

@@ -337,12 +337,15 @@ def _memory_key(round_: int, release: int) -> str:
     return f"memory/{round_}/{release}"
 
 
-def make_ledger(spec: RunSpec, path: Path | None = None) -> Ledger:
+def make_ledger(
+    spec: RunSpec, path: Path | None = None, disclosure: Mapping[Adversary, float] | None = None
+) -> Ledger:
     """Return a silo's ledger of a run, at the part of δ that noise is accounted at.
 
     Args:
         spec: the run's specification.
         path: its file; None: in memory.
+        disclosure: kept in it, for a ledger that is composed with those of other runs.
     """
     accountant = choose_accountant(spec.list_events())
-    return Ledger(path, spec.noise_delta, accountant, run=spec.run)
+    return Ledger(path, spec.noise_delta, accountant, run=spec.run, disclosure=disclosure)

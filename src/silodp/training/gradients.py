@@ -34,7 +34,7 @@ x is a tensor, or `NamedArrays` of tensors.
 Of records: (parameters…, x (r, ...), y (r, ...)) -> gradients (r, shape of each).
 """
 
-_LEAST_TO_LOOP = 32
+_LEAST_TO_LOOP = 16
 
 GradientBuilder = Callable[["Task"], Gradient]
 
@@ -128,9 +128,8 @@ def find_least_to_loop(task: Task) -> int | None:
     """Return from how many records a step on users take less time one after another; None if they never do.
 
     With parameters of their own, convolutions run in groups or as products of small matrices, at once; those of one
-    user run as in plain training. On a CPU, 64 images a step take half the time, 32 three quarters, 16 as long and 4
-    three times as long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same
-    floats.
+    user run as in plain training. On a CPU, 64 images a step take half the time, 16 two thirds, 4 up to three times as
+    long (benchmarks/convolutions.py). A rule of public constants, so that every machine adds up the same floats.
     """
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     has_any = any(isinstance(module, convolutions) for module in task.model.modules())

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from silodp.config.schema import load_config
@@ -118,6 +119,37 @@ def test_repeated_requests_are_bounded(parties: Path, tmp_path: Path) -> None:
         refused("policy.limit"),
     ):  # counted by the audit log, so it holds after a restart
         again.receive(sign(silo.hello, silo.server, again.name))
+
+
+def test_runs_that_were_begun_in_advance_are_not_charged_beyond_the_policy(tmp_path: Path) -> None:
+    """A set-up costs nothing, so the number of runs that were charged is checked again before the first charge."""
+    (tmp_path / "one.toml").write_text(CONFIG)
+    settings = load_config(tmp_path / "one.toml")
+    make_local(settings, settings.federation(), tmp_path / "plain", 1)
+    home, consortium = tmp_path / "plain" / "silos" / "silo-1", Consortium.load(tmp_path / "plain" / "public")
+    policy = Policy.load(home / "policy.toml")
+    much = dict.fromkeys(policy.lifetime_epsilon, 50.0)
+    policy = policy.model_copy(update={"most_runs": 2, "lifetime_epsilon": much})
+    (home / "policy.toml").write_text(policy.to_toml())
+    server = load_identity(tmp_path / "plain" / "server", "server")
+    params = np.zeros(consortium.spec.size, np.float32)
+    runs = [f"{number:032x}" for number in range(4)]
+    with open_silo(home, consortium) as service:
+
+        def ask(kind: str, run: str, round_: int = 0) -> bytes:
+            arrays = {"params": params} if kind == "update" else {}
+            return service.receive(sign(Message(kind, run, round_, arrays=arrays), server, service.name))
+
+        for run in runs:
+            ask("setup", run)
+        for run in runs[:2]:
+            ask("update", run)
+        for run in runs[2:]:
+            with refused("gate.run"):
+                ask("update", run)
+            assert not service.lifetime.runs[run].history
+        assert service.lifetime.charged_runs == 2
+        ask("update", runs[0], 1)  # what was begun within the policy goes on
 
 
 def test_joins_are_bounded_and_belong_to_no_run(parties: Path, tmp_path: Path) -> None:

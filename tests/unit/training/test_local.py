@@ -407,7 +407,7 @@ def test_everybody_takes_every_step_once_and_in_order(counts, epochs, batch, ove
     done = torch.zeros_like(counts)
     batches = local.batches(counts)
     for segment in segments:
-        assert len(segment.users.unique()) == len(segment.users) <= segment.lanes <= most
+        assert len(segment.users.unique()) == len(segment.users) <= segment.padded_users <= most
         assert torch.equal(done[segment.users], segment.done)
         for step in range(segment.steps):
             place = (segment.done + step) % batches[segment.users]
@@ -422,7 +422,7 @@ def test_a_step_holds_much_work_and_little_padding():
     counts = (2000 / torch.arange(2, 102) ** 1.2).ceil().int().tolist()
     local = LocalTraining(0.1, 5, 64)
     counts, segments = plan(counts, local, 270.0, 1.0)
-    computed = sum(s.steps * s.lanes * s.width for s in segments)
+    computed = sum(s.steps * s.padded_users * s.width for s in segments)
     assert 5 * int(counts.sum()) / computed > 2 / 3
     assert sum(s.steps for s in segments) < 1.5 * 5 * int(local.batches(counts).max())
     assert len({s.shape for s in segments}) <= 8

@@ -12,6 +12,8 @@ from torch import nn
 
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError
+from silodp.methods import UldpSgd
+from silodp.runtime.prepare import prepare_run
 from silodp.training import (
     LocalTraining,
     Loss,
@@ -23,6 +25,7 @@ from silodp.training import (
     user_updates,
 )
 from silodp.training.task import serialize
+from support.oracles import small_federation
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 Y = np.array([0, 1, 1, 0, 1, 0])
@@ -82,6 +85,15 @@ def test_a_loss_of_classes_takes_one_output_for_each(loss, classes, refused):
         return
     with pytest.raises(SilodpError, match="a layer of width") as caught:
         task.check(X, Y, classes)
+    assert caught.value.code == "loss.output_shape"
+
+
+def test_a_run_refuses_more_outputs_than_classes_before_it_begins():
+    """Such a model trained, and only `silodp predict` refused it."""
+    federation, method = small_federation(), UldpSgd(noise_multiplier=1.0, clip=1.0)
+    task = Task(nn.Linear(4, 5), cross_entropy())
+    with pytest.raises(SilodpError) as caught:
+        prepare_run(federation, task, method, rounds=1)
     assert caught.value.code == "loss.output_shape"
 
 

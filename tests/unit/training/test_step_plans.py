@@ -31,8 +31,8 @@ def assert_steps_fit(trainer: Trainer, chunks: list[tuple[torch.Tensor, int]]) -
     plans, shapes = trainer.plan(chunks)
     for (_, step_bytes), segments in zip(chunks, plans, strict=True):
         for segment in segments():
-            lanes, width = shapes.get(segment.shape, segment.shape)
-            assert lanes * count_step_bytes(trainer.cost(width)) <= step_bytes, (lanes, width)
+            padded_users, width = shapes.get(segment.shape, segment.shape)
+            assert padded_users * count_step_bytes(trainer.cost(width)) <= step_bytes, (padded_users, width)
     return shapes
 
 

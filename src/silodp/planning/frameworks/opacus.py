@@ -75,9 +75,7 @@ class Opacus(Framework):
             )
         stated = None
         if differences:
-            stated = bound_units(SERVER, found, lambda _: [(sampled, of_round)], {RECORD: 1})[
-                0
-            ].epsilon
+            stated = bound_units(SERVER, found, lambda _: [(sampled, of_round)], {RECORD: 1})[0].epsilon
         return Finding(
             "opacus",
             f"DP-SGD, noise_multiplier {noise:g}, sample rate {rate:.4g}, {steps:,} steps"

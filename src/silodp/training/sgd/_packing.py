@@ -43,19 +43,19 @@ class Segment:
         done: (r,) steps that each of them took before.
         steps: how many each of them takes.
         width: records of a padded batch.
-        lanes: users of a padded step, at least r.
+        padded_users: users of a padded step, at least r.
     """
 
     users: Tensor
     done: Tensor
     steps: int
     width: int
-    lanes: int
+    padded_users: int
 
     @property
     def shape(self) -> Shape:
-        """(lanes, width) of its steps if they are traced."""
-        return self.lanes, self.width
+        """(padded_users, width) of its steps if they are traced."""
+        return self.padded_users, self.width
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class StepTime:
     work: Callable[[int], float]
 
     def of(self, shape: Shape) -> float:
-        """Return the seconds of a traced step with these (lanes, width)."""
-        lanes, width = shape
-        return self.overhead + lanes * self.work(width)
+        """Return the seconds of a traced step with these (padded_users, width)."""
+        padded_users, width = shape
+        return self.overhead + padded_users * self.work(width)
 
 
 def choose_shapes(
@@ -91,15 +91,15 @@ def choose_shapes(
         fits: a shape and a larger one → whether the larger one fits in memory wherever the first one runs.
     """
     chosen = {shape: shape for shape, number in steps.items() if should_trace(number)}
-    for lanes, width in steps.keys() - chosen.keys():
+    for padded_users, width in steps.keys() - chosen.keys():
         larger = [
             shape
             for shape in set(chosen.values())
-            if shape[0] >= lanes and shape[1] >= width and fits((lanes, width), shape)
+            if shape[0] >= padded_users and shape[1] >= width and fits((padded_users, width), shape)
         ]
         best = min(larger, key=time.of, default=None)
-        if best and time.of(best) < time.untraced + lanes * time.work(width):
-            chosen[lanes, width] = best
+        if best and time.of(best) < time.untraced + padded_users * time.work(width):
+            chosen[padded_users, width] = best
     return chosen
 
 
@@ -125,7 +125,7 @@ def plan_segments(
     first = 0
     while first < len(records):
         width = widths[_find_kinds(widths, local, records[first : first + 1])[0]]
-        group = max(_LEAST_GROUP, _STEPS_OF_GROUP * _find_most_lanes(time, width, most(width)))
+        group = max(_LEAST_GROUP, _STEPS_OF_GROUP * _find_most_users(time, width, most(width)))
         # The rest, if it would make a small group.
         end = first + group if first + group * 3 // 2 < len(records) else len(records)
         yield from _plan_group(first, counts[first:end], widths, local, time, most)
@@ -160,11 +160,13 @@ def _plan_group(
         width = widths[highest]
         stays = (batches == 1) | ((lowest <= last) & (full <= highest))
         fitting = order[(lowest <= kinds) & (kinds <= highest)]
-        lanes = _choose_lanes(len(fitting), len(records), time, width, most(width))
+        padded_users = _choose_padded_users(len(fitting), len(records), time, width, most(width))
         # Users with shorter batches fill what would be padding.
-        users = np.concatenate([fitting, order[kinds < lowest]])[:lanes]
+        users = np.concatenate([fitting, order[kinds < lowest]])[:padded_users]
         steps = _count_steps(batches[users], total[users], done[users], stays[users])
-        yield Segment(torch.from_numpy(first + users), torch.from_numpy(done[users]), steps, width, lanes)
+        yield Segment(
+            torch.from_numpy(first + users), torch.from_numpy(done[users]), steps, width, padded_users
+        )
         done[users] += steps
 
 
@@ -215,16 +217,16 @@ def _join_kinds(kinds: NDArray[Any], widths: list[int], time: StepTime) -> tuple
     return lowest, highest
 
 
-def _choose_lanes(waiting: int, people: int, time: StepTime, width: int, most: int) -> int:
+def _choose_padded_users(waiting: int, people: int, time: StepTime, width: int, most: int) -> int:
     """Return the size of a step, of few possible ones, that costs the least time for each user in it."""
     work = time.work(width)
-    sizes = [min(_ceil_power(people), _find_most_lanes(time, width, most))]
+    sizes = [min(_ceil_power(people), _find_most_users(time, width, most))]
     while sizes[-1] >= _RATIO and sizes[-1] * work > time.overhead:
         sizes.append(sizes[-1] // _RATIO)
-    return min(sizes, key=lambda lanes: time.of((lanes, width)) / min(lanes, waiting))
+    return min(sizes, key=lambda padded_users: time.of((padded_users, width)) / min(padded_users, waiting))
 
 
-def _find_most_lanes(time: StepTime, width: int, most: int) -> int:
+def _find_most_users(time: StepTime, width: int, most: int) -> int:
     """Return the size of a step that holds as much work as steps should, and fits in memory."""
     return min(_floor_power(most), _ceil_power(int(_FULL * time.overhead / time.work(width))))
 

@@ -81,8 +81,8 @@ class TracedGradient:
     Random operations (dropout) are part of `step` and draw anew in every call.
 
     Attributes:
-        hoisted_bytes: what `prepare` gives to one step besides the data.
-        prelude_bytes: what it has in memory at once for one step.
+        prepared_bytes: what `prepare` gives to one step besides the data.
+        prepare_peak_bytes: what it has in memory at once for one step.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class TracedGradient:
         for node in list(graph.nodes):
             _simplify(graph, node)
         graph.eliminate_dead_code()
-        self._prelude, self._body, self.hoisted_bytes = _split(graph, parameters)
-        with torch.no_grad():  # a frozen part of a model is in the prelude, with all that its layers compute
-            self.prelude_bytes = measure_cost(lambda: self._prelude(*flat[parameters:])).peak
+        self._prepare, self._body, self.prepared_bytes = _split(graph, parameters)
+        with torch.no_grad():  # a frozen part of a model is computed here, with all that its layers compute
+            self.prepare_peak_bytes = measure_cost(lambda: self._prepare(*flat[parameters:])).peak
 
     @classmethod
     def try_trace(
@@ -144,7 +144,7 @@ class TracedGradient:
         """Compute all that a step needs besides the parameters, from x (r, b, ...), y (r, b, ...), mask (r, b)."""
         with torch.no_grad():
             flat = _flatten(data)
-            return (*flat, *self._prelude(*flat))
+            return (*flat, *self._prepare(*flat))
 
     def prepare_many(self, data: Sequence[Any]) -> list[tuple[Tensor, ...]]:
         """Run `prepare` for k steps at once: x (k, r, b, ...) and so on; one entry per step."""
@@ -152,7 +152,7 @@ class TracedGradient:
             return [self.prepare([part[k] for part in data]) for k in range(len(data[1]))]
         with torch.no_grad():
             flat = _flatten(data)
-            stacked = (*flat, *vmap(self._prelude)(*flat))
+            stacked = (*flat, *vmap(self._prepare)(*flat))
         return list(zip(*(tensor.unbind(0) for tensor in stacked), strict=True))
 
     def step(self, params: Sequence[Tensor], prepared: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -219,11 +219,11 @@ def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callab
     early = [n for n in graph.nodes if n not in needs and n.op == "call_function"]
     crossing = [n for n in early if isinstance(n.meta.get("val"), Tensor) and needs & set(n.users)]
 
-    prelude = fx.Graph()
-    copies = {node: prelude.placeholder(node.name) for node in data}
+    precomputed = fx.Graph()
+    copies = {node: precomputed.placeholder(node.name) for node in data}
     for node in (n for n in graph.nodes if n not in needs and n not in data):
-        copies[node] = prelude.node_copy(node, copies.__getitem__)
-    prelude.output(tuple(copies[node] for node in crossing))
+        copies[node] = precomputed.node_copy(node, copies.__getitem__)
+    precomputed.output(tuple(copies[node] for node in crossing))
 
     body = fx.Graph()
     copies = {node: body.placeholder(node.name) for node in (*inputs, *crossing)}
@@ -232,13 +232,13 @@ def _split(graph: fx.Graph, parameters: int) -> tuple[Callable[..., Any], Callab
             continue
         if node in needs or node.op == "get_attr":
             copies[node] = body.node_copy(node, copies.__getitem__)
-    for half in (prelude, body):
+    for half in (precomputed, body):
         half.eliminate_dead_code()
         for node in half.nodes:
             _call_directly(node)
     owner = graph.owning_module if graph.owning_module is not None else torch.nn.Module()
     size = sum(n.meta["val"].numel() * n.meta["val"].element_size() for n in crossing)
-    return fx.GraphModule(owner, prelude).forward, fx.GraphModule(owner, body).forward, size
+    return fx.GraphModule(owner, precomputed).forward, fx.GraphModule(owner, body).forward, size
 
 
 def _call_directly(node: fx.Node) -> None:

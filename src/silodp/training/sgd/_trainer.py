@@ -197,13 +197,13 @@ class Trainer:
         real = len(segment.users)
         traced = self._trace(*shape) if shape else None
         if shape and traced:  # repeat the last user; what the copies learn is dropped
-            lanes, width = torch.arange(shape[0]).clamp(max=real - 1), shape[1]
+            places, width = torch.arange(shape[0]).clamp(max=real - 1), shape[1]
         else:
-            lanes, width = torch.arange(real), self._find_longest(counts, segment)
+            places, width = torch.arange(real), self._find_longest(counts, segment)
             if self.loops(width):
                 self._run_in_turn(segment, counts, first, order, rows, velocity)
                 return
-        users, done = segment.users[lanes], segment.done[lanes]
+        users, done = segment.users[places], segment.done[places]
 
         def select(begin: int, steps: int) -> tuple[Any, Tensor, Tensor]:
             return self._gather(
@@ -290,20 +290,20 @@ class Trainer:
     def _steps_per_block(self, records: int, traced: TracedGradient | None, block_bytes: int) -> int:
         """Return how many steps' records to gather at once."""
         record = count_bytes(self.x[:1]) + self.y[:1].nbytes + 40  # indices and masks
-        step = records * record + (traced.hoisted_bytes if traced else 0)
-        most = block_bytes // max(1, traced.prelude_bytes) if traced else _BLOCK_STEPS
+        step = records * record + (traced.prepared_bytes if traced else 0)
+        most = block_bytes // max(1, traced.prepare_peak_bytes) if traced else _BLOCK_STEPS
         return max(1, min(min(block_bytes, BLOCK_BYTES) // max(1, step), most, _BLOCK_STEPS))
 
-    def _trace(self, lanes: int, width: int) -> TracedGradient | None:
+    def _trace(self, padded_users: int, width: int) -> TracedGradient | None:
         """Return the traced step of this shape, or None where tracing fails: then the same step runs interpreted."""
 
         def trace() -> TracedGradient | None:
-            example = self._gather(*(torch.zeros(lanes, width, dtype=torch.int64),) * 2)
+            example = self._gather(*(torch.zeros(padded_users, width, dtype=torch.int64),) * 2)
             gradient = self.gradient if self.single_user else build_traceable_gradient(self.task)
-            params = self.task.unflatten(self._copy_start(lanes))
+            params = self.task.unflatten(self._copy_start(padded_users))
             return TracedGradient.try_trace(gradient, (*params, *example), len(params), self.single_user)
 
-        traced: TracedGradient | None = self.task.engine.get(("trace", self.data, lanes, width), trace)
+        traced: TracedGradient | None = self.task.engine.get(("trace", self.data, padded_users, width), trace)
         return traced
 
     def _trace_plain(self, inputs: tuple[Any, Tensor, Tensor]) -> TracedGradient | None:

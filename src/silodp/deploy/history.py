@@ -1,0 +1,163 @@
+"""What the folder of a silo knows of earlier runs: their ledgers, of the newest moment, and who is a person in them.
+
+For every answer a silo writes, in this order, each durably: its ledger, the answer, the state of its gate with the
+number of charges (`runtime/gate.py:State`), and a line of the audit log with the same number. So a ledger never has
+fewer charges than state or log say, wherever the process was killed. One that has is an old copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from silodp.accounting.evaluation_charges import EvaluationCharges
+from silodp.accounting.ledger import Ledger, reopen_ledger
+from silodp.aggregators.evaluation import name_evaluation
+from silodp.data.tables.schema import Schema, text_of
+from silodp.deploy.consortium import Consortium
+from silodp.errors import SilodpError, counted, shorten
+from silodp.runtime.gate import read_state
+from silodp.wire.store import RoundStore, Store, make_private_folder
+
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+PERSONS = "persons"
+"""Key in the store of who is a person in the first run."""
+
+
+def open_ledgers(folder: Path, store: Store, listed: Mapping[str, int]) -> dict[str, Ledger]:
+    """Open the ledgers of all runs of a silo, and compare them with its store and its audit log.
+
+    Args:
+        folder: of the ledgers, with one file for each run; made if it is not there.
+        store: the silo's durable memory of all runs.
+        listed: the largest number of charges that the audit log lists, by run.
+
+    Returns:
+        The open ledgers by run.
+
+    Raises:
+        SilodpError: a ledger is missing (code ledger.missing), is damaged, or has fewer charges than the store or the
+            audit log lists (code gate.set_back).
+    """
+    make_private_folder(folder)
+    ledgers: dict[str, Ledger] = {}
+    try:
+        for path in sorted(folder.glob("*.jsonl")):
+            # Without a whole line the process died when it made the file, and nothing was charged.
+            if b"\n" in path.read_bytes():
+                ledgers[path.stem] = reopen_ledger(path)
+        known = {*(key.partition("/")[0] for key in store.names()), *listed}
+        for run in sorted(run for run in known if RUN_ID.fullmatch(run)):
+            _check_age(folder, run, ledgers.get(run), store, listed.get(run, 0))
+    except BaseException:
+        for ledger in ledgers.values():
+            ledger.close()
+        raise
+    return ledgers
+
+
+def _check_age(folder: Path, run: str, ledger: Ledger | None, store: Store, listed: int) -> None:
+    """Refuse a ledger that is older than the store or the audit log."""
+    if ledger is None:
+        raise SilodpError(
+            f"the store or the audit log beside {folder} knows the run {run}, and there is no ledger of it: what was "
+            "spent there is not known; restore the newest ledger.",
+            code="ledger.missing",
+        )
+    evaluated = len(EvaluationCharges(ledger).history)
+    for what, expected, found in (
+        ("the store", _count_charges(store, run), len(ledger.history)),
+        ("the store", _count_charges(store, name_evaluation(run)), evaluated),
+        ("the audit log", listed, len(ledger.history)),
+    ):
+        if found < expected:
+            raise SilodpError(
+                f"the ledger of run {run} in {folder} is an old copy: it has {counted(found, 'charge')}, and {what} "
+                f"beside it lists {expected}, so what was spent is not known; restore the newest ledgers, or if there "
+                "are none read 'Backup' in docs/deployment_admin.md; nothing is answered until then.",
+                code="gate.set_back",
+            )
+
+
+def _count_charges(store: Store, name: str) -> int:
+    """Return the number of charges that the state of a gate lists."""
+    return read_state(RoundStore(store, f"{name}/")).charges
+
+
+@dataclass(frozen=True)
+class PersonKey:
+    """Who is one person in a run, public: ε of two runs can be added up where it is the same.
+
+    Attributes:
+        column: of the key of a person in the silo's table; "" where the data set numbers persons.
+        identity_digest: SHA-256 (hex) of the identity profile by which the column is read; "" without one.
+        list_digest: SHA-256 (hex) of the public list of persons in any order, or, where the data set numbers them, of
+            its name and U; "" with an identity profile.
+    """
+
+    column: str
+    identity_digest: str
+    list_digest: str
+
+    @classmethod
+    def of(cls, consortium: Consortium) -> PersonKey:
+        """Return who is one person in the run of a consortium."""
+        schema = consortium.config.resolve_data()[1].get("schema")
+        if not isinstance(schema, Schema):
+            return cls("", "", _digest([consortium.config.source, consortium.data.users]))
+        profile, listed = schema.read_identity(), schema.read_users()
+        keys = None if listed is None else sorted({text_of(key) for key in listed})
+        return cls(
+            schema.user, "" if profile is None else profile.digest, "" if keys is None else _digest(keys)
+        )
+
+    def encode(self) -> bytes:
+        """Return the key as bytes for the silo's store."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @property
+    def digest(self) -> str:
+        """The first 64 bits of the SHA-256 over all fields, as 16 hexadecimal digits."""
+        return _digest(asdict(self))[:16]
+
+
+def check_persons(store: Store, folder: Path, key: PersonKey, same: Collection[str]) -> None:
+    """Refuse a run in which a person is somebody else than in the earlier runs of a silo.
+
+    Args:
+        store: the silo's durable memory of all runs, where the first run has claimed its key.
+        folder: of the silo, for the message.
+        key: of the run.
+        same: digests of keys that, says the operator, name the same persons as the first one.
+
+    Raises:
+        SilodpError: it is another key (code policy.persons).
+    """
+    stored = store.get(PERSONS)
+    first = key if stored is None else PersonKey(**json.loads(stored))
+    if first == key or key.digest in same:
+        return
+    differs = []
+    if first.column != key.column:
+        differs.append(f"the column {shorten(key.column)} in place of {shorten(first.column)}")
+    if first.identity_digest != key.identity_digest:
+        differs.append("another identity profile")
+    if first.list_digest != key.list_digest:
+        differs.append("another list of persons")
+    raise SilodpError(
+        f"this run names persons in another way than earlier runs in {folder} ({' and '.join(differs)}): a person may "
+        "be somebody else, so no ε of one person over all runs is known; ask the coordinator for the earlier column "
+        "and profile or list, or use another folder if no person is in both; if both name the same persons, add "
+        f"'{key.digest}' to persons in policy.toml.",
+        code="policy.persons",
+        field="persons",
+    )
+
+
+def _digest(content: object) -> str:
+    """Return the SHA-256 (hex) of something as canonical JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,130 @@
+"""The lifetime ε of a silo adds up what one person spends, so a person must be the same thing in all its runs.
+
+Without the comparison two consortia on one table, one with the patient as the key and one with the visit, were added up
+as if a visit were a person: 5.8 was stated where 345 holds for a person with 25 visits.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from silodp.config.schema import load_config
+from silodp.data.identity import IdentityProfile
+from silodp.deploy.consortium import Consortium
+from silodp.deploy.history import PersonKey
+from silodp.deploy.policy import Policy
+from silodp.deploy.setup import accept, describe_agreement, draft_public, make_keys, seal_public
+from silodp.deploy.silo import open_silo
+from silodp.wire.transport import SERVER
+from support.refusals import refused
+
+CONFIG = """
+name = "two"
+rounds = 2
+[data]
+source = "tables"
+files = {{ north = "north.csv", south = "south.csv" }}
+[data.schema]
+user = "{user}"
+label = "ill"
+classes = ["no", "yes"]
+numeric = {{ age = [0.0, 100.0] }}
+{index}
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+[method.local]
+learning_rate = 0.01
+"""
+TABLE = "patient,visit,age,ill\np01,v01,30,no\np01,v02,31,yes\np02,v03,50,no\n"
+LISTED = 'users = ["p01", "p02", "v01", "v02", "v03"]'
+PROFILE = 'identity = "profile.toml"'
+
+
+class Parties:
+    """A server, two silos with their keys, and the consortia that they are asked to accept, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / "north"
+        (folder / "requests").mkdir()
+        for name in (SERVER, "north", "south"):
+            shutil.copy(make_keys(folder / name, name), folder / "requests")
+        (folder / "table.csv").write_text(TABLE)
+
+    def agree(self, user: str, index: str, study: str = "one") -> Consortium:
+        profile = IdentityProfile(study=study, kind="code", width=3, population=9)
+        (self.folder / "profile.toml").write_text(profile.to_toml())
+        (self.folder / "config.toml").write_text(CONFIG.format(user=user, index=index))
+        config = load_config(self.folder / "config.toml")
+        number = len(list(self.folder.glob("public*")))
+        public = self.folder / f"public{number}"
+        draft_public(config, public, config.public_data())
+        return seal_public(
+            public, self.folder / "requests", self.folder / f"coordinator{number}", "127.0.0.1", 1
+        )
+
+    def take_part(self, consortium: Consortium) -> None:
+        accept(self.home, consortium, str(self.folder / "table.csv"), 50.0 if self.is_new else None)
+        with open_silo(self.home, consortium):
+            pass
+
+    @property
+    def is_new(self) -> bool:
+        return not (self.home / "policy.toml").exists()
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Parties:
+    return Parties(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (("patient", LISTED), ("visit", LISTED)),
+        (("patient", LISTED), ("patient", LISTED.replace('"v03"', '"v04", "v03"'))),
+        (("patient", PROFILE), ("visit", PROFILE)),
+        (("patient", PROFILE), ("patient", PROFILE, "another")),
+        (("patient", LISTED), ("patient", PROFILE)),
+    ],
+)
+def test_a_run_in_which_a_person_is_somebody_else_is_refused(
+    first: tuple[str, ...], then: tuple[str, ...], parties: Parties
+) -> None:
+    parties.take_part(parties.agree(*first))
+    other = parties.agree(*then)
+    accepted = Policy.load(parties.home / "policy.toml")
+    with refused("policy.persons") as caught:
+        parties.take_part(other)
+    assert (parties.home / "policy.toml").read_text() == accepted.to_toml()
+    assert PersonKey.of(other).digest in str(caught.value)
+    # The same where it was accepted before the first run, so that only the silo can see it.
+    both = accepted.model_copy(update={"accepted": [*accepted.accepted, other.digest]})
+    (parties.home / "policy.toml").write_text(both.to_toml())
+    with refused("policy.persons"), open_silo(parties.home, other):
+        pass
+    # The operator answers for it that both name the same persons.
+    same = both.model_copy(update={"persons": [PersonKey.of(other).digest]})
+    (parties.home / "policy.toml").write_text(same.to_toml())
+    parties.take_part(other)
+
+
+def test_the_order_of_the_list_and_other_settings_change_no_person(parties: Parties) -> None:
+    parties.take_part(parties.agree("patient", LISTED))
+    parties.take_part(
+        parties.agree("patient", 'users = ["v03", "v02", "v01", "p02", "p01"]\ntest_share = 0.2')
+    )
+
+
+@pytest.mark.parametrize("index", [LISTED, PROFILE])
+def test_what_is_accepted_says_who_is_a_person(index: str, parties: Parties) -> None:
+    consortium = parties.agree("visit", index)
+    persons = describe_agreement(consortium)["persons"]
+    assert persons["column"] == "visit"
+    assert persons["identity_digest"] == consortium.data.identity_digest
+    assert bool(persons["list_digest"]) == (index == LISTED)
+    assert (persons["profile"] is None) == (index == LISTED)
