@@ -198,7 +198,8 @@ def make(features, **options):
 def ask_silos(folder: Path, persons: int) -> Tensor:
     """Return the sum of the answers of all silos of a consortium to the chosen model, in clips.
 
-    Of the first persons each has one record in each silo, and number 128 has 17. Noise follows from the seed of the run and is the same in every call.
+    Of the first persons each has one record in each silo, and number 128 has 17.
+    Noise follows from the seed of the run and is the same in every call.
     """
     consortium, server = Consortium.load(folder / "public"), load_identity(folder / "server", SERVER)
     total = torch.zeros(consortium.spec.size, dtype=torch.float64)
