@@ -29,6 +29,7 @@ CONFIG = """
 name = "killed"
 rounds = {rounds}
 seed = 7
+separate = true
 aggregator = "{aggregator}"
 [data]
 source = "embedded"
