@@ -26,6 +26,7 @@ CONFIG = """
 name = "speed"
 rounds = {rounds}
 seed = 7
+separate = false
 aggregator = "{aggregator}"
 [data]
 source = "heart_disease"
