@@ -181,7 +181,7 @@ def compute_epsilon(
         delta: δ in (0, 1).
         accountant: a name in `ACCOUNTANTS`, or an object.
         disclosure: TV, the total variation distance between what is seen and what the charges describe. ε is then the
-            smallest with δ(ε) + (1 + e^ε)·TV ≤ δ, up to 10⁻⁶.
+            one with δ(ε) + (1 + e^ε)·TV ≤ δ, above the smallest by less than a thousandth of it.
 
     Returns:
         An upper bound; 0.0 for no charges, infinity where nothing is promised. Where events name several kinds of

@@ -25,7 +25,7 @@ from silodp.wire.store import RoundStore, Store, make_private_folder
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 PERSONS = "persons"
-"""Key in the store of who is a person in the first run."""
+"""Key in the store of who is a person in the first run that was charged."""
 
 
 def open_ledgers(folder: Path, store: Store, listed: Mapping[str, int]) -> dict[str, Ledger]:
@@ -129,7 +129,7 @@ def check_persons(store: Store, folder: Path, key: PersonKey, same: Collection[s
     """Refuse a run in which a person is somebody else than in the earlier runs of a silo.
 
     Args:
-        store: the silo's durable memory of all runs, where the first run has claimed its key.
+        store: the silo's durable memory of all runs, where the first run that was charged has claimed its key.
         folder: of the silo, for the message.
         key: of the run.
         same: digests of keys that, says the operator, name the same persons as the first one.

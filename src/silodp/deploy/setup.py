@@ -279,7 +279,8 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "rounds": spec.rounds,
         "delta": spec.delta,
         "epsilon": compute_largest_cost(spec, spec.noise_delta, spec.accountant),
-        "separate": spec.separate if supports_separate(spec.method) else None,
+        # A method with one bounded row per silo computes no person; sums of counts do.
+        "separate": spec.separate if supports_separate(spec.method) or spec.charged_evaluation else None,
         "evaluation": None if spec.evaluation is None else spec.evaluation.across,
         "evaluations": spec.evaluations,
         "columns": list(spec.data.features),

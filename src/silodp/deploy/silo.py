@@ -29,7 +29,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from silodp.accounting.accountant import choose_accountant, compute_epsilon
+from silodp.accounting.accountant import choose_accountant, compute_epsilon, find_accountant
 from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Ledger, find_exceeded_limit
@@ -68,7 +68,7 @@ from silodp.wire.transport import SERVER, sign, verify
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 METRICS = "metrics.jsonl"
 _MOST_DISCLOSURE: Mapping[Adversary, float] = {"server": 2.0**-40}
-"""Of a run whose ledger does not state it: the largest that `lattice` admits."""
+"""Of a run with integer noise whose ledger does not state it: the largest that `lattice` admits."""
 _MOST_BEGUN = 1000
 """Runs that were begun, with or without a charge: each keeps a few files."""
 
@@ -105,8 +105,7 @@ class LifetimeLedger:
         if any(explain_not_private(event) is not None for event in counts):
             return None
         seen = [ledger for name, ledger in self.runs.items() if ledger.history or name == run]
-        stated = [_MOST_DISCLOSURE if ledger.disclosure is None else ledger.disclosure for ledger in seen]
-        disclosure = sum(by_adversary.get(adversary, 0.0) for by_adversary in stated)
+        disclosure = sum(_find_disclosure(ledger, adversary) for ledger in seen)
         epsilon = compute_epsilon(counts.items(), self.delta, choose_accountant(counts), disclosure)
         return epsilon if np.isfinite(epsilon) else None
 
@@ -120,6 +119,15 @@ class LifetimeLedger:
         adversary, told = over
         limit = self.limits[adversary]
         return f"{told} against '{adversary}' over all its runs, beyond the limit of {limit:g} in its policy"
+
+
+def _find_disclosure(ledger: Ledger, adversary: Adversary) -> float:
+    """Return what the ciphertexts of a run disclose to an adversary (TV), by its ledger; 0 where there are none."""
+    if ledger.disclosure is not None:
+        return ledger.disclosure.get(adversary, 0.0)
+    # A ledger of an earlier version: ciphertexts hold integers, whose noise "pld" does not account for.
+    has_integers = not all(map(find_accountant("pld").supports, ledger.counts(adversary)))
+    return _MOST_DISCLOSURE.get(adversary, 0.0) if has_integers else 0.0
 
 
 def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]:
@@ -189,10 +197,6 @@ class SiloService:
                 code="policy.not_allowed",
                 field="methods",
             )
-        if self._spec.method.unit == "user":
-            key = PersonKey.of(consortium)
-            claim(self._store, PERSONS, key.encode())
-            check_persons(self._store, folder, key, policy.persons)
         self._script = self._spec.aggregator.script(self._spec, name)
         evaluation = self._spec.evaluation_spec
         scripts = [self._script, *([evaluation.aggregator.script(evaluation, name)] if evaluation else [])]
@@ -205,6 +209,9 @@ class SiloService:
         self._most_runs = policy.most_runs
         ledgers = open_ledgers(folder / "ledgers", self._store, self._limits.charges)
         self.lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
+        self._persons = PersonKey.of(consortium) if self._spec.method.unit == "user" else None
+        if self._persons is not None:
+            check_persons(self._store, folder, self._persons, policy.persons)
 
     @property
     def answers(self) -> int:
@@ -284,7 +291,10 @@ class SiloService:
         """
         if not self.lifetime.runs[run].history:
             self._check_run_count(_MOST_BEGUN + 1)  # the run itself was begun
-        return self.lifetime.find_exceeded(events, run)
+        exceeded = self.lifetime.find_exceeded(events, run)
+        if exceeded is None and self._persons is not None:
+            claim(self._store, PERSONS, self._persons.encode())  # before the first charge of all runs
+        return exceeded
 
     def _check_run_count(self, most_begun: int) -> None:
         """Refuse where as many runs as the policy allows were charged, or as many as `most_begun` were begun."""

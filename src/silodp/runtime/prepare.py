@@ -179,7 +179,7 @@ def check_separate(separate: bool, method: Method) -> None:
     if separate and not supports_separate(method):
         raise SilodpError(
             f"separate = true, and method {method.name} does not compute the row of every person (or record) alone: "
-            "leave it out, or choose a method that does (uldp-avg, uldp-sgd, uldp-group, rpdp, ddp).",
+            "leave it out, or choose a method that does (uldp-avg, uldp-sgd, uldp-group, rpdp, rpdp-filter, ddp).",
             code="argument.conflict",
             field="separate",
         )

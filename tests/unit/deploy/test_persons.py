@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from silodp.accounting.events import Gaussian
+from silodp.accounting.guarantee import ADVERSARIES
+from silodp.accounting.ledger import Ledger
 from silodp.config.schema import load_config
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium
@@ -42,6 +45,7 @@ learning_rate = 0.01
 """
 TABLE = "patient,visit,age,ill\np01,v01,30,no\np01,v02,31,yes\np02,v03,50,no\n"
 LISTED = 'users = ["p01", "p02", "v01", "v02", "v03"]'
+RUN = "a" * 32
 PROFILE = 'identity = "profile.toml"'
 
 
@@ -68,6 +72,13 @@ class Parties:
         )
 
     def take_part(self, consortium: Consortium) -> None:
+        """Accept, and come to the first charge."""
+        self.only_open(consortium)
+        with open_silo(self.home, consortium) as service:
+            service.lifetime.runs[RUN] = Ledger(None, 1e-5, "pld", run=RUN)
+            assert service._find_exceeded(RUN, dict.fromkeys(ADVERSARIES, Gaussian(5.0))) is None
+
+    def only_open(self, consortium: Consortium) -> None:
         accept(self.home, consortium, str(self.folder / "table.csv"), 50.0 if self.is_new else None)
         with open_silo(self.home, consortium):
             pass
@@ -110,12 +121,21 @@ def test_a_run_in_which_a_person_is_somebody_else_is_refused(
     # The operator answers for it that both name the same persons.
     same = both.model_copy(update={"persons": [PersonKey.of(other).digest]})
     (parties.home / "policy.toml").write_text(same.to_toml())
-    parties.take_part(other)
+    parties.only_open(other)
+
+
+def test_a_wrong_column_can_be_corrected_before_the_first_charge(parties: Parties) -> None:
+    wrong, right = parties.agree("visit", LISTED), parties.agree("patient", LISTED)
+    parties.only_open(wrong)
+    parties.take_part(right)
+    parties.only_open(right)
+    with refused("policy.persons"):
+        parties.only_open(wrong)
 
 
 def test_the_order_of_the_list_and_other_settings_change_no_person(parties: Parties) -> None:
     parties.take_part(parties.agree("patient", LISTED))
-    parties.take_part(
+    parties.only_open(
         parties.agree("patient", 'users = ["v03", "v02", "v01", "p02", "p01"]\ntest_share = 0.2')
     )
 

@@ -17,6 +17,7 @@ from silodp.methods.rpdp.method import TwoStageSampling
 from silodp.planning.epsilon import compute_epsilon
 from silodp.planning.plan import plan_run
 from support.commands import Silodp, assert_sentence
+from support.refusals import refused
 from support.specs import make_spec
 
 ROUNDS, DELTA, SILOS, USERS, SIZE = 30, 1e-4, 3, 500, 1000
@@ -116,6 +117,16 @@ def test_who_is_charged_by_joined_rounds_is_charged_in_full() -> None:
     }
     full = compute_epsilon("rpdp", {**fields, "client_sampling": 1.0}, rounds=ROUNDS)["epsilon"]
     assert said["planned"] < said["realized"] == full
+
+
+def test_an_aggregator_for_fewer_rounds_is_refused() -> None:
+    """Its ciphertexts are chosen for the ε of its attempts: after more, they may disclose more than was kept."""
+    fields = {**of("uldp-avg", CONSTANTS), "weighting": "records"}
+    asked = {"silos": SILOS, "users": USERS, "adversary": "server", "aggregator": "lattice"}
+    with refused("argument.conflict"):
+        compute_epsilon("uldp-avg", fields, rounds=201, **asked)
+    compute_epsilon("uldp-avg", fields, rounds=200, **asked)
+    compute_epsilon("uldp-avg", fields, rounds=201, aggregation={"attempts": 201}, **asked)
 
 
 @pytest.mark.parametrize("by", ["sampling", "clip"])
