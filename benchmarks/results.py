@@ -230,10 +230,11 @@ def run_missing(
     for job in jobs:
         for piece in pieces_of(job, seeds):
             done = finished(job, folder)  # anew each time: another process may work on the same job
-            if (piece.label, piece.seed) in done or estimate(piece, done) > at_most:
+            expected = estimate(piece, done)
+            if (piece.label, piece.seed) in done or expected > at_most:
                 continue
             print(f"{job.name}: {piece.label}, seed {piece.seed}", flush=True)
-            out = UNFINISHED / piece.id / str(piece.seed) if estimate(piece, done) > LONG_SECONDS else None
+            out = UNFINISHED / piece.id / str(piece.seed) if expected > LONG_SECONDS else None
             try:
                 line = run(piece, out)
             except SilodpError as error:

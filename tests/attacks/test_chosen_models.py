@@ -19,24 +19,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from silodp.config.schema import load_config
 from silodp.data.silo_data import SiloData
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.setup import make_local
 from silodp.deploy.silo import load_identity, open_silo, save_records
 from silodp.mechanisms.clipping import add_weighted_rows, clip_rows
 from silodp.mechanisms.noise import Randomness
-from silodp.methods.base import LocalContext, Population
+from silodp.methods import UldpAvg, UldpSgd, uldp
+from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.evaluation import EvaluationSums
-from silodp.methods.uldp import LEAST_GRADIENT
 from silodp.training.counts import CountTable
 from silodp.training.losses import binary_cross_entropy
-from silodp.training.sgd import LocalTraining, RecordGradients, user_updates
+from silodp.training.sgd import LocalTraining, RecordGradients
 from silodp.training.task import Task
 from silodp.wire.messages import Message
 from silodp.wire.transport import SERVER, sign, verify
+from support.consortium import make_parties
 
 FEATURES, HIDDEN = 30, 32
+PERSONS = 201
 
 
 def mlp(hidden: int = HIDDEN) -> Task:
@@ -67,20 +67,24 @@ def is_bounded(moved: float, separate: bool, otherwise: float) -> bool:
     return moved <= 1 + 1e-6 if separate else moved > otherwise
 
 
-def add_updates(task: Task, data: tuple[Tensor, ...], separate: bool) -> Tensor:
-    """Return the sum of all users' updates, each clipped to 1."""
-    total = torch.zeros(task.size, dtype=torch.float64)
-    seed, local = torch.Generator().manual_seed(1), LocalTraining(0.1, 5)
-    for users, rows in user_updates(task, cancelling_weights(), *data, local, seed, separate=separate):
-        total += clip_rows(users, rows, 1.0).factors @ rows.double()
-    return total
+def add_rows(
+    method: Method, task: Task, params: Tensor, data: tuple[Tensor, ...], separate: bool = False
+) -> Tensor:
+    """Return the sum, before noise, of what a method computes of one silo's records (x, y, user), all of weight 1."""
+    weights = torch.ones(PERSONS, dtype=torch.float64)
+    context = LocalContext(
+        task, params, *data, weights, Population(1, PERSONS), Randomness.from_seed(0), separate=separate
+    )
+    return add_weighted_rows(method.local_update(context), weights).value
 
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_one_person_moves_a_sum_of_updates_by_many_clips(separate: bool) -> None:
     task, data = mlp(), records([1] * 128 + [17])
     without = tuple(part[data[2] != 128] for part in data)
-    moved = float((add_updates(task, data, separate) - add_updates(task, without, separate)).norm())
+    method = UldpAvg(noise_multiplier=1.0, clip=1.0, local=LocalTraining(0.1, 5))
+    sums = [add_rows(method, task, cancelling_weights(), part, separate) for part in (data, without)]
+    moved = float((sums[0] - sums[1]).norm())
     print(f"one person of 129, training, {describe(separate)}: the sum of updates moves by {moved:.2f} clips")
     assert is_bounded(moved, separate, 2)
 
@@ -109,22 +113,20 @@ def test_one_record_moves_a_sum_of_gradients_by_more_than_a_clip(separate: bool)
 @pytest.mark.parametrize("separate", [False, True])
 def test_one_held_out_record_moves_a_sum_of_counts_by_several_clips(separate: bool) -> None:
     task, table = mlp(16), CountTable("scores")
-    x, y, user = records([1] * 40)
+    data = records([1] * 40)
     method = EvaluationSums("user", noise_multiplier=1.0, clip=1.0, table=table)
 
     def add_counts(first: int, seed: int) -> Tensor:
-        context = LocalContext(
-            task, cancelling_weights(16, seed), x[first:], y[first:], user[first:], torch.ones(40),
-            Population(1, 40), Randomness.from_seed(0), separate=separate,
-        )  # fmt: skip
-        return add_weighted_rows(method.local_update(context)).value
+        return add_rows(
+            method, task, cancelling_weights(16, seed), tuple(part[first:] for part in data), separate
+        )
 
     moved = max(float((add_counts(0, seed) - add_counts(1, seed)).norm()) for seed in range(4))
     print(f"one held-out record of 40, evaluation, {describe(separate)}: counts move by {moved:.2f} clips")
     assert is_bounded(moved, separate, 2)
 
 
-def test_a_step_makes_no_whole_updates_of_last_bits() -> None:
+def test_a_step_makes_no_whole_updates_of_last_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates scaled to one norm, of persons whose gradient is zero or one last bit: no chosen model is needed."""
     features = 6
     task = Task(nn.Linear(features, 1), binary_cross_entropy())
@@ -145,21 +147,15 @@ def test_a_step_makes_no_whole_updates_of_last_bits() -> None:
         torch.from_numpy(np.concatenate([*labels, np.arange(40) % 2])),
         torch.from_numpy(np.repeat(np.arange(201), [*counts, 40])),
     )
-    others = data[2] != 200
+    others = tuple(part[data[2] != 200] for part in data)
+    method, start = UldpSgd(noise_multiplier=5.0), torch.zeros(task.size)
 
-    def add_directions(least: float, x: Tensor, y: Tensor, user: Tensor) -> Tensor:
-        total = torch.zeros(task.size, dtype=torch.float64)
-        one = LocalTraining(1.0, 1)
-        for users, updates in user_updates(task, torch.zeros(task.size), x, y, user, one, torch.Generator()):
-            total += clip_rows(users, updates, 1.0, least=least).factors @ updates.double()
-        return total
+    def measure() -> float:
+        return float((add_rows(method, task, start, data) - add_rows(method, task, start, others)).norm())
 
-    def measure(least: float) -> float:
-        return float(
-            (add_directions(least, *data) - add_directions(least, *(p[others] for p in data))).norm()
-        )
-
-    without, with_least = measure(0.0), measure(LEAST_GRADIENT)
+    with_least = measure()
+    monkeypatch.setattr(uldp, "LEAST_GRADIENT", 0.0)
+    without = measure()
     print(f"one person of 201, `step`: {without:.2f} clips without a least norm, {with_least:.4f} with it")
     assert without > 2
     assert with_least < 1.001
@@ -227,10 +223,8 @@ def ask_silos(folder: Path, persons: int) -> Tensor:
 def test_one_person_moves_what_silos_answer(separate: str, least: float, most: float, tmp_path: Path) -> None:
     """A public folder that `silodp deploy init` drafts says `separate = true`, unless the configuration does not."""
     (tmp_path / "network.py").write_text(NETWORK)
-    (tmp_path / "run.toml").write_text(CONFIG.format(separate=separate))
-    config = load_config(tmp_path / "run.toml")
-    make_local(config, config.federation(), tmp_path / "parties", 1)
-    with_person, without = (ask_silos(tmp_path / "parties", persons) for persons in (129, 128))
+    parties = make_parties(tmp_path, CONFIG.format(separate=separate))
+    with_person, without = (ask_silos(parties, persons) for persons in (129, 128))
     moved = float((with_person - without).norm())
     print(f"one person of 129 in 2 deployed silos, {separate or 'separate = true'}: {moved:.6f} clips")
     assert least < moved <= most

@@ -177,14 +177,19 @@ def _run_command(arguments: list[str], log: Path) -> None:
     main(arguments)
 
 
-@contextmanager
-def start_consortium(folder: Path, config: str, *, forked: bool = False) -> Iterator[Processes]:
-    """Write a local consortium of a configuration; its processes are killed at the end."""
+def make_parties(folder: Path, config: str, port: int = 1) -> Path:
+    """Write a configuration and its local consortium into a folder; return the consortium's."""
     path = folder / "consortium.toml"
     path.write_text(config)
     settings = load_config(path)
-    make_local(settings, settings.federation(), folder / "parties", find_free_port())
-    processes = Processes(folder / "parties", forked)
+    make_local(settings, settings.federation(), folder / "parties", port)
+    return folder / "parties"
+
+
+@contextmanager
+def start_consortium(folder: Path, config: str, *, forked: bool = False) -> Iterator[Processes]:
+    """Write a local consortium of a configuration; its processes are killed at the end."""
+    processes = Processes(make_parties(folder, config, find_free_port()), forked)
     try:
         yield processes
     finally:

@@ -60,6 +60,28 @@ of = "records"
 USERS = "users = 40"
 
 
+TABLES = """
+name = "two"
+rounds = 2
+[data]
+source = "tables"
+files = {{ north = "north.csv", south = "south.csv" }}
+[data.schema]
+user = "{user}"
+label = "ill"
+classes = ["no", "yes"]
+numeric = {{ age = [0.0, 100.0] }}
+{index}
+[method]
+name = "uldp-avg"
+noise_multiplier = 5.0
+clip = 0.1
+{more}
+[method.local]
+learning_rate = 0.01
+"""
+
+
 def config(method: str, *, head: str = "", data: str = USERS, silos: int = 3, more: str = "") -> str:
     return head + BASE.format(silos=silos, data=data) + method.replace("{more}", more)
 
@@ -96,7 +118,7 @@ def simulate(folder: Path, text: str) -> Path:
         settings.method(),
         out=folder / "simulated",
         # As `silodp deploy init` sets it where the configuration says nothing.
-        **{**settings.settings(), "separate": supports_separate(settings.method())},
+        **{**settings.settings(), "separate": supports_separate(type(settings.method()))},
     )
     return folder / "simulated"
 

@@ -419,7 +419,9 @@ def _read_disclosure(path: Path | None, header: Mapping[str, Any]) -> Mapping[Ad
     """Return what a file states, which is that of the run's begin; None where it does not."""
     stated = header.get("disclosure")
     try:
-        sound = stated is None or all(0 <= stated[name] <= 1 and name in ADVERSARIES for name in stated)
+        sound = stated is None or (
+            isinstance(stated, dict) and all(n in ADVERSARIES and 0 <= tv <= 1 for n, tv in stated.items())
+        )
     except TypeError:
         sound = False
     if not sound:

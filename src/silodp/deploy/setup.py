@@ -76,7 +76,7 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
         )
     for name in data.silos:
         check_party_name(name)
-    if config.separate is None and supports_separate(config.method()):
+    if config.separate is None and supports_separate(type(config.method())):
         # The server of a deployment is somebody else, who may choose models for an attack.
         config = config.model_copy(update={"separate": True})
     spec = derive_spec(config, data, config.task(data))
@@ -280,7 +280,9 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "delta": spec.delta,
         "epsilon": compute_largest_cost(spec, spec.noise_delta, spec.accountant),
         # A method with one bounded row per silo computes no person; sums of counts do.
-        "separate": spec.separate if supports_separate(spec.method) or spec.charged_evaluation else None,
+        "separate": spec.separate
+        if supports_separate(type(spec.method)) or spec.charged_evaluation
+        else None,
         "evaluation": None if spec.evaluation is None else spec.evaluation.across,
         "evaluations": spec.evaluations,
         "columns": list(spec.data.features),

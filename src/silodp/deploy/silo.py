@@ -264,7 +264,7 @@ class SiloService:
                 self.identity,
                 self._pins,
                 self.lifetime.runs[run],
-                partial(self._find_exceeded, run),
+                partial(self._check_charge, run),
                 self._folder / METRICS,
                 spec.evaluations,
             )
@@ -282,8 +282,10 @@ class SiloService:
         first.request.check(request, f"the server of silo '{self.name}'")
         self._check_run_count(_MOST_BEGUN)
 
-    def _find_exceeded(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
+    def _check_charge(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
         """Return a phrase about a limit over all runs that a charge in a run would exceed; None where all hold.
+
+        Then it keeps who is a person in this run, if no earlier run was charged.
 
         Raises:
             SilodpError: it would be the first charge of a run too many: a set-up costs nothing, so the server can begin
@@ -293,7 +295,7 @@ class SiloService:
             self._check_run_count(_MOST_BEGUN + 1)  # the run itself was begun
         exceeded = self.lifetime.find_exceeded(events, run)
         if exceeded is None and self._persons is not None:
-            claim(self._store, PERSONS, self._persons.encode())  # before the first charge of all runs
+            claim(self._store, PERSONS, self._persons.encode())
         return exceeded
 
     def _check_run_count(self, most_begun: int) -> None:

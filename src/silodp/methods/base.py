@@ -115,12 +115,12 @@ class LinkageCase:
     is_estimate: bool = False
 
 
-def supports_separate(method: Method) -> bool:
-    """Return whether a method can compute every unit alone.
+def supports_separate(method: type[Method]) -> bool:
+    """Return whether a class of methods can compute every unit alone.
 
     A class that overrides `local_update` has to state it anew: what it inherits is about another computation.
     """
-    for cls in type(method).__mro__:
+    for cls in method.__mro__:
         if "can_separate" in vars(cls):
             return bool(vars(cls)["can_separate"])
         if "local_update" in vars(cls):

@@ -117,7 +117,6 @@ class EvaluationMethod(Method):
 
     unit: Unit | None = "user"
 
-    can_separate: ClassVar[bool] = True
     ROUNDS: ClassVar[str] = "rounds"
 
     def initial_state(self, population: Population) -> dict[str, np.ndarray]:

@@ -18,10 +18,11 @@ from silodp.config.build import build_aggregator, find_method_class
 from silodp.config.public_spec import ASSUMED_USERS
 from silodp.config.toml_values import MOST_SILOS
 from silodp.data.public import PublicData
-from silodp.errors import SilodpError, check_choice, check_delta, check_whole, counted
+from silodp.errors import SilodpError, check_choice, check_delta, check_whole
 from silodp.methods import Method, Population
 from silodp.report.guarantee_text import is_only_claimed
 from silodp.runtime.guarantees import compute_epsilon_beyond, compute_linkage, delta_warning
+from silodp.runtime.prepare import check_attempts
 
 ACCOUNTING_DEFAULTS = {
     "clip": 1.0,
@@ -218,14 +219,7 @@ def compute_epsilon(
         answering = range(spec.min_silos, len(names) + 1)
         return find_costliest_event([event_in(round_, survivors=survivors) for survivors in answering])
 
-    most = chosen_aggregator.max_rounds
-    if most is not None and rounds > most:
-        raise SilodpError(
-            f"rounds = {rounds}: aggregator '{chosen_aggregator.name}' is set for {counted(most, 'attempt')}; set "
-            "attempts of the aggregator (--aggregation attempts=N).",
-            code="argument.conflict",
-            field="rounds",
-        )
+    check_attempts(chosen_aggregator, rounds)
     charged = count_events(event_in, rounds) or [(event_in(0), 0)]
     chosen = wanted or choose_accountant(event for event, _ in charged)
     delta_of_noise = spec.noise_delta

@@ -31,6 +31,7 @@ from silodp.errors import (
     check_whole,
     counted,
 )
+from silodp.methods import METHODS
 from silodp.methods.base import Method, supports_separate
 from silodp.methods.evaluation import Evaluation
 
@@ -121,14 +122,7 @@ def prepare_run(
     aggregator.check(spec)
     spec = spec.calibrate()
     cost, every = spec.round_events(), spec.list_events()
-    if aggregator.max_rounds is not None and rounds > aggregator.max_rounds:
-        raise SilodpError(
-            f"rounds = {rounds}: aggregator '{aggregator.name}' is set for "
-            f"{counted(aggregator.max_rounds, 'attempt')}; raise attempts (in a config: "
-            "aggregation.attempts), leaving room for rounds that must be repeated.",
-            code="argument.conflict",
-            field="rounds",
-        )
+    check_attempts(aggregator, rounds)
     default = choose_accountant(every)
     chosen = default if accountant is None else find_accountant(accountant)
     if not supports_all(chosen, every):
@@ -169,6 +163,22 @@ def _check_method(method: object) -> None:
         )
 
 
+def check_attempts(aggregator: Aggregator, rounds: int) -> None:
+    """Refuse more rounds than an aggregator's constants are chosen for.
+
+    Raises:
+        SilodpError: there are more (code argument.conflict).
+    """
+    if aggregator.max_rounds is not None and rounds > aggregator.max_rounds:
+        raise SilodpError(
+            f"rounds = {rounds}: aggregator '{aggregator.name}' is set for "
+            f"{counted(aggregator.max_rounds, 'attempt')}; raise attempts (in a config: aggregation.attempts; in "
+            "silodp epsilon: --aggregation attempts=N), leaving room for rounds that must be repeated.",
+            code="argument.conflict",
+            field="rounds",
+        )
+
+
 def check_separate(separate: bool, method: Method) -> None:
     """Refuse to compute units alone under a method that does not.
 
@@ -176,10 +186,11 @@ def check_separate(separate: bool, method: Method) -> None:
         SilodpError: it does not (code argument.conflict).
     """
     check_type("separate", separate, bool, "True")
-    if separate and not supports_separate(method):
+    if separate and not supports_separate(type(method)):
+        able = ", ".join(name for name, known in METHODS.items() if supports_separate(known))
         raise SilodpError(
             f"separate = true, and method {method.name} does not compute the row of every person (or record) alone: "
-            "leave it out, or choose a method that does (uldp-avg, uldp-sgd, uldp-group, rpdp, rpdp-filter, ddp).",
+            f"leave it out, or choose a method that does ({able}).",
             code="argument.conflict",
             field="separate",
         )

@@ -239,7 +239,7 @@ def test_a_ledger_states_the_disclosure_of_its_run(tmp_path: Path):
         bound = make_ledger(replace(spec, run="b"), None, {"server": 2.0**-40})
         known = LifetimeLedger(DELTA, {}, {"b": charge_all(spec, bound)})
         assert LifetimeLedger(DELTA, {}, {"a": ledger}).epsilon("server") == known.epsilon("server")
-    for wrong in ({"server": 2.0}, {"server": "no"}, {"nobody": 0.1}, [0.1], 3):
+    for wrong in ({"server": 2.0}, {"server": "no"}, {"nobody": 0.1}, [0.1], [], "", 3):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text(json.dumps({**json.loads(lines[0]), "disclosure": wrong}) + "\n" + "".join(lines[1:]))
         with refused("ledger.damaged"):

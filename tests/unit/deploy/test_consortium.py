@@ -23,6 +23,7 @@ from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost
 from silodp.errors import SilodpError
 from silodp.wire.store import PRIVATE_FILE, append_durably
 from support.commands import CONFIG
+from support.deployed import TABLES
 from support.refusals import refused
 
 
@@ -195,26 +196,6 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert str(path) in str(caught.value)
 
 
-TABLES = """
-name = "two"
-rounds = 2
-[data]
-source = "tables"
-files = {{ north = "north.csv", south = "south.csv" }}
-[data.schema]
-user = "patient"
-label = "ill"
-classes = ["no", "yes"]
-numeric = {{ age = [0.0, 100.0] }}
-{index}
-[method]
-name = "uldp-avg"
-noise_multiplier = 5.0
-clip = 0.1
-{more}
-[method.local]
-learning_rate = 0.01
-"""
 PROFILE = 'identity = "profile.toml"'
 
 
@@ -233,7 +214,7 @@ def test_silos_agree_on_who_is_who_or_need_not(
 ) -> None:
     profile = IdentityProfile(study="s", kind="code", width=3, population=9)
     (tmp_path / "profile.toml").write_text(profile.to_toml())
-    (tmp_path / "two.toml").write_text(TABLES.format(index=index, more=more))
+    (tmp_path / "two.toml").write_text(TABLES.format(user="patient", index=index, more=more))
     config = load_config(tmp_path / "two.toml")
     draft = partial(draft_public, config, tmp_path / "public", config.public_data(9 if not index else None))
     if code is None:

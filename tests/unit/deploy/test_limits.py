@@ -25,6 +25,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
 from silodp.wire.transport import Failure, Traffic, sign, verify
 from support.commands import CONFIG
+from support.consortium import make_parties
 from support.refusals import refused
 
 MASKED = 'aggregator = "masked"\n' + CONFIG
@@ -69,11 +70,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("limits")
-    (folder / "one.toml").write_text(MASKED)
-    settings = load_config(folder / "one.toml")
-    make_local(settings, settings.federation(), folder / "parties", 1)
-    return folder / "parties"
+    return make_parties(tmp_path_factory.mktemp("limits"), MASKED)
 
 
 @contextmanager

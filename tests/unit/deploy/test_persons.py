@@ -22,27 +22,9 @@ from silodp.deploy.policy import Policy
 from silodp.deploy.setup import accept, describe_agreement, draft_public, make_keys, seal_public
 from silodp.deploy.silo import open_silo
 from silodp.wire.transport import SERVER
+from support.deployed import TABLES
 from support.refusals import refused
 
-CONFIG = """
-name = "two"
-rounds = 2
-[data]
-source = "tables"
-files = {{ north = "north.csv", south = "south.csv" }}
-[data.schema]
-user = "{user}"
-label = "ill"
-classes = ["no", "yes"]
-numeric = {{ age = [0.0, 100.0] }}
-{index}
-[method]
-name = "uldp-avg"
-noise_multiplier = 5.0
-clip = 0.1
-[method.local]
-learning_rate = 0.01
-"""
 TABLE = "patient,visit,age,ill\np01,v01,30,no\np01,v02,31,yes\np02,v03,50,no\n"
 LISTED = 'users = ["p01", "p02", "v01", "v02", "v03"]'
 RUN = "a" * 32
@@ -62,7 +44,7 @@ class Parties:
     def agree(self, user: str, index: str, study: str = "one") -> Consortium:
         profile = IdentityProfile(study=study, kind="code", width=3, population=9)
         (self.folder / "profile.toml").write_text(profile.to_toml())
-        (self.folder / "config.toml").write_text(CONFIG.format(user=user, index=index))
+        (self.folder / "config.toml").write_text(TABLES.format(user=user, index=index, more=""))
         config = load_config(self.folder / "config.toml")
         number = len(list(self.folder.glob("public*")))
         public = self.folder / f"public{number}"
@@ -76,7 +58,7 @@ class Parties:
         self.only_open(consortium)
         with open_silo(self.home, consortium) as service:
             service.lifetime.runs[RUN] = Ledger(None, 1e-5, "pld", run=RUN)
-            assert service._find_exceeded(RUN, dict.fromkeys(ADVERSARIES, Gaussian(5.0))) is None
+            assert service._check_charge(RUN, dict.fromkeys(ADVERSARIES, Gaussian(5.0))) is None
 
     def only_open(self, consortium: Consortium) -> None:
         accept(self.home, consortium, str(self.folder / "table.csv"), 50.0 if self.is_new else None)

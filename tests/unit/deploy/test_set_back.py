@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 
 from silodp.aggregators.evaluation import name_evaluation
-from silodp.config.schema import load_config
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.setup import make_local
 from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.methods.evaluation import EvaluationMethod
 from silodp.wire.messages import Message
 from silodp.wire.transport import sign
+from support.consortium import make_parties
 from support.refusals import refused
 
 CONFIG = """
@@ -78,11 +77,7 @@ class Silo:
 
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("set_back")
-    (folder / "one.toml").write_text(CONFIG)
-    settings = load_config(folder / "one.toml")
-    make_local(settings, settings.federation(), folder / "parties", 1)
-    return folder / "parties"
+    return make_parties(tmp_path_factory.mktemp("set_back"), CONFIG)
 
 
 @pytest.fixture

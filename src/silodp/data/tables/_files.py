@@ -273,7 +273,7 @@ def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
 
 def name_setting(name: str, value: str = "", other: str = "") -> str:
     """Return where a setting of the reader is made, for messages; `other` is a setting that may go with it."""
-    setting = f"{name} = {_quote(value)}" if value else name
+    setting = f"{name} = {quote(value)}" if value else name
     option = f"--{name} {_quote_for_shell(value)}" if value else f"--{name}"
     return (
         f"{setting}{other} in [data.schema.reader] or, for one silo alone, [data.schema.readers] (in commands that "
@@ -283,7 +283,7 @@ def name_setting(name: str, value: str = "", other: str = "") -> str:
 
 def name_date(column: str) -> str:
     """Return where the layout of a column of dates is set, for messages."""
-    return f"date, or for one silo alone dates = {{ {_quote(column)} = LAYOUT }} in [data.schema.readers]"
+    return f"date, or for one silo alone dates = {{ {quote(column)} = LAYOUT }} in [data.schema.readers]"
 
 
 def name_date_option(column: str) -> str:
@@ -291,8 +291,9 @@ def name_date_option(column: str) -> str:
     return f"--date {_quote_for_shell(f'{column}=LAYOUT')}"
 
 
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def quote(value: str | list[str]) -> str:
+    """Return text, or a list of texts, as TOML has it, in a comment too."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _quote_for_shell(text: str) -> str:

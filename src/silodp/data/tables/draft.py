@@ -6,7 +6,6 @@ categories is empty, which a schema refuses. So nobody trains with constants of 
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import date
 from pathlib import Path
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.tables._cells import describe_header, format_cell, parse_date, parse_numbers
-from silodp.data.tables._files import is_text_file, read_frame
+from silodp.data.tables._files import is_text_file, quote, read_frame
 from silodp.data.tables.columns import Reader
 from silodp.errors import SilodpError, suggest_name
 
@@ -60,12 +59,12 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     decimal = reader.decimal if is_text_file(path) else "."
     numeric, categorical = [], []
     left_out = [
-        f"# ROWS: {_quote(name)}: several columns" for name in dict.fromkeys(header) if name not in cells
+        f"# ROWS: {quote(name)}: several columns" for name in dict.fromkeys(header) if name not in cells
     ]
     for name, text in cells.items():
         if name in (user, label):
             continue
-        key, note = _quote(name), _describe_missing(text)
+        key, note = quote(name), _describe_missing(text)
         found = text.dropna()
         if (layout := _find_layout(found, frame[name])) is not None:
             days = [
@@ -86,10 +85,8 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
                 left_out.append(f"# ROWS: {key}: {_count_values(found)}{note}{doubt}")
     return "\n".join(
         [
-            *_HEAD.format(
-                silo=_quote(path.name.split(".")[0]), path=_quote(str(path.resolve()))
-            ).splitlines(),
-            f"user = {_quote(user)}  # names the person, equally in all silos",
+            *_HEAD.format(silo=quote(path.name.split(".")[0]), path=quote(str(path.resolve()))).splitlines(),
+            f"user = {quote(user)}  # names the person, equally in all silos",
             *_draft_label(label, cells[label], decimal),
             "test_share = 0.2  # of the persons, by a public function of their keys; their records measure the model",
             *_draft_reader(reader),
@@ -113,11 +110,6 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             "",
         ]
     )
-
-
-def _quote(value: str | list[str]) -> str:
-    """Return text, or a list of texts, as TOML has it, in a comment too."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _parse(text: pd.Series[str], decimal: str) -> NDArray[np.float64]:
@@ -146,7 +138,7 @@ def _describe_doubt(text: pd.Series[str], decimal: str) -> str:
     different = text.drop_duplicates()
     others = different[np.isnan(_parse(different, decimal))]
     if len(others) == 1 and len(different) > 3:
-        other = _quote(others.iloc[0])
+        other = quote(others.iloc[0])
         return f"; numbers except {other}: if that stands for no value, add --missing {other}"
     if len(others) > 1 and all(_OTHER_MARKS.fullmatch(cell) for cell in others):
         return "; numbers with another decimal mark (--decimal), or with separators of thousands (export without them)"
@@ -163,13 +155,13 @@ def _describe_missing(text: pd.Series[str]) -> str:
 
 
 def _list_values(text: pd.Series[str]) -> str:
-    return _quote(sorted(text.unique()))
+    return quote(sorted(text.unique()))
 
 
 def _draft_label(label: str, text: pd.Series[str], decimal: str) -> list[str]:
     """Return the lines of the label: its kind, and its classes where it has few values."""
     found = text.dropna()
-    name = f"label = {_quote(label)}"
+    name = f"label = {quote(label)}"
     if found.nunique() > MOST_CATEGORIES and not np.isnan(numbers := _parse(found, decimal)).any():
         seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}"
         return [
@@ -192,7 +184,7 @@ def _draft_reader(reader: Reader) -> list[str]:
     if not changed:
         return []
     lines = [
-        f"{field} = {_quote(value if isinstance(value, str) else list(value))}"
+        f"{field} = {quote(value if isinstance(value, str) else list(value))}"
         for field, value in changed.items()
     ]
     return ["", "[data.schema.reader]  # of all files; of one: [data.schema.readers.NAME]", *lines]
