@@ -50,6 +50,8 @@ LINES = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "results.md"
 UNFINISHED = ROOT / "runs" / "results"
 """Run directories of pieces that take long; each is deleted when its line is written."""
+SPENT = "cpu_seconds.json"
+"""In such a directory: CPU seconds of all calls."""
 LONG_SECONDS = 600
 MOST_BYTES = 200
 CURVE = (0, 1, 5, 10, 20, 50)
@@ -140,7 +142,16 @@ def run(piece: Piece, out: Path | None = None) -> Line:
     resume = out is not None and (out / "checkpoint" / "state.safetensors").exists()
     if out is not None and not resume:
         shutil.rmtree(out, ignore_errors=True)  # a run that ended before its first checkpoint
-    started = time.perf_counter()
+    earlier = json.loads((out / SPENT).read_text()) if out is not None and resume else 0.0
+    started = time.process_time()
+
+    def spent() -> float:
+        return earlier + time.process_time() - started
+
+    def keep(_: object) -> None:
+        if out is not None:
+            (out / SPENT).write_text(json.dumps(spent()))
+
     result = train(
         federation,
         task,
@@ -149,10 +160,8 @@ def run(piece: Piece, out: Path | None = None) -> Line:
         evaluate_every=config.evaluate_every,
         out=out,
         resume=resume,
+        on_round=keep,
     )
-    seconds = time.perf_counter() - started
-    if resume:  # with the rounds of earlier calls
-        seconds = sum(row.get("seconds", 0.0) for row in result.metrics)
     measured = {row["round"]: row["metrics"] for row in result.metrics if "metrics" in row}
     last = max(measured)
     epsilon = [result.guarantees[adversary].epsilon for adversary in ADVERSARIES]
@@ -165,7 +174,7 @@ def run(piece: Piece, out: Path | None = None) -> Line:
         "final": [_round(value, 4) for value in measured[last].values()],
         # Upwards: a bound must not become smaller by rounding.
         "epsilon": [None if e is None else math.ceil(1000 * e) / 1000 for e in epsilon],
-        "seconds": round(seconds, 1),
+        "seconds": round(spent(), 1),
         "id": piece.id,
     }
 

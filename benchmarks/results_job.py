@@ -21,7 +21,7 @@ class Job:
         data: [data]; the data set is that of the example unless `source` names another.
         rounds: T.
         methods: label -> [method].
-        seconds: estimated seconds of a piece that has never been run, by label or for all.
+        seconds: estimated CPU seconds of a piece that has never been run, by label or for all.
         task: [task].
         seeds: number of seeds, from 0.
         delta: δ.
@@ -44,7 +44,7 @@ class Job:
     every: int = 1
 
     def estimate(self, label: str) -> float:
-        """Return the estimated seconds of a piece."""
+        """Return the estimated CPU seconds of a piece."""
         return self.seconds[label] if isinstance(self.seconds, Mapping) else self.seconds
 
 
