@@ -437,7 +437,7 @@ classes = ["nein", "ja"]
 [data.schema.reader]
 encoding = "cp1252"
 [data.schema.readers]
-nord = { separator = ";", decimal = ",", encoding = "cp1252" }
+nord = { separator = ";", decimal = "," }
 [data.schema.numeric]
 "Größe" = { range = [0, 2.5], typical = [1.7, 0.1] }
 Aufnahme = { range = [0, 366], date = "%d.%m.%Y", since = "2020-01-01" }
@@ -470,6 +470,15 @@ west = { dates = { "day in" = "%m/%d/%Y" } }
 name = "uldp-sgd"
 noise_multiplier = 1.0
 """
+
+
+def test_a_silo_keeps_the_common_settings_that_it_does_not_set():
+    """With `missing` lost, -9 of that silo would be read as a number."""
+    common = {"missing": ["-9"], "separator": ";"}
+    given = schema(reader=common, readers={"nord": {"decimal": ","}, "sud": {"missing": ["?"]}})
+    assert given.readers["nord"] == Reader(separator=";", decimal=",", missing=["-9"])
+    assert given.readers["sud"] == Reader(separator=";", missing=["?"])
+    assert schema(reader=common, readers={"west": Reader()}).readers["west"] == Reader()
 
 
 def test_a_silo_names_its_layouts_of_dates(tmp_path):

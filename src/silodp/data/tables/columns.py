@@ -6,7 +6,7 @@ import codecs
 import datetime
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -129,8 +129,8 @@ class NumericColumn:
         return np.asarray((np.clip(values, *self.range) - center) / spread, dtype=np.float32)
 
 
-def read_reader(silo: str, declared: Any) -> Reader:
-    """Return the reader of one silo, from a table of its fields.
+def read_reader(silo: str, declared: Any, common: Reader) -> Reader:
+    """Return the reader of one silo, from a table of its fields; fields that it leaves out are those of `common`.
 
     Raises:
         SilodpError: a wrong type, or an unknown setting.
@@ -144,7 +144,7 @@ def read_reader(silo: str, declared: Any) -> Reader:
             "readers",
         )
     _check_settings(f"the reader of silo {silo!r}", declared, Reader, "readers")
-    return Reader(**declared)
+    return replace(common, **declared)
 
 
 def read_numeric(column: str, declared: Any) -> NumericColumn:

@@ -79,7 +79,7 @@ class Schema:
         out_of_range: "refuse" a number outside its range, or "clip" it to the range.
         budget: optional column of the ε that each training record may be charged, above 0; public like the rest.
         reader: how files are written: separator, decimal mark, encoding, sheet, layouts of dates.
-        readers: silo → how its file is written, where it differs from `reader`.
+        readers: silo → the settings of its file that differ from `reader`, as a table of them; a `Reader` replaces it.
 
     Features are the numeric columns, each with its indicator of missing cells beside it if it has one, then the
     one-hot ones, then those given as codes, in the order given here. With codes the inputs of the model are two arrays
@@ -158,10 +158,9 @@ class Schema:
                     "categorical",
                 )
         if not isinstance(self.reader, Reader):
-            object.__setattr__(self, "reader", read_reader("*", self.reader))
-        object.__setattr__(
-            self, "readers", {silo: read_reader(silo, given) for silo, given in self.readers.items()}
-        )
+            object.__setattr__(self, "reader", read_reader("*", self.reader, Reader()))
+        readers = {silo: read_reader(silo, given, self.reader) for silo, given in self.readers.items()}
+        object.__setattr__(self, "readers", readers)
         self._check_dates()
         for column in self.columns:
             if not isinstance(column, str):
