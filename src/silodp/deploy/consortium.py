@@ -265,8 +265,8 @@ class Consortium:
         if spec.digest != stated:
             raise SilodpError(
                 f"the run that follows here from {self.folder / CONFIG} has the digest {spec.digest[:16]}, and "
-                f"{SPEC} states {stated[:16]}: install the version of silodp, and give a pretrained model the frozen "
-                "values and the modes (train or eval), that the coordinator has.",
+                f"{SPEC} states {stated[:16]}: install the version of silodp, and give the model the frozen values, "
+                "the modes (train or eval) and the numbers in plain attributes, that the coordinator has.",
                 code="deploy.spec",
             )
         return spec
