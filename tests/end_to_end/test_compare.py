@@ -187,6 +187,20 @@ def test_every_method_is_checked_before_the_first_one_trains(
     assert not (tmp_path / "out").exists()
 
 
+def test_persons_are_computed_alone_by_every_method_that_can(tmp_path: Path) -> None:
+    """Methods that cannot are compared, too: `default` is added to every comparison."""
+    settings = config(separate=True)
+    result = compare_methods(settings, settings.specs("uldp-avg,uldp-naive"), 1, tmp_path)
+    assert [method["label"] for method in result["methods"]] == ["uldp-avg", "uldp-naive", "default"]
+    assert "Without separate = true, as they cannot have it: uldp-naive." in result["note"]
+    assumed = {
+        found["method"].partition("(")[0]: " ".join(found["guarantees"]["released"]["assumptions"])
+        for found in (json.loads(path.read_text()) for path in (tmp_path / "runs").iterdir())
+    }
+    assert "person's or record's alone" in assumed["UldpAvg"]
+    assert "side by side" in assumed["UldpNaive"]
+
+
 def test_a_curve_that_does_not_fit_is_found_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

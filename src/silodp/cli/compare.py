@@ -22,6 +22,7 @@ from silodp.aggregators import Aggregator, Plain, RunSpec
 from silodp.config.schema import MethodSpec, RunConfig, check_labels
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
+from silodp.methods.base import supports_separate
 from silodp.report.compare_page import format_table, render_comparison
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
@@ -48,8 +49,8 @@ def compare_methods(
 
     Training without privacy (`default`) is added if no given method is without privacy. Row 0 of every run is
     the untrained model. The budget of the configuration is applied to every method that has a guarantee against
-    the adversary of the budget. All runs use one federation: a seed determines the initial model, the batches
-    and the noise, not the records.
+    the adversary of the budget, and `separate` to every method that can compute persons alone. All runs use one
+    federation: a seed determines the initial model, the batches and the noise, not the records.
 
     Args:
         config: data, task, rounds, δ, accountant, aggregator.
@@ -107,6 +108,7 @@ def _prepare(config: RunConfig, federation: Federation, task: Task, spec: Method
     """Return the specification of the runs of a method, checked before any method trains."""
     settings = {**config.settings(), "aggregator": _choose_aggregator(config, spec), "seed": 0}
     settings["evaluation"] = None  # methods are compared on pooled held-out records, by exact metrics
+    settings["separate"] &= supports_separate(type(spec.method))
     budget = settings.pop("budget")
     try:
         prepared = prepare_run(federation, task, spec.method, **settings)
@@ -184,6 +186,9 @@ def _summarize(
     count = len(specs) * seeds
     released = (of_method[0]["guarantees"]["released"] for of_method in runs)
     of_records = [spec.label for spec in specs if spec.method.unit == "record"]
+    together = [
+        s.label for s in specs if config.separate and s.method.unit and not supports_separate(type(s.method))
+    ]
     accountants = sorted({guarantee["accountant"] for guarantee in released if guarantee["private"]})
     methods = [_summarize_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)]
     untuned = [method["label"] for method in methods if method["untuned"]]
@@ -215,6 +220,11 @@ def _summarize(
                 f" Untuned: {', '.join(untuned)}. Their rates are those of [method], which were not chosen for them; "
                 "give each its own in [methods.NAME]."
                 if untuned
+                else ""
+            )
+            + (
+                f" Without separate = true, as they cannot have it: {', '.join(together)}."
+                if together
                 else ""
             )
             + (" ε by rdp is looser than ε by pld: compare them with care." if len(accountants) > 1 else "")

@@ -81,8 +81,8 @@ def read_sealed(path: Path, where: str) -> bytes:
         digest, data = file.read(_DIGEST), file.read()
     if hashlib.sha256(data).digest() != digest:
         raise SilodpError(
-            f"{where} is damaged: its checksum does not fit; restore it from a copy or begin a new run; in the folder of "
-            "a deployed silo, which stays closed, read 'Backup' in docs/deployment_admin.md.",
+            f"{where} is damaged: its checksum does not fit; restore it from a copy or begin a new run; for a deployed "
+            "silo, which stays closed, read 'Backup' in docs/deployment_admin.md.",
             code="checkpoint.damaged",
         )
     return data
