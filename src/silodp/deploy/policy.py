@@ -38,6 +38,8 @@ class Policy(BaseModel):
             () allows all.
         columns: features that a model may be trained on; () allows those of the accepted data description.
         allow_counts: whether a method may ask for the number of records of each person in clear.
+        require_separate: whether every person (or record) must be computed alone, so that ε holds for models that a
+            server chooses for an attack.
         min_silos: fewest silos in a sum that this silo takes part in.
         most_runs: number of runs, counted over the life of the silo's folder; one that is resumed is the same run.
         allow_seed: for tests: whether the noise may follow from a seed that everyone knows.
@@ -62,6 +64,7 @@ class Policy(BaseModel):
     evaluation: list[str] = []
     columns: list[str] = []
     allow_counts: bool = False
+    require_separate: bool = False
     min_silos: Annotated[int, Field(ge=1)] = 2
     most_runs: Annotated[int, Field(ge=1, le=50)] = 20
     allow_seed: bool = False
@@ -114,6 +117,14 @@ class Policy(BaseModel):
                 "every person in clear: set allow_counts = true to allow it, or do not take part.",
                 code="policy.not_allowed",
                 field="allow_counts",
+            )
+        if self.require_separate and not spec.separate:
+            raise SilodpError(
+                "the run does not compute every person alone (separate = true), and the policy requires it, so that "
+                "its ε holds for models that a server chooses for an attack: set require_separate = false to trust the "
+                "server there, or do not take part.",
+                code="policy.not_allowed",
+                field="require_separate",
             )
         if spec.min_silos < self.min_silos:
             raise SilodpError(

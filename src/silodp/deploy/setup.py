@@ -387,6 +387,7 @@ def accept(
             aggregators=[spec.aggregator.name],
             evaluation=["none" if spec.evaluation is None else spec.evaluation.across],
             columns=list(spec.data.features),
+            require_separate=spec.separate,
             min_silos=spec.min_silos,
             allow_seed=allow_seed,
         )

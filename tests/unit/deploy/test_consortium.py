@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost
 from silodp.errors import SilodpError
 from silodp.wire.store import PRIVATE_FILE, append_durably
 from support.commands import CONFIG
+from support.consortium import make_parties
 from support.deployed import TABLES
 from support.refusals import refused
 
@@ -194,6 +197,17 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         Policy.load(path)
     assert caught.value.code.startswith("config.")
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_a_silo_whose_first_run_computes_persons_alone_refuses_others(separate: bool, tmp_path: Path) -> None:
+    """Else the coordinator's next public folder could leave it out, and let its server choose models."""
+    parties = make_parties(tmp_path, CONFIG if separate else f"separate = false\n{CONFIG}")
+    spec = Consortium.load(parties / "public").spec
+    policy = Policy.load(parties / "silos" / spec.names[0] / "policy.toml")
+    policy.check(policy.accepted[0], spec)
+    with refused("policy.not_allowed") if separate else nullcontext():
+        policy.check(policy.accepted[0], replace(spec, separate=not separate))
 
 
 PROFILE = 'identity = "profile.toml"'
