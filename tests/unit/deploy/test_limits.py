@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from silodp.aggregators.lattice import Lattice
 from silodp.config.schema import load_config
 from silodp.crypto.keys import Identity
 from silodp.deploy.consortium import Consortium
@@ -167,6 +168,39 @@ def test_joins_are_bounded_and_belong_to_no_run(parties: Path, tmp_path: Path) -
         silo.ask(0)  # the run goes on
 
 
+@pytest.mark.parametrize(
+    "run", ["", "run", "..", "f" * 31, "f" * 33, "F" * 32, "f" * 31 + "\n", "f" * 31 + "é"]
+)
+def test_a_run_has_an_id_that_names_a_file(run: str, parties: Path, tmp_path: Path) -> None:
+    """The id becomes the name of a ledger, by which the ledgers of all runs are found again."""
+    with ask_silo(parties, tmp_path) as silo:
+        kept = silo.count_bytes()
+        with refused("gate.run"):
+            silo.service.receive(sign(Message("setup", run), silo.server, silo.service.name))
+        assert silo.count_bytes() == kept
+        silo.service.receive(sign(Message("setup", "f" * 32), silo.server, silo.service.name))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Message("hello", "f" * 32),
+        Message("setup", "f" * 32 + "-evaluation"),
+        Message("setup", "f" * 32, arrays={"weights": np.ones(20)}),
+    ],
+    ids=["out of order", "an evaluation", "malformed"],
+)
+def test_nothing_is_kept_of_a_run_that_does_not_begin_as_agreed(
+    request_: Message, parties: Path, tmp_path: Path
+) -> None:
+    with ask_silo(parties, tmp_path) as silo:
+        kept = silo.count_bytes()
+        with refused("gate.order", "message.malformed"):
+            silo.service.receive(sign(request_, silo.server, silo.service.name))
+        assert silo.count_bytes() == kept
+        assert len(silo.service.lifetime.runs) == 1
+
+
 def test_sessions_of_an_evaluation_count_too(parties: Path, tmp_path: Path) -> None:
     with ask_silo(parties, tmp_path, max_sessions=4) as silo:
         limits, run = silo.service._limits, silo.hello.run
@@ -221,6 +255,20 @@ def test_messages_of_a_run_are_bounded(parties: Path, tmp_path: Path) -> None:
     with refused("policy.not_allowed") as caught:
         policy.model_copy(update={"max_message_bytes": find_most_bytes(spec) - 1}).check(digest, spec)
     assert caught.value.field == "max_message_bytes"
+
+
+def test_counts_leave_a_silo_in_clear_only_where_its_operator_allows_it(parties: Path) -> None:
+    spec = Consortium.load(parties / "public").spec
+    policy = Policy.load(parties / "silos" / "silo-1" / "policy.toml").model_copy(update={"aggregators": []})
+    digest = policy.accepted[0]
+    by_records = replace(spec, method=replace(spec.method, weighting="records"))
+    policy.check(digest, spec)
+    with refused("policy.not_allowed") as caught:
+        policy.check(digest, by_records)
+    assert caught.value.field == "allow_counts"
+    policy.model_copy(update={"allow_counts": True}).check(digest, by_records)
+    nobody_sees_them = Lattice(count_cap=3, attempts=20)
+    policy.check(digest, replace(by_records, aggregator=nobody_sees_them))
 
 
 def test_lines_that_a_crash_cut_off_are_counted_for_no_run(tmp_path: Path) -> None:
