@@ -198,6 +198,18 @@ def test_no_more_attempts_than_the_encryption_was_chosen_for():
         parties.silos["silo1"].answer(replace(asked, round=2))
 
 
+def test_a_share_in_clear_is_sent_once_in_a_round():
+    """Every attempt would have fresh noise, under the charge of the first: their mean is free of noise."""
+    parties = Parties(Plain(), AVG)
+    parties.run_round(0)
+    silo, asked = parties.silos["silo0"], parties.last("update")
+    for lie in (replace(asked, attempt=1), replace(asked, round=1, attempt=1)):
+        with refused("gate.attempt"):
+            silo.answer(lie)
+    parties.run_round(1)
+    assert [(c.round, c.release) for c in silo.gate.ledger.history] == [(0, 0), (1, 0)]
+
+
 def test_releases_of_a_round_end_when_no_silo_is_left_to_lose():
     """400 releases of one round were opened, with fresh noise under each: their mean is free of noise."""
     parties = Parties(Masked(min_silos=3), AVG, silos=5)
