@@ -449,6 +449,17 @@ def test_a_session_is_not_begun_anew_once_a_round_was_answered(lie):
     parties.run_round(1)
 
 
+def test_an_earlier_session_is_not_begun_after_a_later_one():
+    """Its number would name other secrets than the ones that were confirmed under it."""
+    parties = Parties(Masked(), AVG)
+    silo = parties.silos["silo0"]
+    silo.answer(Message("hello", "run", attempt=2))
+    before = backup(parties, "silo0")
+    with refused("gate.order"):
+        silo.answer(Message("hello", "run", attempt=1))
+    assert backup(parties, "silo0") == before
+
+
 def test_an_opening_is_not_drawn_again_under_another_round_name():
     """It overwrote the secrets of a confirmed session."""
     parties = Parties(Masked(), AVG)
@@ -468,6 +479,8 @@ def test_silo_0_answers_a_round_in_order(name):
     zero = parties.silos["silo0"]
     with refused("gate.order"):  # an update before its sample
         zero.answer(replace(parties.last("update"), round=1))
+    with refused("gate.order"):  # a sample under the name of a further attempt
+        zero.answer(replace(parties.last("sample"), round=1, attempt=1))
     parties.run_round(1)
     with refused("gate.order"):  # a sample after the update
         zero.answer(replace(parties.last("sample"), attempt=3))

@@ -15,6 +15,7 @@ import pytest
 from silodp.aggregators.lattice import Lattice
 from silodp.config.schema import load_config
 from silodp.crypto.keys import Identity
+from silodp.deploy import silo as silo_module
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_most_bytes
@@ -148,6 +149,45 @@ def test_runs_that_were_begun_in_advance_are_not_charged_beyond_the_policy(tmp_p
             assert not service.lifetime.runs[run].history
         assert service.lifetime.charged_runs == 2
         ask("update", runs[0], 1)  # what was begun within the policy goes on
+
+
+def test_runs_are_not_begun_without_end(
+    parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set-up costs no ε, and each keeps files."""
+    monkeypatch.setattr(silo_module, "_MOST_BEGUN", 3)
+    with ask_silo(parties, tmp_path) as silo:  # which has begun one
+
+        def begin(run: str) -> None:
+            silo.service.receive(sign(Message("setup", run), silo.server, silo.service.name))
+
+        begin("a" * 32)
+        begin("b" * 32)
+        kept = silo.count_bytes()
+        with refused("gate.run"):
+            begin("c" * 32)
+        assert silo.count_bytes() == kept
+        begin("b" * 32)  # what was begun goes on
+
+
+def test_without_a_seed_no_two_runs_have_the_same_noise(tmp_path: Path) -> None:
+    """Two answers to one model under the same noise differ by what changed in the records, in clear."""
+    parties = make_parties(tmp_path, CONFIG.replace("seed = 1\n", ""))
+    consortium, server = Consortium.load(parties / "public"), load_identity(parties / "server", "server")
+    home, params = parties / "silos" / "silo-1", np.zeros(consortium.spec.size, np.float32)
+    policy = Policy.load(home / "policy.toml")
+    much = dict.fromkeys(policy.lifetime_epsilon, 50.0)
+    (home / "policy.toml").write_text(policy.model_copy(update={"lifetime_epsilon": much}).to_toml())
+    shares = []
+    with open_silo(home, consortium) as service:
+        for run_id in ("a" * 32, "b" * 32):
+            update = Message("update", run_id, arrays={"params": params})
+            for message in (Message("setup", run_id), update):
+                answer = service.receive(sign(message, server, service.name))
+            key = consortium.sealed.silos[service.name]
+            answered = verify(answer, key, service.name, "server", update.digest())
+            shares.append(answered.arrays["share"])
+    assert (shares[0] != shares[1]).all()
 
 
 def test_joins_are_bounded_and_belong_to_no_run(parties: Path, tmp_path: Path) -> None:
