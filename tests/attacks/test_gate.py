@@ -344,6 +344,20 @@ def test_a_restored_silo_masks_another_request_under_other_masks():
     assert "request" in (replace(parties.last("open")).fields)
 
 
+def test_what_stored_answers_refuse_the_gate_and_the_seals_refuse_too():
+    """A silo whose store lost the answers of a round, and kept its state or its noise, neither opens nor masks anew."""
+    parties = Parties(Masked(), AVG)
+    parties.run_round(0)
+    silo, asked = parties.silos["silo0"], parties.last("update")
+    with refused("gate.open"):
+        silo.gate.next_state(parties.last("open"))
+    seals = silo._side._seals
+    drawn = seals.get_or_draw(asked, seals.attempt(asked), dict)
+    assert drawn["noisy"].any()
+    with refused("gate.model"):
+        seals.get_or_draw(nudge(asked), seals.attempt(asked), dict)
+
+
 def test_a_store_older_than_its_run_is_noticed_where_every_silo_must_answer():
     parties = Parties(Masked(), AVG)
     parties.run_round(0)
