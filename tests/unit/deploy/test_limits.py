@@ -311,6 +311,15 @@ def test_counts_leave_a_silo_in_clear_only_where_its_operator_allows_it(parties:
     policy.check(digest, replace(by_records, aggregator=nobody_sees_them))
 
 
+def test_what_a_silo_keeps_is_for_its_operator_alone(parties: Path, tmp_path: Path) -> None:
+    """Each file by itself: a folder may be copied, or restored from a backup, with other rights."""
+    with ask_silo(parties, tmp_path) as silo:
+        silo.ask(0)
+        files = {path: path.stat().st_mode & 0o077 for path in silo.folder.rglob("*") if path.is_file()}
+        assert {path.name for path, others in files.items() if others} == {"silo-1.request.json"}  # public
+        assert {"records.npz", "policy.toml", "identity.key", "audit.jsonl"} <= {path.name for path in files}
+
+
 def test_lines_that_a_crash_cut_off_are_counted_for_no_run(tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     audit.write_text('{"run": "a"}\n{"run": "a"}\n{"ru\n[]\n')
