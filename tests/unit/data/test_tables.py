@@ -266,6 +266,10 @@ def test_bad_paths(tmp_path):
         (3, "files is '3'; give silo name → path"),
         ([3], "files names 3; give every table's path"),
         ({"berlin": None}, "files names None; give every table's path"),
+        (
+            {"berlin": berlin, "bonn": tmp_path / "sub" / ".." / berlin.name},
+            "'berlin' and 'bonn' are the same file",
+        ),
     ]:
         with pytest.raises(SilodpError, match=sentence) as caught:
             Federation.from_tables(files, schema())

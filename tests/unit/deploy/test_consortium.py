@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from silodp.accounting.accountant import compute_epsilon
@@ -21,7 +22,7 @@ from silodp.deploy.consortium import Consortium, check_party_name, compute_diges
 from silodp.deploy.policy import Policy
 from silodp.deploy.server import StatusFile
 from silodp.deploy.setup import draft_public, make_keys
-from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost
+from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost, load_records
 from silodp.errors import SilodpError
 from silodp.wire.store import PRIVATE_FILE, append_durably
 from support.commands import CONFIG
@@ -121,6 +122,33 @@ def test_what_was_digested_is_what_is_read(public: Path, tmp_path: Path) -> None
         (public / "config.toml").read_text().replace("clip = 0.2", "clip = 0.1")
     )
     assert take_copy(public, home).spec.digest == before.spec.digest
+
+
+WRONG_RECORDS: dict[str, dict[str, np.ndarray]] = {
+    "a person beyond U": {"user": np.array([0, 20])},
+    "a person below 0": {"user": np.array([-1, 0])},
+    "a class beyond the last": {"y": np.array([0, 2])},
+    "a class below 0": {"y": np.array([-1, 0])},
+    "labels that are numbers": dict.fromkeys(("y", "test_y"), np.ones(2, np.float32)),
+    "survival times": dict.fromkeys(("y", "test_y"), np.ones((2, 2), np.float32)),
+    "another number of columns": dict.fromkeys(("x", "test_x"), np.zeros((2, 29), np.float32)),
+    "a held-out class beyond the last": {"test_y": np.array([0, 2])},
+}
+
+
+@pytest.mark.parametrize("what", [None, *WRONG_RECORDS])
+def test_records_are_of_the_kind_that_was_agreed_on(what: str | None, public: Path, tmp_path: Path) -> None:
+    """Weights and noise are sized for the public facts; what a silo reads by itself it compares with them."""
+    consortium, path = Consortium.load(public), tmp_path / "records.npz"
+    assert (consortium.data.users, consortium.data.classes) == (20, 2)
+    x, y, user = np.zeros((2, *consortium.data.record_shape), np.float32), np.array([0, 1]), np.array([0, 19])
+    arrays = {"x": x, "y": y, "user": user, "test_x": x, "test_y": y, "test_user": user}
+    np.savez(path, **arrays | WRONG_RECORDS.get(what or "", {}))
+    if what is None:
+        assert len(load_records(path, "silo-1", consortium)) == 2
+        return
+    with refused("deploy.data"):
+        load_records(path, "silo-1", consortium)
 
 
 @pytest.mark.parametrize("name", ["", "server", "../a", "a/b", ".hidden", "-x", "x" * 101, "a\nb"])
