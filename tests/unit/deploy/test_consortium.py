@@ -151,6 +151,13 @@ def test_records_are_of_the_kind_that_was_agreed_on(what: str | None, public: Pa
         load_records(path, "silo-1", consortium)
 
 
+def test_records_that_cannot_be_trained_on_are_named(public: Path, tmp_path: Path) -> None:
+    x = np.full((1, 30), np.nan, np.float32)
+    np.savez(tmp_path / "records.npz", x=x, y=np.array([0]), user=np.array([0]))
+    with pytest.raises(SilodpError, match=r"records\.npz: .* is not finite"):
+        load_records(tmp_path / "records.npz", "silo-1", Consortium.load(public))
+
+
 @pytest.mark.parametrize("name", ["", "server", "../a", "a/b", ".hidden", "-x", "x" * 101, "a\nb"])
 def test_names_that_are_no_names_of_files_are_refused(name: str, tmp_path: Path) -> None:
     with refused("deploy.name"):

@@ -20,7 +20,7 @@ from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_most_bytes
 from silodp.deploy.server import RemoteParties
-from silodp.deploy.setup import make_local
+from silodp.deploy.setup import accept, make_local
 from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.runtime.train import run
 from silodp.wire.messages import Message
@@ -309,6 +309,21 @@ def test_counts_leave_a_silo_in_clear_only_where_its_operator_allows_it(parties:
     policy.model_copy(update={"allow_counts": True}).check(digest, by_records)
     nobody_sees_them = Lattice(count_cap=3, attempts=20)
     policy.check(digest, replace(by_records, aggregator=nobody_sees_them))
+
+
+def test_an_operator_accepts_a_first_run_with_counts_in_clear(parties: Path, tmp_path: Path) -> None:
+    home = tmp_path / "silo-1"
+    shutil.copytree(parties / "silos" / "silo-1", home)
+    (home / "policy.toml").unlink()
+    consortium = Consortium.load(parties / "public")
+    method = replace(consortium.stated_spec.method, weighting="records")
+    vars(consortium)["stated_spec"] = replace(consortium.stated_spec, method=method)
+    with refused("policy.not_allowed") as caught:
+        accept(home, consortium, "records.npz", allow_seed=True)
+    assert "--allow-counts" in str(caught.value)
+    assert not (home / "policy.toml").exists()
+    accept(home, consortium, "records.npz", allow_counts=True, allow_seed=True)
+    assert accept(home, consortium, "records.npz").allow_counts
 
 
 def test_what_a_silo_keeps_is_for_its_operator_alone(parties: Path, tmp_path: Path) -> None:
