@@ -96,7 +96,7 @@ CODES: dict[str, str] = {
     "crypto.parameters": "no encryption is safe and exact for these settings",
     "crypto.reused": "a mask, seed, transfer or message that serves once would be used a second time",
     "data.array": "an array of a silo is of another type or shape than is needed, or not finite",
-    "data.budgets": "budgets of persons or records are missing, infinite or not above 0",
+    "data.budgets": "budgets of persons or records are missing, infinite, not above 0, or below what is charged",
     "data.categories": "the public number of categories of ids is missing or does not fit the ids or the model",
     "data.changed": "a silo's records are not those that the run began with",
     "data.column": "a table lacks a column of the schema, or has it twice",

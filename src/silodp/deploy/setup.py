@@ -83,6 +83,7 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
     if config.source == "tables":
         check_index(config, spec)
         _check_held_out(config)
+        _check_budgets(config, data)
     draft = folder.with_name(folder.name + ".partial")  # renamed when all files are there
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -105,6 +106,18 @@ def _check_held_out(config: RunConfig) -> None:
             "persons, the same in every silo) or data.schema.split (a column).",
             code="evaluation.no_records",
             field="evaluation.across",
+        )
+
+
+def _check_budgets(config: RunConfig, data: PublicData) -> None:
+    """Refuse budgets of records that are drawn: the draw goes over the records of all silos, which nobody has."""
+    budgets = config.budget_distribution()
+    if budgets is not None and budgets.unit == "record" and data.silo_budgets is None:
+        raise SilodpError(
+            "[budgets] draws privacy budgets over the records of all silos, and in a deployment nobody has these "
+            "together: take [budgets] out, and name a column of budgets in the silos' tables (data.schema.budget).",
+            code="data.budgets",
+            field="budgets",
         )
 
 

@@ -387,7 +387,8 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
             weights by records.
 
     Raises:
-        SilodpError: the file cannot be read, or does not fit the public description of the data.
+        SilodpError: the file cannot be read, does not fit the public description of the data, or the method refuses the
+            number or the budgets of the records.
     """
     public = consortium.data
     if path.suffix == ".npz":
@@ -431,7 +432,28 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
             "agreed on.",
             code="deploy.data",
         )
+    _check_method(data, public, consortium.stated_spec)
     return data
+
+
+def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
+    """Let a method that protects records check how many the silo has, and what they ask for.
+
+    In one process the method sees the records of all silos before the first round. Here the public facts lack them, and
+    each silo sees its own: the others are taken as empty.
+
+    Raises:
+        SilodpError: the method refuses them.
+    """
+    if spec.method.unit != "record":
+        return
+    none = np.empty(0)
+    budgets = None
+    if data.budget is not None:
+        budgets = tuple(data.budget if name == data.name else none for name in public.silos)
+    counts = tuple(len(data) if name == data.name else 0 for name in public.silos)
+    own = replace(public, record_budgets=budgets is not None, record_counts=counts, silo_budgets=budgets)
+    spec.method.check(own, spec.rounds, spec.delta)
 
 
 def _has_label(data: SiloData, public: PublicData) -> bool:
