@@ -27,6 +27,11 @@ def is_text_file(path: Path) -> bool:
     return _find_ending(path).removesuffix(".gz") in TEXT
 
 
+def is_workbook(path: Path) -> bool:
+    """Return whether cells of the file are those of a spreadsheet program."""
+    return _find_ending(path) == ".xlsx"
+
+
 def _find_ending(path: Path) -> str:
     name = path.name.lower()
     return next((ending for ending in reversed(ENDINGS) if name.endswith(ending)), "")

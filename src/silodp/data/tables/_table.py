@@ -20,6 +20,7 @@ from silodp.data.identity import IdentityProfile
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
 from silodp.data.tables._cells import (
+    LEAST_ROUNDED,
     Strings,
     describe_header,
     format_names,
@@ -31,6 +32,7 @@ from silodp.data.tables._cells import (
 from silodp.data.tables._files import (
     header_text,
     is_text_file,
+    is_workbook,
     name_date,
     name_date_option,
     name_setting,
@@ -46,7 +48,7 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
-_ROUNDED = re.compile(r"-?\d+(\.\d+)?[eE]\+\d+")
+_ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+")
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Table:
             table._refuse_rounded_keys(keys)
             return table
         where = f"{path}: column {schema.user!r}"
-        found = profile.normalize_column(list_identifiers(keys, where), where)
+        found = profile.normalize_column(list_identifiers(keys, path, reader.missing), where)
         dropped = np.array([key is None for key in found], dtype=bool)
         if dropped.any():
             _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
@@ -156,11 +158,11 @@ class Table:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
         text = self.columns[self.schema.user]
         rounded = np.array([_ROUNDED.fullmatch(key) is not None for key in text], dtype=bool)
-        if isinstance(keys.dtype, np.dtype) and keys.dtype.kind == "f":
-            digits = 24 if keys.dtype == np.float32 else 53  # of the mantissa
-            rounded |= keys.abs().to_numpy() >= 2.0**digits
-        if self.path.suffix.lower() == ".xlsx":  # spreadsheets keep 15 digits of a number
-            rounded |= np.array([isinstance(key, int | float) and abs(key) >= 1e15 for key in keys])
+        # Bits of the mantissa by the number of bytes; text of pandas' own type has none.
+        digits = {2: 11, 4: 24}.get(getattr(_find_type(keys), "itemsize", 8), 53)
+        rounded |= np.array([isinstance(key, float | np.floating) and abs(key) >= 2.0**digits for key in keys])
+        if is_workbook(self.path):
+            rounded |= np.array([isinstance(key, int | float) and abs(key) >= LEAST_ROUNDED for key in keys])
         self._refuse(
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )
@@ -410,7 +412,7 @@ def read_cells(path: Path, column: str, reader: Reader | None = None) -> list[ob
     # Without a header the first person's row stands in its place: the message does not quote it.
     _check_column(path, header, column, "correct the name of the column, or the first line of the table")
     _check_rows(path, frame)
-    return list_identifiers(frame[header_text(column)], f"{path}: column {column!r}")
+    return list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
 
 
 def _check_column(path: Path, header: Sequence[str], column: str, remedy: str = "") -> None:
@@ -429,6 +431,11 @@ def _check_column(path: Path, header: Sequence[str], column: str, remedy: str = 
     wrong = "appears twice" if name in header else "is missing"
     remedy = hint or remedy or f"correct the schema or the table, which has {describe_header(header)}"
     raise SilodpError(f"{path}: column {column!r} {wrong}; {remedy}", code="data.column", field=column)
+
+
+def _find_type(cells: pd.Series[Any]) -> Any:
+    """Return the type of the values in a column, those of its categories where it has some."""
+    return cells.cat.categories.dtype if isinstance(cells.dtype, pd.CategoricalDtype) else cells.dtype
 
 
 def _check_rows(path: Path, frame: pd.DataFrame) -> None:
