@@ -194,6 +194,95 @@ def test_a_category_that_is_a_number_may_have_a_decimal_comma(tmp_path):
         Federation.from_tables([tmp_path / "nord.csv"], replace(given, reader=Reader(separator=";")))
 
 
+@pytest.mark.parametrize(
+    ("missing", "cells"),
+    [
+        ("-9", ["-9", "-9,0", "-9,00"]),
+        ("-9,0", ["-9", "-9,0"]),
+        ("99,9", ["99,9", "99,90", "099,9"]),
+        ("?", ["?"]),
+    ],
+)
+def test_a_number_that_stands_for_no_value_may_have_a_decimal_comma(tmp_path, missing, cells):
+    reader = {"separator": ";", "decimal": ",", "missing": [missing]}
+    numeric = {"crp": {"range": (-10, 100), "typical": (0, 1), "missing": "indicator"}}
+    grade = {"categories": ["1,5", "unknown"], "missing": "unknown"}
+    given = Schema(
+        user="id", label="ill", classes=[0, 1], numeric=numeric, categorical={"grade": grade}, reader=reader
+    )
+    rows = [f"{n};{cell};{cell if cell == missing else ''};1" for n, cell in enumerate([*cells, "1,5"])]
+    (tmp_path / "a.csv").write_text("\n".join(["id;crp;grade;ill", *rows]))
+    x = Federation.from_tables([tmp_path / "a.csv"], given).silos[0].x
+    np.testing.assert_array_equal(x[:, :2], [*[[0, 1]] * len(cells), [1.5, 0]])
+    np.testing.assert_array_equal(x[:, 2:], [[0, 1]] * (len(cells) + 1))
+    (tmp_path / "a.csv").write_text(f"id;crp;grade;ill\n{cells[-1]};1;1,5;1\n")
+    if missing != "99,9":  # a key is compared as text
+        with refused("data.value") as caught:
+            Federation.from_tables([tmp_path / "a.csv"], given)
+        assert "names no user" in str(caught.value)
+
+
+def test_a_key_that_is_a_number_may_have_a_decimal_comma(tmp_path):
+    (tmp_path / "a.csv").write_text("id;size;ill\n17,0;1,5;1\n18,00;2,5;0\nM-1,0;3;0\n17.0;3;0\n")
+    (tmp_path / "b.csv").write_text("id,size,ill\n17,1.5,1\n18,2.5,0\n")
+    given = Schema(
+        user="id",
+        label="ill",
+        classes=[0, 1],
+        numeric={"size": (0, 10)},
+        readers={"a": {"separator": ";", "decimal": ","}},
+    )
+    built = Federation.from_tables([tmp_path / "a.csv", tmp_path / "b.csv"], given)
+    assert built.user_keys == ("17", "18", "M-1,0")
+
+
+@pytest.mark.parametrize("row", ["1.000;5;no;no", "7;1.000;no;no", "7;5;1.000;no", "7;5;no;1.000"])
+@pytest.mark.parametrize("ending", ["csv", "xlsx"])
+def test_a_point_before_three_zeros_is_not_dropped_beside_a_decimal_comma(tmp_path, row, ending):
+    """1.000 would become the person, number, category or class 1."""
+    path = tmp_path / f"a.{ending}"
+    if ending == "xlsx":
+        pytest.importorskip("openpyxl")
+        pd.DataFrame([row.split(";")], columns=["id", "size", "stage", "ill"]).to_excel(path, index=False)
+    else:
+        path.write_text(f"id;size;stage;ill\n{row}\n")
+    given = Schema(
+        user="id",
+        label="ill",
+        classes=["no", 1],
+        numeric={"size": (0, 2000)},
+        categorical={"stage": ["no", 1]},
+        reader={"separator": ";", "decimal": ","},
+    )
+    with refused("data.value") as caught:
+        Federation.from_tables([path], given)
+    assert "thousands" in str(caught.value)
+    built = Federation.from_tables([path], replace(given, reader=Reader(separator=";")))
+    assert built.users == 1
+
+
+def test_text_of_a_workbook_is_read_by_the_decimal_mark_and_its_numbers_are_not(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    numeric = {"Größe": (0, 2)}
+    for cell, decimal, size in (
+        ("1,5", ",", 1.5),
+        ("1.234", ",", None),
+        ("1,5", ".", None),
+        ("1.5", ".", 1.5),
+    ):
+        book = openpyxl.Workbook()
+        for row in (["Fall", "Größe", "krank"], ["a", cell, "ja"], ["b", 1.25, "nein"]):
+            book.active.append(row)
+        book.save(tmp_path / "nord.xlsx")
+        reader = {"decimal": decimal, "separator": ";"}
+        if size is None:
+            with refused("data.value"):
+                read(tmp_path / "nord.xlsx", numeric=numeric, reader=reader)
+            continue
+        built = read(tmp_path / "nord.xlsx", numeric=numeric, reader=reader)
+        np.testing.assert_allclose(built.silos[0].x[:, 0], [size - 1, 0.25])
+
+
 @pytest.mark.parametrize("cell", ["1.234", "1.234,5", "1,2,3"])
 def test_a_number_that_may_have_separators_of_thousands_is_refused(tmp_path, cell):
     (tmp_path / "nord.csv").write_text(GERMAN.replace("1,80", cell), encoding="cp1252")
@@ -273,6 +362,18 @@ def test_a_time_with_a_zone_counts_as_the_cell_shows_it(tmp_path, zone, days):
     np.testing.assert_array_equal(4 * x[:, 0], expected)
     x = read_days(tmp_path, [*local.tz_localize(zone), None], missing="indicator")
     np.testing.assert_array_equal(x[:, 1], [*np.zeros(len(days)), 1])
+
+
+@pytest.mark.parametrize("layout", ["%Y-%d-%m", "%d.%m.%Y"])
+def test_a_cell_that_is_a_date_is_not_read_by_a_layout(tmp_path, layout):
+    """By the layout %Y-%d-%m 3 February would be 2 March."""
+    for days in (
+        pd.to_datetime(["2020-02-03", "2020-02-20"]),
+        [datetime.date(2020, 2, 3), datetime.date(2020, 2, 20)],
+    ):
+        np.testing.assert_array_equal(4 * read_days(tmp_path, days, date=layout)[:, 0], [33, 50])
+    texts = [day.strftime(layout) for day in days]
+    np.testing.assert_array_equal(4 * read_days(tmp_path, texts, date=layout)[:, 0], [33, 50])
 
 
 def test_days_far_off_are_dates(tmp_path):

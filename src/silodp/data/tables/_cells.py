@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, time
 from numbers import Integral
@@ -18,14 +19,23 @@ from silodp.data.tables.schema import text_of
 from silodp.errors import SilodpError
 
 Strings = NDArray[Any]  # (n,) object array of str
+_POINT_ZEROS = re.compile(r"[+-]?\d+\.000")
 _MOST_LISTED = 10  # names or values that an error lists
 LEAST_ROUNDED = 1e15
 """From here on a number in a workbook may be rounded: spreadsheet programs keep 15 digits."""
 
 
-def list_texts(column: pd.Series[Any], path: Path) -> Strings:
+def list_texts(column: pd.Series[Any], path: Path, decimal: str = ".") -> Strings:
     """Return (n,) object array of text; missing cells become ""."""
     for row, value in enumerate(column):
+        # As text "1.000" would become "1", and with a decimal comma it may be 1000.
+        if decimal == "," and isinstance(value, str) and _POINT_ZEROS.fullmatch(value.strip()):
+            raise SilodpError(
+                f"{path}: column '{column.name}' has a point before three zeros in data row {row + 1}, which may "
+                "separate thousands where the decimal mark is ','; export the table without separators of thousands",
+                code="data.value",
+                field=str(column.name),
+            )
         if isinstance(value, bytes | bytearray | list | dict | np.ndarray):
             raise SilodpError(
                 f"{path}: column '{column.name}' holds a {type(value).__name__} in data row {row + 1}; give text or a "
