@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from silodp.config.schema import load_config
@@ -59,11 +61,37 @@ def test_a_german_export_is_read_in_its_encoding_and_named_in_others(tmp_path, e
     for other in ("utf-8", "cp1252", "utf-16"):
         if encoding.startswith(other):
             continue
-        if encoding.startswith("utf-8") and other == "cp1252":
-            continue  # every UTF-8 text is some text in cp1252
         with refused("data.encoding") as caught:
             read(path, reader={**READER, "encoding": other})
         assert f'encoding = "{encoding.removesuffix("-sig").removesuffix("-le")}"' in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "cp1251", "mac-roman"])
+def test_text_in_utf_8_is_not_read_in_an_encoding_of_one_byte(tmp_path, encoding):
+    """M\u00fc17 would be another person, without an error: all its bytes are text there."""
+    for text, is_refused in (("Mü17", True), ("Mu17", False)):
+        (tmp_path / "nord.csv").write_text(
+            GERMAN.replace("ü", "u")
+            .replace("ö", "o")
+            .replace("ß", "ss")
+            .replace("ë", "e")
+            .replace("Muller 1", text),
+            encoding="utf-8",
+        )
+        reader = {**READER, "encoding": encoding}
+        numeric = {"Grosse": (0, 2)}
+        if not is_refused:
+            assert read(tmp_path / "nord.csv", reader=reader, numeric=numeric).user_keys == ("Mu17", "Zoe 2")
+            continue
+        with refused("data.encoding") as caught:
+            read(tmp_path / "nord.csv", reader=reader, numeric=numeric)
+        assert 'encoding = "utf-8"' in str(caught.value)
+    # Pairs of bytes of other encodings may be UTF-8 by accident.
+    (tmp_path / "nord.csv").write_text(
+        GERMAN.split("\n")[0].replace("ö", "o").replace("ß", "s") + "\n联通;1,8;3.2.2020;ja", encoding="gbk"
+    )
+    reader = {**READER, "encoding": "gbk"}
+    assert read(tmp_path / "nord.csv", reader=reader, numeric={"Grose": (0, 2)}).user_keys == ("联通",)
 
 
 @pytest.mark.parametrize("name", ["nord.csv.gz", "nord.tsv.gz", "nord.tsv", "NORD.CSV"])
@@ -142,6 +170,22 @@ def test_a_title_above_the_header_of_a_workbook_is_named(tmp_path):
         with refused("data.column") as caught:
             use(tmp_path / "nord.xlsx")
         assert "above the header" in str(caught.value)
+
+
+def test_a_table_without_a_header_does_not_show_its_first_row(tmp_path):
+    path = tmp_path / "nord.csv"
+    path.write_text("Müller 1;1,80;ja;Falle\nZoë 2;1,65;nein;Falle\n", encoding="cp1252")
+    reader = Reader(**READER)
+    model = Schema.from_inputs(schema(numeric={"Größe": (0, 2)}).describe_inputs())
+    for use in (
+        read,
+        lambda path: draft_config(path, "Fall", "krank", reader),
+        lambda path: read_inputs(path, model),
+    ):
+        with refused("data.column") as caught:
+            use(path)
+        assert "first row" in str(caught.value)
+        assert not any(cell in str(caught.value) for cell in ("Müller 1", "1,80", "ja", "Falle"))
 
 
 def test_a_workbook_does_not_join_persons_whose_numbers_it_rounds(tmp_path):
@@ -621,6 +665,31 @@ def test_a_prediction_reads_files_dates_and_missing_cells_as_training_does(tmp_p
     assert restored.features == given.features
     x, _ = read_inputs(tmp_path / "nord.csv", restored)
     np.testing.assert_allclose(x, [[1, 33 / 183 - 1, 1, 0], [-0.5, -1, 0, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
+def test_an_empty_line_moves_no_cell(tmp_path, end):
+    rows = ["crp,age,id,ill", "5,61,7,0", "", ",62,8,1", ' ,63,9,"a\r\nb"', ""]
+    (tmp_path / "a.csv").write_text(end.join(rows), newline="")
+    numeric = {name: {"range": (0, 99), "typical": (0, 1), "missing": "indicator"} for name in ("crp", "age")}
+    given = Schema(user="id", label="ill", classes=[0, 1], numeric=numeric)
+    x, kept = read_inputs(tmp_path / "a.csv", given, ["id", "ill"])
+    np.testing.assert_array_equal(x, [[5, 0, 61, 0], [0, 1, 62, 0], [0, 1, 63, 0]])
+    assert kept["id"].tolist() == ["7", "8", "9"]
+    if end in ("\n", "\r\n"):
+        assert kept["ill"].tolist() == ["0", "1", "a\r\nb"]
+
+
+def test_copied_whole_numbers_with_a_gap_are_not_rounded(tmp_path):
+    numbers = pa.array([12345678901234561, None, 7], pa.int64())
+    pq.write_table(pa.table({"id": numbers, "size": [1.5, 2, None]}), tmp_path / "a.parquet")
+    numeric = {"size": {"range": (0, 10), "typical": (0, 1), "missing": "indicator"}}
+    given = Schema(user="id", label="ill", classes=[0, 1], numeric=numeric)
+    x, kept = read_inputs(tmp_path / "a.parquet", given, ["id"])
+    assert kept.to_csv(index=False).split() == ["id", "12345678901234561", '""', "7"]
+    np.testing.assert_array_equal(x, [[1.5, 0], [2, 0], [0, 1]])
+    kept.to_parquet(tmp_path / "b.parquet")
+    assert pq.read_table(tmp_path / "b.parquet")["id"].to_pylist() == numbers.to_pylist()
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_bad_paths(tmp_path):
         ([tmp_path / "sub"], "sub: a folder, not a table; give the silo's file"),
         ([excel], "unknown extension '.ods'; give a file that ends in .csv"),
         ([broken], r"broken\.parquet: not readable as parquet"),
-        ([latin], r"latin\.csv: not readable as text"),
+        ([latin], r"latin\.csv: not text in the encoding utf-8"),
         ([berlin, twin], "would both be silo 'berlin'; name the silos in a mapping"),
         ([], "files is empty"),
         (str(berlin), "give silo name → path"),

@@ -96,8 +96,7 @@ class Table:
         """
         reader = schema.reader if reader is None else reader
         frame, header = read_frame(path, reader)
-        for column in schema.columns:
-            _check_column(path, header, column)
+        check_columns(path, header, schema.columns)
         _check_rows(path, frame)
         keys = frame[header_text(schema.user)]
         columns = {
@@ -137,9 +136,8 @@ class Table:
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
             frame, header = read_frame(source, schema.reader)
-        needed = f"give the table the columns {format_names(schema.feature_columns)}; it has {describe_header(header)}"
-        for column in schema.feature_columns:
-            _check_column(path, header, column, needed)
+        needed = f"give the table the columns {format_names(schema.feature_columns)}"
+        check_columns(path, header, schema.feature_columns, needed)
         _check_rows(path, frame)
         texts = {
             column: list_texts(frame[header_text(column)], path, schema.reader.decimal)
@@ -448,28 +446,38 @@ def read_cells(path: Path, column: str, reader: Reader | None = None) -> list[ob
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
     frame, header = read_frame(path, reader)
-    # Without a header the first person's row stands in its place: the message does not quote it.
-    _check_column(path, header, column, "correct the name of the column, or the first line of the table")
+    check_columns(path, header, [column])
     _check_rows(path, frame)
     return list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
 
 
-def _check_column(path: Path, header: Sequence[str], column: str, remedy: str = "") -> None:
+def check_columns(path: Path, header: Sequence[str], columns: Sequence[str], remedy: str = "") -> None:
     """Raise for a column that the header does not have, or has twice.
 
     Args:
         path: of the table.
         header: names of its columns.
-        column: the name.
-        remedy: what to do, where the message may not quote the header.
+        columns: the names.
+        remedy: what to do, in place of a name that is similar.
     """
-    name = header_text(column)
-    if header.count(name) == 1:
-        return
-    hint = None if name in header or remedy else suggest_name(name, header)
-    wrong = "appears twice" if name in header else "is missing"
-    remedy = hint or remedy or f"correct the schema or the table, which has {describe_header(header)}"
-    raise SilodpError(f"{path}: column {column!r} {wrong}; {remedy}", code="data.column", field=column)
+    names = [header_text(column) for column in columns]
+    # Without a header the first person's row stands in its place: the message quotes none without a known name.
+    is_header = any(name in header for name in names)
+    for column, name in zip(columns, names, strict=True):
+        if header.count(name) == 1:
+            continue
+        wrong = "appears twice" if name in header else "is missing"
+        hint = suggest_name(name, header) if is_header and name not in header and not remedy else None
+        listed = (
+            f"; it has {describe_header(header)}"
+            if is_header
+            else ", whose first row must be the header, with nothing above the header"
+        )
+        raise SilodpError(
+            f"{path}: column {column!r} {wrong}; {hint or (remedy or 'correct the name or the table') + listed}",
+            code="data.column",
+            field=column,
+        )
 
 
 def _fold_key(text: str, reader: Reader) -> str:
