@@ -74,9 +74,9 @@ def list_identifiers(cells: pd.Series[Any], path: Path, missing: Sequence[str] =
         if is_missing:
             listed.append("")
         elif isinstance(cell, str):
-            listed.append("" if _fold(cell) in none else cell)
+            listed.append("" if none and _fold(cell) in none else cell)
         elif isinstance(cell, Integral) and not isinstance(cell, bool):
-            if is_workbook(path) and abs(cell) >= LEAST_ROUNDED:
+            if is_workbook(path) and abs(int(cell)) >= LEAST_ROUNDED:
                 raise _refuse_identifiers(f"{where}, data row {row}", "number with 16 digits or more")
             listed.append("" if str(int(cell)) in none else str(int(cell)))
         else:

@@ -9,6 +9,7 @@ import shlex
 import unicodedata
 import zlib
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, cast
 from zipfile import BadZipFile
@@ -89,10 +90,10 @@ def read_frame(path: Path, reader: Reader | None = None) -> tuple[pd.DataFrame, 
     return frame, header
 
 
-def _open(path: Path, encoding: str, newline: str | None = "") -> IO[str]:
+def _open(path: Path, encoding: str, newline: str | None = "") -> TextIOWrapper:
     """Open a text file, compressed or not."""
     if path.name.lower().endswith(".gz"):
-        return cast(IO[str], gzip.open(path, "rt", encoding=encoding, newline=newline))
+        return gzip.open(path, "rt", encoding=encoding, newline=newline)
     return path.open(encoding=encoding, newline=newline)
 
 

@@ -169,7 +169,7 @@ class Table:
         # Bits of the mantissa by the number of bytes; text of pandas' own type has none.
         digits = {2: 11, 4: 24}.get(getattr(_find_type(keys), "itemsize", 8), 53)
         rounded |= np.array(
-            [isinstance(key, float | np.floating) and abs(key) >= 2.0**digits for key in keys]
+            [isinstance(key, float | np.floating) and abs(float(key)) >= 2.0**digits for key in keys]
         )
         if is_workbook(self.path):
             rounded |= np.array([isinstance(key, int | float) and abs(key) >= LEAST_ROUNDED for key in keys])
