@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.evaluation_charges import EvaluationCharges
 from silodp.accounting.events import Gaussian, Skellam
-from silodp.accounting.ledger import Ledger, reopen_ledger
+from silodp.accounting.guarantee import ADVERSARIES
+from silodp.accounting.ledger import Budget, Ledger, reopen_ledger
 from silodp.aggregators import Plain
 from silodp.aggregators.evaluation import name_evaluation
 from silodp.aggregators.masked import Masked
@@ -465,6 +468,20 @@ def test_a_budget_leaves_room_for_the_last_evaluation():
     assert "evaluation" in result.metrics[-1]
     alone = train(federation, logistic_task(), STILL, rounds=500, seed=0, budget=budget)
     assert 1 < result.guarantees["released"].rounds < alone.guarantees["released"].rounds
+
+
+def test_only_the_last_evaluation_spends_what_is_reserved_for_it():
+    event = dict.fromkeys(ADVERSARIES, Gaussian(2.0))
+    room_for_two = Budget(compute_epsilon([(Gaussian(2.0), 2)], 1e-5, "pld") * 1.001, 1e-5)
+    ledger = Ledger(None, 1e-5, "pld", room_for_two, run="run")
+    ledger.reserved, charges = event, EvaluationCharges(ledger)
+    assert charges.affords(event)
+    charges.charge(0, 0, event)
+    assert not charges.affords(event)
+    charges.is_last = True
+    assert charges.affords(event)
+    assert ledger.reserved == event  # a round of training has no room left
+    assert not ledger.affords(event)
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,18 @@ def test_no_more_attempts_than_the_encryption_was_chosen_for():
         parties.silos["silo1"].answer(replace(asked, round=2))
 
 
+def test_a_share_in_clear_is_sent_once_in_a_round():
+    """Every attempt would have fresh noise, under the charge of the first: their mean is free of noise."""
+    parties = Parties(Plain(), AVG)
+    parties.run_round(0)
+    silo, asked = parties.silos["silo0"], parties.last("update")
+    for lie in (replace(asked, attempt=1), replace(asked, round=1, attempt=1)):
+        with refused("gate.attempt"):
+            silo.answer(lie)
+    parties.run_round(1)
+    assert [(c.round, c.release) for c in silo.gate.ledger.history] == [(0, 0), (1, 0)]
+
+
 def test_releases_of_a_round_end_when_no_silo_is_left_to_lose():
     """400 releases of one round were opened, with fresh noise under each: their mean is free of noise."""
     parties = Parties(Masked(min_silos=3), AVG, silos=5)
@@ -332,6 +344,20 @@ def test_a_restored_silo_masks_another_request_under_other_masks():
     assert "request" in (replace(parties.last("open")).fields)
 
 
+def test_what_stored_answers_refuse_the_gate_and_the_seals_refuse_too():
+    """A silo whose store lost the answers of a round, and kept its state or its noise, neither opens nor masks anew."""
+    parties = Parties(Masked(), AVG)
+    parties.run_round(0)
+    silo, asked = parties.silos["silo0"], parties.last("update")
+    with refused("gate.open"):
+        silo.gate.next_state(parties.last("open"))
+    seals = silo._side._seals
+    drawn = seals.get_or_draw(asked, seals.attempt(asked), dict)
+    assert drawn["noisy"].any()
+    with refused("gate.model"):
+        seals.get_or_draw(nudge(asked), seals.attempt(asked), dict)
+
+
 def test_a_store_older_than_its_run_is_noticed_where_every_silo_must_answer():
     parties = Parties(Masked(), AVG)
     parties.run_round(0)
@@ -437,6 +463,17 @@ def test_a_session_is_not_begun_anew_once_a_round_was_answered(lie):
     parties.run_round(1)
 
 
+def test_an_earlier_session_is_not_begun_after_a_later_one():
+    """Its number would name other secrets than the ones that were confirmed under it."""
+    parties = Parties(Masked(), AVG)
+    silo = parties.silos["silo0"]
+    silo.answer(Message("hello", "run", attempt=2))
+    before = backup(parties, "silo0")
+    with refused("gate.order"):
+        silo.answer(Message("hello", "run", attempt=1))
+    assert backup(parties, "silo0") == before
+
+
 def test_an_opening_is_not_drawn_again_under_another_round_name():
     """It overwrote the secrets of a confirmed session."""
     parties = Parties(Masked(), AVG)
@@ -456,6 +493,8 @@ def test_silo_0_answers_a_round_in_order(name):
     zero = parties.silos["silo0"]
     with refused("gate.order"):  # an update before its sample
         zero.answer(replace(parties.last("update"), round=1))
+    with refused("gate.order"):  # a sample under the name of a further attempt
+        zero.answer(replace(parties.last("sample"), round=1, attempt=1))
     parties.run_round(1)
     with refused("gate.order"):  # a sample after the update
         zero.answer(replace(parties.last("sample"), attempt=3))

@@ -17,6 +17,7 @@ import pytest
 from attacks.test_private_views import holds
 from end_to_end.test_masked import AVG
 from silodp.aggregators import Plain
+from silodp.aggregators._key_agreement import run_key_agreement
 from silodp.aggregators.masked import Masked
 from silodp.crypto.coins import PersonCoins
 from silodp.crypto.streams import derive_key
@@ -174,6 +175,35 @@ def test_a_silo_that_was_started_again_finds_the_same_coins(aggregator, drawn):
         for round_ in range(4):
             sample = next(sample for n, r, _, sample in drawn if (n, r) == (name, round_))
             np.testing.assert_array_equal(again._draw_sample(round_), sample)
+
+
+@BOTH
+def test_in_a_later_session_no_silo_tosses_the_coins_of_an_earlier_one(aggregator):
+    """A server can end a session after a silo has tossed: then silos that toss by two secrets agree on nobody."""
+    parties = Parties(aggregator, HALF, federation=PERSONS)
+    zero, one = (parties.silos[name] for name in ("silo0", "silo1"))
+    before = zero._draw_sample(0)
+    ask = lambda requests: {n: parties.silos[n].answer(m) for n, m in requests.items()}  # noqa: E731
+    run_key_agreement("run", parties.names, ask, 1)
+    shared = np.intersect1d(zero._persons, one._persons)
+    after = zero._draw_sample(0)
+    np.testing.assert_array_equal(after[shared], one._draw_sample(0)[shared])
+    assert (after != before).any()
+
+
+@pytest.mark.parametrize("change", [{"run": "another"}, {"profile": "ab" * 32}], ids=["run", "profile"])
+def test_coins_of_another_run_or_another_reading_of_identifiers_are_other_coins(change, monkeypatch):
+    """Even if the secret were the same: the session's secret is bound to both already."""
+    parties = Parties(Plain(), HALF, federation=PERSONS)
+    silo = parties.silos["silo0"]
+    monkeypatch.setattr(silo._side, "group_secret", lambda run: bytes(32))
+    before = silo._draw_sample(0)
+    silo._tossed = None
+    if "run" in change:
+        silo._run = change["run"]
+    else:
+        silo._spec = replace(silo._spec, data=replace(silo._spec.data, identity_digest=change["profile"]))
+    assert (silo._draw_sample(0) != before).any()
 
 
 def test_attempts_and_releases_of_a_round_have_one_sample(drawn):

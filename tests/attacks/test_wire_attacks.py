@@ -273,6 +273,16 @@ def test_a_further_attempt_has_lost_a_silo():
         silo.answer(parties.request("update", ("silo0", "silo2", "silo3"), attempt=2))
 
 
+def test_attempts_of_a_round_are_numbered_upwards():
+    """Else the silo's state would go back to an attempt that was given up, and whose sum others may know."""
+    parties = Parties(fewest=3)
+    silo = parties.silos["silo0"]
+    silo.answer(parties.request("update", attempt=2))
+    with refused("gate.attempt"):
+        silo.answer(parties.request("update", parties.names[:3], attempt=1))
+    assert silo.gate.state.attempt == 2
+
+
 def test_another_model_within_a_round_is_refused():
     """The same noise under two models would be subtracted away."""
     parties = Parties(fewest=3)

@@ -128,7 +128,7 @@ def test_a_card_of_a_seeded_run_says_that_it_is_not_for_release(folder: Path, si
     assert "no privacy guarantee" in Path("plain/MODEL_CARD.md").read_text().splitlines()[2]
 
 
-def test_declared_metrics_are_marked_and_those_of_few_records_left_out(folder: Path, silodp: Silodp) -> None:
+def test_declared_metrics_are_marked_and_those_of_few_persons_left_out(folder: Path, silodp: Silodp) -> None:
     settings = Path("hospitals_2020.toml")
     settings.write_text(settings.read_text() + "publish_metrics = true\n" + GROUPS)
     assert silodp("run", settings, "--out", "run").status == 0
@@ -141,11 +141,11 @@ def test_declared_metrics_are_marked_and_those_of_few_records_left_out(folder: P
         ("silo", "south_clinic"): 30,
         ("ward", "medicine"): 45,
     }
-    assert any(0 < part.records < 20 for part in held_out.parts)
+    assert any(0 < part.persons < 20 <= part.records for part in held_out.parts)
     for part in held_out.parts:
         shown = next(line for line in metrics.splitlines() if part.name in line and line.startswith("|"))
-        if part.records < 20:
-            assert "fewer than 20 records" in shown
+        if part.persons < 20:
+            assert "fewer than 20 persons" in shown
         else:
             assert f"| {part.metrics['accuracy']:.4g} |" in shown
     page = Path("run/report.html").read_text()
@@ -155,6 +155,22 @@ def test_declared_metrics_are_marked_and_those_of_few_records_left_out(folder: P
     assert silodp("report", "run").status == 0
     assert "silo south_clinic" not in Path("run/report.html").read_text()
     assert "Per silo: unknown." in Path("run/MODEL_CARD.md").read_text()
+
+
+def test_metrics_of_few_persons_are_in_no_row(folder: Path, silodp: Silodp) -> None:
+    settings = Path("hospitals_2020.toml")
+    settings.write_text(settings.read_text() + "publish_metrics = true\n")
+    for name in ("north_clinic", "south_clinic"):  # 30 and 15 held-out records of 10 persons
+        table = Path(f"{name}.csv")
+        lines = table.read_text().splitlines(keepends=True)
+        table.write_text("".join(line for row, line in enumerate(lines) if row == 0 or row % 4 != 1))
+    assert silodp("run", settings, "--out", "run").status == 0
+    held_out = read_held_out(Path("run"))
+    assert held_out is not None
+    assert held_out.persons == 10
+    metrics = sections(Path("run/MODEL_CARD.md").read_text())["Metrics"]
+    assert metrics.count("| fewer than 20 persons |") == 3
+    assert "0." not in metrics
 
 
 def test_where_silos_evaluate_nothing_is_measured_on_pooled_records(folder: Path, silodp: Silodp) -> None:

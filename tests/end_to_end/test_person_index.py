@@ -130,6 +130,7 @@ def test_weights_by_records_need_the_file_of_a_trust_center(tmp_path: Path) -> N
     lines = path.read_text().splitlines()
     for wrong in (
         [*lines, lines[1]],  # twice
+        [*lines, lines[1].split(",")[0] + ",38"],  # a person with two positions
         [*lines[:-1], lines[-1].split(",")[0] + ",40"],  # no number below U
         [*lines[:-1], lines[-1].split(",")[0] + ",-1"],
         [*lines[:-1], lines[-1].split(",")[0] + ",0"],  # the position of another person

@@ -471,6 +471,81 @@ def test_the_module_of_a_program_is_given_again(tmp_path: Path) -> None:
     assert refused.value.code == "argument.shape"
 
 
+def test_a_guarantee_of_fewer_rounds_is_refused_beside_a_newer_model(tmp_path: Path) -> None:
+    """A run that is resumed keeps its id; its first guarantee states the ε of the first rounds."""
+    write_tables(tmp_path)
+    run_of(tmp_path, CLASSES)
+    bundle = take_bundle(tmp_path / "run", tmp_path / "bundle")
+    settings = load_config(tmp_path / "run.toml")
+    federation = settings.federation()
+    more = {**settings.settings(), "rounds": 4}
+    train(federation, settings.task(federation), settings.method(), out=tmp_path / "run", resume=True, **more)
+    for name in ("model.json", "model.safetensors"):
+        shutil.copy(tmp_path / "run" / name, bundle)
+    refuse("bundle.mixed", bundle)
+    shutil.copy(tmp_path / "run" / "guarantee.json", bundle)
+    assert silodp.load(bundle).guarantees["released"].rounds == 4
+    description = json.loads((bundle / "model.json").read_text())
+    for name in ("guarantee", "attributes", "loss", "has_readers"):
+        del description[name]  # as earlier versions wrote it
+    (bundle / "model.json").write_text(json.dumps(description))
+    silodp.load(bundle)
+
+
+def test_numbers_in_attributes_must_be_those_of_the_run(trained: Any, tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale, self.linear = scale, nn.Linear(5, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x * self.scale)
+
+    _, made, federation = trained
+    task = silodp.Task(Scaled(0.1), made.loss)
+    train(federation, task, silodp.methods.UldpAvg(noise_multiplier=1.0), rounds=1, out=tmp_path / "scaled")
+    silodp.load(tmp_path / "scaled", model=Scaled(0.1))
+    refuse("bundle.architecture", tmp_path / "scaled", model=Scaled(-1.0))
+
+
+def test_outputs_under_a_loss_of_ones_own_are_not_called_predictions(tmp_path: Path) -> None:
+    """The output of a Poisson model is the log of the expected number, and that of a hinge loss a margin."""
+    write_tables(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def poisson(outputs, targets):\n"
+        "    return torch.exp(outputs.squeeze(-1)) - targets * outputs.squeeze(-1)\n"
+    )
+    own = '[task]\nmodel = "logistic"\nloss = "own.py:poisson"'
+    scaled = REAL + "\nlabel_typical = [300, 100]"
+    run_of(tmp_path, scaled, own)
+    model = silodp.load(tmp_path / "run")
+    rows = write_test_rows(tmp_path)
+    assert model.columns == ("output",)
+    assert np.array_equal(model.predict(rows)[:, 0], model.compute_outputs(rows).ravel())
+    for loss, columns in (
+        ("own.py:poisson", ("score_no", "score_yes")),
+        ("binary_cross_entropy", ("probability_no", "probability_yes")),
+    ):
+        run_of(tmp_path, CLASSES, own.replace("own.py:poisson", loss), columns[0])
+        assert silodp.load(tmp_path / columns[0]).columns == columns
+
+
+def test_settings_of_single_silos_are_missed_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_tables(tmp_path)
+    run_of(tmp_path, CLASSES)
+    run_of(tmp_path, CLASSES + '\nreaders = { north = { missing = ["-9"] } }', name="readers")
+    rows = write_test_rows(tmp_path)
+    for name, options, warns in (
+        ("run", {}, False),
+        ("readers", {}, True),
+        ("readers", {"missing": ["-9"]}, False),
+    ):
+        caplog.clear()
+        silodp.load(tmp_path / name).predict_table(rows, reader=options)
+        assert ("different ways" in caplog.text) is warns
+
+
 def test_buffers_outside_the_state_must_be_those_of_the_run(tmp_path: Path) -> None:
     class Shifted(nn.Module):
         def __init__(self, shift: float) -> None:
@@ -503,7 +578,7 @@ def test_a_run_without_a_schema_predicts_from_arrays(tmp_path: Path) -> None:
     model = silodp.load(tmp_path / "run", model=nn.Linear(30, 1))
     assert made.test is not None
     assert model.predict(made.test.x).shape == (len(made.test), 2)
-    assert model.columns == ("probability_0", "probability_1")
+    assert model.columns == ("score_0", "score_1")
     with pytest.raises(SilodpError) as refused:
         model.predict(pd.DataFrame(made.test.x))
     assert refused.value.code == "bundle.no_schema"

@@ -15,11 +15,14 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import Population, UldpAvg, UserBudgets
+from silodp.runtime.gate import Gate
 from silodp.runtime.server import Server
+from silodp.wire.messages import Message
 from silodp.wire.store import MemoryStore, RoundStore
 from support.clear import released
 from support.oracles import logistic_task, small_federation, without_user
 from support.private import LATTICE, PAILLIER, in_clear, run
+from support.refusals import refused
 from support.specs import make_spec
 from support.wires import wire  # noqa: F401
 
@@ -261,6 +264,24 @@ def test_no_release_is_charged_that_the_budgets_were_not_met_for():
     assert not server.charge(20, 0, 3), "one round more"
     assert server.charge(19, 0, 3)
     assert [(charge.round, charge.release) for charge in ledger.history] == [(0, 0), (19, 0)]
+
+
+def test_a_silo_charges_no_release_that_the_budgets_were_not_met_for():
+    """Whatever the server asks: persons' clips are for one release of each planned round."""
+    spec = replace(known(method(CLIP)), aggregator=Masked())
+    ledger = Ledger(None, 1e-5, "rdp", run="run")
+    gate = Gate(spec.names[0], spec, RoundStore(MemoryStore()), np.zeros(12, np.int64), ledger)
+
+    def charge(round_: int, release: int) -> None:
+        arrays = {"params": np.zeros(spec.size, np.float32)}
+        gate.charge(Message("update", "run", round_, release, {"release": release}, arrays))
+
+    charge(0, 0)
+    for round_, release in ((0, 1), (20, 0)):
+        with refused("gate.rounds"):
+            charge(round_, release)
+    charge(19, 0)
+    assert [(entry.round, entry.release) for entry in ledger.history] == [(0, 0), (19, 0)]
 
 
 def test_a_run_ends_where_a_round_would_have_to_be_released_twice(wire):  # noqa: F811

@@ -25,11 +25,12 @@ from silodp.report.guarantee_text import describe_guarantee, format_guarantees
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import DESCRIPTION, ModelDescription
+from silodp.training.losses import predicts_labels
 from silodp.wire.store import write_durably
 
 CARD = "MODEL_CARD.md"
-LEAST_RECORDS = 20
-"""Metrics of fewer held-out records are left out of a card: they would be about single persons."""
+LEAST_PERSONS = 20
+"""Metrics on held-out records of fewer persons are left out of a card: they would be about single ones."""
 
 _UNKNOWN = "Unknown: nobody has declared it ({} in the table [card] of the configuration)."
 _UNCOVERED = "on private records, not covered by ε"
@@ -189,9 +190,11 @@ def _format_data(facts: _Facts) -> list[str]:
     if described.label_typical is not None:
         center, spread = described.label_typical
         scaled = (
-            f", typically {center:.15g} ± {spread:.15g}; the model computes (value − {center:.15g})/{spread:.15g}, and "
-            "predictions of silodp are in the unit of the value"
+            f", typically {center:.15g} ± {spread:.15g}; "
+            f"the model is trained on (value − {center:.15g})/{spread:.15g}"
         )
+        if described.loss is None or predicts_labels(described.loss):
+            scaled += ", and predictions of silodp are in the unit of the value"
     lines = [
         f"- **Origin, time and place**: {_one_line(card.data) if card.data else _UNKNOWN.format('data')}",
         f"- **Predicted**: {kind}{target}{f': {classes}' if classes else ''}{scaled}.",
@@ -253,13 +256,15 @@ def _format_metrics(facts: _Facts) -> list[str]:
         ]
     last = run.rows[-1]
     lines = [
-        f"Measured {_UNCOVERED}: on held-out records, after the last round. Metrics of fewer than {LEAST_RECORDS} "
-        "records are left out.",
+        f"Measured {_UNCOVERED}: on held-out records, after the last round. Those of fewer than {LEAST_PERSONS} "
+        "persons are left out.",
         "",
     ]
     whole = [format_measure(get_measure(last, name)) for name in names]
     silos = () if held_out is None else held_out.list_parts(True)
     groups = () if held_out is None else held_out.list_parts(False)
+    if held_out is not None and held_out.persons < LEAST_PERSONS:
+        whole = _leave_out(names)
     rows = [("all silos", *whole), *(_format_part(part, f"silo {_code(part.name)}", names) for part in silos)]
     rows += [_format_part(part, f"{_code(part.of)}: {_code(part.name)}", names) for part in groups]
     lines += _format_table(("held-out records of", *names), rows)
@@ -293,9 +298,13 @@ def _format_sums(facts: _Facts) -> list[str]:
     ]
 
 
+def _leave_out(names: Sequence[str]) -> list[str]:
+    return [f"fewer than {LEAST_PERSONS} persons", *("" for _ in names[1:])]
+
+
 def _format_part(part: Part, name: str, names: Sequence[str]) -> tuple[str, ...]:
-    if part.records < LEAST_RECORDS:
-        return (name, f"fewer than {LEAST_RECORDS} records", *("" for _ in names[1:]))
+    if part.persons < LEAST_PERSONS:
+        return (name, *_leave_out(names))
     return (name, *(format_measure(part.metrics.get(metric)) for metric in names))
 
 

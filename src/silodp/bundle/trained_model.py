@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,15 +32,19 @@ from silodp.runtime.model_description import (
     WEIGHTS,
     ModelDescription,
     StoredTensor,
+    digest_attributes,
     digest_unsaved,
 )
-from silodp.training.losses import flatten_outputs
+from silodp.training.losses import flatten_outputs, predicts_labels
 from silodp.training.task import compute_outputs, make_tensor
 
 if TYPE_CHECKING:
     import pandas as pd
 
     TableOrInputs = str | Path | pd.DataFrame | NDArray[Any] | Tensor | Mapping[str, Any] | NamedArrays
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,8 +69,16 @@ class TrainedModel:
     def columns(self) -> tuple[str, ...]:
         """Names of the numbers that `predict` returns for a row."""
         if self.description.labels == "classes":
-            return tuple(f"probability_{name}" for name in self.description.classes)
+            what = "probability" if self._predicts_labels else "score"
+            return tuple(f"{what}_{name}" for name in self.description.classes)
+        if not self._predicts_labels:
+            return ("output",)
         return ("log_hazard",) if self.description.labels == "survival" else ("prediction",)
+
+    @property
+    def _predicts_labels(self) -> bool:
+        loss = self.description.loss
+        return loss is None or predicts_labels(loss)
 
     def predict(self, data: TableOrInputs) -> NDArray[np.float64]:
         """Predict for every row, in the order of the rows.
@@ -77,7 +90,9 @@ class TrainedModel:
 
         Returns:
             (n, K) probabilities of the classes, (n, 1) numbers in the unit of the label, or (n, 1) log hazards, of
-            which a larger one is a higher risk; the columns are `columns`.
+            which a larger one is a higher risk; the columns are `columns`. Where the loss is none of silodp's or
+            torch's, it is not known what outputs mean: (n, K) scores of classes, which are between 0 and 1 and sum to
+            1, or (n, 1) outputs as they are.
 
         Raises:
             SilodpError: the table cannot be read or has a value that the schema refuses, the array does not fit, or
@@ -87,7 +102,7 @@ class TrainedModel:
         labels, classes = self.description.labels, len(self.description.classes)
         single = outputs.dim() == 1 or tuple(outputs.shape[1:]) == (1,)
         if labels != "classes" and single:
-            center, spread = self.description.label_typical or (0.0, 1.0)
+            center, spread = (self._predicts_labels and self.description.label_typical) or (0.0, 1.0)
             found = center + spread * flatten_outputs(outputs)[:, None]
         elif labels == "classes" and single and classes == 2:
             positive = torch.sigmoid(flatten_outputs(outputs))
@@ -170,6 +185,11 @@ class TrainedModel:
                 "this run kept no schema with public ranges, so it is not known how a table becomes the inputs of the "
                 "model: in Python, give silodp.load(DIR).predict an array of inputs as the model takes them.",
                 code="bundle.no_schema",
+            )
+        if self.description.has_readers and not reader:
+            _log.warning(
+                "the silos of this run wrote their tables in different ways ([data.schema.readers]), which the model "
+                "does not keep: this table is read by [data.schema.reader]; check that it is written so"
             )
         schema = self.description.schema
         dates = {**(schema.reader.dates or {}), **reader.get("dates", {})}
@@ -257,6 +277,13 @@ def load(
             f"{directory / 'guarantee.json'} and {DESCRIPTION} are of different runs: copy all files of one run.",
             code="bundle.mixed",
         )
+    stated = hashlib.sha256((directory / "guarantee.json").read_bytes()).hexdigest()
+    if description.guarantee not in (None, stated):
+        raise SilodpError(
+            f"{directory / 'guarantee.json'} is not the file that {DESCRIPTION} describes, so it may state the ε of "
+            "fewer rounds: copy all files of the run again.",
+            code="bundle.mixed",
+        )
     tensors = _read_tensors(directory / WEIGHTS, description)
     if model is not None:
         network = copy.deepcopy(model).cpu()
@@ -276,6 +303,13 @@ def load(
         raise SilodpError(
             "the model has buffers outside its state that differ from those of the run: make them with "
             "persistent=True, or compute them from constants.",
+            code="bundle.architecture",
+            field="model",
+        )
+    if description.attributes not in (None, digest_attributes(network)):
+        raise SilodpError(
+            "the model has numbers in plain attributes that differ from those of the run: build it with the same "
+            "numbers, or keep them in buffers (register_buffer), which the run stores with the model.",
             code="bundle.architecture",
             field="model",
         )

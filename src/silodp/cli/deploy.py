@@ -182,6 +182,12 @@ def accept_command(
             help="Most ε that all runs of this silo may spend against each adversary. Default: that of this run.",
         ),
     ] = None,
+    allow_counts: Annotated[
+        bool,
+        typer.Option(
+            "--allow-counts", help="Let the server and other silos see each person's record counts."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what is agreed, at one silo, and write its policy when the code is the one that was read out."""
@@ -215,7 +221,7 @@ def accept_command(
     records = load_records(
         Path(table), find_name(folder, consortium), consortium, Path(numbers) if numbers else None
     )
-    policy = accept(folder, consortium, table, epsilon, index=numbers)
+    policy = accept(folder, consortium, table, epsilon, index=numbers, allow_counts=allow_counts)
     persons = len(set(records.user.tolist()))
     lines = [
         f"Read {counted(len(records), 'training record')} of {counted(persons, 'person')} (private to this silo).",

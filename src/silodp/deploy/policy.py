@@ -114,7 +114,8 @@ class Policy(BaseModel):
         if spec.method.needs_counts and not spec.aggregator.weights_privately and not self.allow_counts:
             raise SilodpError(
                 f"the method '{spec.method.name}' under '{spec.aggregator.name}' asks for the number of records of "
-                "every person in clear: set allow_counts = true to allow it, or do not take part.",
+                "every person in clear: set allow_counts = true in policy.toml to allow it (silodp deploy accept "
+                "--allow-counts), or do not take part.",
                 code="policy.not_allowed",
                 field="allow_counts",
             )

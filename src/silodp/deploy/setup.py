@@ -347,6 +347,7 @@ def accept(
     lifetime_epsilon: float | None = None,
     *,
     index: str = "",
+    allow_counts: bool = False,
     allow_seed: bool = False,
 ) -> Policy:
     """Write the policy of a silo, or add the digest to the one that is there.
@@ -358,6 +359,7 @@ def accept(
         lifetime_epsilon: most ε against each adversary that all runs together may spend, at the run's δ, for a new
             policy; None: as much as this run needs.
         index: file by which a trust center numbers the silo's persons, where the run needs one.
+        allow_counts: whether the run may ask for the number of records of each person in clear.
         allow_seed: for tests: whether the run may have a seed.
 
     Returns:
@@ -380,6 +382,8 @@ def accept(
         policy = Policy.load(path)
         digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
         policy = policy.model_copy(update={"accepted": digests, "data": data, "index": index})
+        if allow_counts:
+            policy = policy.model_copy(update={"allow_counts": True})
     else:
         spec = consortium.stated_spec
         needed = compute_lifetime_cost(spec, spec.delta)
@@ -396,6 +400,7 @@ def accept(
             aggregators=[spec.aggregator.name],
             evaluation=["none" if spec.evaluation is None else spec.evaluation.across],
             columns=list(spec.data.features),
+            allow_counts=allow_counts,
             require_separate=spec.separate,
             min_silos=spec.min_silos,
             allow_seed=allow_seed,

@@ -404,6 +404,8 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
                 known = None if names is None else tuple(names.tolist())
                 budget = arrays.get("budget")
                 data = SiloData(name, _load_x(arrays, "x"), arrays["y"], arrays["user"], budget, test, known)
+        except SilodpError as error:
+            raise SilodpError(f"{path}: {error}", code=error.code, field=error.field) from None
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise SilodpError(
                 f"{path} cannot be read ({type(error).__name__}): give a .npz file with the arrays x, y and user.",

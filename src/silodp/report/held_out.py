@@ -41,12 +41,14 @@ class Part:
         of: "silo", or the column of a subgroup.
         name: of the silo or subgroup.
         records: their number.
+        persons: whose records they are, their number.
         metrics: those that are defined on them.
     """
 
     of: str
     name: str
     records: int
+    persons: int
     metrics: dict[str, float]
 
 
@@ -73,6 +75,7 @@ class HeldOut:
 
     Attributes:
         round: after which it was measured.
+        persons: whose records were held out, their number.
         parts: silos, then subgroups.
         classes: names of the classes; () where labels are no classes.
         confusion: records by true and predicted class; () where labels are no classes.
@@ -80,6 +83,7 @@ class HeldOut:
     """
 
     round: int
+    persons: int
     parts: tuple[Part, ...]
     classes: tuple[str, ...] = ()
     confusion: tuple[tuple[float, ...], ...] = ()
@@ -108,31 +112,45 @@ def measure_held_out(
     test, classes = federation.test, federation.classes
     if test is None or len(test.x) == 0:
         return None
-    silos = [(silo.name, silo.held_out) for silo in federation.silos]
-    parts = [_measure_part(task, params, "silo", name, one.x, one.y) for name, one in silos if len(one)]
-    for column, name, chosen in find_groups(test.x, federation.schema, groups or {}):
-        parts.append(_measure_part(task, params, column, name, test.x[chosen], test.y[chosen]))
+    silos = [(silo.name, silo.held_out) for silo in federation.silos if len(silo.held_out)]
+    parts = [_measure_part(task, params, "silo", name, one.x, one.y, [one.user]) for name, one in silos]
+    numbered = [one for _, one in silos] or [
+        test
+    ]  # in `test`, persons without training records have no number
+    grouped = [find_groups(one.x, federation.schema, groups or {}) for one in (test, *numbered)]
+    for (column, name, chosen), *rows in zip(*grouped, strict=True):
+        users = [one.user[mask] for one, (_, _, mask) in zip(numbered, rows, strict=True)]
+        parts.append(_measure_part(task, params, column, name, test.x[chosen], test.y[chosen], users))
+    persons = _count_persons([one.user for one in numbered])
     if classes is None:
-        return HeldOut(rounds, tuple(parts))
+        return HeldOut(rounds, persons, tuple(parts))
     inputs, _ = task.tensors(test.x, test.y)
     outputs = task.predict(params, inputs).double().cpu().reshape(len(test.x), -1)
     if outputs.shape[1] != classes and (outputs.shape[1], classes) != (1, 2):
-        return HeldOut(rounds, tuple(parts))  # such outputs predict no class
+        return HeldOut(rounds, persons, tuple(parts))  # such outputs predict no class
     names = name_classes(federation.schema, classes)
     confusion = np.zeros((classes, classes))
     np.add.at(confusion, (test.y, find_predicted_classes(outputs).long().numpy()), 1)
     scores = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, -1] - outputs[:, 0]
     calibration = () if classes != 2 else _calibrate(scores.numpy(), test.y)
-    return HeldOut(rounds, tuple(parts), names, tuple(tuple(row) for row in confusion.tolist()), calibration)
+    counts = tuple(tuple(row) for row in confusion.tolist())
+    return HeldOut(rounds, persons, tuple(parts), names, counts, calibration)
 
 
-def _measure_part(task: Task, params: Tensor, of: str, name: str, x: Any, y: Any) -> Part:
+def _measure_part(
+    task: Task, params: Tensor, of: str, name: str, x: Any, y: Any, users: Sequence[NDArray[np.int64]]
+) -> Part:
     try:
         metrics = task.evaluate(params, x, y) if len(x) else {}
     except SilodpError:
         # All records together were measured; a metric may fail on few of them, for example on one class alone.
         metrics = {}
-    return Part(of, name, len(x), {key: value for key, value in metrics.items() if np.isfinite(value)})
+    finite = {key: value for key, value in metrics.items() if np.isfinite(value)}
+    return Part(of, name, len(x), _count_persons(users), finite)
+
+
+def _count_persons(users: Sequence[NDArray[np.int64]]) -> int:
+    return len(np.unique(np.concatenate(users)))
 
 
 def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[CalibrationBin, ...]:
@@ -196,8 +214,15 @@ def read_held_out(directory: Path) -> HeldOut | None:
         fields = json.loads(path.read_bytes())
         return HeldOut(
             int(fields["round"]),
+            int(fields["persons"]),
             tuple(
-                Part(str(p["of"]), str(p["name"]), int(p["records"]), _read_numbers(p["metrics"]))
+                Part(
+                    str(p["of"]),
+                    str(p["name"]),
+                    int(p["records"]),
+                    int(p["persons"]),
+                    _read_numbers(p["metrics"]),
+                )
                 for p in fields["parts"]
             ),
             tuple(map(str, fields["classes"])),

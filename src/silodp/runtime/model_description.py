@@ -26,7 +26,9 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.data.public import LabelKind
 from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
+from silodp.training.model_checks import list_numeric_attributes
 from silodp.training.models import Architecture
+from silodp.training.task import digest_tensors
 
 FORMAT = 1
 """Of model.json."""
@@ -71,6 +73,11 @@ class ModelDescription:
         architecture: where the model came from.
         tensors: by name, what model.safetensors has.
         unsaved: SHA-256 (hex) of buffers that are no part of the model's state; "" without any.
+        attributes: SHA-256 (hex) of the numbers in plain attributes of modules; "" without any. Files of earlier
+            versions lack this and those below.
+        loss: name of the loss.
+        guarantee: SHA-256 (hex) of guarantee.json.
+        has_readers: whether silos wrote their tables in different ways.
         weights: SHA-256 (hex) of model.safetensors.
         versions: of silodp, torch and python.
         label_typical: (center, spread) by which labels of kind "real" were scaled; None where they were not.
@@ -87,6 +94,10 @@ class ModelDescription:
     tensors: Mapping[str, StoredTensor]
     weights: str
     unsaved: str = ""
+    attributes: str | None = None
+    loss: str | None = None
+    guarantee: str | None = None
+    has_readers: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     label_typical: Sequence[float] | None = None
 
@@ -98,6 +109,7 @@ class ModelDescription:
         architecture: Architecture,
         schema: Schema | None,
         weights: bytes,
+        guarantee: bytes,
     ) -> ModelDescription:
         """Describe the model of a run.
 
@@ -107,6 +119,7 @@ class ModelDescription:
             architecture: where it came from.
             schema: of the tables; None where there is none.
             weights: content of model.safetensors.
+            guarantee: content of guarantee.json.
         """
         data = spec.data
         target: tuple[str, ...] = ()
@@ -130,6 +143,10 @@ class ModelDescription:
             },
             weights=hashlib.sha256(weights).hexdigest(),
             unsaved=digest_unsaved(model),
+            attributes=digest_attributes(model),
+            loss=spec.model.loss,
+            guarantee=hashlib.sha256(guarantee).hexdigest(),
+            has_readers=schema is not None and bool(schema.readers),
             versions={
                 "silodp": find_version(),
                 "torch": version("torch"),
@@ -186,6 +203,11 @@ class ModelDescription:
         }
         for name in ("run", "labels", "weights", "unsaved"):
             _check_text(fields[name])
+        for name in ("attributes", "loss", "guarantee"):
+            if name in fields:
+                _check_text(fields[name])
+        if type(fields.get("has_readers", False)) is not bool:
+            raise ValueError
         if fields["labels"] not in ("classes", "real", "survival") or not _SHA256.fullmatch(
             fields["weights"]
         ):
@@ -219,6 +241,12 @@ def digest_unsaved(model: nn.Module) -> str:
         state.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
         state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
+
+
+def digest_attributes(model: nn.Module) -> str:
+    """Return the SHA-256 (hex) of the numbers that modules hold as plain attributes; "" where there are none."""
+    found = list_numeric_attributes(model)
+    return digest_tensors(found) if found else ""
 
 
 def _read_architecture(fields: Mapping[str, Any]) -> Architecture:

@@ -257,13 +257,13 @@ class RunDirectory:
             **({} if spec.evaluation is None else {"evaluation": spec.evaluation.across}),
             "guarantees": [guarantee.to_dict() for guarantee in guarantees.values()],
         }
-        text = json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n"
-        write_durably(self.path / "guarantee.json", text.encode())
+        stated = (json.dumps(guarantee, indent=2, ensure_ascii=False) + "\n").encode()
+        write_durably(self.path / "guarantee.json", stated)
         weights = serialize(model, {"method": method.name})
         write_durably(self.path / WEIGHTS, weights)
         if architecture.code:
             write_durably(self.path / CODE, architecture.code)
-        description = ModelDescription.of_run(spec, model, architecture, schema, weights)
+        description = ModelDescription.of_run(spec, model, architecture, schema, weights, stated)
         write_durably(self.path / DESCRIPTION, description.to_json().encode())
 
     @staticmethod

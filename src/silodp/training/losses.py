@@ -138,7 +138,16 @@ _REFUSED = {
     "BCEWithLogitsLoss",
     "SoftMarginLoss": "takes labels of -1 and 1, and labels here are 0 and 1: give BCEWithLogitsLoss",
 }
+_PREDICTING = frozenset({"cross_entropy", "binary_cross_entropy", "squared_error", "cox", *_TORCH_LOSSES})
 _OPTIONS = ("weight", "pos_weight", "ignore_index", "label_smoothing", "beta", "delta")
+
+
+def predicts_labels(name: str) -> bool:
+    """Return whether models trained by a loss of this name give logits of classes, the label, or a log hazard.
+
+    Of another loss it is not known: the output of a Poisson model, for example, is the log of what it expects.
+    """
+    return name.partition("(")[0] in _PREDICTING
 
 
 def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Loss:

@@ -153,12 +153,12 @@ class Task:
             return ""
         # Frozen dropout computes something else in train mode than in eval mode.
         in_eval_mode = [name for name, module in self.model.named_modules() if not module.training]
-        return _digest_tensors(constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
+        return digest_tensors(constants, *([f"eval {in_eval_mode}"] if in_eval_mode else []))
 
     @property
     def start_digest(self) -> str:
         """SHA-256 (hex) of the values that training starts at, where `pretrained=True` was given; else ""."""
-        return _digest_tensors({"": self.flatten(self.model)}) if self._has_stated_start else ""
+        return digest_tensors({"": self.flatten(self.model)}) if self._has_stated_start else ""
 
     @property
     def keeps_values(self) -> bool:
@@ -425,7 +425,8 @@ def serialize(model: nn.Module, metadata: Mapping[str, str]) -> bytes:
         ) from error
 
 
-def _digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
+def digest_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
+    """Return the SHA-256 (hex) of tensors with their names, and of further texts."""
     hasher = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         try:

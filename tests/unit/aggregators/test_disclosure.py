@@ -12,6 +12,7 @@ import logging
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,9 @@ from silodp.methods import Population, UldpAvg
 from silodp.methods.evaluation import Evaluation
 from silodp.planning.epsilon import compute_epsilon as plan_epsilon
 from silodp.runtime.guarantees import build_guarantees
+from silodp.runtime.prepare import prepare_run
 from silodp.runtime.silo import make_ledger
-from support.oracles import small_federation
+from support.oracles import logistic_task, small_federation
 from support.private import run
 from support.refusals import refused
 from support.specs import make_spec
@@ -154,6 +156,17 @@ def test_evaluations_for_which_no_parameters_exist_are_refused():
     spec = lattice_spec(replace(ONCE, noise_multiplier=0.05))
     with refused("crypto.parameters"):
         spec.aggregator.check(spec)
+
+
+def test_a_run_of_more_rounds_than_parameters_were_chosen_for_is_refused():
+    """After more attempts ciphertexts may disclose more than the δ that was kept for them."""
+    prepare = partial(
+        prepare_run, small_federation(), logistic_task(), METHOD, aggregator=Lattice(8, attempts=2)
+    )
+    assert prepare(rounds=2).rounds == 2
+    with refused("argument.conflict") as caught:
+        prepare(rounds=3)
+    assert caught.value.field == "rounds"
 
 
 def test_a_resumed_run_has_no_more_evaluations_than_parameters_were_chosen_for(tmp_path: Path, caplog):

@@ -180,11 +180,12 @@ def test_answers_are_fresh_also_from_a_pool():
 def test_no_count_shows_in_the_exponent_or_the_base(monkeypatch):
     """Repair 4: a user without records costs what any other does."""
     parties = Parties(np.array([[0, 1, 50], [50, 0, 0]]), dimension=3, count_cap=50)
-    bits, bases = [], []
+    bits, bases, exponents = [], [], set()
     power = weighting.powmod
 
     def recorded(base, exponent, modulus):
         bits.append(exponent.bit_length())
+        exponents.add(int(exponent))
         bases.append(power(base, exponent, modulus))
         return bases[-1]
 
@@ -192,6 +193,7 @@ def test_no_count_shows_in_the_exponent_or_the_base(monkeypatch):
     rows = np.zeros((2, 3, 3), np.int64)
     parties.run(rows, rows[:, 0], sampled=np.array([True, False, True]))
     assert len(bits) == 6
+    assert len(exponents) == 6, "all users without records would have one exponent"
     assert max(bits) - min(bits) <= 1
     assert min(bits) >= 512 + 63
     assert all(base.bit_length() > 900 for base in bases)

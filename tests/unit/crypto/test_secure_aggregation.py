@@ -46,6 +46,9 @@ def test_no_two_attempts_share_a_mask():
     ]
     sent = [apply_masks(group.from_integers(zero), group, MET["north"], attempt) for attempt in attempts]
     assert len({value.tobytes() for value in sent}) == len(attempts)
+    # Each mask by itself, too: a roster that lost a silo has fewer masks, so that sums of all of them differ anyway.
+    assert len({MET["north"].seal_key(*attempt.use) for attempt in attempts}) == len(attempts)
+    assert len({MET["north"].mask_key(NAMES[1], *attempt.use) for attempt in attempts}) == len(attempts)
     first = np.concatenate([value for value in sent])
     assert len(np.unique(first)) == first.size
 

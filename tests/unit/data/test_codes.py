@@ -169,6 +169,14 @@ def test_subgroups_are_the_same_by_codes_and_by_one_hot_columns(path):
     assert chosen["sent", "True"] == [0, 2]
 
 
+def test_a_missing_number_is_in_no_range():
+    given = schema(numeric={"age": {"range": (0, 100), "missing": "indicator"}, "dose": (0, 10)})
+    x = np.zeros((2, len(given.features)), dtype=np.float32)
+    x[1, given.features.index("age is missing")] = 1
+    [(_, _, chosen)] = find_groups(x, given, {"age": [40, 60]})
+    assert chosen.tolist() == [True, False]
+
+
 @pytest.mark.parametrize("labels", ["classes", "real", "survival"])
 @pytest.mark.parametrize("has_numbers", [True, False])
 def test_a_synthetic_federation_has_codes_of_the_declared_categories(labels, has_numbers):

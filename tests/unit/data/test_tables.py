@@ -100,8 +100,8 @@ def test_split_column(tmp_path):
     assert built.users == 2  # those with training records
     np.testing.assert_array_equal(built.test.user, [-1, 0])
     assert any("both the training and the test split" in said for said in built.assumptions)
-    apart = text.replace("1,80,f,yes,Test", "2,80,f,yes,test")
-    assert len(read(tmp_path, berlin=apart, options={"split": "part"}).assumptions) == 1
+    apart = text.replace("1,80,f,yes,Test", "2,80,f,yes,test")  # whether there are such persons is private
+    assert read(tmp_path, berlin=apart, options={"split": "part"}).assumptions == built.assumptions
 
 
 def test_a_silo_may_hold_test_rows_only(tmp_path):
@@ -267,6 +267,10 @@ def test_bad_paths(tmp_path):
         (3, "files is '3'; give silo name → path"),
         ([3], "files names 3; give every table's path"),
         ({"berlin": None}, "files names None; give every table's path"),
+        (
+            {"berlin": berlin, "bonn": tmp_path / "sub" / ".." / berlin.name},
+            "'berlin' and 'bonn' are the same file",
+        ),
     ]:
         with pytest.raises(SilodpError, match=sentence) as caught:
             Federation.from_tables(files, schema())

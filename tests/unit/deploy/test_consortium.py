@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from silodp.accounting.accountant import compute_epsilon
@@ -123,6 +124,40 @@ def test_what_was_digested_is_what_is_read(public: Path, tmp_path: Path) -> None
         (public / "config.toml").read_text().replace("clip = 0.2", "clip = 0.1")
     )
     assert take_copy(public, home).spec.digest == before.spec.digest
+
+
+WRONG_RECORDS: dict[str, dict[str, np.ndarray]] = {
+    "a person beyond U": {"user": np.array([0, 20])},
+    "a person below 0": {"user": np.array([-1, 0])},
+    "a class beyond the last": {"y": np.array([0, 2])},
+    "a class below 0": {"y": np.array([-1, 0])},
+    "labels that are numbers": dict.fromkeys(("y", "test_y"), np.ones(2, np.float32)),
+    "survival times": dict.fromkeys(("y", "test_y"), np.ones((2, 2), np.float32)),
+    "another number of columns": dict.fromkeys(("x", "test_x"), np.zeros((2, 29), np.float32)),
+    "a held-out class beyond the last": {"test_y": np.array([0, 2])},
+}
+
+
+@pytest.mark.parametrize("what", [None, *WRONG_RECORDS])
+def test_records_are_of_the_kind_that_was_agreed_on(what: str | None, public: Path, tmp_path: Path) -> None:
+    """Weights and noise are sized for the public facts; what a silo reads by itself it compares with them."""
+    consortium, path = Consortium.load(public), tmp_path / "records.npz"
+    assert (consortium.data.users, consortium.data.classes) == (20, 2)
+    x, y, user = np.zeros((2, *consortium.data.record_shape), np.float32), np.array([0, 1]), np.array([0, 19])
+    arrays = {"x": x, "y": y, "user": user, "test_x": x, "test_y": y, "test_user": user}
+    np.savez(path, **arrays | WRONG_RECORDS.get(what or "", {}))
+    if what is None:
+        assert len(load_records(path, "silo-1", consortium)) == 2
+        return
+    with refused("deploy.data"):
+        load_records(path, "silo-1", consortium)
+
+
+def test_records_that_cannot_be_trained_on_are_named(public: Path, tmp_path: Path) -> None:
+    x = np.full((1, 30), np.nan, np.float32)
+    np.savez(tmp_path / "records.npz", x=x, y=np.array([0]), user=np.array([0]))
+    with pytest.raises(SilodpError, match=r"records\.npz: .* is not finite"):
+        load_records(tmp_path / "records.npz", "silo-1", Consortium.load(public))
 
 
 @pytest.mark.parametrize("name", ["", "server", "../a", "a/b", ".hidden", "-x", "x" * 101, "a\nb"])

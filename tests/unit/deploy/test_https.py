@@ -416,6 +416,27 @@ def test_a_challenge_is_signed_once(parties: Parties) -> None:
         assert client.post(f"{url}/connect", json=fields).status_code == 403
 
 
+def test_a_challenge_is_for_the_process_that_made_it(parties: Parties) -> None:
+    """A server that was started again has forgotten which ones were used."""
+    with (
+        parties.server() as earlier,
+        parties.server() as later,
+        httpx.Client(verify=parties.tls("south")) as client,
+    ):
+        url = f"https://127.0.0.1:{earlier.port}/v1"
+        challenge = client.post(f"{url}/challenge", json={"name": "north"}).json()["challenge"]
+        fields = {
+            "name": "north",
+            "challenge": challenge,
+            "digest": DIGEST,
+            "version": silodp.__version__,
+            "answers": "0",
+            "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge, "0")).hex(),
+        }
+        url = f"https://127.0.0.1:{later.port}/v1"
+        assert client.post(f"{url}/connect", json=fields).status_code == 403
+
+
 def test_a_silo_that_knows_of_fewer_answers_than_its_server_is_refused(
     parties: Parties, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from silodp.aggregators.lattice import Lattice
 from silodp.config.schema import load_config
 from silodp.crypto.keys import Identity
+from silodp.deploy import silo as silo_module
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.limits import SiloLimits
 from silodp.deploy.policy import Policy, find_most_bytes
 from silodp.deploy.server import RemoteParties
-from silodp.deploy.setup import make_local
+from silodp.deploy.setup import accept, make_local
 from silodp.deploy.silo import SiloService, load_identity, open_silo
 from silodp.runtime.train import run
 from silodp.wire.messages import Message
@@ -149,6 +151,45 @@ def test_runs_that_were_begun_in_advance_are_not_charged_beyond_the_policy(tmp_p
         ask("update", runs[0], 1)  # what was begun within the policy goes on
 
 
+def test_runs_are_not_begun_without_end(
+    parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set-up costs no ε, and each keeps files."""
+    monkeypatch.setattr(silo_module, "_MOST_BEGUN", 3)
+    with ask_silo(parties, tmp_path) as silo:  # which has begun one
+
+        def begin(run: str) -> None:
+            silo.service.receive(sign(Message("setup", run), silo.server, silo.service.name))
+
+        begin("a" * 32)
+        begin("b" * 32)
+        kept = silo.count_bytes()
+        with refused("gate.run"):
+            begin("c" * 32)
+        assert silo.count_bytes() == kept
+        begin("b" * 32)  # what was begun goes on
+
+
+def test_without_a_seed_no_two_runs_have_the_same_noise(tmp_path: Path) -> None:
+    """Two answers to one model under the same noise differ by what changed in the records, in clear."""
+    parties = make_parties(tmp_path, CONFIG.replace("seed = 1\n", ""))
+    consortium, server = Consortium.load(parties / "public"), load_identity(parties / "server", "server")
+    home, params = parties / "silos" / "silo-1", np.zeros(consortium.spec.size, np.float32)
+    policy = Policy.load(home / "policy.toml")
+    much = dict.fromkeys(policy.lifetime_epsilon, 50.0)
+    (home / "policy.toml").write_text(policy.model_copy(update={"lifetime_epsilon": much}).to_toml())
+    shares = []
+    with open_silo(home, consortium) as service:
+        for run_id in ("a" * 32, "b" * 32):
+            update = Message("update", run_id, arrays={"params": params})
+            for message in (Message("setup", run_id), update):
+                answer = service.receive(sign(message, server, service.name))
+            key = consortium.sealed.silos[service.name]
+            answered = verify(answer, key, service.name, "server", update.digest())
+            shares.append(answered.arrays["share"])
+    assert (shares[0] != shares[1]).all()
+
+
 def test_joins_are_bounded_and_belong_to_no_run(parties: Path, tmp_path: Path) -> None:
     join = Message("join", "-", blobs={"nonce": bytes(32)})
     with ask_silo(parties, tmp_path, max_answers=10) as silo:
@@ -165,6 +206,39 @@ def test_joins_are_bounded_and_belong_to_no_run(parties: Path, tmp_path: Path) -
             ask(join)
         assert silo.count_bytes() == kept
         silo.ask(0)  # the run goes on
+
+
+@pytest.mark.parametrize(
+    "run", ["", "run", "..", "f" * 31, "f" * 33, "F" * 32, "f" * 31 + "\n", "f" * 31 + "é"]
+)
+def test_a_run_has_an_id_that_names_a_file(run: str, parties: Path, tmp_path: Path) -> None:
+    """The id becomes the name of a ledger, by which the ledgers of all runs are found again."""
+    with ask_silo(parties, tmp_path) as silo:
+        kept = silo.count_bytes()
+        with refused("gate.run"):
+            silo.service.receive(sign(Message("setup", run), silo.server, silo.service.name))
+        assert silo.count_bytes() == kept
+        silo.service.receive(sign(Message("setup", "f" * 32), silo.server, silo.service.name))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Message("hello", "f" * 32),
+        Message("setup", "f" * 32 + "-evaluation"),
+        Message("setup", "f" * 32, arrays={"weights": np.ones(20)}),
+    ],
+    ids=["out of order", "an evaluation", "malformed"],
+)
+def test_nothing_is_kept_of_a_run_that_does_not_begin_as_agreed(
+    request_: Message, parties: Path, tmp_path: Path
+) -> None:
+    with ask_silo(parties, tmp_path) as silo:
+        kept = silo.count_bytes()
+        with refused("gate.order", "message.malformed"):
+            silo.service.receive(sign(request_, silo.server, silo.service.name))
+        assert silo.count_bytes() == kept
+        assert len(silo.service.lifetime.runs) == 1
 
 
 def test_sessions_of_an_evaluation_count_too(parties: Path, tmp_path: Path) -> None:
@@ -221,6 +295,44 @@ def test_messages_of_a_run_are_bounded(parties: Path, tmp_path: Path) -> None:
     with refused("policy.not_allowed") as caught:
         policy.model_copy(update={"max_message_bytes": find_most_bytes(spec) - 1}).check(digest, spec)
     assert caught.value.field == "max_message_bytes"
+
+
+def test_counts_leave_a_silo_in_clear_only_where_its_operator_allows_it(parties: Path) -> None:
+    spec = Consortium.load(parties / "public").spec
+    policy = Policy.load(parties / "silos" / "silo-1" / "policy.toml").model_copy(update={"aggregators": []})
+    digest = policy.accepted[0]
+    by_records = replace(spec, method=replace(spec.method, weighting="records"))
+    policy.check(digest, spec)
+    with refused("policy.not_allowed") as caught:
+        policy.check(digest, by_records)
+    assert caught.value.field == "allow_counts"
+    policy.model_copy(update={"allow_counts": True}).check(digest, by_records)
+    nobody_sees_them = Lattice(count_cap=3, attempts=20)
+    policy.check(digest, replace(by_records, aggregator=nobody_sees_them))
+
+
+def test_an_operator_accepts_a_first_run_with_counts_in_clear(parties: Path, tmp_path: Path) -> None:
+    home = tmp_path / "silo-1"
+    shutil.copytree(parties / "silos" / "silo-1", home)
+    (home / "policy.toml").unlink()
+    consortium = Consortium.load(parties / "public")
+    method = replace(consortium.stated_spec.method, weighting="records")
+    vars(consortium)["stated_spec"] = replace(consortium.stated_spec, method=method)
+    with refused("policy.not_allowed") as caught:
+        accept(home, consortium, "records.npz", allow_seed=True)
+    assert "--allow-counts" in str(caught.value)
+    assert not (home / "policy.toml").exists()
+    accept(home, consortium, "records.npz", allow_counts=True, allow_seed=True)
+    assert accept(home, consortium, "records.npz").allow_counts
+
+
+def test_what_a_silo_keeps_is_for_its_operator_alone(parties: Path, tmp_path: Path) -> None:
+    """Each file by itself: a folder may be copied, or restored from a backup, with other rights."""
+    with ask_silo(parties, tmp_path) as silo:
+        silo.ask(0)
+        files = {path: path.stat().st_mode & 0o077 for path in silo.folder.rglob("*") if path.is_file()}
+        assert {path.name for path, others in files.items() if others} == {"silo-1.request.json"}  # public
+        assert {"records.npz", "policy.toml", "identity.key", "audit.jsonl"} <= {path.name for path in files}
 
 
 def test_lines_that_a_crash_cut_off_are_counted_for_no_run(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PersonKey
 from silodp.deploy.policy import Policy
 from silodp.deploy.setup import accept, describe_agreement, draft_public, make_keys, seal_public
-from silodp.deploy.silo import open_silo
-from silodp.wire.transport import SERVER
+from silodp.deploy.silo import load_identity, open_silo
+from silodp.wire.messages import Message
+from silodp.wire.transport import SERVER, sign
 from support.deployed import TABLES
 from support.refusals import refused
 
@@ -41,10 +42,11 @@ class Parties:
             shutil.copy(make_keys(folder / name, name), folder / "requests")
         (folder / "table.csv").write_text(TABLE)
 
-    def agree(self, user: str, index: str, study: str = "one") -> Consortium:
+    def agree(self, user: str, index: str, study: str = "one", method: str = "") -> Consortium:
         profile = IdentityProfile(study=study, kind="code", width=3, population=9)
         (self.folder / "profile.toml").write_text(profile.to_toml())
-        (self.folder / "config.toml").write_text(TABLES.format(user=user, index=index, more=""))
+        text = TABLES.format(user=user, index=index, more="")
+        (self.folder / "config.toml").write_text(text.partition("[method]")[0] + method if method else text)
         config = load_config(self.folder / "config.toml")
         number = len(list(self.folder.glob("public*")))
         public = self.folder / f"public{number}"
@@ -113,6 +115,46 @@ def test_a_wrong_column_can_be_corrected_before_the_first_charge(parties: Partie
     parties.only_open(right)
     with refused("policy.persons"):
         parties.only_open(wrong)
+
+
+RECORD_LEVEL = """
+[method]
+name = "ddp"
+noise_multiplier = 2.0
+clip = 1.0
+local_steps = 1
+record_sampling = 0.5
+expected_batch_size = 1.0
+local_learning_rate = 0.1
+"""
+
+
+def test_what_records_and_what_persons_spend_is_not_added_up(parties: Parties) -> None:
+    """The ε of a record says nothing of a person, so one folder has runs of one unit only."""
+    parties.take_part(parties.agree("patient", LISTED))
+    other = parties.agree("patient", LISTED, method=RECORD_LEVEL)
+    accepted = Policy.load(parties.home / "policy.toml")
+    both = accepted.model_copy(update={"accepted": [*accepted.accepted, other.digest], "methods": []})
+    (parties.home / "policy.toml").write_text(both.to_toml())
+    both.check(other.digest, other.stated_spec)
+    with refused("policy.not_allowed") as caught, open_silo(parties.home, other):
+        pass
+    assert caught.value.field == "methods"
+
+
+def test_a_run_goes_on_with_the_settings_that_it_began_with(parties: Parties) -> None:
+    """The silo's memory of a run is for one specification: its ledger, its noise and what it has answered."""
+    noisier = '[method]\nname = "uldp-avg"\nnoise_multiplier = 6.0\nclip = 0.1\n'
+    one, other = parties.agree("patient", LISTED), parties.agree("patient", LISTED, method=noisier)
+    for consortium in (one, other):
+        parties.only_open(consortium)
+    request = sign(Message("setup", RUN), load_identity(parties.folder / SERVER, SERVER), "north")
+    with open_silo(parties.home, one) as service:
+        answer = service.receive(request)
+    with open_silo(parties.home, other) as service, refused("gate.run"):
+        service.receive(request)
+    with open_silo(parties.home, one) as service:
+        assert service.receive(request) == answer
 
 
 def test_the_order_of_the_list_and_other_settings_change_no_person(parties: Parties) -> None:

@@ -14,7 +14,18 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
 from silodp.errors import SilodpError
 from silodp.mechanisms.clipping import LocallyNoisedUpdate
-from silodp.methods import Ddp, Default, Method, RpdpDropout, UldpAvg, UldpGroup, UldpNaive, UldpSgd
+from silodp.methods import (
+    Ddp,
+    Default,
+    Method,
+    Rpdp,
+    RpdpDropout,
+    RpdpFilter,
+    UldpAvg,
+    UldpGroup,
+    UldpNaive,
+    UldpSgd,
+)
 from silodp.methods.base import LocalContext, supports_separate
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.train import train
@@ -82,6 +93,41 @@ def test_every_unit_is_computed_alone(method: Method, monkeypatch: pytest.Monkey
     for separate, text in ((False, SHARED_ROUNDING), (True, SEPARATE_ROUNDING)):
         found = results[separate].guarantees["released"].assumptions
         assert [one for one in found if one in (SHARED_ROUNDING, SEPARATE_ROUNDING)] == [text]
+
+
+STEPS = {"clip": 1.0, "local_steps": 8, "expected_batch_size": 1.0, "local_learning_rate": 0.1}
+BUDGETED = STEPS | {"delta": 1e-5, "largest_budget": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "records"),
+    [
+        (Rpdp(noise_multiplier=9.0, rounds=2, **BUDGETED), 3),  # few records are drawn in a step
+        (RpdpFilter(noise_multiplier=0.7, **BUDGETED), 3),  # their budgets are spent in the first round
+        (Ddp(noise_multiplier=1.0, record_sampling=0.01, **STEPS), 3),
+        (Ddp(noise_multiplier=1.0, record_sampling=0.9, **STEPS), 0),
+        (UldpGroup(group_size=4, noise_multiplier=1.0, record_sampling=0.01, **STEPS), 3),
+    ],
+)
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_batch_without_records_is_a_share_of_noise(method: Method, records: int, separate: bool) -> None:
+    """A silo that failed there would tell how many records it drew, or that some have spent their budgets."""
+    rng = np.random.default_rng(0)
+    silos = tuple(
+        SiloData(
+            name,
+            rng.normal(size=(count, 3)).astype(np.float32),
+            np.arange(count) % 2,
+            np.arange(count),
+            np.full(count, 1.0),
+        )
+        for name, count in (("a", 3), ("b", records))
+    )
+    task = Task(torch.nn.Linear(3, 1), binary_cross_entropy())
+    federation = Federation(silos, 3, None, classes=2)
+    result = train(federation, task, method, rounds=2, delta=1e-5, seed=1, separate=separate)
+    assert torch.isfinite(result.params).all()
+    assert result.params.abs().max() > 0
 
 
 @pytest.mark.parametrize("method", [UldpNaive(noise_multiplier=1.0, clip=1.0), Default()])

@@ -11,6 +11,7 @@ from silodp.errors import SilodpError
 from silodp.methods import UldpSgd
 from silodp.runtime.train import train
 from silodp.wire.messages import Message
+from silodp.wire.schemas import Array
 from silodp.wire.store import DirectoryStore, MemoryStore, write_durably
 from silodp.wire.transport import InProcess, Traffic, sign, verify
 from support.oracles import logistic_task, small_federation
@@ -75,6 +76,14 @@ def test_what_names_a_message_is_of_one_kind(name, value):
     object.__setattr__(forged, name, value)
     with pytest.raises(SilodpError, match="cannot be read"):
         Message.decode(forged.encode())
+
+
+def test_a_truth_value_is_a_byte_of_0_or_1():
+    """Other bytes are true as well, so that one request would have several digests, and noise under each."""
+    due = Array("bool", (3,))
+    assert due.find_problem(np.array([True, False, True])) is None
+    for byte in (2, 255):
+        assert due.find_problem(np.array([1, 0, byte], np.uint8).view(bool)) is not None
 
 
 def test_no_reader_meets_the_names_that_only_the_encoding_uses():

@@ -87,6 +87,8 @@ def read_tables(
     }
     known, assumptions = _user_index(tables, schema, profile) if index is None else (dict(index), [])
     identifiers = None if profile is None else _list_by_number(known)
+    tested = [table.keys()[table.test_rows()].astype(str) for table in tables.values()]
+    persons = np.unique(np.concatenate(tested))  # test records alone give no number in the users' index
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
         x, y, is_test, kept = table.features(), table.labels(), table.test_rows(), table.kept_rows()
@@ -94,23 +96,22 @@ def read_tables(
         train, test = kept & ~is_test, kept & is_test
         held_out = None
         if schema.split is not None or schema.test_share is not None:
-            # Numbered among themselves: persons with test records alone have no number in the users' index.
-            persons = np.unique(table.keys()[test].astype(str), return_inverse=True)[1].astype(np.int64)
-            held_out = SiloData(silo, x[test], y[test], persons)
+            number = np.searchsorted(persons, table.keys()[test].astype(str)).astype(np.int64)
+            held_out = SiloData(silo, x[test], y[test], number)
         budgets = table.budgets(train)
         silos.append(SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers))
         held.append((x[test], y[test], user[test]))
         in_train.update(user[train].tolist())
         in_test.update(user[test].tolist())
     if in_train & in_test:
-        if schema.split is not None:
-            _log.warning(
-                "the split column %r puts records of one person into training and test, so that the metrics are too "
-                "good: hold out whole persons by data.schema.test_share",
-                schema.split,
-            )
+        _log.warning(
+            "the split column %r puts records of one person into training and test, so that the metrics are too "
+            "good: hold out whole persons by data.schema.test_share",
+            schema.split,
+        )
+    if schema.split is not None:  # whether there are such persons is private
         assumptions.append(
-            "Some persons have records in both the training and the test split; test records are not protected."
+            "Persons may have records in both the training and the test split; test records are not protected."
         )
     if schema.out_of_range == "clip" and schema.numeric:
         assumptions.append(ASSUMES_CLIPPING)

@@ -22,6 +22,8 @@ def find_groups(
 ) -> list[tuple[str, str, NDArray[np.bool_]]]:
     """Return (column, name, rows) of every subgroup; the model's inputs say who is in it.
 
+    A record whose number is missing is in no range, where the schema has an indicator of that.
+
     Args:
         x: (n, features) as the schema gives them, or n rows of the arrays of `schema.list_inputs`.
         schema: of the tables.
@@ -46,12 +48,15 @@ def find_groups(
                 found.append((column, text_of(value), numbers[:, place] > 0.5))
             continue
         place = schema.features.index(column)
+        known = np.ones(len(x), dtype=bool)
+        if schema.numeric_columns()[column].has_indicator:
+            known = numbers[:, schema.features.index(f"{column} is missing")] < 0.5
         edges = schema.scale_numbers(column, np.asarray(values, dtype=float))
         for low, high, start, end in zip(values[:-1], values[1:], edges[:-1], edges[1:], strict=True):
             is_last = high == values[-1]
             below = numbers[:, place] <= end if is_last else numbers[:, place] < end
             name = f"{low:g} to {high:g}" if is_last else f"{low:g} to below {high:g}"
-            found.append((column, name, (numbers[:, place] >= start) & below))
+            found.append((column, name, known & (numbers[:, place] >= start) & below))
     return found
 
 

@@ -136,15 +136,19 @@ class TwoStageSampling(Method):
             "how many records each silo has, their privacy budgets, and which silos join a round are public, and say "
             "nothing of what is in a record"
         )
-        one_silo = "a record lies in one silo only, and copies of it are further records"
+        found = [public, "a record lies in one silo only, and copies of it are further records"]
+        if self.client_sampling < 1 and self.ledger == "planned":
+            found.append(
+                "the server draws which silos join a round by chance alone; the ledgers and limits of silos count on "
+                "this, too (ledger = 'realized' does not)"
+            )
         if self.calibration == "scf":
-            overspent = (
+            found.append(
                 TECHNICAL
                 + "sampling probabilities come from a fitted curve (scf) and may cost records more than they asked "
                 "for; ε is what the largest of them costs"
             )
-            return (public, one_silo, overspent)
-        return (public, one_silo)
+        return tuple(found)
 
     def check(self, data: PublicData, rounds: int, delta: float) -> None:
         """Check that every record has a budget, every silo a batch, and that δ is the one q_j is chosen for."""

@@ -83,6 +83,8 @@ def differentiate_separately(
         (record numbers (1,), gradients (1, d)) of every record.
     """
     gradient = build_looped_record_gradient(task)
+    if not len(records):  # split gives one empty part
+        return
     for record in records.split(1):  # type: ignore[no-untyped-call]
         here = record.to(task.device)
         with isolated(task, seed, int(record)):
