@@ -17,6 +17,7 @@ from silodp.deploy.consortium import Consortium
 from silodp.deploy.silo import save_records
 from silodp.runtime.lock import hold_lock
 from support.commands import CONFIG, Silodp, assert_sentence
+from support.deployed import TABLES
 
 NAMES = ("server", "silo-1", "silo-2")
 
@@ -53,6 +54,13 @@ def test_a_seed_is_warned_of_when_the_folder_is_drafted(silodp: Silodp, tmp_path
     assert made.status == 0
     assert made.err.startswith("warning: ")
     assert "seed" in made.err
+
+
+def test_spellings_in_the_list_of_users_are_warned_of(silodp: Silodp, tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(TABLES.format(user="patient", index='users = ["p7", "P07"]', more=""))
+    made = silodp("deploy", "init", tmp_path / "two.toml", "--out", tmp_path / "c", "--json")
+    assert made.status == 0
+    assert made.err.startswith("warning: 2 person keys (in data.schema.users) would be 1 ")
 
 
 def test_a_draft_that_fails_leaves_nothing(

@@ -165,6 +165,10 @@ def test_check_reads_other_forms_of_text_and_lists_with_gaps(folder: Path, silod
     found = silodp("identity", "check", "identity.toml", "list.csv", "--column", "patient", "--json")
     assert (found.json["rows"], found.json["persons"], found.json["refused"]) == (3, 2, {"missing": 1})
     assert found.json["first_refused_rows"] == [{"row": 2, "reason": "missing"}]
+    (folder / "coded.csv").write_text(f"patient\n{IDS[0]}\n999\n?\n")
+    question = ("identity", "check", "identity.toml", "coded.csv", "--column", "patient", "--json")
+    found = silodp(*question, "--missing", "999", "--missing", "?")
+    assert found.json["refused"] == {"missing": 2}
 
 
 def test_check_refuses_what_it_cannot_read(folder: Path, silodp: Silodp) -> None:

@@ -44,7 +44,7 @@ Root = Annotated[
 ]
 
 Separator = Annotated[str | None, typer.Option(help="Between cells of a text file, for example ';'.")]
-Decimal = Annotated[str | None, typer.Option(help="Decimal mark of a text file: '.' or ','.")]
+Decimal = Annotated[str | None, typer.Option(help="Decimal mark of numbers that are text: '.' or ','.")]
 Encoding = Annotated[str | None, typer.Option(help="Of a text file, for example cp1252.")]
 Sheet = Annotated[str | None, typer.Option(help="Of a workbook with several.")]
 Missing = Annotated[

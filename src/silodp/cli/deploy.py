@@ -68,7 +68,7 @@ def init(
 ) -> None:
     """Write the public folder of a consortium from a configuration. No data file is opened without --local."""
     from silodp.config.schema import load_config
-    from silodp.deploy.setup import draft_public, make_local
+    from silodp.deploy.setup import draft_public, find_list_doubts, make_local
 
     settings = load_config(config, set_ or ())
     if settings.seed is not None and not local:
@@ -76,6 +76,8 @@ def init(
             "warning: the configuration has a seed, so whoever knows it can remove the noise, and silos refuse the run "
             "unless their policy has allow_seed = true: take the seed out."
         )
+    for doubt in find_list_doubts(settings):
+        log(f"warning: {doubt}")
     if local:
         chosen = port or _find_free_port()
         made = make_local(settings, settings.federation(), out, chosen)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli._console import Encoding, Json, Separator, Sheet, list_reader_settings, show
+from silodp.cli._console import Encoding, Json, Missing, Separator, Sheet, list_reader_settings, show
 from silodp.errors import SilodpError, name_file
 
 identity_app = typer.Typer(
@@ -107,6 +107,7 @@ def identity_check(
     separator: Separator = None,
     encoding: Encoding = None,
     sheet: Sheet = None,
+    missing: Missing = None,
     as_json: Json = False,
 ) -> None:
     """Check a silo's table by a profile. Writes and sends nothing; the output is for the silo, apart from the code."""
@@ -114,8 +115,8 @@ def identity_check(
     from silodp.data.identity_check import check_table
     from silodp.data.tables.columns import Reader
 
-    reader = Reader(**list_reader_settings(separator=separator, encoding=encoding, sheet=sheet))
-    found = check_table(load_profile(profile), table, column, reader)
+    settings = list_reader_settings(separator=separator, encoding=encoding, sheet=sheet, missing=missing)
+    found = check_table(load_profile(profile), table, column, Reader(**settings))
     show(found.to_dict(show_identifiers), as_json, found.format(show_identifiers))
     if not found.ok:
         raise typer.Exit(1)

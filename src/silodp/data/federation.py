@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -327,41 +328,51 @@ def find_linkage_doubts(federation: Federation) -> list[str]:
     A person whose keys differ is two persons to every method: each part is clipped and protected for itself, and the
     guarantee for all records of the person does not hold. The sentences name silos and counts, never a key.
     """
-    if federation.user_keys is None or len(federation.silos) < 2:
+    if federation.user_keys is None:
         return []
     doubts = []
     present = federation.counts() > 0
-    if not (present.sum(axis=0) > 1).any():
+    if len(federation.silos) > 1 and not (present.sum(axis=0) > 1).any():
         doubts.append(
             "no person appears in more than one silo: if people have records in several, their keys differ there "
             "(data.schema.user), and nobody is protected across silos"
         )
-    groups = _similar(federation.user_keys)
-    groups = [group for group in groups if present[:, group].any(axis=0).sum() > 1]
-    if groups:
-        keys = [key for group in groups for key in group]
-        where = [
-            silo.name for silo, found in zip(federation.silos, present[:, keys], strict=True) if found.any()
-        ]
-        doubts.append(
-            f"{len(keys):,} person keys (in {', '.join(where)}) would be {len(groups):,} if leading zeros, case and "
-            "invisible characters were ignored: where they mean the same people, write them alike in all tables, "
-            "because only equal keys are protected as one person"
-        )
-    return doubts
+    users = np.flatnonzero(present.any(axis=0))
+    similar = set(find_similar_keys(federation.user_keys[user] for user in users))
+    rows = [user for user in users if federation.user_keys[user] in similar]
+    where = [silo.name for silo, found in zip(federation.silos, present[:, rows], strict=True) if found.any()]
+    return doubts + describe_similar_keys(similar, ", ".join(where))
 
 
-def _similar(keys: Sequence[str]) -> list[list[int]]:
-    """The positions of keys that differ in leading zeros, case or invisible characters only; groups of two or more."""
-    groups: dict[str, list[int]] = {}
-    for position, key in enumerate(keys):
-        groups.setdefault(_folded(key), []).append(position)
-    return [group for group in groups.values() if len(group) > 1]
+def find_similar_keys(keys: Iterable[str]) -> list[str]:
+    """Return the keys that differ from another one in leading zeros, case or invisible characters only."""
+    groups = defaultdict[str, list[str]](list)
+    for key in keys:
+        groups[_folded(key)].append(key)
+    return [key for group in groups.values() if len(group) > 1 for key in group]
+
+
+def describe_similar_keys(similar: Collection[str], where: str) -> list[str]:
+    """Return the sentence about such keys, none of them in it; nothing without any.
+
+    Args:
+        similar: the keys that `find_similar_keys` found.
+        where: the silos or the list that has them.
+    """
+    if not similar:
+        return []
+    persons = len({_folded(key) for key in similar})
+    return [
+        f"{len(similar):,} person keys (in {where}) would be {persons:,} if leading zeros, case and invisible "
+        "characters were ignored: where they mean the same people, write them alike in all tables, because only equal "
+        "keys are protected as one person"
+    ]
 
 
 def _folded(key: str) -> str:
     compatible = unicodedata.normalize("NFKC", key).casefold()
-    visible = "".join(
-        c for c in compatible if not c.isspace() and unicodedata.category(c) not in ("Cf", "Cc")
-    )
-    return _LEADING_ZEROS.sub("", visible)
+    if not compatible.isalnum():  # the loop takes most of the time
+        compatible = "".join(
+            c for c in compatible if not c.isspace() and unicodedata.category(c) not in ("Cf", "Cc")
+        )
+    return _LEADING_ZEROS.sub("", compatible)

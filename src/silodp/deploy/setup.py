@@ -13,8 +13,9 @@ from typing import Any
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
-from silodp.data.federation import Federation
+from silodp.data.federation import Federation, describe_similar_keys, find_similar_keys
 from silodp.data.public import PublicData
+from silodp.data.tables.schema import Schema, normalize_key
 from silodp.deploy.certificates import Authority, make_request
 from silodp.deploy.consortium import (
     AUTHORITY,
@@ -93,6 +94,14 @@ def draft_public(config: RunConfig, folder: Path, data: PublicData) -> RunSpec:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return spec
+
+
+def find_list_doubts(config: RunConfig) -> list[str]:
+    """Return a sentence where keys of the public list of users may be two spellings of one person."""
+    schema = config.resolve_data()[1].get("schema")
+    listed = schema.read_users() if isinstance(schema, Schema) else None
+    similar = find_similar_keys(map(normalize_key, listed or ()))
+    return describe_similar_keys(similar, "data.schema.users")
 
 
 def _check_held_out(config: RunConfig) -> None:

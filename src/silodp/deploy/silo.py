@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.config.schema import RunConfig
 from silodp.crypto.keys import Identity
 from silodp.crypto.streams import KEY_BYTES
+from silodp.data.federation import describe_similar_keys, find_similar_keys
 from silodp.data.inputs import find_fault, list_arrays
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
@@ -64,6 +66,8 @@ from silodp.wire.store import (
     write_durably,
 )
 from silodp.wire.transport import SERVER, sign, verify
+
+_log = logging.getLogger(__name__)
 
 IDENTITY, TLS_KEY, POLICY, AUDIT, LOCK = "identity.key", "tls.key", "policy.toml", "audit.jsonl", "lock"
 METRICS = "metrics.jsonl"
@@ -411,7 +415,12 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
     else:
         check_index(consortium.config, consortium.stated_spec)
         schema = consortium.config.resolve_data()[1]["schema"]
-        (data,) = read_tables({name: path}, schema, _read_index(index, schema, consortium.stated_spec)).silos
+        tables = read_tables({name: path}, schema, _read_index(index, schema, consortium.stated_spec))
+        (data,) = tables.silos
+        keys = data.identifiers or tables.user_keys  # by number, with a trust center too
+        similar = find_similar_keys(keys[user] for user in np.unique(data.user))
+        for doubt in describe_similar_keys(similar, str(path)):
+            _log.warning("%s", doubt)
     for one in (data, data.held_out):
         fault = find_fault(one.x, public.record_shape, public.inputs)
         if fault is not None:

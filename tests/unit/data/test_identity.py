@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import unicodedata
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from silodp.data.catalog import find_dataset
 from silodp.data.federation import count_persons_by_silos
 from silodp.data.identity import load_profile, make_test_spellings, parse_profile
 from silodp.data.identity_check import check_cells, check_table
+from silodp.data.tables.columns import Reader
+from silodp.data.tables.person_index import read_person_index
 from support.identifiers import REFUSED, read_identifier
 from support.refusals import refused
 
@@ -443,6 +446,44 @@ def test_a_parquet_column_must_be_text_or_whole_numbers(tmp_path: Path) -> None:
         pd.DataFrame({"patient": keys, **rest}).to_parquet(tmp_path / "a.parquet")
         with refused("identity.column"):
             Federation.from_tables([tmp_path / "a.parquet"], plan)
+
+
+def test_a_workbook_does_not_join_persons_whose_numbers_it_rounds(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+    profile, path = replace(PLAIN, width=16, layouts=()), tmp_path / "a.xlsx"
+    use: list[Callable[[], object]] = [
+        lambda: Federation.from_tables([path], schema(identity=write_profile(tmp_path, profile))),
+        lambda: check_table(profile, path, "patient"),
+        lambda: read_person_index(path, profile),
+    ]
+    for keys, is_refused in (((17, 4567890123456780), True), (("17", "4567890123456781"), False)):
+        frame = pd.DataFrame({"patient": keys, "age": [30, 40], "sex": ["f", "m"], "ill": ["no", "no"]})
+        frame.assign(id=keys, position=[3, 1]).to_excel(path, index=False)
+        for one in use:
+            if not is_refused:
+                one()
+                continue
+            with refused("identity.column") as caught:
+                one()
+            assert "data row 2" in str(caught.value)
+            assert "4567890123456780" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("profile", "text"),
+    [(PLAIN, "999"), (PLAIN, full_width("999")), (PSEUDONYM, "-9"), (PSEUDONYM, "Unknown")],
+)
+def test_texts_of_a_reader_that_stand_for_no_value_are_no_person(
+    profile: IdentityProfile, text: str, tmp_path: Path
+) -> None:
+    reader = Reader(missing=["unknown", "999", "-9"])
+    tables = {"berlin": table("17", text, "4", text)}
+    with refused("identity.cell") as caught:
+        read(tmp_path, profile, {"reader": reader}, **tables)
+    assert "data row 2 is empty" in str(caught.value)
+    assert check_table(profile, tmp_path / "berlin.csv", "patient", reader).refused == {Refusal.MISSING: 2}
+    dropping = replace(profile, missing="drop")
+    assert len(read(tmp_path, dropping, {"readers": {"berlin": reader}}, **tables).silos[0]) == 2
 
 
 @pytest.mark.parametrize("key", ["123456789.0", "1.2E+08", "", "0000000000", "12-34"])

@@ -91,8 +91,14 @@ def test_the_sentences_name_no_key(tmp_path):
     assert not any("ller" in text or "815" in text for text in find_linkage_doubts(built))
 
 
-def test_nothing_is_doubted_of_one_silo_or_without_keys(tmp_path):
-    assert find_linkage_doubts(read(tmp_path, berlin=table(["a", "A"]))) == []
+def test_spellings_in_one_silo_are_doubted(tmp_path):
+    """Both parts of a person are clipped for themselves within the same sum."""
+    (similar,) = find_linkage_doubts(read(tmp_path, berlin=table(["a7", "A7", "a007", "b"])))
+    assert similar.startswith("3 person keys (in berlin) would be 1 ")
+    assert find_linkage_doubts(read(tmp_path, berlin=table(["a", "b"]))) == []
+
+
+def test_nothing_is_doubted_without_keys():
     silos = tuple(
         SiloData(name, np.zeros((2, 1), np.float32), np.zeros(2, np.int64), np.array(users))
         for name, users in (("a", [0, 1]), ("b", [2, 3]))

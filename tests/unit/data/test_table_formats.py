@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from silodp.config.schema import load_config
@@ -59,11 +61,28 @@ def test_a_german_export_is_read_in_its_encoding_and_named_in_others(tmp_path, e
     for other in ("utf-8", "cp1252", "utf-16"):
         if encoding.startswith(other):
             continue
-        if encoding.startswith("utf-8") and other == "cp1252":
-            continue  # every UTF-8 text is some text in cp1252
         with refused("data.encoding") as caught:
             read(path, reader={**READER, "encoding": other})
         assert f'encoding = "{encoding.removesuffix("-sig").removesuffix("-le")}"' in str(caught.value)
+
+
+def read_key(path, key, written, declared):
+    path.write_bytes(f"Fall;size;krank\n{key};1;ja\n".encode(written))
+    return read(path, reader={**READER, "encoding": declared}, numeric={"size": (0, 2)}).user_keys
+
+
+@pytest.mark.parametrize("declared", ["cp1252", "latin-1", "cp1251", "mac-roman"])
+def test_text_in_utf_8_is_not_read_in_an_encoding_of_one_byte(tmp_path, declared):
+    """Mü17 would be another person without an error, as all its bytes are text there."""
+    with refused("data.encoding") as caught:
+        read_key(tmp_path / "nord.csv", "Mü17", "utf-8", declared)
+    assert 'encoding = "utf-8"' in str(caught.value)
+    assert read_key(tmp_path / "nord.csv", "Mu17", "utf-8", declared) == ("Mu17",)
+
+
+def test_two_bytes_of_another_encoding_may_be_utf_8_by_accident(tmp_path):
+    assert "模".encode("gbk").decode("utf-8") == "ģ"
+    assert read_key(tmp_path / "nord.csv", "模", "gbk", "gbk") == ("模",)
 
 
 @pytest.mark.parametrize("name", ["nord.csv.gz", "nord.tsv.gz", "nord.tsv", "NORD.CSV"])
@@ -144,6 +163,22 @@ def test_a_title_above_the_header_of_a_workbook_is_named(tmp_path):
         assert "above the header" in str(caught.value)
 
 
+def test_a_table_without_a_header_does_not_show_its_first_row(tmp_path):
+    path = tmp_path / "nord.csv"
+    path.write_text("Müller 1;1,80;ja;Falle\nZoë 2;1,65;nein;Falle\n", encoding="cp1252")
+    reader = Reader(**READER)
+    model = Schema.from_inputs(schema(numeric={"Größe": (0, 2)}).describe_inputs())
+    for use in (
+        read,
+        lambda path: draft_config(path, "Fall", "krank", reader),
+        lambda path: read_inputs(path, model),
+    ):
+        with refused("data.column") as caught:
+            use(path)
+        assert "first row" in str(caught.value)
+        assert not any(cell in str(caught.value) for cell in ("Müller 1", "1,80", "ja", "Falle"))
+
+
 def test_a_workbook_does_not_join_persons_whose_numbers_it_rounds(tmp_path):
     with refused("data.value"):
         read(write_workbook(tmp_path / "nord.xlsx", key=1_234_567_890_123_456))
@@ -192,6 +227,95 @@ def test_a_category_that_is_a_number_may_have_a_decimal_comma(tmp_path):
     np.testing.assert_array_equal(x, np.eye(3))
     with refused("data.value"):
         Federation.from_tables([tmp_path / "nord.csv"], replace(given, reader=Reader(separator=";")))
+
+
+@pytest.mark.parametrize(
+    ("missing", "cells"),
+    [
+        ("-9", ["-9", "-9,0", "-9,00"]),
+        ("-9,0", ["-9", "-9,0"]),
+        ("99,9", ["99,9", "99,90", "099,9"]),
+        ("?", ["?"]),
+    ],
+)
+def test_a_number_that_stands_for_no_value_may_have_a_decimal_comma(tmp_path, missing, cells):
+    reader = {"separator": ";", "decimal": ",", "missing": [missing]}
+    numeric = {"crp": {"range": (-10, 100), "typical": (0, 1), "missing": "indicator"}}
+    grade = {"categories": ["1,5", "unknown"], "missing": "unknown"}
+    given = Schema(
+        user="id", label="ill", classes=[0, 1], numeric=numeric, categorical={"grade": grade}, reader=reader
+    )
+    rows = [f"{n};{cell};{cell if cell == missing else ''};1" for n, cell in enumerate([*cells, "1,5"])]
+    (tmp_path / "a.csv").write_text("\n".join(["id;crp;grade;ill", *rows]))
+    x = Federation.from_tables([tmp_path / "a.csv"], given).silos[0].x
+    np.testing.assert_array_equal(x[:, :2], [*[[0, 1]] * len(cells), [1.5, 0]])
+    np.testing.assert_array_equal(x[:, 2:], [[0, 1]] * (len(cells) + 1))
+    (tmp_path / "a.csv").write_text(f"id;crp;grade;ill\n{cells[-1]};1;1,5;1\n")
+    if missing != "99,9":  # a key is compared as text
+        with refused("data.value") as caught:
+            Federation.from_tables([tmp_path / "a.csv"], given)
+        assert "names no user" in str(caught.value)
+
+
+def test_a_key_that_is_a_number_may_have_a_decimal_comma(tmp_path):
+    (tmp_path / "a.csv").write_text("id;size;ill\n17,0;1,5;1\n18,00;2,5;0\nM-1,0;3;0\n17.0;3;0\n")
+    (tmp_path / "b.csv").write_text("id,size,ill\n17,1.5,1\n18,2.5,0\n")
+    given = Schema(
+        user="id",
+        label="ill",
+        classes=[0, 1],
+        numeric={"size": (0, 10)},
+        readers={"a": {"separator": ";", "decimal": ","}},
+    )
+    built = Federation.from_tables([tmp_path / "a.csv", tmp_path / "b.csv"], given)
+    assert built.user_keys == ("17", "18", "M-1,0")
+
+
+@pytest.mark.parametrize("row", ["1.000;5;no;no", "7;1.000;no;no", "7;5;1.000;no", "7;5;no;1.000"])
+@pytest.mark.parametrize("ending", ["csv", "xlsx"])
+def test_a_point_before_three_zeros_is_not_dropped_beside_a_decimal_comma(tmp_path, row, ending):
+    """1.000 would become the person, number, category or class 1."""
+    path = tmp_path / f"a.{ending}"
+    if ending == "xlsx":
+        pytest.importorskip("openpyxl")
+        pd.DataFrame([row.split(";")], columns=["id", "size", "stage", "ill"]).to_excel(path, index=False)
+    else:
+        path.write_text(f"id;size;stage;ill\n{row}\n")
+    given = Schema(
+        user="id",
+        label="ill",
+        classes=["no", 1],
+        numeric={"size": (0, 2000)},
+        categorical={"stage": ["no", 1]},
+        reader={"separator": ";", "decimal": ","},
+    )
+    with refused("data.value") as caught:
+        Federation.from_tables([path], given)
+    assert "thousands" in str(caught.value)
+    built = Federation.from_tables([path], replace(given, reader=Reader(separator=";")))
+    assert built.users == 1
+
+
+def test_text_of_a_workbook_is_read_by_the_decimal_mark_and_its_numbers_are_not(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    numeric = {"Größe": (0, 2)}
+    for cell, decimal, size in (
+        ("1,5", ",", 1.5),
+        ("1.234", ",", None),
+        ("1,5", ".", None),
+        ("1.5", ".", 1.5),
+    ):
+        book = openpyxl.Workbook()
+        for row in (["Fall", "Größe", "krank"], ["a", cell, "ja"], ["b", 1.25, "nein"]):
+            book.active.append(row)
+        book.save(tmp_path / "nord.xlsx")
+        reader = {"decimal": decimal, "separator": ";"}
+        if size is None:
+            with refused("data.value"):
+                read(tmp_path / "nord.xlsx", numeric=numeric, reader=reader)
+            continue
+        built = read(tmp_path / "nord.xlsx", numeric=numeric, reader=reader)
+        np.testing.assert_allclose(built.silos[0].x[:, 0], [size - 1, 0.25])
 
 
 @pytest.mark.parametrize("cell", ["1.234", "1.234,5", "1,2,3"])
@@ -273,6 +397,18 @@ def test_a_time_with_a_zone_counts_as_the_cell_shows_it(tmp_path, zone, days):
     np.testing.assert_array_equal(4 * x[:, 0], expected)
     x = read_days(tmp_path, [*local.tz_localize(zone), None], missing="indicator")
     np.testing.assert_array_equal(x[:, 1], [*np.zeros(len(days)), 1])
+
+
+@pytest.mark.parametrize("layout", ["%Y-%d-%m", "%d.%m.%Y"])
+def test_a_cell_that_is_a_date_is_not_read_by_a_layout(tmp_path, layout):
+    """By the layout %Y-%d-%m 3 February would be 2 March."""
+    for days in (
+        pd.to_datetime(["2020-02-03", "2020-02-20"]),
+        [datetime.date(2020, 2, 3), datetime.date(2020, 2, 20)],
+    ):
+        np.testing.assert_array_equal(4 * read_days(tmp_path, days, date=layout)[:, 0], [33, 50])
+    texts = [day.strftime(layout) for day in days]
+    np.testing.assert_array_equal(4 * read_days(tmp_path, texts, date=layout)[:, 0], [33, 50])
 
 
 def test_days_far_off_are_dates(tmp_path):
@@ -520,6 +656,31 @@ def test_a_prediction_reads_files_dates_and_missing_cells_as_training_does(tmp_p
     assert restored.features == given.features
     x, _ = read_inputs(tmp_path / "nord.csv", restored)
     np.testing.assert_allclose(x, [[1, 33 / 183 - 1, 1, 0], [-0.5, -1, 0, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
+def test_an_empty_line_moves_no_cell(tmp_path, end):
+    rows = ["crp,age,id,ill", "5,61,7,0", "", ",62,8,1", ' ,63,9,"a\r\nb"', ""]
+    (tmp_path / "a.csv").write_text(end.join(rows), newline="")
+    numeric = {name: {"range": (0, 99), "typical": (0, 1), "missing": "indicator"} for name in ("crp", "age")}
+    given = Schema(user="id", label="ill", classes=[0, 1], numeric=numeric)
+    x, kept = read_inputs(tmp_path / "a.csv", given, ["id", "ill"])
+    np.testing.assert_array_equal(x, [[5, 0, 61, 0], [0, 1, 62, 0], [0, 1, 63, 0]])
+    assert kept["id"].tolist() == ["7", "8", "9"]
+    if end in ("\n", "\r\n"):
+        assert kept["ill"].tolist() == ["0", "1", "a\r\nb"]
+
+
+def test_copied_whole_numbers_with_a_gap_are_not_rounded(tmp_path):
+    numbers = pa.array([12345678901234561, None, 7], pa.int64())
+    pq.write_table(pa.table({"id": numbers, "size": [1.5, 2, None]}), tmp_path / "a.parquet")
+    numeric = {"size": {"range": (0, 10), "typical": (0, 1), "missing": "indicator"}}
+    given = Schema(user="id", label="ill", classes=[0, 1], numeric=numeric)
+    x, kept = read_inputs(tmp_path / "a.parquet", given, ["id"])
+    assert kept.to_csv(index=False).split() == ["id", "12345678901234561", '""', "7"]
+    np.testing.assert_array_equal(x, [[1.5, 0], [2, 0], [0, 1]])
+    kept.to_parquet(tmp_path / "b.parquet")
+    assert pq.read_table(tmp_path / "b.parquet")["id"].to_pylist() == numbers.to_pylist()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
 from silodp.deploy.policy import Policy
 from silodp.deploy.server import StatusFile
-from silodp.deploy.setup import draft_public, make_keys
+from silodp.deploy.setup import draft_public, find_list_doubts, make_keys
 from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost, load_records
 from silodp.errors import SilodpError
 from silodp.wire.store import PRIVATE_FILE, append_durably
@@ -29,6 +29,8 @@ from support.commands import CONFIG
 from support.consortium import make_parties
 from support.deployed import TABLES
 from support.refusals import refused
+
+PSEUDONYMS = 'identity = "profile.toml"'
 
 
 @pytest.fixture
@@ -276,6 +278,36 @@ def test_silos_agree_on_who_is_who_or_need_not(
     with refused(code):
         draft()
     assert not (tmp_path / "public").exists()
+
+
+@pytest.mark.parametrize(
+    ("index", "more", "with_numbers"),
+    [
+        ('users = ["p7", "p9", "P07", "q"]', "", False),
+        (PSEUDONYMS, "", False),
+        (PSEUDONYMS, 'weighting = "records"', True),
+    ],
+)
+def test_a_silo_is_warned_of_two_spellings_in_its_table(
+    index: str, more: str, with_numbers: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profile = IdentityProfile(study="s", kind="pseudonym", population=9)
+    (tmp_path / "profile.toml").write_text(profile.to_toml())
+    (tmp_path / "two.toml").write_text(TABLES.format(user="patient", index=index, more=more))
+    config = load_config(tmp_path / "two.toml")
+    assert len(find_list_doubts(config)) == (index != PSEUDONYMS)
+    draft_public(config, tmp_path / "public", config.public_data())
+    consortium = Consortium.load(tmp_path / "public")
+    (tmp_path / "index.csv").write_text("id,position\np9,8\nP07,2\np7,5\n")
+    for keys, is_warned in ((("p7", "P07", "p9"), True), (("p7", "p9"), False)):
+        rows = [f"{key},30,no" for key in keys]
+        (tmp_path / "north.csv").write_text("\n".join(["patient,age,ill", *rows]))
+        caplog.clear()
+        load_records(
+            tmp_path / "north.csv", "north", consortium, tmp_path / "index.csv" if with_numbers else None
+        )
+        assert ("2 person keys" in caplog.text) == is_warned
+        assert not any(key in caplog.text for key in keys)
 
 
 def test_the_status_has_two_writers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, time
 from numbers import Integral
@@ -12,16 +13,29 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from silodp.data._identifiers import clean_text
+from silodp.data.tables._files import is_workbook
 from silodp.data.tables.schema import text_of
 from silodp.errors import SilodpError
 
 Strings = NDArray[Any]  # (n,) object array of str
+_POINT_ZEROS = re.compile(r"[+-]?\d+\.000")
 _MOST_LISTED = 10  # names or values that an error lists
+LEAST_ROUNDED = 1e15
+"""From here on a number in a workbook may be rounded: spreadsheet programs keep 15 digits."""
 
 
-def list_texts(column: pd.Series[Any], path: Path) -> Strings:
+def list_texts(column: pd.Series[Any], path: Path, decimal: str = ".") -> Strings:
     """Return (n,) object array of text; missing cells become ""."""
     for row, value in enumerate(column):
+        # As text "1.000" would become "1", and with a decimal comma it may be 1000.
+        if decimal == "," and isinstance(value, str) and _POINT_ZEROS.fullmatch(value.strip()):
+            raise SilodpError(
+                f"{path}: column '{column.name}' has a point before three zeros in data row {row + 1}, which may "
+                "separate thousands where the decimal mark is ','; export the table without separators of thousands",
+                code="data.value",
+                field=str(column.name),
+            )
         if isinstance(value, bytes | bytearray | list | dict | np.ndarray):
             raise SilodpError(
                 f"{path}: column '{column.name}' holds a {type(value).__name__} in data row {row + 1}; give text or a "
@@ -35,11 +49,19 @@ def list_texts(column: pd.Series[Any], path: Path) -> Strings:
     return text
 
 
-def list_identifiers(cells: pd.Series[Any], where: str) -> list[object]:
+def list_identifiers(cells: pd.Series[Any], path: Path, missing: Sequence[str] = ()) -> list[object]:
     """Return text cells of a column of identifiers as they are, whole numbers as text, and "" where a cell is missing.
 
-    A column of floating-point numbers is refused as a whole: large ones are rounded, and leading zeros are lost.
+    A column of floating-point numbers is refused as a whole: large ones are rounded, and leading zeros are lost. So is
+    a whole number of 16 digits in a workbook, where spreadsheet programs have rounded it.
+
+    Args:
+        cells: of the column.
+        path: of the table.
+        missing: further texts that stand for no identifier.
     """
+    where = f"{path}: column {str(cells.name)!r}"
+    none = {_fold(text) for text in missing}
     if not isinstance(cells.dtype, np.dtype) or cells.dtype.kind not in "OSUiu":
         # Text, whole numbers and categories of pandas' own types pass, cell by cell.
         is_plain = pd.api.types.is_string_dtype(cells) or pd.api.types.is_integer_dtype(cells)
@@ -52,12 +74,19 @@ def list_identifiers(cells: pd.Series[Any], where: str) -> list[object]:
         if is_missing:
             listed.append("")
         elif isinstance(cell, str):
-            listed.append(cell)
+            listed.append("" if none and _fold(cell) in none else cell)
         elif isinstance(cell, Integral) and not isinstance(cell, bool):
-            listed.append(str(int(cell)))
+            if is_workbook(path) and abs(int(cell)) >= LEAST_ROUNDED:
+                raise _refuse_identifiers(f"{where}, data row {row}", "number with 16 digits or more")
+            listed.append("" if str(int(cell)) in none else str(int(cell)))
         else:
             raise _refuse_identifiers(f"{where}, data row {row}", type(cell).__name__)
     return listed
+
+
+def _fold(text: str) -> str:
+    """Return the form in which identifiers are compared with texts that stand for none."""
+    return text_of(clean_text(text) or text).lower()
 
 
 def _refuse_identifiers(where: str, found: str) -> SilodpError:

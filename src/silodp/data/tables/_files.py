@@ -8,11 +8,14 @@ import json
 import shlex
 import unicodedata
 import zlib
+from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, cast
 from zipfile import BadZipFile
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from silodp.data.tables.columns import Reader
 from silodp.errors import SilodpError, first_line
@@ -25,6 +28,11 @@ ENDINGS = (*TEXT, *(f"{ending}.gz" for ending in TEXT), ".parquet", ".xlsx")
 def is_text_file(path: Path) -> bool:
     """Return whether cells of the file are text, of which the reader knows the decimal mark."""
     return _find_ending(path).removesuffix(".gz") in TEXT
+
+
+def is_workbook(path: Path) -> bool:
+    """Return whether cells of the file are those of a spreadsheet program."""
+    return _find_ending(path) == ".xlsx"
 
 
 def _find_ending(path: Path) -> str:
@@ -60,7 +68,8 @@ def read_frame(path: Path, reader: Reader | None = None) -> tuple[pd.DataFrame, 
     reader = Reader() if reader is None else reader
     try:
         if ending == ".parquet":
-            frame = pd.read_parquet(path)
+            # pandas' own call would make floats of whole numbers with a gap among them, and round large ones.
+            frame = pq.read_table(path).to_pandas(integer_object_nulls=True)
         elif ending == ".xlsx":
             frame = _read_sheet(path, reader)
         else:
@@ -81,11 +90,11 @@ def read_frame(path: Path, reader: Reader | None = None) -> tuple[pd.DataFrame, 
     return frame, header
 
 
-def _open(path: Path, encoding: str) -> IO[str]:
+def _open(path: Path, encoding: str, newline: str | None = "") -> TextIOWrapper:
     """Open a text file, compressed or not."""
     if path.name.lower().endswith(".gz"):
-        return cast(IO[str], gzip.open(path, "rt", encoding=encoding, newline=""))
-    return path.open(encoding=encoding, newline="")
+        return gzip.open(path, "rt", encoding=encoding, newline=newline)
+    return path.open(encoding=encoding, newline=newline)
 
 
 def _read_csv(path: Path, reader: Reader) -> pd.DataFrame:
@@ -96,11 +105,12 @@ def _read_csv(path: Path, reader: Reader) -> pd.DataFrame:
     """
     separator = reader.separator or TEXT[_find_ending(path).removesuffix(".gz")]
     _check_encoding(path, reader)
-    if _check_shape(path, reader, separator) == 1:
+    width, has_returns = _check_shape(path, reader, separator)
+    if width == 1:
         return _take_header(_read_single(path, reader, separator))
-    cells = pd.read_csv(
-        path, header=None, dtype=str, keep_default_na=False, encoding=reader.codec, sep=separator
-    )
+    # After an empty line that ends in a carriage return alone pandas would leave out an empty first cell.
+    with _open(path, reader.codec, newline=None if has_returns else "") as file:
+        cells = pd.read_csv(file, header=None, dtype=str, keep_default_na=False, sep=separator)
     return _take_header(cells)
 
 
@@ -183,10 +193,11 @@ def _take_header(cells: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _check_shape(path: Path, reader: Reader, separator: str) -> int:
-    """Return the number of columns; raise for no header, another separator, or a row too short or too long.
+def _check_shape(path: Path, reader: Reader, separator: str) -> tuple[int, bool]:
+    """Return the number of columns, and whether a line ends in a carriage return alone, as on old Macintoshes.
 
-    pandas would fill a short row up with empty cells, each a column away from where its value belongs.
+    Raises for no header, another separator, or a row too short or too long: pandas would fill a short row up with empty
+    cells, each a column away from where its value belongs.
     """
     with _open(path, reader.codec) as file:
         rows = csv.reader(file, delimiter=separator)
@@ -212,7 +223,8 @@ def _check_shape(path: Path, reader: Reader, separator: str) -> int:
                     code="data.unreadable",
                     field="data.files",
                 )
-    return len(header)
+        ends = (file.newlines,) if isinstance(file.newlines, str) else file.newlines or ()
+        return len(header), "\r" in ends
 
 
 def _refuse_empty(path: Path) -> SilodpError:
@@ -228,13 +240,24 @@ def _check_encoding(path: Path, reader: Reader) -> None:
     if reader.codec.startswith("utf-16") != _looks_like_utf_16(path):
         raise _refuse_encoding(path, reader)
     _decode(path, reader.codec)
+    if _has_one_byte(reader.codec):  # any bytes are text in such an encoding
+        with suppress(UnicodeError):
+            if not _decode(path, "utf-8"):
+                raise _refuse_encoding(path, reader)
 
 
-def _decode(path: Path, encoding: str) -> None:
-    """Read a text file to its end; raise UnicodeError where it is not in the encoding."""
+def _has_one_byte(codec: str) -> bool:
+    """Return whether an encoding has one byte for each character, of which it may leave some out."""
+    return not codec.startswith("utf") and len(bytes(range(256)).decode(codec, "replace")) == 256
+
+
+def _decode(path: Path, encoding: str) -> bool:
+    """Read a text file to its end, and return whether it is plain ASCII; raise UnicodeError for another encoding."""
+    is_ascii = True
     with _open(path, encoding) as text:
-        while text.read(1 << 20):
-            pass
+        while part := text.read(1 << 20):
+            is_ascii = is_ascii and part.isascii()
+    return is_ascii
 
 
 def _looks_like_utf_16(path: Path) -> bool:
@@ -264,7 +287,7 @@ def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
     guess = f"it looks like {found}: set {name_setting('encoding', found)}"
     guess = guess if found else f"it is no text in UTF-8, UTF-16 or cp1252: set {name_setting('encoding')}"
     return SilodpError(
-        f"{path}: not readable as text in the encoding {reader.encoding}; {guess}, or export it as UTF-8 (in "
+        f"{path}: not text in the encoding {reader.encoding}; {guess}, or export it as UTF-8 (in "
         "spreadsheet programs 'CSV UTF-8')",
         code="data.encoding",
         field="data.files",

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -20,6 +20,7 @@ from silodp.data.identity import IdentityProfile
 from silodp.data.inputs import CODES, NUMERIC, NamedArrays
 from silodp.data.silo_data import check_budgets
 from silodp.data.tables._cells import (
+    LEAST_ROUNDED,
     Strings,
     describe_header,
     format_names,
@@ -31,6 +32,7 @@ from silodp.data.tables._cells import (
 from silodp.data.tables._files import (
     header_text,
     is_text_file,
+    is_workbook,
     name_date,
     name_date_option,
     name_setting,
@@ -46,7 +48,8 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
-_ROUNDED = re.compile(r"-?\d+(\.\d+)?[eE]\+\d+")
+_WHOLE_COMMA = re.compile(r"-?\d+,0+")
+_ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Table:
     Attributes:
         path: of the file.
         schema: what the columns mean.
+        cells: all cells of the file as they are; columns by `header_text` of their names.
         columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
         dropped: (n,) bool, the rows without an identifier that an identity profile lets drop; None without a profile.
         reader: how the file is written.
@@ -64,6 +68,7 @@ class Table:
 
     path: Path
     schema: Schema
+    cells: pd.DataFrame = field(repr=False)
     columns: Mapping[str, Strings] = field(repr=False)
     dropped: NDArray[np.bool_] | None = field(default=None, repr=False)
     reader: Reader = field(default_factory=Reader)
@@ -91,22 +96,25 @@ class Table:
         """
         reader = schema.reader if reader is None else reader
         frame, header = read_frame(path, reader)
-        for column in schema.columns:
-            _check_column(path, header, column)
+        check_columns(path, header, schema.columns)
         _check_rows(path, frame)
         keys = frame[header_text(schema.user)]
-        columns = {column: list_texts(frame[header_text(column)], path) for column in schema.columns}
+        columns = {
+            column: list_texts(frame[header_text(column)], path, reader.decimal) for column in schema.columns
+        }
         if profile is None:
-            table = cls(path, schema, columns, reader=reader)
+            folded = [_fold_key(key, reader) for key in columns[schema.user]]
+            columns[schema.user] = np.array(folded, dtype=object)
+            table = cls(path, schema, frame, columns, reader=reader)
             table._refuse_rounded_keys(keys)
             return table
         where = f"{path}: column {schema.user!r}"
-        found = profile.normalize_column(list_identifiers(keys, where), where)
+        found = profile.normalize_column(list_identifiers(keys, path, reader.missing), where)
         dropped = np.array([key is None for key in found], dtype=bool)
         if dropped.any():
             _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
         columns[schema.user] = np.array([key or "" for key in found], dtype=object)
-        return cls(path, schema, columns, dropped, reader)
+        return cls(path, schema, frame, columns, dropped, reader)
 
     @classmethod
     def read_inputs(cls, source: Path | pd.DataFrame, schema: Schema) -> tuple[Table, pd.DataFrame]:
@@ -128,12 +136,14 @@ class Table:
             frame = source.set_axis(header, axis=1).reset_index(drop=True)
         else:
             frame, header = read_frame(source, schema.reader)
-        needed = f"give the table the columns {format_names(schema.feature_columns)}; it has {describe_header(header)}"
-        for column in schema.feature_columns:
-            _check_column(path, header, column, needed)
+        needed = f"give the table the columns {format_names(schema.feature_columns)}"
+        check_columns(path, header, schema.feature_columns, needed)
         _check_rows(path, frame)
-        texts = {column: list_texts(frame[header_text(column)], path) for column in schema.feature_columns}
-        return cls(path, schema, texts, reader=schema.reader, is_fixed=True), frame
+        texts = {
+            column: list_texts(frame[header_text(column)], path, schema.reader.decimal)
+            for column in schema.feature_columns
+        }
+        return cls(path, schema, frame, texts, reader=schema.reader, is_fixed=True), frame
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str, remedy: str) -> None:
         """Raise for the first bad row, if any."""
@@ -156,18 +166,34 @@ class Table:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
         text = self.columns[self.schema.user]
         rounded = np.array([_ROUNDED.fullmatch(key) is not None for key in text], dtype=bool)
-        if isinstance(keys.dtype, np.dtype) and keys.dtype.kind == "f":
-            digits = 24 if keys.dtype == np.float32 else 53  # of the mantissa
-            rounded |= keys.abs().to_numpy() >= 2.0**digits
-        if self.path.suffix.lower() == ".xlsx":  # spreadsheets keep 15 digits of a number
-            rounded |= np.array([isinstance(key, int | float) and abs(key) >= 1e15 for key in keys])
+        # Bits of the mantissa by the number of bytes; text of pandas' own type has none.
+        digits = {2: 11, 4: 24}.get(getattr(_find_type(keys), "itemsize", 8), 53)
+        rounded |= np.array(
+            [isinstance(key, float | np.floating) and abs(float(key)) >= 2.0**digits for key in keys]
+        )
+        if is_workbook(self.path):
+            rounded |= np.array([isinstance(key, int | float) and abs(key) >= LEAST_ROUNDED for key in keys])
         self._refuse(
             self.schema.user, rounded, "is a rounded number", "export the user key as text or as an integer"
         )
 
     def _missing(self, column: str) -> NDArray[np.bool_]:
-        texts = MISSING | {text_of(text).lower() for text in self.reader.missing}
-        return np.array([text.lower() in texts for text in self.columns[column]], dtype=bool)
+        """Return (n,) bool: which cells stand for no value, by their text or in columns of numbers by their number."""
+        texts = MISSING | {_fold_key(text_of(text), self.reader).lower() for text in self.reader.missing}
+        found = np.array(
+            [_fold_key(text, self.reader).lower() in texts for text in self.columns[column]], dtype=bool
+        )
+        schema = self.schema
+        numeric = {
+            *schema.numeric,
+            schema.time,
+            schema.budget,
+            schema.label if schema.kind == "real" else None,
+        }
+        if self.reader.missing and column in numeric:
+            listed = np.array([text.strip() for text in self.reader.missing], dtype=object)
+            found |= np.isin(self._parse_cells(column), parse_numbers(listed, self.reader.decimal))
+        return found
 
     def keys(self) -> Strings:
         """Return (n,) user keys as text, none missing; "" in dropped rows only."""
@@ -228,7 +254,7 @@ class Table:
         if fill is not None:
             values[self._missing(column)] = fill
         wrong = ~np.isfinite(values)
-        if wrong.any() and is_text_file(self.path):
+        if wrong.any():
             first = self.columns[column][np.flatnonzero(wrong)[0]]
             if self.reader.decimal == "." and _THOUSANDS.fullmatch(first):
                 remedy = (
@@ -251,25 +277,38 @@ class Table:
         return values
 
     def _parse(self, column: str) -> NDArray[np.float64]:
-        """Return (n,) numbers by the decimal mark of the file, NaN where the text is missing or not a number."""
-        values = parse_numbers(self.columns[column], self.reader.decimal if is_text_file(self.path) else ".")
+        """Return (n,) numbers, NaN where the text is missing or not a number."""
+        values = self._parse_cells(column)
         values[self._missing(column)] = (
             np.nan
         )  # also where a number such as -9 is declared to stand for no value
+        return values
+
+    def _parse_cells(self, column: str) -> NDArray[np.float64]:
+        """Return (n,) numbers, those of text by the decimal mark of the file, NaN where the text is not a number."""
+        texts = self.columns[column]
+        values = parse_numbers(texts, ".")
+        if self.reader.decimal != ".":  # in a workbook some cells may be numbers, and some text
+            is_text = np.array(
+                [isinstance(cell, str) for cell in self.cells[header_text(column)]], dtype=bool
+            )
+            values[is_text] = parse_numbers(texts[is_text], self.reader.decimal)
         return values
 
     def _days(self, column: str, constants: NumericColumn) -> NDArray[np.float64]:
         """Return (n,) days since the public date; NaN where a cell is missing and a policy is declared."""
         text, since = self.columns[column], datetime.fromisoformat(str(constants.since))
         layout = (self.reader.dates or {}).get(column, constants.date)
-        days = dict.fromkeys(text, np.nan)
+        # Cells that are dates have no layout: one with the day before the month would exchange the two.
+        is_date = [isinstance(cell, date) for cell in self.cells[header_text(column)]]
+        days = dict.fromkeys(zip(text, is_date, strict=True), np.nan)
         for cell in days:
-            day = parse_date(cell, layout)
-            if day is None and not is_text_file(self.path):  # cells that are dates have no layout
-                day = parse_date(cell)
+            day = None if cell[1] else parse_date(cell[0], layout)
+            if day is None and not is_text_file(self.path):
+                day = parse_date(cell[0])
             if day is not None:
                 days[cell] = (day - since) / timedelta(days=1)
-        values = np.array([days[cell] for cell in text], dtype=np.float64)
+        values = np.array([days[cell] for cell in zip(text, is_date, strict=True)], dtype=np.float64)
         missing = self._missing(column)
         values[missing] = np.nan
         wrong = np.isnan(values)
@@ -297,7 +336,7 @@ class Table:
             if isinstance(value, bool)
             for word in sorted(TRUE if value else FALSE)
         }
-        has_commas = self.reader.decimal == "," and is_text_file(self.path)
+        has_commas = self.reader.decimal == ","
 
         def find(text: str) -> int:
             place = numbers.get(text, words.get(text.lower(), -1))
@@ -407,28 +446,48 @@ def read_cells(path: Path, column: str, reader: Reader | None = None) -> list[ob
         SilodpError: no such file or column, unreadable, or a column of numbers that may be rounded.
     """
     frame, header = read_frame(path, reader)
-    # Without a header the first person's row stands in its place: the message does not quote it.
-    _check_column(path, header, column, "correct the name of the column, or the first line of the table")
+    check_columns(path, header, [column])
     _check_rows(path, frame)
-    return list_identifiers(frame[header_text(column)], f"{path}: column {column!r}")
+    return list_identifiers(frame[header_text(column)], path, () if reader is None else reader.missing)
 
 
-def _check_column(path: Path, header: Sequence[str], column: str, remedy: str = "") -> None:
+def check_columns(path: Path, header: Sequence[str], columns: Sequence[str], remedy: str = "") -> None:
     """Raise for a column that the header does not have, or has twice.
 
     Args:
         path: of the table.
         header: names of its columns.
-        column: the name.
-        remedy: what to do, where the message may not quote the header.
+        columns: the names.
+        remedy: what to do, in place of a name that is similar.
     """
-    name = header_text(column)
-    if header.count(name) == 1:
-        return
-    hint = None if name in header or remedy else suggest_name(name, header)
-    wrong = "appears twice" if name in header else "is missing"
-    remedy = hint or remedy or f"correct the schema or the table, which has {describe_header(header)}"
-    raise SilodpError(f"{path}: column {column!r} {wrong}; {remedy}", code="data.column", field=column)
+    names = [header_text(column) for column in columns]
+    # Without a header the first person's row stands in its place: the message quotes none without a known name.
+    is_header = any(name in header for name in names)
+    for column, name in zip(columns, names, strict=True):
+        if header.count(name) == 1:
+            continue
+        wrong = "appears twice" if name in header else "is missing"
+        hint = suggest_name(name, header) if is_header and name not in header and not remedy else None
+        listed = (
+            f"; it has {describe_header(header)}"
+            if is_header
+            else ", whose first row must be the header, with nothing above the header"
+        )
+        raise SilodpError(
+            f"{path}: column {column!r} {wrong}; {hint or (remedy or 'correct the name or the table') + listed}",
+            code="data.column",
+            field=column,
+        )
+
+
+def _fold_key(text: str, reader: Reader) -> str:
+    """Return a text in which "17,0" is "17" where the decimal mark is a comma, as "17.0" is everywhere."""
+    return text.split(",")[0] if reader.decimal == "," and _WHOLE_COMMA.fullmatch(text) else text
+
+
+def _find_type(cells: pd.Series[Any]) -> Any:
+    """Return the type of the values in a column, those of its categories where it has some."""
+    return cells.cat.categories.dtype if isinstance(cells.dtype, pd.CategoricalDtype) else cells.dtype
 
 
 def _check_rows(path: Path, frame: pd.DataFrame) -> None:

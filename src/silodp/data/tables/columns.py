@@ -27,7 +27,7 @@ class Reader:
 
     Attributes:
         separator: between the cells of a text file; None: "," in .csv, a tab in .tsv.
-        decimal: decimal mark of a text file, "." or ",".
+        decimal: decimal mark of numbers that are text, "." or ",": all in a text file, some in a workbook.
         encoding: of a text file, as Python names it, for example "utf-8", "utf-16" or "cp1252".
         sheet: of a workbook that has several.
         missing: texts that stand for no value, besides an empty cell, NA, NaN, N/A, none and null.

@@ -16,10 +16,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
-from silodp.data.tables._cells import describe_header, format_cell, parse_date, parse_numbers
+from silodp.data.tables._cells import format_cell, parse_date, parse_numbers
 from silodp.data.tables._files import is_text_file, quote, read_frame
+from silodp.data.tables._table import check_columns
 from silodp.data.tables.columns import Reader
-from silodp.errors import SilodpError, suggest_name
 
 MOST_CATEGORIES = 20
 """The most values of a column that the draft lists as categories; more are likely names or free text."""
@@ -44,12 +44,7 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     """
     reader = Reader() if reader is None else reader
     frame, header = read_frame(path, reader)
-    for column in (user, label):
-        if header.count(column) != 1:
-            remedy = suggest_name(column, header) or f"name one of {describe_header(header)}"
-            raise SilodpError(
-                f"{path}: there is no column {column!r}: {remedy}", code="data.column", field=column
-            )
+    check_columns(path, header, (user, label))
     marks = MISSING | {text.lower() for text in reader.missing}
     cells = {}
     for name in header:
