@@ -263,7 +263,7 @@ def _format_metrics(facts: _Facts) -> list[str]:
     whole = [format_measure(get_measure(last, name)) for name in names]
     silos = () if held_out is None else held_out.list_parts(True)
     groups = () if held_out is None else held_out.list_parts(False)
-    if held_out is not None and held_out.persons < LEAST_PERSONS:
+    if held_out is None or held_out.persons < LEAST_PERSONS:  # without the file their number is not known
         whole = _leave_out(names)
     rows = [("all silos", *whole), *(_format_part(part, f"silo {_code(part.name)}", names) for part in silos)]
     rows += [_format_part(part, f"{_code(part.of)}: {_code(part.name)}", names) for part in groups]

@@ -185,7 +185,8 @@ def accept_command(
     allow_counts: Annotated[
         bool,
         typer.Option(
-            "--allow-counts", help="Let the server and other silos see each person's record counts."
+            "--allow-counts",
+            help="Let the server and other silos of this run and later ones see each person's record counts.",
         ),
     ] = False,
     as_json: Json = False,
@@ -231,7 +232,7 @@ def accept_command(
 
 
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:
-    from silodp.accounting.guarantee import format_rounded_up
+    from silodp.accounting.guarantee import TECHNICAL, format_rounded_up
 
     told = [f"{name} {format_rounded_up(e)}" for name, e in agreed["epsilon"].items()]
     who = {"user": "all records of one person", "record": "one record", None: "nobody"}[agreed["unit"]]
@@ -246,6 +247,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         f"  aggregator  {agreed['aggregator']}",
         f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
         *_format_separate(agreed["separate"]),
+        *(f"  assumes     {text.removeprefix(TECHNICAL)}" for text in agreed["assumptions"]),
         *_format_evaluation(agreed["evaluation"], agreed["evaluations"]),
         f"  columns     {columns}",
         f"  label       {agreed['label'] or 'as in data.json'}",

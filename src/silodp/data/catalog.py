@@ -15,6 +15,7 @@ from silodp.data.public import PublicData
 from silodp.data.tables.schema import (
     ASSUMES_CLIPPING,
     ASSUMES_INDEX_FROM_TABLES,
+    ASSUMES_SPLIT,
     Schema,
 )
 from silodp.errors import lookup
@@ -30,6 +31,8 @@ class TableDataset(Dataset):
         profile, inputs = schema.read_identity(), schema.list_inputs()
         is_declared = profile is not None or schema.users is not None
         assumptions = [] if is_declared else [ASSUMES_INDEX_FROM_TABLES]
+        if schema.split is not None:
+            assumptions.append(ASSUMES_SPLIT)
         if schema.out_of_range == "clip" and schema.numeric:
             assumptions.append(ASSUMES_CLIPPING)
         return PublicData(

@@ -33,7 +33,7 @@ class Federation:
         silos: at least one, names distinct, features and label kind alike. A silo may have no records.
         users: U ≥ 1, public. A user may have no records.
         test: held-out records, pooled; user is -1 where not allocated. Not protected by the guarantee.
-        assumptions: what was estimated from private rows, one sentence each; printed with the guarantee.
+        assumptions: what the guarantee rests on or does not cover, one sentence each; printed with the guarantee.
         name: what the data set is called.
         classes: public number of classes (y int64 in 0..classes-1), or None for real or survival targets.
         features: names of the features, or () where they have none (images).
@@ -282,8 +282,8 @@ class Federation:
 
         Returns:
             Training records by silo, test records pooled (user -1 for users without a number). `assumptions` says when
-            the list of ids was taken from the tables and when a user is in both splits. Clipped values are counted in
-            the log only: their number is private.
+            the list of ids was taken from the tables, and that a split column may have a user in both splits. Clipped
+            values are counted in the log only: their number is private.
 
         Raises:
             SilodpError: the first bad input, by file, column and data row (the first after the header is row 1).

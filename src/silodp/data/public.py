@@ -32,7 +32,7 @@ class PublicData:
         labels: "classes" (int64), "real" (float32) or "survival" (float32 [event, time]).
         classes: number of classes; None for the other kinds of label.
         features: names of the features, or () where they have none.
-        assumptions: what was estimated from private rows, one sentence each.
+        assumptions: what the guarantee rests on or does not cover, one sentence each.
         user_budgets: (U,) the ε that each user may be charged; None where users have none.
         record_budgets: whether every training record has such a budget.
         record_counts: (S,) training records of each silo. Given only where records are the unit of privacy: elsewhere

@@ -296,6 +296,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "name": consortium.config.name,
         "method": spec.method.name,
         "settings": describe_settings(spec.method),
+        "assumptions": list(spec.method.assumptions),
         "unit": spec.method.unit,
         "aggregator": spec.aggregator.name,
         "rounds": spec.rounds,
@@ -453,5 +454,9 @@ def make_local(config: RunConfig, federation: Federation, folder: Path, port: in
     for silo in federation.silos:
         home = homes[silo.name]
         save_records(home / "records.npz", silo)
-        accept(home, consortium, "records.npz", allow_seed=consortium.config.seed is not None)
+        has_seed, needs_counts = (
+            consortium.config.seed is not None,
+            consortium.stated_spec.method.needs_counts,
+        )
+        accept(home, consortium, "records.npz", allow_counts=needs_counts, allow_seed=has_seed)
     return consortium

@@ -289,7 +289,7 @@ class SiloService:
     def _check_charge(self, run: str, events: Mapping[Adversary, Event]) -> str | None:
         """Return a phrase about a limit over all runs that a charge in a run would exceed; None where all hold.
 
-        Then it keeps who is a person in this run, if no earlier run was charged.
+        Where all hold and no run was charged before, it stores who counts as a person (`PERSONS`).
 
         Raises:
             SilodpError: it would be the first charge of a run too many: a set-up costs nothing, so the server can begin

@@ -114,9 +114,8 @@ def measure_held_out(
         return None
     silos = [(silo.name, silo.held_out) for silo in federation.silos if len(silo.held_out)]
     parts = [_measure_part(task, params, "silo", name, one.x, one.y, [one.user]) for name, one in silos]
-    numbered = [one for _, one in silos] or [
-        test
-    ]  # in `test`, persons without training records have no number
+    # In `test`, persons of tables without training records have no number.
+    numbered = [test] if federation.user_keys is None else [one for _, one in silos]
     grouped = [find_groups(one.x, federation.schema, groups or {}) for one in (test, *numbered)]
     for (column, name, chosen), *rows in zip(*grouped, strict=True):
         users = [one.user[mask] for one, (_, _, mask) in zip(numbered, rows, strict=True)]
@@ -150,7 +149,9 @@ def _measure_part(
 
 
 def _count_persons(users: Sequence[NDArray[np.int64]]) -> int:
-    return len(np.unique(np.concatenate(users)))
+    """Count the persons of records; one without a number (-1), of no simulated user, is a person of its own."""
+    user = np.concatenate(users)
+    return len(np.unique(user[user >= 0])) + int((user < 0).sum())
 
 
 def _calibrate(scores: NDArray[np.float64], labels: NDArray[Any]) -> tuple[CalibrationBin, ...]:
@@ -214,13 +215,13 @@ def read_held_out(directory: Path) -> HeldOut | None:
         fields = json.loads(path.read_bytes())
         return HeldOut(
             int(fields["round"]),
-            int(fields["persons"]),
+            int(fields.get("persons", 0)),  # files of earlier versions lack it
             tuple(
                 Part(
                     str(p["of"]),
                     str(p["name"]),
                     int(p["records"]),
-                    int(p["persons"]),
+                    int(p.get("persons", 0)),
                     _read_numbers(p["metrics"]),
                 )
                 for p in fields["parts"]

@@ -101,13 +101,14 @@ def test_declared_users():
 
 
 def tables(tmp_path, **schema):
-    (tmp_path / "a.csv").write_text("id,age,ill\np,50,yes\n")
+    (tmp_path / "a.csv").write_text("id,age,ill,part\np,50,yes,train\n")
     base = {"user": "id", "label": "ill", "classes": ["no", "yes"], "numeric": {"age": [0, 100]}}
     return {"files": {"rome": "a.csv"}, "schema": {**base, **schema}}
 
 
-def test_public_facts_of_tables_are_those_of_the_schema(tmp_path):
-    run = config(tmp_path, "tables", **tables(tmp_path, out_of_range="clip"))
+@pytest.mark.parametrize("more", [{}, {"split": "part"}, {"test_share": 0.001}])
+def test_public_facts_of_tables_are_those_of_the_schema(more, tmp_path):
+    run = config(tmp_path, "tables", **tables(tmp_path, out_of_range="clip", **more))
     public = run.public_data()
     assert public.users is None
     assert (public.silos, public.features, public.classes) == (("rome",), ("age",), 2)

@@ -306,16 +306,18 @@ def test_text_of_a_workbook_is_read_by_the_decimal_mark_and_its_numbers_are_not(
         ("1.5", ".", 1.5),
     ):
         book = openpyxl.Workbook()
-        for row in (["Fall", "Größe", "krank"], ["a", cell, "ja"], ["b", 1.25, "nein"]):
+        for row in (["Fall", "Größe", "krank"], ["a", cell, "ja"], ["b", 1.25, "nein"], ["c", 1.75, "ja"]):
             book.active.append(row)
         book.save(tmp_path / "nord.xlsx")
         reader = {"decimal": decimal, "separator": ";"}
+        drafted = draft_config(tmp_path / "nord.xlsx", "Fall", "krank", Reader(**reader))
+        assert ('"Größe" = { range' in drafted) is (size is not None)
         if size is None:
             with refused("data.value"):
                 read(tmp_path / "nord.xlsx", numeric=numeric, reader=reader)
             continue
         built = read(tmp_path / "nord.xlsx", numeric=numeric, reader=reader)
-        np.testing.assert_allclose(built.silos[0].x[:, 0], [size - 1, 0.25])
+        np.testing.assert_allclose(built.silos[0].x[:, 0], [size - 1, 0.25, 0.75])
 
 
 @pytest.mark.parametrize("cell", ["1.234", "1.234,5", "1,2,3"])

@@ -279,9 +279,8 @@ class Table:
     def _parse(self, column: str) -> NDArray[np.float64]:
         """Return (n,) numbers, NaN where the text is missing or not a number."""
         values = self._parse_cells(column)
-        values[self._missing(column)] = (
-            np.nan
-        )  # also where a number such as -9 is declared to stand for no value
+        # Also where a number such as -9 is declared to stand for no value.
+        values[self._missing(column)] = np.nan
         return values
 
     def _parse_cells(self, column: str) -> NDArray[np.float64]:
@@ -461,8 +460,8 @@ def check_columns(path: Path, header: Sequence[str], columns: Sequence[str], rem
         remedy: what to do, in place of a name that is similar.
     """
     names = [header_text(column) for column in columns]
-    # Without a header the first person's row stands in its place: the message quotes none without a known name.
-    is_header = any(name in header for name in names)
+    # Without a header the first person's row stands in its place, where some cell may be a name by chance.
+    is_header = 2 * sum(name in header for name in names) >= len(names)
     for column, name in zip(columns, names, strict=True):
         if header.count(name) == 1:
             continue

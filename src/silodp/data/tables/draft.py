@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from silodp.data._identifiers import MISSING
 from silodp.data.tables._cells import format_cell, parse_date, parse_numbers
-from silodp.data.tables._files import is_text_file, quote, read_frame
+from silodp.data.tables._files import quote, read_frame
 from silodp.data.tables._table import check_columns
 from silodp.data.tables.columns import Reader
 
@@ -49,9 +50,8 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
     cells = {}
     for name in header:
         if header.count(name) == 1:
-            text = frame[name].map(format_cell)
+            text = frame[name].map(partial(_format_marked, decimal=reader.decimal))
             cells[name] = text.mask(frame[name].isna() | text.str.lower().isin(marks))
-    decimal = reader.decimal if is_text_file(path) else "."
     numeric, categorical = [], []
     left_out = [
         f"# ROWS: {quote(name)}: several columns" for name in dict.fromkeys(header) if name not in cells
@@ -69,11 +69,11 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             numeric.append(
                 f'{key} = {{ range = [], date = "{layout}", since = "" }}  # FILL IN, in days. ROWS: {seen}'
             )
-        elif found.nunique() > 2 and not np.isnan(numbers := _parse(found, decimal)).any():
+        elif found.nunique() > 2 and not np.isnan(numbers := _parse(found, reader.decimal)).any():
             seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}{note}"
             numeric.append(f"{key} = {{ range = [], typical = [] }}  # FILL IN. ROWS: {seen}")
         else:
-            doubt = _describe_doubt(found, decimal)
+            doubt = _describe_doubt(found, reader.decimal)
             if 2 <= found.nunique() <= MOST_CATEGORIES:
                 categorical.append(f"{key} = []  # FILL IN. ROWS: {_list_values(found)}{note}{doubt}")
             else:
@@ -82,7 +82,7 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
         [
             *_HEAD.format(silo=quote(path.name.split(".")[0]), path=quote(str(path.resolve()))).splitlines(),
             f"user = {quote(user)}  # names the person, equally in all silos",
-            *_draft_label(label, cells[label], decimal),
+            *_draft_label(label, cells[label], reader.decimal),
             "test_share = 0.2  # of the persons, by a public function of their keys; their records measure the model",
             *_draft_reader(reader),
             "",
@@ -105,6 +105,12 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             "",
         ]
     )
+
+
+def _format_marked(cell: object, decimal: str) -> str:
+    """Return a cell as text; a number of a workbook, which has no decimal mark, with that of text."""
+    text = format_cell(cell)
+    return text.replace(".", decimal) if isinstance(cell, float) else text
 
 
 def _parse(text: pd.Series[str], decimal: str) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from silodp.data.tables._table import Table
 from silodp.data.tables.schema import (
     ASSUMES_CLIPPING,
     ASSUMES_INDEX_FROM_TABLES,
+    ASSUMES_SPLIT,
     UNSCALED_LABEL,
     Schema,
     normalize_key,
@@ -41,7 +42,7 @@ class LoadedTables:
         silos: training records, one table per silo.
         test: test records, pooled; None without a split column and a share of test persons.
         user_keys: the keys in the order of the users' index: (U,), and fewer where an identity profile declares U.
-        assumptions: what was taken from private rows, one sentence each.
+        assumptions: what the guarantee rests on, or does not cover, by the schema; one sentence each.
         profile: the identity profile by which the keys were read; None without one.
     """
 
@@ -110,9 +111,7 @@ def read_tables(
             schema.split,
         )
     if schema.split is not None:  # whether there are such persons is private
-        assumptions.append(
-            "Persons may have records in both the training and the test split; test records are not protected."
-        )
+        assumptions.append(ASSUMES_SPLIT)
     if schema.out_of_range == "clip" and schema.numeric:
         assumptions.append(ASSUMES_CLIPPING)
     test_data = None

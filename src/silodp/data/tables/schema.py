@@ -38,6 +38,9 @@ ASSUMES_INDEX_BY_PROFILE = (
     "it knows who has records where. The numbers say nothing of a person."
 )
 ASSUMES_CLIPPING = "Numbers outside the declared public ranges are clipped to them, record by record."
+ASSUMES_SPLIT = (
+    "Persons may have records in both the training and the test split; test records are not protected."
+)
 UNSCALED_LABEL = (
     "the label is a number that is used as it is, and a step of 1 moves a prediction by about 1 in a round: declare "
     "what is usual by data.schema.label_typical = [center, spread], public like a range ([0, 1] keeps the label as it "
