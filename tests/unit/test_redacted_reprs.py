@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -371,7 +372,7 @@ def federation():
 def table():
     columns = {"id": np.array(["patient 0017"]), "age": np.array(["7001.25"])}
     schema = Schema(user="id", label="cost", kind="real", numeric={"age": (0, 1e4)})
-    return Table(Path("north.csv"), schema, columns), ["patient 0017", "7001.25"]
+    return Table(Path("north.csv"), schema, pd.DataFrame(columns), columns), ["patient 0017", "7001.25"]
 
 
 # --- the parties of a run ---

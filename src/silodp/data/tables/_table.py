@@ -59,7 +59,7 @@ class Table:
     Attributes:
         path: of the file.
         schema: what the columns mean.
-        cells: all cells of the file as they are; columns by `header_text` of their names.
+        cells: the cells as they are in the file; columns by `header_text` of their names.
         columns: name → (n,) texts; the user column as the identity profile reads it where there is one.
         dropped: (n,) bool, the rows without an identifier that an identity profile lets drop; None without a profile.
         reader: how the file is written.
@@ -98,14 +98,15 @@ class Table:
         frame, header = read_frame(path, reader)
         check_columns(path, header, schema.columns)
         _check_rows(path, frame)
-        keys = frame[header_text(schema.user)]
+        cells = frame[[header_text(column) for column in schema.columns]]
+        keys = cells[header_text(schema.user)]
         columns = {
             column: list_texts(frame[header_text(column)], path, reader.decimal) for column in schema.columns
         }
         if profile is None:
             folded = [_fold_key(key, reader) for key in columns[schema.user]]
             columns[schema.user] = np.array(folded, dtype=object)
-            table = cls(path, schema, frame, columns, reader=reader)
+            table = cls(path, schema, cells, columns, reader=reader)
             table._refuse_rounded_keys(keys)
             return table
         where = f"{path}: column {schema.user!r}"
@@ -114,7 +115,7 @@ class Table:
         if dropped.any():
             _log.warning("%s: %d rows without an identifier dropped", where, dropped.sum())
         columns[schema.user] = np.array([key or "" for key in found], dtype=object)
-        return cls(path, schema, frame, columns, dropped, reader)
+        return cls(path, schema, cells, columns, dropped, reader)
 
     @classmethod
     def read_inputs(cls, source: Path | pd.DataFrame, schema: Schema) -> tuple[Table, pd.DataFrame]:
