@@ -348,7 +348,7 @@ def find_similar_keys(keys: Iterable[str]) -> list[str]:
     """Return the keys that differ from another one in leading zeros, case or invisible characters only."""
     groups = defaultdict[str, list[str]](list)
     for key in keys:
-        groups[_folded(key)].append(key)
+        groups[_fold_key(key)].append(key)
     return [key for group in groups.values() if len(group) > 1 for key in group]
 
 
@@ -361,7 +361,7 @@ def describe_similar_keys(similar: Collection[str], where: str) -> list[str]:
     """
     if not similar:
         return []
-    persons = len({_folded(key) for key in similar})
+    persons = len({_fold_key(key) for key in similar})
     return [
         f"{len(similar):,} person keys (in {where}) would be {persons:,} if leading zeros, case and invisible "
         "characters were ignored: where they mean the same people, write them alike in all tables, because only equal "
@@ -369,7 +369,8 @@ def describe_similar_keys(similar: Collection[str], where: str) -> list[str]:
     ]
 
 
-def _folded(key: str) -> str:
+def _fold_key(key: str) -> str:
+    """Return what keys that may mean one person have in common."""
     compatible = unicodedata.normalize("NFKC", key).casefold()
     if not compatible.isalnum():  # the loop takes most of the time
         compatible = "".join(

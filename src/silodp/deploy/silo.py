@@ -446,7 +446,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
 
 
 def _check_method(data: SiloData, public: PublicData, spec: RunSpec) -> None:
-    """Let a method that protects records check how many the silo has, and what they ask for.
+    """Let a method that protects records check how many the silo has, and the privacy budgets of these records.
 
     In one process the method sees the records of all silos before the first round. Here the public facts lack them, and
     each silo sees its own: the others are taken as empty.

@@ -247,7 +247,7 @@ def _check_encoding(path: Path, reader: Reader) -> None:
 
 
 def _has_one_byte(codec: str) -> bool:
-    """Return whether an encoding has one byte for each character, of which it may leave some out."""
+    """Return whether an encoding has one byte for each character; some bytes may stand for none."""
     return not codec.startswith("utf") and len(bytes(range(256)).decode(codec, "replace")) == 256
 
 
