@@ -486,7 +486,7 @@ def test_a_guarantee_of_fewer_rounds_is_refused_beside_a_newer_model(tmp_path: P
     shutil.copy(tmp_path / "run" / "guarantee.json", bundle)
     assert silodp.load(bundle).guarantees["released"].rounds == 4
     description = json.loads((bundle / "model.json").read_text())
-    for name in ("guarantee", "attributes", "loss", "has_readers"):
+    for name in ("guarantee", "attributes", "predicts_labels", "has_readers"):
         del description[name]  # as earlier versions wrote it
     (bundle / "model.json").write_text(json.dumps(description))
     silodp.load(bundle)
@@ -570,7 +570,7 @@ def test_a_run_without_a_schema_predicts_from_arrays(tmp_path: Path) -> None:
     made = silodp.data.benchmarks.embedded(users=20, silos=2)
     plain = silodp.Federation(made.silos, made.users, made.test, classes=2)
     task = silodp.Task(
-        nn.Linear(30, 1), silodp.Loss.per_record("square", lambda a, b: (a.squeeze(-1) - b) ** 2)
+        nn.Linear(30, 1), silodp.Loss.per_record("squared_error", lambda a, b: (a.squeeze(-1) - b) ** 2)
     )
     silodp.train(
         plain, task, silodp.methods.UldpAvg(noise_multiplier=1.0, clip=1.0), rounds=1, out=tmp_path / "run"

@@ -25,7 +25,6 @@ from silodp.report.guarantee_text import describe_guarantee, format_guarantees
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import DESCRIPTION, ModelDescription
-from silodp.training.losses import predicts_labels
 from silodp.wire.store import write_durably
 
 CARD = "MODEL_CARD.md"
@@ -193,7 +192,7 @@ def _format_data(facts: _Facts) -> list[str]:
             f", typically {center:.15g} ± {spread:.15g}; "
             f"the model is trained on (value − {center:.15g})/{spread:.15g}"
         )
-        if described.loss is None or predicts_labels(described.loss):
+        if described.predicts_labels:
             scaled += ", and predictions of silodp are in the unit of the value"
     lines = [
         f"- **Origin, time and place**: {_one_line(card.data) if card.data else _UNKNOWN.format('data')}",

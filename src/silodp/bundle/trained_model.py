@@ -35,7 +35,7 @@ from silodp.runtime.model_description import (
     digest_attributes,
     digest_unsaved,
 )
-from silodp.training.losses import flatten_outputs, predicts_labels
+from silodp.training.losses import flatten_outputs
 from silodp.training.task import compute_outputs, make_tensor
 
 if TYPE_CHECKING:
@@ -69,16 +69,11 @@ class TrainedModel:
     def columns(self) -> tuple[str, ...]:
         """Names of the numbers that `predict` returns for a row."""
         if self.description.labels == "classes":
-            what = "probability" if self._predicts_labels else "score"
+            what = "probability" if self.description.predicts_labels else "score"
             return tuple(f"{what}_{name}" for name in self.description.classes)
-        if not self._predicts_labels:
+        if not self.description.predicts_labels:
             return ("output",)
         return ("log_hazard",) if self.description.labels == "survival" else ("prediction",)
-
-    @property
-    def _predicts_labels(self) -> bool:
-        loss = self.description.loss
-        return loss is None or predicts_labels(loss)
 
     def predict(self, data: TableOrInputs) -> NDArray[np.float64]:
         """Predict for every row, in the order of the rows.
@@ -102,7 +97,10 @@ class TrainedModel:
         labels, classes = self.description.labels, len(self.description.classes)
         single = outputs.dim() == 1 or tuple(outputs.shape[1:]) == (1,)
         if labels != "classes" and single:
-            center, spread = (self._predicts_labels and self.description.label_typical) or (0.0, 1.0)
+            center, spread = (self.description.predicts_labels and self.description.label_typical) or (
+                0.0,
+                1.0,
+            )
             found = center + spread * flatten_outputs(outputs)[:, None]
         elif labels == "classes" and single and classes == 2:
             positive = torch.sigmoid(flatten_outputs(outputs))

@@ -26,6 +26,7 @@ from silodp.aggregators.run_spec import RunSpec
 from silodp.data.public import LabelKind
 from silodp.data.tables.schema import Schema, name_classes
 from silodp.errors import SilodpError
+from silodp.training.losses import Loss
 from silodp.training.model_checks import list_numeric_attributes
 from silodp.training.models import Architecture
 from silodp.training.task import digest_tensors
@@ -75,7 +76,7 @@ class ModelDescription:
         unsaved: SHA-256 (hex) of buffers that are no part of the model's state; "" without any.
         attributes: SHA-256 (hex) of the numbers in plain attributes of modules; "" without any. Files of earlier
             versions lack this and those below.
-        loss: name of the loss.
+        predicts_labels: whether outputs are logits of classes, the label, or a log hazard (see `Loss`).
         guarantee: SHA-256 (hex) of guarantee.json.
         has_readers: whether silos wrote their tables in different ways.
         weights: SHA-256 (hex) of model.safetensors.
@@ -95,7 +96,7 @@ class ModelDescription:
     weights: str
     unsaved: str = ""
     attributes: str | None = None
-    loss: str | None = None
+    predicts_labels: bool = True
     guarantee: str | None = None
     has_readers: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class ModelDescription:
         spec: RunSpec,
         model: nn.Module,
         architecture: Architecture,
+        loss: Loss,
         schema: Schema | None,
         weights: bytes,
         guarantee: bytes,
@@ -117,6 +119,7 @@ class ModelDescription:
             spec: of the run.
             model: as it is stored.
             architecture: where it came from.
+            loss: that it was trained by.
             schema: of the tables; None where there is none.
             weights: content of model.safetensors.
             guarantee: content of guarantee.json.
@@ -144,7 +147,7 @@ class ModelDescription:
             weights=hashlib.sha256(weights).hexdigest(),
             unsaved=digest_unsaved(model),
             attributes=digest_attributes(model),
-            loss=spec.model.loss,
+            predicts_labels=loss.predicts_labels,
             guarantee=hashlib.sha256(guarantee).hexdigest(),
             has_readers=schema is not None and bool(schema.readers),
             versions={
@@ -203,11 +206,12 @@ class ModelDescription:
         }
         for name in ("run", "labels", "weights", "unsaved"):
             _check_text(fields[name])
-        for name in ("attributes", "loss", "guarantee"):
+        for name in ("attributes", "guarantee"):
             if name in fields:
                 _check_text(fields[name])
-        if type(fields.get("has_readers", False)) is not bool:
-            raise ValueError
+        for name in ("predicts_labels", "has_readers"):
+            if type(fields.get(name, False)) is not bool:
+                raise ValueError
         if fields["labels"] not in ("classes", "real", "survival") or not _SHA256.fullmatch(
             fields["weights"]
         ):

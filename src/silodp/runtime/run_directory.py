@@ -23,6 +23,7 @@ from silodp.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.model_description import CODE, DESCRIPTION, WEIGHTS, ModelDescription
 from silodp.runtime.silo import make_ledger
+from silodp.training.losses import Loss
 from silodp.training.models import Architecture
 from silodp.training.task import Task, serialize
 from silodp.wire.store import (
@@ -227,6 +228,7 @@ class RunDirectory:
         stopped: str,
         simulation: bool,
         architecture: Architecture,
+        loss: Loss,
         schema: Schema | None,
     ) -> None:
         """Write guarantee.json, and what is needed to use the model elsewhere (see `silodp.runtime.model_description`).
@@ -238,6 +240,7 @@ class RunDirectory:
             stopped: "rounds" or "budget".
             simulation: whether one process acted as all parties.
             architecture: where the model came from.
+            loss: that the model was trained by.
             schema: of the tables; None where there is none.
         """
         if self.path is None:
@@ -263,7 +266,7 @@ class RunDirectory:
         write_durably(self.path / WEIGHTS, weights)
         if architecture.code:
             write_durably(self.path / CODE, architecture.code)
-        description = ModelDescription.of_run(spec, model, architecture, schema, weights, stated)
+        description = ModelDescription.of_run(spec, model, architecture, loss, schema, weights, stated)
         write_durably(self.path / DESCRIPTION, description.to_json().encode())
 
     @staticmethod

@@ -280,7 +280,14 @@ def run(
             params = released(state)
             model = task.load(params)
             directory.write(
-                spec, model, guarantees, stopped, parties.is_simulation, task.architecture, parties.schema
+                spec,
+                model,
+                guarantees,
+                stopped,
+                parties.is_simulation,
+                task.architecture,
+                task.loss,
+                parties.schema,
             )
     return Result(params, model, tuple(metrics.rows), guarantees, stopped)
 

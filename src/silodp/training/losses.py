@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ class Loss:
             the gradients of single records.
         most_classes: the largest number of classes that it can learn; 0 for a loss of numbers, None for any number.
         per_class: whether it needs one output of the model for every class, and no more.
+        predicts_labels: whether a model trained by it gives logits of classes, the label, or a log hazard. Of another
+            loss it is not known: the output of a Poisson model, for example, is the log of what it expects.
 
     Raises:
         SilodpError: `function` is not callable.
@@ -46,6 +48,7 @@ class Loss:
     separable: bool = False
     most_classes: int | None = None
     per_class: bool = False
+    predicts_labels: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -138,16 +141,7 @@ _REFUSED = {
     "BCEWithLogitsLoss",
     "SoftMarginLoss": "takes labels of -1 and 1, and labels here are 0 and 1: give BCEWithLogitsLoss",
 }
-_PREDICTING = frozenset({"cross_entropy", "binary_cross_entropy", "squared_error", "cox", *_TORCH_LOSSES})
 _OPTIONS = ("weight", "pos_weight", "ignore_index", "label_smoothing", "beta", "delta")
-
-
-def predicts_labels(name: str) -> bool:
-    """Return whether models trained by a loss of this name give logits of classes, the label, or a log hazard.
-
-    Of another loss it is not known: the output of a Poisson model, for example, is the log of what it expects.
-    """
-    return name.partition("(")[0] in _PREDICTING
 
 
 def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Loss:
@@ -194,7 +188,11 @@ def adapt_torch_loss(module: nn.Module, dtype: torch.dtype, device: torch.device
     constants = {key: getattr(own, key) for key in _OPTIONS if getattr(own, key, None) is not None}
     shown = ", ".join(f"{key}={v.tolist() if hasattr(v, 'tolist') else v}" for key, v in constants.items())
     most_classes = None if by_class else 2 if name == "BCEWithLogitsLoss" else 0
-    return Loss.per_record(f"{name}({shown})", values, most_classes, by_class)
+    return _mark_predicting(Loss.per_record(f"{name}({shown})", values, most_classes, by_class))
+
+
+def _mark_predicting(loss: Loss) -> Loss:
+    return replace(loss, predicts_labels=True)
 
 
 def _refuse_shape(name: str, values: object, outputs: Tensor, targets: Tensor) -> SilodpError:
@@ -252,7 +250,7 @@ def cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
         weight = None if weights is None else outputs.new_tensor(weights)
         return F.cross_entropy(outputs, targets, weight=weight, reduction="none")
 
-    return Loss.per_record("cross_entropy", softmax_loss, per_class=True)
+    return _mark_predicting(Loss.per_record("cross_entropy", softmax_loss, per_class=True))
 
 
 def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
@@ -265,14 +263,14 @@ def binary_cross_entropy(class_weights: Sequence[float] | None = None) -> Loss:
         SilodpError: weights that are not two finite numbers ≥ 0.
     """
     if class_weights is None:
-        return Loss.per_record("binary_cross_entropy", _logistic, most_classes=2)
+        return _mark_predicting(Loss.per_record("binary_cross_entropy", _logistic, most_classes=2))
     zero, one = _validate_weights(class_weights, length=2)
 
     def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
         positive = targets.to(outputs.dtype)
         return (zero + (one - zero) * positive) * _logistic(outputs, positive)
 
-    return Loss.per_record("binary_cross_entropy", weighted, most_classes=2)
+    return _mark_predicting(Loss.per_record("binary_cross_entropy", weighted, most_classes=2))
 
 
 def squared_error() -> Loss:
@@ -282,7 +280,7 @@ def squared_error() -> Loss:
         rows, wanted = _match_targets("squared_error", outputs, targets)
         return (rows - wanted).square().sum(1)
 
-    return Loss.per_record("squared_error", error, most_classes=0)
+    return _mark_predicting(Loss.per_record("squared_error", error, most_classes=0))
 
 
 def _match_targets(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -309,7 +307,7 @@ def cox() -> Loss:
     The divisor n (not the number of events) is FLamby's, so its learning rates carry over. A user without an event has
     loss 0 and gradient 0.
     """
-    return Loss("cox", _cox)
+    return _mark_predicting(Loss("cox", _cox))
 
 
 def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
