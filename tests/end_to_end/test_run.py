@@ -381,6 +381,7 @@ def test_an_older_checkpoint_beside_a_newer_ledger_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a process for every operation; two minutes on an idle core
 def test_kill_9_at_every_durable_operation_loses_nothing_and_charges_once():
     """Each fsync, write, rename and deletion of a run in turn is where the process dies; then it is resumed."""
     program = Path(__file__).parents[1] / "support" / "killed.py"
