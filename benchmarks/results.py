@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +148,8 @@ def run(piece: Piece, out: Path | None = None) -> Line:
     def spent() -> float:
         return earlier + time.process_time() - started
 
-    def keep(_: object) -> None:
-        if out is not None:
-            (out / SPENT).write_text(json.dumps(spent()))
+    def keep(directory: Path, _: object) -> None:
+        (directory / SPENT).write_text(json.dumps(spent()))
 
     result = train(
         federation,
@@ -160,7 +159,7 @@ def run(piece: Piece, out: Path | None = None) -> Line:
         evaluate_every=config.evaluate_every,
         out=out,
         resume=resume,
-        on_round=keep,
+        on_round=None if out is None else partial(keep, out),
     )
     measured = {row["round"]: row["metrics"] for row in result.metrics if "metrics" in row}
     last = max(measured)

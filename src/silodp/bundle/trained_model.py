@@ -97,10 +97,8 @@ class TrainedModel:
         labels, classes = self.description.labels, len(self.description.classes)
         single = outputs.dim() == 1 or tuple(outputs.shape[1:]) == (1,)
         if labels != "classes" and single:
-            center, spread = (self.description.predicts_labels and self.description.label_typical) or (
-                0.0,
-                1.0,
-            )
+            scaling = self.description.label_typical if self.description.predicts_labels else None
+            center, spread = scaling or (0.0, 1.0)
             found = center + spread * flatten_outputs(outputs)[:, None]
         elif labels == "classes" and single and classes == 2:
             positive = torch.sigmoid(flatten_outputs(outputs))

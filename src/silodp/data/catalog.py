@@ -12,12 +12,7 @@ from silodp.data.benchmarks.images import FASHION_MNIST, MNIST
 from silodp.data.dataset import Dataset
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
-from silodp.data.tables.schema import (
-    ASSUMES_CLIPPING,
-    ASSUMES_INDEX_FROM_TABLES,
-    ASSUMES_SPLIT,
-    Schema,
-)
+from silodp.data.tables.schema import ASSUMES_INDEX_FROM_TABLES, Schema
 from silodp.errors import lookup
 
 
@@ -30,11 +25,7 @@ class TableDataset(Dataset):
         schema.check_readers(self.silo_names(arguments))
         profile, inputs = schema.read_identity(), schema.list_inputs()
         is_declared = profile is not None or schema.users is not None
-        assumptions = [] if is_declared else [ASSUMES_INDEX_FROM_TABLES]
-        if schema.split is not None:
-            assumptions.append(ASSUMES_SPLIT)
-        if schema.out_of_range == "clip" and schema.numeric:
-            assumptions.append(ASSUMES_CLIPPING)
+        of_index = () if is_declared else (ASSUMES_INDEX_FROM_TABLES,)
         return PublicData(
             name=str(self.argument(arguments, "name")),
             silos=self.silo_names(arguments),
@@ -43,7 +34,7 @@ class TableDataset(Dataset):
             labels=schema.kind,
             classes=None if schema.classes is None else len(schema.classes),
             features=schema.features,
-            assumptions=tuple(assumptions),
+            assumptions=(*of_index, *schema.assumptions),
             record_budgets=self.has_record_budgets(arguments),
             identity_digest="" if profile is None else profile.digest,
             inputs=inputs,

@@ -395,9 +395,8 @@ def accept(
             )
         policy = Policy.load(path)
         digests = [*policy.accepted, *({consortium.digest} - set(policy.accepted))]
-        policy = policy.model_copy(update={"accepted": digests, "data": data, "index": index})
-        if allow_counts:
-            policy = policy.model_copy(update={"allow_counts": True})
+        changes = {"accepted": digests, "data": data, "index": index}
+        policy = policy.model_copy(update=changes | {"allow_counts": policy.allow_counts or allow_counts})
     else:
         spec = consortium.stated_spec
         needed = compute_lifetime_cost(spec, spec.delta)
@@ -451,12 +450,15 @@ def make_local(config: RunConfig, federation: Federation, folder: Path, port: in
     consortium = seal_public(
         folder / "public", requests, folder / "coordinator", "127.0.0.1", port, for_tests=True
     )
+    needs_counts = consortium.stated_spec.method.needs_counts
     for silo in federation.silos:
         home = homes[silo.name]
         save_records(home / "records.npz", silo)
-        has_seed, needs_counts = (
-            consortium.config.seed is not None,
-            consortium.stated_spec.method.needs_counts,
+        accept(
+            home,
+            consortium,
+            "records.npz",
+            allow_counts=needs_counts,
+            allow_seed=consortium.config.seed is not None,
         )
-        accept(home, consortium, "records.npz", allow_counts=needs_counts, allow_seed=has_seed)
     return consortium

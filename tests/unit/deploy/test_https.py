@@ -399,19 +399,24 @@ def test_metrics_are_in_the_text_format_of_prometheus(parties: Parties) -> None:
     assert math.isnan(values["silodp_seconds_since_silo_was_seen", "south"])
 
 
+def sign_challenge(client: httpx.Client, port: int) -> dict[str, str]:
+    """Ask a server for a challenge as north; return what north then sends to connect."""
+    asked = client.post(f"https://127.0.0.1:{port}/v1/challenge", json={"name": "north"})
+    challenge = asked.json()["challenge"]
+    return {
+        "name": "north",
+        "challenge": challenge,
+        "digest": DIGEST,
+        "version": silodp.__version__,
+        "answers": "0",
+        "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge, "0")).hex(),
+    }
+
+
 def test_a_challenge_is_signed_once(parties: Parties) -> None:
     """Whoever has read a signature cannot connect with it again."""
     with parties.server() as server, httpx.Client(verify=parties.tls("south")) as client:
-        url = f"https://127.0.0.1:{server.port}/v1"
-        challenge = client.post(f"{url}/challenge", json={"name": "north"}).json()["challenge"]
-        fields = {
-            "name": "north",
-            "challenge": challenge,
-            "digest": DIGEST,
-            "version": silodp.__version__,
-            "answers": "0",
-            "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge, "0")).hex(),
-        }
+        url, fields = f"https://127.0.0.1:{server.port}/v1", sign_challenge(client, server.port)
         assert client.post(f"{url}/connect", json=fields).status_code == 200
         assert client.post(f"{url}/connect", json=fields).status_code == 403
 
@@ -423,16 +428,7 @@ def test_a_challenge_is_for_the_process_that_made_it(parties: Parties) -> None:
         parties.server() as later,
         httpx.Client(verify=parties.tls("south")) as client,
     ):
-        url = f"https://127.0.0.1:{earlier.port}/v1"
-        challenge = client.post(f"{url}/challenge", json={"name": "north"}).json()["challenge"]
-        fields = {
-            "name": "north",
-            "challenge": challenge,
-            "digest": DIGEST,
-            "version": silodp.__version__,
-            "answers": "0",
-            "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge, "0")).hex(),
-        }
+        fields = sign_challenge(client, earlier.port)
         url = f"https://127.0.0.1:{later.port}/v1"
         assert client.post(f"{url}/connect", json=fields).status_code == 403
 

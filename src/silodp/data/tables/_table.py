@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -104,7 +105,7 @@ class Table:
             column: list_texts(frame[header_text(column)], path, reader.decimal) for column in schema.columns
         }
         if profile is None:
-            folded = [_fold_key(key, reader) for key in columns[schema.user]]
+            folded = [_shorten_whole(key, reader) for key in columns[schema.user]]
             columns[schema.user] = np.array(folded, dtype=object)
             table = cls(path, schema, cells, columns, reader=reader)
             table._refuse_rounded_keys(keys)
@@ -180,9 +181,9 @@ class Table:
 
     def _missing(self, column: str) -> NDArray[np.bool_]:
         """Return (n,) bool: which cells stand for no value, by their text or in columns of numbers by their number."""
-        texts = MISSING | {_fold_key(text_of(text), self.reader).lower() for text in self.reader.missing}
+        texts = MISSING | {_shorten_whole(text_of(text), self.reader).lower() for text in self.reader.missing}
         found = np.array(
-            [_fold_key(text, self.reader).lower() in texts for text in self.columns[column]], dtype=bool
+            [_shorten_whole(text, self.reader).lower() in texts for text in self.columns[column]], dtype=bool
         )
         schema = self.schema
         numeric = {
@@ -196,8 +197,9 @@ class Table:
             found |= np.isin(self._parse_cells(column), parse_numbers(listed, self.reader.decimal))
         return found
 
+    @cached_property
     def keys(self) -> Strings:
-        """Return (n,) user keys as text, none missing; "" in dropped rows only."""
+        """(n,) user keys as text, none missing; "" in dropped rows only."""
         if self.dropped is not None:  # the profile has refused what is missing
             return self.columns[self.schema.user]
         self._refuse(
@@ -215,7 +217,7 @@ class Table:
 
     def users(self, known: Mapping[str, int], test: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return (n,) number of every record's user; -1, in test or dropped rows only, for a key without a number."""
-        number = np.array([known.get(key, -1) for key in self.keys()], dtype=np.int64)
+        number = np.array([known.get(key, -1) for key in self.keys], dtype=np.int64)
         self._refuse(
             self.schema.user,
             (number < 0) & ~test & self.kept_rows(),
@@ -224,11 +226,12 @@ class Table:
         )
         return number
 
-    def test_rows(self) -> NDArray[np.bool_]:
-        """Return (n,) bool: which rows are test records."""
+    @cached_property
+    def is_test(self) -> NDArray[np.bool_]:
+        """(n,) bool: which rows are test records."""
         share = self.schema.test_share
         if share is not None:
-            return np.array([is_test_person(key, share) for key in self.keys()], dtype=bool)
+            return np.array([is_test_person(key, share) for key in self.keys], dtype=bool)
         if self.schema.split is None:
             return np.zeros(len(self.columns[self.schema.user]), dtype=bool)
         split = np.array([text.lower() for text in self.columns[self.schema.split]])
@@ -480,7 +483,7 @@ def check_columns(path: Path, header: Sequence[str], columns: Sequence[str], rem
         )
 
 
-def _fold_key(text: str, reader: Reader) -> str:
+def _shorten_whole(text: str, reader: Reader) -> str:
     """Return a text in which "17,0" is "17" where the decimal mark is a comma, as "17.0" is everywhere."""
     return text.split(",")[0] if reader.decimal == "," and _WHOLE_COMMA.fullmatch(text) else text
 

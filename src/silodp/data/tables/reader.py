@@ -22,9 +22,7 @@ from silodp.data.inputs import NamedArrays, concatenate
 from silodp.data.silo_data import SiloData
 from silodp.data.tables._table import Table
 from silodp.data.tables.schema import (
-    ASSUMES_CLIPPING,
     ASSUMES_INDEX_FROM_TABLES,
-    ASSUMES_SPLIT,
     UNSCALED_LABEL,
     Schema,
     normalize_key,
@@ -88,16 +86,16 @@ def read_tables(
     }
     known, assumptions = _user_index(tables, schema, profile) if index is None else (dict(index), [])
     identifiers = None if profile is None else _list_by_number(known)
-    tested = [table.keys()[table.test_rows()].astype(str) for table in tables.values()]
+    tested = [table.keys[table.is_test & table.kept_rows()].astype(str) for table in tables.values()]
     persons = np.unique(np.concatenate(tested))  # test records alone give no number in the users' index
     silos, held, in_train, in_test = [], [], set[int](), set[int]()
     for silo, table in tables.items():
-        x, y, is_test, kept = table.features(), table.labels(), table.test_rows(), table.kept_rows()
+        x, y, is_test, kept = table.features(), table.labels(), table.is_test, table.kept_rows()
         user = table.users(known, is_test)
         train, test = kept & ~is_test, kept & is_test
         held_out = None
         if schema.split is not None or schema.test_share is not None:
-            number = np.searchsorted(persons, table.keys()[test].astype(str)).astype(np.int64)
+            number = np.searchsorted(persons, table.keys[test].astype(str)).astype(np.int64)
             held_out = SiloData(silo, x[test], y[test], number)
         budgets = table.budgets(train)
         silos.append(SiloData(silo, x[train], y[train], user[train], budgets, held_out, identifiers))
@@ -110,15 +108,11 @@ def read_tables(
             "good: hold out whole persons by data.schema.test_share",
             schema.split,
         )
-    if schema.split is not None:  # whether there are such persons is private
-        assumptions.append(ASSUMES_SPLIT)
-    if schema.out_of_range == "clip" and schema.numeric:
-        assumptions.append(ASSUMES_CLIPPING)
     test_data = None
     if schema.split is not None or schema.test_share is not None:
         x, y, user = (concatenate(arrays) for arrays in zip(*held, strict=True))
         test_data = SiloData("test", x, y, user)
-    return LoadedTables(tuple(silos), test_data, tuple(known), tuple(assumptions), profile)
+    return LoadedTables(tuple(silos), test_data, tuple(known), (*assumptions, *schema.assumptions), profile)
 
 
 def read_inputs(
@@ -209,7 +203,7 @@ def _user_index(
         ), []
     found = set[str]()
     for table in tables.values():
-        found.update(table.keys()[~table.test_rows() & table.kept_rows()])
+        found.update(table.keys[~table.is_test & table.kept_rows()])
     if not found:
         raise SilodpError(
             "no table has a training row; check the split column", code="data.no_records", field=schema.split

@@ -244,6 +244,12 @@ class Schema:
                 )
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee does not cover, or rests on, by what is declared here; one sentence each."""
+        may_divide = () if self.split is None else (ASSUMES_SPLIT,)  # whether it divides persons is private
+        return (*may_divide, *((ASSUMES_CLIPPING,) if self.out_of_range == "clip" and self.numeric else ()))
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Every column the tables must have."""
         named = (self.user, self.label, self.event, self.time, self.split, self.budget)
