@@ -107,6 +107,8 @@ def test_who_accepts_such_a_table_is_told_so(write: Write, silodp: Silodp) -> No
         assert told.status == status
         assert policy.exists() == (status == 0)
         assert status == 0 or told.json["error"]["code"] == "data.budgets"
+    shown = silodp("deploy", "accept", parties.public, parties.home("south"), "--data", table, "--code", code)
+    assert "assumes     a record lies in one silo only" in shown.err
 
 
 @pytest.mark.parametrize("method", [MINIMUM, RPDP, DDP])

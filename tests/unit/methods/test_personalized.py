@@ -649,3 +649,16 @@ def test_what_is_told_of_a_budget_is_the_lesser_of_two_bounds():
     method = replace(RPDP, noise_multiplier=12.25, local_steps=50, rounds=100_000)
     (group,) = method.budget_report(VIEW, [np.full(3, 0.1)], np.array([100_000]), 100_000, 1e-3, "pld")
     assert 0 < group["planned"] <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("client_sampling", "ledger", "counts_on_it"),
+    [(0.5, "planned", True), (0.5, "realized", False), (1.0, "planned", False)],
+)
+def test_a_ledger_that_averages_over_who_joins_says_that_the_server_draws_them(
+    client_sampling, ledger, counts_on_it
+):
+    """A server that asks one silo in every round spends more than that ledger and its limits see."""
+    method = replace(RPDP, client_sampling=client_sampling, ledger=ledger)
+    said = any("the server draws which silos join a round by chance" in one for one in method.assumptions)
+    assert said is counts_on_it
