@@ -150,9 +150,12 @@ DIGIT_SECONDS = {
     "default": 1300,
 }
 for place, labels in (("iid", {}), ("two digits", {"labels_per_user": 2})):
-    images = {"users": 100, "silos": 5, "allocation": "zipf", "seed": 0, "normalize": "private", **labels}
+    people = {"users": 100, "silos": 5, "allocation": "zipf", "seed": 0, **labels}
+    images, public = people | {"normalize": "private"}, people | {"normalize": "public"}
     local = {"learning_rate": 0.01, "epochs": 5, "batch_size": 64}
     methods = per_person(100, **local) | whole_silos(**local)
     methods["group k=8"] = group(8, 0.2, 25, 32.0, 0.5)
-    name, cnn = f"mnist-{place.split()[0]}", {"model": "cnn_mnist"}
+    name, cnn, head = f"mnist-{place.split()[0]}", {"model": "cnn_mnist"}, {"model": "hog_linear"}
+    best = ours(1.0, "records", "10.0", "3.85", "1")
+    QUICK.append(Job(f"{name}-ours", "mnist", place, "mnist", public, 10, best, 40, head, every=5))
     LONG.append(Job(name, "mnist", place, "mnist", images, 20, methods, DIGIT_SECONDS, cnn, every=5))

@@ -27,7 +27,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
-from silodp.planning.synthetic import Guess, draw_federation
+from silodp.planning.synthetic import Guess, check_table, draw_federation
 from silodp.training.metrics import ERRORS
 from silodp.training.models import name_linear_model
 from silodp.training.sgd import LocalTraining
@@ -111,6 +111,7 @@ def tune(
         SilodpError: records are no table, no weighting has an ε against the adversary, or the evaluation costs ε.
     """
     check_target(spec, target)
+    check_table(spec.data)
     if spec.data.labels == "real" and spec.data.label_typical is None:
         _log.warning(UNSCALED_LABEL)
     tuner = _Tuner(config, spec, target, guess or Guess(), federations, seed, accountant, on_progress)

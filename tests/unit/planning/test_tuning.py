@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,6 +191,8 @@ def test_tuning_needs_a_target_and_tables(tmp_path, silodp):
     images = PublicData("images", ("a",), 5, (1, 28, 28), "classes", 10)
     with refused("plan.no_table"):
         draw_federation(images, Guess(), 5, np.random.default_rng(0))
+    digits = Path(__file__).parents[3] / "examples" / "mnist.toml"
+    assert_sentence(silodp("plan", digits, "--tune", "--target-epsilon", 3, "--json"), code="plan.no_table")
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "present", "records", "home"])

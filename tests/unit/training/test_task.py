@@ -23,9 +23,10 @@ from silodp.training.models import MODELS, cnn_mnist, mlp
         ("cnn_mnist", {"dropout": 0.5}, (1, 28, 28), 21840),
         ("cnn_fashion", {}, (1, 28, 28), 26010),
         ("cnn_rpdp", {}, (1, 28, 28), 26010),
+        ("hog_linear", {}, (1, 28, 28), 1290),
     ],
 )
-def test_the_papers_models(name, arguments, shape, parameters):
+def test_models_by_name(name, arguments, shape, parameters):
     task = Task(MODELS[name](**arguments), cross_entropy())
     assert task.size == parameters
     task.check(np.random.default_rng(0).normal(size=(4, *shape)).astype(np.float32))
