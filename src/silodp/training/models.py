@@ -212,7 +212,8 @@ def hog_linear(classes: int = 10) -> nn.Module:
             distance = (angle - bins).remainder(directions)
             share = (1 - torch.minimum(distance, directions - distance)).clamp(min=0)
             histograms = nn.functional.adaptive_avg_pool2d(share * torch.hypot(across, down), cells)
-            return nn.functional.layer_norm(histograms.flatten(1).sqrt(), (size,)) / size**0.5
+            features: Tensor = nn.functional.layer_norm(histograms.flatten(1).sqrt(), (size,)) / size**0.5
+            return features
 
     return nn.Sequential(OrientedGradients(), nn.Linear(size, classes))
 
