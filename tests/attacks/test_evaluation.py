@@ -276,6 +276,24 @@ def test_a_report_finds_a_missing_or_changed_charge(tmp_path):
         write_report(run)
 
 
+@pytest.mark.parametrize("aggregator", AGGREGATORS)
+def test_a_ledger_that_lost_an_evaluation_alone_is_noticed(aggregator, tmp_path):
+    """It has all rounds, as an old copy may: ε of what the silos sent would be missing in guarantee and report."""
+    federation, out = small_federation(held_out=20), tmp_path / "run"
+    evaluate(federation, aggregator, rounds=2, seed=None, out=out)
+    path = out / "checkpoint" / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    for rounds in (2, 3):
+        with refused("checkpoint.mismatch"):
+            evaluate(federation, aggregator, rounds=rounds, seed=None, out=out, resume=True)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_bytes().splitlines()]
+    for row in rows:
+        row.pop("evaluation", None)
+    (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with refused("report.contradicted"):
+        write_report(out)
+
+
 # --- repetition ---
 
 

@@ -14,6 +14,8 @@ from silodp.wire.store import RoundStore, Store
 
 COMPLETED_ROUNDS_KEY = "rounds over"
 """Key in the store of the server: the number of completed rounds, and in how many each silo took part, (S,)."""
+CHARGES_KEY = "charges"
+"""Key in the store of the server: the number of charges that the ledger of the run had after the last round."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from silodp.accounting.events import Event, NonPrivate
 from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.base import ServerAggregator, request_state
 from silodp.aggregators.run_spec import RunSpec
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import MethodState
 from silodp.runtime.checkpoint import Checkpoint
-from silodp.runtime.participation import Participation, get_or_draw
+from silodp.runtime.participation import CHARGES_KEY, Participation, get_or_draw
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
 from silodp.wire.store import RoundStore
@@ -208,6 +208,24 @@ class Server:
             raise SilodpError(
                 f"the server's store knows nothing of round {round_}: it is older than the checkpoint, and how many "
                 "attempts were made is not known; restore the newest store, or begin a new run, which adds its own ε.",
+                code="checkpoint.mismatch",
+            )
+
+    def keep_charges(self) -> None:
+        """Store durably how many charges the ledger has, further releases and evaluations included."""
+        self.store.run.put(CHARGES_KEY, str(len(self.ledger.history)).encode())
+
+    def check_charges(self) -> None:
+        """Refuse a ledger with fewer charges than it had after the last round: it is an old copy.
+
+        It may have all rounds, and lack a further release or an evaluation.
+        """
+        stored = self.store.run.get(CHARGES_KEY)  # stores of earlier versions have none
+        kept, found = 0 if stored is None else int(stored), len(self.ledger.history)
+        if found < kept:
+            raise SilodpError(
+                f"the ledger of this run is an old copy: it has {counted(found, 'charge')}, and the server's store "
+                f"lists {kept}; restore the newest ledger, or begin a new run, which adds its own ε.",
                 code="checkpoint.mismatch",
             )
 

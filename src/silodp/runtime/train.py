@@ -231,6 +231,7 @@ def run(
         with parties.open(spec, directory) as connection:
             server = Server(spec, connection.channel, ledger, connection.store, connection.randomness)
             server.check_store_version(state.round)
+            server.check_charges()
             evaluator = None
             if spec.evaluation_spec is not None:
                 evaluator = Evaluator(
@@ -275,6 +276,7 @@ def run(
                 try:
                     notify(row)
                 finally:  # the round is done, whatever becomes of the call
+                    server.keep_charges()
                     directory.save_state(state)
             guarantees = build_guarantees(spec, ledger, server.participation.count)
             params = released(state)
