@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from silodp.aggregators import Plain
 from silodp.aggregators.evaluation import name_evaluation
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.plain import PlainServer
+from silodp.bundle.model_card import write_card
 from silodp.crypto.keys import Identity
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData
@@ -292,6 +294,21 @@ def test_a_ledger_that_lost_an_evaluation_alone_is_noticed(aggregator, tmp_path)
     (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     with refused("report.contradicted"):
         write_report(out)
+
+
+def test_files_of_two_runs_are_not_reported_as_one(tmp_path):
+    """Alike in settings and rounds, one run may have paid for more releases than the other."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for out in (first, second):
+        evaluate(small_federation(held_out=2), seed=None, out=out)
+        write_card(out)
+    ledger = Path("checkpoint") / "ledger.jsonl"
+    (first / ledger).write_bytes((second / ledger).read_bytes())
+    with refused("report.contradicted"):
+        write_report(first)
+    (first / "guarantee.json").write_bytes((second / "guarantee.json").read_bytes())
+    with refused("bundle.mixed"):  # the model is that of the first run
+        write_card(first)
 
 
 # --- repetition ---

@@ -61,15 +61,21 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
         The path of the card; None for a run of a version that kept no description of its model.
 
     Raises:
-        SilodpError: a file is damaged.
+        SilodpError: a file is damaged, or guarantee and model are of different runs.
     """
     if not (directory / DESCRIPTION).exists():
         return None
     run = run or read_run(directory)
+    description = ModelDescription.read(directory / DESCRIPTION)
+    if run.summary.get("run", description.run) != description.run:
+        raise SilodpError(
+            f"{directory / 'guarantee.json'} and {DESCRIPTION} are of different runs: copy all files of one run.",
+            code="bundle.mixed",
+        )
     facts = _Facts(
         run,
         _read_spec(directory / "run_spec.json"),
-        ModelDescription.read(directory / DESCRIPTION),
+        description,
         _read_section(run.config),
         read_held_out(directory),
     )

@@ -104,7 +104,7 @@ def audit_run(
         guarantees = tuple(guarantees)
         measured = any(row.get("loss") is not None for row in rows or ())
         delta_share = aggregator.delta_share if aggregator else 1.0
-        wrong = _compare_run(summary, aggregator, ledger.subject, ledger.rounds)
+        wrong = _compare_run(summary, aggregator, ledger.subject, ledger)
         for guarantee in guarantees:
             if wrong is None:
                 wrong = (
@@ -200,14 +200,15 @@ def _compare_rows(rows: Sequence[MetricsRow], ledger: Ledger) -> str | None:
 
 
 def _compare_run(
-    summary: Mapping[str, Any], aggregator: AggregatorRecord | None, header: LedgerHeader, rounds: int
+    summary: Mapping[str, Any], aggregator: AggregatorRecord | None, header: LedgerHeader, ledger: Ledger
 ) -> str | None:
     named = None if aggregator is None else aggregator.name
     for name, claimed, known in (
         ("method", summary.get("method"), header.method),
         ("settings", summary.get("settings"), header.settings),
         ("aggregator", named, header.aggregator),
-        ("rounds", summary.get("rounds", rounds), rounds),
+        ("rounds", summary.get("rounds", ledger.rounds), ledger.rounds),
+        ("run", summary.get("run", ledger.run), ledger.run),  # files of earlier versions lack it
     ):
         if claimed != known:
             return f"it says {name} = {claimed}, and the ledger says {known}"
