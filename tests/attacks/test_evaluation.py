@@ -346,6 +346,28 @@ def test_a_lost_result_is_repeated_with_the_same_noise(aggregator, monkeypatch, 
         assert [charge.evaluation for charge in ledger.history] == [None, 0]
 
 
+@pytest.mark.parametrize("aggregator", AGGREGATORS)
+def test_an_evaluation_that_was_begun_is_ended_before_the_next(aggregator, monkeypatch, tmp_path):
+    """The last one is interrupted, and the run resumed with more rounds: silos answer each number about one model."""
+    put, federation, out = DirectoryStore.put, small_federation(held_out=20), tmp_path / "run"
+
+    def put_no_result(self, key, value):
+        if "result/" in key:
+            raise OSError("no space left on device")
+        put(self, key, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectoryStore, "put", put_no_result)
+        with pytest.raises(OSError, match="no space"):
+            evaluate(federation, aggregator, method=LEARNING, rounds=2, seed=None, out=out)
+    result = evaluate(federation, aggregator, method=LEARNING, rounds=4, seed=None, out=out, resume=True)
+    assert [row["round"] for row in result.metrics if "evaluation" in row] == [2, 4]
+    with reopen_ledger(out / "checkpoint" / "ledger.jsonl") as ledger:
+        assert [c.evaluation for c in ledger.history] == [None, None, 0, None, None, 1]
+        assert result.epsilon == ledger.epsilon("released")
+    write_report(out)
+
+
 def lone_silo(limits=None, evaluation=SUMS, evaluations=None) -> EvaluatedSilo:
     federation = small_federation(held_out=20)
     spec = prepare_run(

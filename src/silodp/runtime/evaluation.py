@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 PURPOSE = "evaluation"
 """Prefix of the evaluation's entries in the store of the server, and of its random streams."""
-_RESULT = "result/"
+_RESULT, _BEGUN = "result/", "begun/"
 NOTHING_MEASURED: MetricsRow = {"loss": None, "metrics": {}}
 
 
@@ -73,6 +73,15 @@ class Evaluator:
         """Set up the silos, once, before the first round of training."""
         self._server.set_up()
 
+    def is_begun(self, rounds: int) -> bool:
+        """Return whether the model after so many rounds is being evaluated: its result was not kept.
+
+        Silos may have answered, and do not answer under this number about another model. So it must be ended, also
+        where a run that is resumed with more rounds or ε would evaluate later.
+        """
+        store = self._store.run
+        return store.get(f"{_BEGUN}{rounds}") is not None and store.get(f"{_RESULT}{rounds}") is None
+
     def measure(self, rounds: int, params: Tensor, is_last: bool) -> MetricsRow:
         """Evaluate a model; the same model after the same rounds is evaluated and charged once.
 
@@ -97,6 +106,7 @@ class Evaluator:
                 return NOTHING_MEASURED
             self._charges.is_last = is_last
             state = {EvaluationMethod.ROUNDS: np.array([rounds], np.int64)}
+            self._store.run.put(f"{_BEGUN}{rounds}", b"")
             total = self._server.run_round(number, params, state)
             if total is None:
                 _log.warning("no evaluation after round %d: the privacy budget does not allow it", rounds)

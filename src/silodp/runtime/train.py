@@ -266,7 +266,7 @@ def run(
                         row |= parties.evaluate(released(state))
                 elif evaluator is not None:
                     is_last = state.round == spec.rounds or not server.affords_round(state.round)
-                    if evaluation.is_due(state.round, is_last):
+                    if evaluation.is_due(state.round, is_last) or evaluator.is_begun(state.round):
                         row |= evaluator.measure(state.round, released(state), is_last)
                 row["epsilon"] = server.spent()
                 row["seconds"] = round(time.perf_counter() - started, 4)
