@@ -281,7 +281,9 @@ def _format_metrics(facts: _Facts) -> list[str]:
 
 
 def _format_sums(facts: _Facts) -> list[str]:
-    """Return metrics by noised sums, which ε covers."""
+    """Return metrics by noised sums, which ε covers where there is one."""
+    private = facts.run.guarantees["released"].private
+    covers = "ε covers" if private else "no ε covers, as there is no guarantee"
     for row in reversed(facts.run.rows):
         estimates = (row.get("evaluation") or {}).get("estimates")
         if isinstance(estimates, Mapping) and estimates:
@@ -290,7 +292,7 @@ def _format_sums(facts: _Facts) -> list[str]:
                 for name, one in estimates.items()
             ]
             return [
-                "Measured on held-out records by noisy sums over all silos, which ε covers, "
+                f"Measured on held-out records by noisy sums over all silos, which {covers}, "
                 f"after round {row['round']}; "
                 "± is the standard error of the noise.",
                 "",

@@ -237,7 +237,11 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
     if summary["stopped"] == "budget":
         head += " (stopped by the privacy budget)"
     head += "".join(f", {name} {value:.4g}" for name, value in results.items() if value is not None)
-    lines = [head, *_format_errors(summary.get("standard_errors", {})), *summary["in_words"]]
+    lines = [
+        head,
+        *_format_errors(summary.get("standard_errors", {}), summary["private"]),
+        *summary["in_words"],
+    ]
     if summary["private"] and not summary["releasable"]:
         lines.append("Not for release: the noise came from a fixed seed.")
     persons = ", ".join(
@@ -248,12 +252,13 @@ def format_summary(summary: dict[str, Any]) -> list[str]:
     return [*lines, *summary["beyond"], f"Report: {summary['report']}", f"Model card: {summary['card']}"]
 
 
-def _format_errors(errors: Mapping[str, float | None]) -> list[str]:
+def _format_errors(errors: Mapping[str, float | None], is_private: bool) -> list[str]:
     """Return the line on metrics by noised sums, if these are."""
     if not errors:
         return []
     found = ", ".join(f"{name} {error:.2g}" for name, error in errors.items() if error is not None)
-    return [f"Metrics by noised sums, which ε covers. Standard error of their noise: {found}."]
+    covers = "ε covers" if is_private else "no ε covers, as there is no guarantee"
+    return [f"Metrics by noised sums, which {covers}. Standard error of their noise: {found}."]
 
 
 # --- progress ------------------------------------------------------------------------------------------------------

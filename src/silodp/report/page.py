@@ -335,7 +335,8 @@ def _draw_details(
             for kind, parts in (("silos", held_out.list_parts(True)), ("groups", held_out.list_parts(False))):
                 drawn.append((f"{kind}-{_slug(name)}", plots.plot_parts(parts, name, last), name))
     elif evaluation is not None and evaluation.confusion is not None:
-        how = "noisy counts of held-out records, which ε covers"
+        private = run.guarantees["released"].private
+        how = f"noisy counts of held-out records, which {'ε' if private else 'no ε'} covers"
         names = [str(number) for number in range(len(evaluation.confusion))]
         if evaluation.counts is not None:
             bins = calibrate_counts(evaluation.counts, evaluation.noise_std)

@@ -72,8 +72,9 @@ class RoundResult:
         epsilon: ε by adversary of everything released so far; None: no guarantee. Without releases it is 0.
         loss: of the model where it was evaluated in this round, else None.
         metrics: by name, of the model where it was evaluated in this round, else {}.
-        is_covered: whether ε covers loss and metrics, because they follow from noised sums. If False, they are computed
-            from private records: do not send them to anybody who may not see these records.
+        is_covered: whether ε covers loss and metrics, because they follow from noised sums whose noise is secret, and
+            the run has an ε against whoever sees the models. If False, do not send them to anybody who may not see the
+            private records that they are computed from.
         seconds: that the round took; private, because no ε covers it.
         seconds_left: estimated time until round T; None after the first round of a start. A budget may stop a run
             earlier.
@@ -238,7 +239,7 @@ def run(
                     spec, connection.channel, connection.store, connection.randomness, ledger
                 )
             metrics = directory.load_metrics(state.round if resume else None, server.spent_by_round)
-            clock = _Clock(state.run, state.round, spec.rounds)
+            clock = _Clock(state.run, state.round, spec.rounds, spec.is_secret)
 
             def notify(row: MetricsRow) -> None:
                 if on_round is not None:
@@ -301,10 +302,11 @@ class _Clock:
         run: id of the run.
         done: number of rounds done at the start.
         rounds: T.
+        is_secret: whether the noise is, so that ε covers what it hides.
     """
 
-    def __init__(self, run: str, done: int, rounds: int) -> None:
-        self._run, self._rounds = run, rounds
+    def __init__(self, run: str, done: int, rounds: int, is_secret: bool) -> None:
+        self._run, self._rounds, self._is_secret = run, rounds, is_secret
         self._first = done + 1
         self._ended_first: float | None = None
 
@@ -324,7 +326,7 @@ class _Clock:
             epsilon=MappingProxyType(dict(row["epsilon"])),
             loss=row.get("loss"),
             metrics=MappingProxyType(dict(row.get("metrics") or {})),
-            is_covered="evaluation" in row,
+            is_covered=self._is_secret and "evaluation" in row and row["epsilon"]["released"] is not None,
             seconds=row.get("seconds"),
             seconds_left=left,
         )
