@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from click.core import ParameterSource
 
 from silodp.cli._console import Config, Json, Set, log, show
 from silodp.errors import SilodpError, counted
@@ -168,7 +169,7 @@ def epsilon(
         str | None,
         typer.Option(
             help="flower, nvflare, opacus or fl4health: check settings of another framework, and say what holds for a "
-            "client, a record and a person. Other options than --delta are then not used.",
+            "client, a record and a person. No other option than --delta can then be given.",
             show_envvar=False,
         ),
     ] = None,
@@ -262,6 +263,7 @@ def epsilon(
 ) -> None:
     """Compute ε of a method against one adversary, or of settings of another framework. No data are read."""
     if framework is not None:
+        _refuse_other_options()
         _check_framework(framework, settings or (), delta, as_json)
         return
     if settings:
@@ -313,6 +315,23 @@ def epsilon(
     lines = [line, *format_records(result), *format_linkage(result), *assumptions]
     lines += [f"  {format_claim(claim['epsilon'], claim['why'])}" for claim in result["claims"]]
     show(result, as_json, lines if result["private"] else [f"no guarantee: {result['reason']}"])
+
+
+def _refuse_other_options() -> None:
+    """Refuse options of --method beside --framework: `--rounds 10`, if ignored, would be charged as one round."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is ParameterSource.COMMANDLINE and option.name not in (
+            "settings",
+            "framework",
+            "delta",
+            "as_json",
+        ):
+            raise click.UsageError(
+                f"{option.opts[0]} has no meaning beside --framework: write settings as KEY=VALUE, for example "
+                "rounds=10."
+            )
 
 
 def _check_framework(name: str, given: Sequence[str], delta: float | None, as_json: bool) -> None:

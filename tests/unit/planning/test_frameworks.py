@@ -485,3 +485,10 @@ def test_the_command_prints_what_holds(silodp: Silodp):
     assert_sentence(silodp("epsilon", "x=1", "--method", "ddp", "--rounds", "1"), code="cli.usage")
     assert_sentence(silodp("epsilon", "--method", "ddp"), "--rounds", code="cli.usage")
     assert {"flower", "nvflare", "opacus", "fl4health"} <= set(FRAMEWORKS)
+
+
+@pytest.mark.parametrize("option", ["--rounds", "--steps", "--noise-multiplier", "--silos"])
+def test_an_option_that_would_not_be_used_is_refused(silodp: Silodp, option: str):
+    given = [f"{key}={value}" for key, value in DP_SGD.items()]
+    told = silodp("epsilon", "--framework", "opacus", *given, option, 10)
+    assert_sentence(told, "beside --framework: write settings as KEY=VALUE", code="cli.usage")
