@@ -272,9 +272,11 @@ class HttpsServer:
         for name, exchange in exchanges.items():
             self._lines[name].pending = exchange
             self._lines[name].arrived.set()
+        reminders = asyncio.create_task(self._remind(exchanges))
         try:
             await asyncio.wait([exchange.answer for exchange in exchanges.values()], timeout=timeout)
         finally:
+            reminders.cancel()
             for name, exchange in exchanges.items():
                 exchange.answer.cancel()
                 if self._lines[name].pending is exchange:
@@ -284,6 +286,20 @@ class HttpsServer:
             name: self._late(name, timeout) if exchange.answer.cancelled() else exchange.answer.result()
             for name, exchange in exchanges.items()
         }
+
+    async def _remind(self, exchanges: Mapping[str, _Exchange]) -> None:
+        """Log whose answers are awaited: a silo that died would otherwise be named when patience is over."""
+        while True:
+            await asyncio.sleep(_REMINDER_SECONDS)
+            since = self.seconds_since_seen()
+            waited = [name for name, exchange in exchanges.items() if not exchange.answer.done()]
+            told = [
+                f"{name} (not connected yet)"
+                if since[name] is None
+                else f"{name} (last seen {since[name]:.0f} s ago)"
+                for name in waited
+            ]
+            _log.info("waiting for the answers of %s", ", ".join(told))
 
     def _late(self, name: str, timeout: float) -> Failure:
         if self._lines[name].seen is None:

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,8 @@ from silodp.wire.transport import SIGNED_BYTES, SignedChannel, Transport
 
 STATUS = "status.json"
 """In the server's folder: who is connected, and how far the run is."""
+_STATUS_SECONDS = 10.0
+"""Longest time until status.json says anew when a silo was seen."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,28 @@ class StatusFile:
                 "answers": dict(self._answers()),
             }
             write_durably(self._path, (json.dumps(content, indent=1) + "\n").encode())
+
+    @contextmanager
+    def refreshed(self, seconds: float = _STATUS_SECONDS) -> Iterator[None]:
+        """Write the file again and again: while a round waits for one silo, the others are seen all the time.
+
+        Args:
+            seconds: between two writes.
+        """
+        is_over = threading.Event()
+
+        def refresh() -> None:
+            while not is_over.wait(seconds):
+                with suppress(OSError):  # a full disk ends the run where it loses something
+                    self.write()
+
+        thread = threading.Thread(target=refresh, name="status", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def load_answers(path: Path) -> dict[str, int]:
@@ -269,14 +293,15 @@ def serve(
         connect = partial(link.wait_for_silos, 0.0 if is_finished else patience if resume else None)
         status.write()
         try:
-            result = run(
-                spec,
-                RemoteParties(consortium, link.transport, identity, connect),
-                out=directory,
-                resume=resume,
-                evaluate_every=consortium.config.evaluate_every,
-                on_round=note_round,
-            )
+            with status.refreshed():
+                result = run(
+                    spec,
+                    RemoteParties(consortium, link.transport, identity, connect),
+                    out=directory,
+                    resume=resume,
+                    evaluate_every=consortium.config.evaluate_every,
+                    on_round=note_round,
+                )
         except SilodpError as error:
             status.write(error=f"{error} [{error.code}]")
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -330,6 +331,20 @@ def test_the_status_has_two_writers(tmp_path: Path) -> None:
     assert failed == []
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["rounds"], found["seconds_since_seen"]) == (5, {"north": 1.0, "south": None})
+
+
+def test_the_status_says_who_is_seen_while_a_round_waits(tmp_path: Path) -> None:
+    """Otherwise all silos seem to be gone when the round waits for one of them."""
+    seen = {"north": 1.0, "south": 1.0}
+    status = StatusFile(tmp_path / "status.json", lambda: dict(seen), 5)
+    status.write(round=3)
+    with status.refreshed(seconds=0.02):
+        seen["south"] = 70.0
+        deadline = time.monotonic() + 10
+        while (found := json.loads((tmp_path / "status.json").read_text()))["seconds_since_seen"] != seen:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert found["round"] == 3
 
 
 def test_an_appended_line_is_its_own(tmp_path: Path) -> None:

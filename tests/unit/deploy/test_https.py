@@ -122,6 +122,16 @@ def test_a_silo_that_does_not_come_is_a_failure_and_the_other_one_answers(partie
         assert failures["south"].kind == "offline"
 
 
+def test_whose_answer_is_awaited_is_logged(
+    parties: Parties, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("silodp.deploy.https._REMINDER_SECONDS", 0.4)
+    caplog.set_level("INFO")
+    with parties.server() as server, serving(parties, server.port, "north", Echo()):
+        server.ask({"north": b"1", "south": b"1"}, timeout=1.5)
+    assert "waiting for the answers of south (not connected yet)" in caplog.text
+
+
 def test_a_silo_that_comes_late_is_offered_the_same_request(parties: Parties) -> None:
     found = {}
     with parties.server() as server:
