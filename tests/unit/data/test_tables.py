@@ -195,6 +195,21 @@ def test_bad_tables_are_one_sentence(tmp_path, old, new, options, sentence):
     assert "; " in str(caught.value)
 
 
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_a_text_that_may_stand_for_no_value_is_named_as_such(tmp_path, decimal):
+    """missing = "indicator" alone would not help, and the point of `k.A.` is no decimal mark."""
+    options = {
+        "reader": {"decimal": decimal},
+        "numeric": {"age": {"range": (20, 80), "missing": "indicator"}},
+    }
+    with pytest.raises(SilodpError) as caught:
+        read(tmp_path, berlin=BERLIN.replace("80", "k.A."), options=options)
+    assert 'stands for no value, set missing = ["k.A."] in [data.schema.reader]' in str(caught.value)
+    assert "--missing k.A.)" in str(caught.value)
+    options["reader"]["missing"] = ["k.A."]
+    read(tmp_path, berlin=BERLIN.replace("80", "k.A."), options=options)
+
+
 def many(silo: str, persons: int = 400) -> str:
     rows = [f"{person},50,f,{'yes' if person % 2 else 'no'}" for person in range(persons)]
     return "\n".join(["patient,age,sex,ill", *rows, *rows[: persons // 2], ""])

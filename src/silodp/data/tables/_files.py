@@ -294,10 +294,11 @@ def _refuse_encoding(path: Path, reader: Reader) -> SilodpError:
     )
 
 
-def name_setting(name: str, value: str = "", other: str = "") -> str:
+def name_setting(name: str, value: str | list[str] = "", other: str = "") -> str:
     """Return where a setting of the reader is made, for messages; `other` is a setting that may go with it."""
     setting = f"{name} = {quote(value)}" if value else name
-    option = f"--{name} {_quote_for_shell(value)}" if value else f"--{name}"
+    given = value if isinstance(value, str) else value[0]
+    option = f"--{name} {_quote_for_shell(given)}" if value else f"--{name}"
     return (
         f"{setting}{other} in [data.schema.reader] or, for one silo alone, [data.schema.readers] (in commands that "
         f"read one table: {option})"

@@ -49,6 +49,8 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
+_POINT = re.compile(r"[+-]?[\d.,]*\.[\d.,]*([eE][+-]?\d+)?")
+"""A number with a decimal point, or with points between thousands; `k.A.` is neither."""
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+")
 
@@ -269,7 +271,7 @@ class Table:
             if self.reader.decimal == "." and _DECIMAL_COMMA.fullmatch(first):
                 remedy = f"set {name_setting('decimal', ',')}, or export the table with decimal points"
                 self._refuse(column, wrong, "has a decimal comma", remedy)
-            if self.reader.decimal == "," and "." in first:
+            if self.reader.decimal == "," and _POINT.fullmatch(first):
                 remedy = "export the table without separators of thousands, and with decimal commas"
                 self._refuse(column, wrong, "has a point, and the decimal mark is declared as ','", remedy)
         remedy = "fill in or drop missing and infinite values"
@@ -277,7 +279,14 @@ class Table:
             remedy += ", or, for a label that is text, leave out kind and list its classes"
         if column in self.schema.numeric:
             remedy += ', or declare missing = "indicator" or a public number for the column'
-        self._refuse(column, wrong, "is no finite number", self._advise(remedy))
+        fixed = ""
+        if wrong.any() and 0 < len(first) <= 20 and not self._missing(column)[np.flatnonzero(wrong)[0]]:
+            # A value for missing cells does not help here: this text is not known to stand for none.
+            fixed = (
+                f"correct the cell, or, if this stands for no value, set {name_setting('missing', [first])}"
+            )
+            remedy = f"{fixed}; {remedy}" if column in self.schema.numeric else remedy
+        self._refuse(column, wrong, "is no finite number", self._advise(remedy, fixed))
         return values
 
     def _parse(self, column: str) -> NDArray[np.float64]:
