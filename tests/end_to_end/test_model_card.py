@@ -86,6 +86,7 @@ def test_a_card_that_declares_no_metrics_can_be_shared(folder: Path, silodp: Sil
     assert all(text.removeprefix("technical: ") in card for g in guarantees for text in g["assumptions"])
     assert all(text in card for g in guarantees for text in g["not_covered"])
     assert "| `age` | number, 0 to 110 | refused |" in found["Data"]
+    assert " counted in the tables: no public list states it." in found["Data"]
     settings = "noise_multiplier = 3.0, clip = 0.5, local.learning_rate = 0.1"
     assert f"**Method**: `uldp-avg, {settings}`." in found["Training"]
     before = card.replace("Unknown", "")

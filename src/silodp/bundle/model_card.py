@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from silodp.accounting.guarantee import ADVERSARIES, TECHNICAL, Adversary, Guarantee
 from silodp.config.schema import CardSection
+from silodp.data.tables.schema import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError, counted
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import format_measure, without_folders
@@ -200,11 +201,16 @@ def _format_data(facts: _Facts) -> list[str]:
         )
         if described.predicts_labels:
             scaled += ", and predictions of silodp are in the unit of the value"
+    assumed = {text for guarantee in facts.run.guarantees.values() for text in guarantee.assumptions}
+    is_counted = ASSUMES_INDEX_FROM_TABLES in assumed
+    origin = (
+        "counted in the tables: no public list states it" if is_counted else "the public size of the index"
+    )
     lines = [
         f"- **Origin, time and place**: {_one_line(card.data) if card.data else _UNKNOWN.format('data')}",
         f"- **Predicted**: {kind}{target}{f': {classes}' if classes else ''}{scaled}.",
         f"- **Silos**: {silos or 'unknown'}. **Persons**: "
-        + (f"{users:,}, the public size of the index." if isinstance(users, int) else "unknown."),
+        + (f"{users:,}, {origin}." if isinstance(users, int) else "unknown."),
         "- **Records**: their number is private, or not kept; it is not in this card.",
     ]
     inputs = described.inputs
