@@ -619,12 +619,18 @@ class HttpsClient:
                         pause = self._wait(stop, pause)
                 except (httpx.HTTPError, _OddReplyError) as error:
                     self._token = ""
+                    advice = "that it is running and that this address can be reached from here"
+                    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                        advice = (
+                            "that the server has this consortium's public folder, the name in its address is the one "
+                            "that was sealed, and the clock here is right"
+                        )
                     _log.warning(
-                        "the server at %s cannot be reached (%s); trying again in %.1f s; if this goes on, check that "
-                        "it is running and that this address can be reached from here",
+                        "the server at %s cannot be reached (%s); trying again in %.1f s; if this goes on, check %s",
                         self._url,
                         str(error) or type(error).__name__,
                         pause,
+                        advice,
                     )
                     pause = self._wait(stop, pause)
 

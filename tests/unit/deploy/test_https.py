@@ -312,7 +312,9 @@ def test_who_does_not_belong_is_not_connected(
     assert "refused the connection" in caplog.text
 
 
-def test_a_certificate_of_another_authority_does_not_connect(parties: Parties, tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority_does_not_connect(
+    parties: Parties, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     other = Parties(tmp_path / "other")
     endpoint = Echo()
     with (
@@ -322,6 +324,7 @@ def test_a_certificate_of_another_authority_does_not_connect(parties: Parties, t
         _, failures = server.ask({"north": b"1"})
         assert failures["north"].kind == "offline"
     assert endpoint.asked == []
+    assert "check that the server has this consortium's public folder" in caplog.text
 
 
 def test_an_expired_certificate_does_not_connect(
