@@ -228,6 +228,13 @@ def test_networks_of_one_array_are_refused(name: str, silodp: Silodp, tmp_path: 
     assert_sentence(silodp("plan", path, "--json"), code="model.inputs")
 
 
+def test_a_model_of_categories_says_what_gives_them(silodp: Silodp, tmp_path: Path) -> None:
+    path = write_study(tmp_path, task=OWN)
+    path.write_text(path.read_text().replace(", codes = true", ""))
+    told = silodp("plan", path, "--json")
+    assert_sentence(told, "declare codes = true for a categorical column", code="config.missing_field")
+
+
 def test_one_number_of_categories_for_several_columns_needs_a_model_of_its_owner(tmp_path: Path) -> None:
     """Such arrays come from programs, never from a schema, which declares each column."""
     write_study(tmp_path)

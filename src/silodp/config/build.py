@@ -245,6 +245,14 @@ def _build_model(
         fields = get_fields(builder) if callable(builder) else {}
         taken = {key: value for key, value in public.items() if key in fields and value is not None}
         given = {**taken, **options}
+        asked = fields.get("categories")
+        if asked is not None and "categories" not in given and asked.default is asked.empty:
+            raise SilodpError(
+                f"task.model = '{name}' needs categories, and no column of the data is given as codes: declare codes = "
+                "true for a categorical column, or set task.options.categories.",
+                code="config.missing_field",
+                field="task.options.categories",
+            )
     return _call_builder(builder, name, given, seed), _describe_architecture(name, given)
 
 
