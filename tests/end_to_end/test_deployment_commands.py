@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from silodp.cli.deploy import _format_agreement
 from silodp.config.schema import load_config
 from silodp.deploy import setup
 from silodp.deploy.consortium import Consortium
+from silodp.deploy.setup import describe_agreement
 from silodp.deploy.silo import save_records
 from silodp.runtime.lock import hold_lock
 from support.commands import CONFIG, Silodp, assert_sentence
@@ -111,6 +113,20 @@ def test_what_is_accepted_is_shown_in_words(silodp: Silodp, drafted: Path, tmp_p
         assert part in shown.err
     assert "None" not in shown.err
     assert "UldpAvg(" not in shown.err
+
+
+@pytest.mark.parametrize(("epsilon", "is_told"), [(0.8, True), (50.0, False)])
+def test_a_budget_that_ends_the_run_early_is_shown_and_who_keeps_it(
+    epsilon: float, is_told: bool, silodp: Silodp, tmp_path: Path
+) -> None:
+    (tmp_path / "one.toml").write_text(CONFIG)
+    init = ("deploy", "init", tmp_path / "one.toml", "--local", "--out", tmp_path / "c")
+    assert silodp(*init, "--set", f"budget.epsilon={epsilon}").status == 0
+    consortium = Consortium.load(tmp_path / "c" / "public")
+    lines = "\n".join(_format_agreement(describe_agreement(consortium)))
+    assert (
+        "ends the run before ε against released exceeds 0.8; this silo does not check" in lines
+    ) == is_told
 
 
 def test_only_a_silo_has_an_audit_log(silodp: Silodp, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from socket import create_server
@@ -246,6 +247,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         f"  a person is {_format_persons(agreed['persons'])}",
         f"  aggregator  {agreed['aggregator']}",
         f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
+        *_format_budget(agreed["budget"], agreed["epsilon"]),
         *_format_separate(agreed["separate"]),
         *(f"  assumes     {text.removeprefix(TECHNICAL)}" for text in agreed["assumptions"]),
         *_format_evaluation(agreed["evaluation"], agreed["evaluations"]),
@@ -260,6 +262,19 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         *(["  FOR TESTS: all keys were made on one machine"] if agreed["for_tests"] else []),
     ]
     return [_escape_controls(line) for line in lines]
+
+
+def _format_budget(budget: dict[str, Any] | None, epsilon: Mapping[str, float | None]) -> list[str]:
+    """Return a line about a budget that ends the run early: the server keeps it, and the silo its own limits."""
+    from silodp.accounting.guarantee import format_rounded_up
+
+    if budget is None or (whole := epsilon[budget["adversary"]]) is None or whole <= budget["epsilon"]:
+        return []
+    limit = format_rounded_up(budget["epsilon"])
+    return [
+        f"  budget      the server ends the run before ε against {budget['adversary']} exceeds {limit}; this silo does "
+        "not check that, but the limits of its own policy (--lifetime-epsilon, by default ε of the whole run)"
+    ]
 
 
 def _format_separate(separate: bool | None) -> list[str]:

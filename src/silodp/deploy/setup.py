@@ -302,6 +302,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "rounds": spec.rounds,
         "delta": spec.delta,
         "epsilon": compute_largest_cost(spec, spec.noise_delta, spec.accountant),
+        "budget": None if spec.budget is None else asdict(spec.budget),
         # A method with one bounded row per silo computes no person; sums of counts do.
         "separate": spec.separate
         if supports_separate(type(spec.method)) or spec.charged_evaluation
