@@ -302,5 +302,12 @@ def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
     assert guarantee["private"]
     assert guarantee["simulation"] is False
     assert silodp("report", run).status == 0
-    assert len(silodp("audit-log", places["north"] / "home", "--json").json["entries"]) > 2
+    left = silodp("audit-log", places["north"] / "home", "--json").json
+    assert len(left["entries"]) > 2
+    spent, held = left["spent"], json.loads((run / "guarantee.json").read_text())["guarantees"]
+    assert (spent["runs"], spent["unit"]) == (1, "user")
+    for adversary, epsilon in spent["epsilon"].items():
+        assert held[adversary]["epsilon"] <= epsilon * (1 + 1e-9) <= spent["limits"][adversary] * (1 + 2e-9)
+    lines = silodp("audit-log", places["north"] / "home").out
+    assert "spent in 1 run by the ledgers of this silo, at δ = 1e-05 for all records of one person" in lines
     assert silodp("deploy", "status", places["server"] / "home", "--json").json["round"] == 2

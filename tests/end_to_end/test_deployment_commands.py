@@ -133,7 +133,7 @@ def test_only_a_silo_has_an_audit_log(silodp: Silodp, tmp_path: Path) -> None:
     for folder in ("server", "nowhere"):
         assert_sentence(silodp("audit-log", tmp_path / folder, "--json"), code="cli.file")
     (tmp_path / "policy.toml").touch()
-    assert silodp("audit-log", tmp_path, "--json").json == {"entries": []}
+    assert silodp("audit-log", tmp_path, "--json").json == {"entries": [], "spent": None}
 
 
 @pytest.mark.usefixtures("_own_logging")

@@ -506,8 +506,8 @@ def audit_log(
     folder: Folder,
     as_json: Json = False,
 ) -> None:
-    """Show everything that left a silo: time, kind, round, bytes and hash of every answer."""
-    from silodp.deploy.silo import AUDIT, POLICY
+    """Show everything that left a silo: time, kind, round, bytes and hash of every answer, and the ε spent so far."""
+    from silodp.deploy.silo import AUDIT, POLICY, read_spent
 
     path = folder / AUDIT
     if not path.exists() and not (folder / POLICY).exists():
@@ -530,7 +530,29 @@ def audit_log(
     ]
     if cut_off:
         log(f"note: {counted(cut_off, 'line')} of {path} was cut off by a crash; nothing left the silo there")
-    show({"entries": entries}, as_json, text or ["nothing has left this silo"])
+    listed: dict[str, int] = {}
+    for one in entries:
+        listed[one["run"]] = max(one["charges"], listed.get(one["run"], 0))
+    spent = read_spent(folder, listed)
+    text = [*(text or ["nothing has left this silo"]), *_format_spent(spent)]
+    show({"entries": entries, "spent": spent}, as_json, text)
+
+
+def _format_spent(spent: dict[str, Any] | None) -> list[str]:
+    """Return what all runs of a silo have spent, by adversary, beside the limits of its policy."""
+    from silodp.accounting.guarantee import format_rounded_up
+
+    if spent is None:
+        return []
+    unit = {"user": " for all records of one person", "record": " for one record"}.get(spent["unit"], "")
+    lines = [f"spent in {counted(spent['runs'], 'run')} by the ledgers of this silo, at δ = {spent['delta']:g}{unit}:"]
+    for adversary, epsilon in spent["epsilon"].items():
+        limit = spent["limits"][adversary]
+        told = "no guarantee" if epsilon is None else f"ε = {format_rounded_up(epsilon)}"
+        if limit is not None:
+            told += f" of at most {format_rounded_up(limit)}"
+        lines.append(f"  {adversary:<9} {told}")
+    return lines
 
 
 def _refuse_both(name: str, value: str | None, socket: Path | None) -> None:

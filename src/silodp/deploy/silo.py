@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
 from typing import Any
 from zipfile import BadZipFile
 
@@ -60,6 +62,7 @@ from silodp.wire.messages import Message
 from silodp.wire.store import (
     PRIVATE_FILE,
     DirectoryStore,
+    MemoryStore,
     RoundStore,
     append_durably,
     claim,
@@ -153,6 +156,42 @@ def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]
     lifetime = LifetimeLedger(delta, {}, {"cost": ledger})
     found = {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES}
     return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
+
+
+def read_spent(folder: Path, listed: Mapping[str, int]) -> dict[str, Any] | None:
+    """Read what all runs of a silo have spent together; a silo that is running in the folder is not disturbed.
+
+    Args:
+        folder: of the silo.
+        listed: the largest number of charges that the audit log lists, by run.
+
+    Returns:
+        JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" and "limits" by adversary
+        (None: no guarantee; no limit); None before the first run.
+
+    Raises:
+        SilodpError: a ledger is missing, damaged or an old copy, or there is no policy.
+    """
+    if not (folder / "ledgers").exists():
+        return None
+    policy = Policy.load(folder / POLICY)
+    unit = DirectoryStore(folder / "store").get("unit")
+    with TemporaryDirectory() as name:  # an open ledger belongs to one process
+        copies = Path(name) / "ledgers"
+        copytree(folder / "ledgers", copies)
+        ledgers = open_ledgers(copies, MemoryStore(), listed)
+        lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
+        try:
+            return {
+                "runs": lifetime.charged_runs,
+                "unit": None if unit is None else unit.decode(),
+                "delta": policy.delta,
+                "epsilon": {adversary: lifetime.epsilon(adversary) for adversary in ADVERSARIES},
+                "limits": {adversary: policy.lifetime_epsilon.get(adversary) for adversary in ADVERSARIES},
+            }
+        finally:
+            for ledger in ledgers.values():
+                ledger.close()
 
 
 class SiloService:

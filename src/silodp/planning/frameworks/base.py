@@ -389,6 +389,7 @@ def format_finding(finding: Finding) -> list[str]:
             lines.append(f"    {bound.unit}: {text}")
     if finding.stated is not None:
         lines.append(f"  stated: ε = {format_large(finding.stated)} {finding.stated_for}".rstrip())
-    lines += [f"    why it differs: {text}" for text in finding.differences]
+    why = "note" if finding.stated is None else "why it differs"
+    lines += [f"    {why}: {text}" for text in finding.differences]
     lines += [f"  assuming that {text}" for text in finding.assumptions]
     return lines + ([f"  not read: {', '.join(finding.unread)}"] if finding.unread else [])
