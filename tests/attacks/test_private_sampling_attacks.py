@@ -69,6 +69,19 @@ def test_base_transfers_of_the_choices_are_made_once_in_a_session(aggregator):
 
 
 @BOTH
+def test_every_message_of_the_choices_names_its_session(aggregator):
+    """Base transfers or tables of another session would be answered with secrets of this one."""
+    parties = Parties(aggregator, HALF)
+    parties.run_round(0)
+    zero = parties.silos["silo0"]
+    for kind in ("choice base", "choice keys", "sample", "chosen"):
+        with refused("session.unknown"):
+            zero._handlers[kind](replace(parties.last(kind), fields={"session": "00" * 32}))
+    # A second reply to the same offer would be keys of the server's choice under choices made before.
+    assert not [key for key in zero._store.run.names() if key.startswith("choice base/")]
+
+
+@BOTH
 @pytest.mark.parametrize("how", ["a bit", "another silo's", "last round's", "none"])
 def test_a_forwarded_box_that_is_not_the_one_names_silo_0(aggregator, how):
     """And who found it; nothing of the round is answered."""

@@ -139,6 +139,25 @@ def test_the_reply_shows_no_choice() -> None:
     assert 30 < sender.delta.sum() < 98  # 6 standard deviations
 
 
+def test_secrets_of_base_transfers_are_drawn_anew_every_time() -> None:
+    # Whoever can guess delta, or one of the scalars that hide it in the reply, reads both keys of every transfer.
+    first, second = BaseTransfers(SESSION, "test"), BaseTransfers(SESSION, "test")
+    assert first.offer != second.offer
+    deltas, hiding = [], []
+    for _ in range(2):
+        sender, reply = TransferSender.accept(SESSION, "test", first.offer)
+        points = [reply[32 * i : 32 * i + 32] for i in range(SECURITY)]
+        deltas.append(sender.delta.tobytes())
+        hiding.append(
+            {
+                rbcl.crypto_core_ristretto255_sub(point, first.offer) if choice else point
+                for point, choice in zip(points, sender.delta, strict=True)
+            }
+        )
+    assert deltas[0] != deltas[1]
+    assert not hiding[0] & hiding[1]
+
+
 @pytest.mark.parametrize("bit", [0, 77, 255])
 def test_a_flipped_bit_in_base_transfers_is_found(bit: int) -> None:
     base = BaseTransfers(SESSION, "test")
