@@ -60,6 +60,19 @@ def test_the_noise_in_a_sum_is_the_noise_that_is_charged(aggregator, lost, unmov
     assert judges_std((totals[0] - totals[1]) / np.sqrt(2), event.noise_multiplier * moved)
 
 
+@BOTH
+def test_every_adversary_is_charged_for_shares_that_are_sized_for_the_fewest_silos(aggregator):
+    """Shares for 4 of 5 silos have 5/4 of the variance that shares for 5 have, and all five answer."""
+    multipliers = {}
+    for m in (4, 5):
+        few = replace(aggregator, min_silos=m)
+        views = few.views(RECORDS, 5)
+        events = {name: few.event(spec(RECORDS, 5, m), view) for name, view in views.items()}
+        assert events["server"] == events["released"], "the server sees the sum and no counts"
+        multipliers[m] = [events[name].noise_multiplier for name in ("released", "server", "silo")]
+    np.testing.assert_allclose(np.divide(multipliers[4], multipliers[5]), np.sqrt(5 / 4), rtol=1e-3)
+
+
 def decrypted_apart(aggregator, monkeypatch) -> list[list[np.ndarray]]:
     """Takes off masks and seals; then gives each silo's own part of every round, in clips."""
     parts: list[list[np.ndarray]] = []
