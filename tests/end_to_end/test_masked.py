@@ -238,6 +238,35 @@ def test_a_run_that_died_goes_on_though_a_silo_is_gone_at_resume(died, wire, tmp
     assert result.guarantees["released"].rounds == 3
 
 
+def test_a_run_that_died_in_a_further_attempt_goes_on_with_it(wire, tmp_path):  # noqa: F811
+    """Asked for its first attempt again, silos would refuse to open it, and the run could not go on."""
+
+    def dies(name, request):
+        if request.kind == "open" and request.round == 1:
+            raise KeyboardInterrupt
+        return "before" if (name, request.kind, request.round) == ("silo3", "update", 1) else None
+
+    wire.fails = staticmethod(dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(Masked(min_silos=3), rounds=2, silos=4, out=tmp_path)
+    wire.fails = staticmethod(lambda name, request: None)
+    result = run(Masked(min_silos=3), rounds=2, silos=4, out=tmp_path, resume=True)
+    assert [(c["round"], c["release"]) for c in charges(tmp_path)] == [(0, 0), (1, 0)]
+    assert result.guarantees["released"].rounds == 2
+
+
+def test_a_further_release_beyond_the_budget_is_not_asked_for(wire, tmp_path):  # noqa: F811
+    """Else silos would charge in their ledgers what is never opened."""
+    aggregator = Masked(min_silos=3)
+    event = aggregator.event(spec(AVG, 4, 3), aggregator.views(AVG, 4)["released"])
+    once = compute_epsilon([(event, 1)], 1e-5, "rdp")
+    wire.fails = staticmethod(lambda name, m: "before" if (name, m.kind) == ("silo3", "open") else None)
+    result = run(aggregator, silos=4, out=tmp_path, budget={"epsilon": 1.01 * once, "delta": 1e-5})
+    assert result.stopped == "budget"
+    asked = [path.read_text().splitlines()[1:] for path in (tmp_path / "checkpoint/silo_ledgers").iterdir()]
+    assert [len(lines) for lines in [charges(tmp_path), *asked]] == [1] * 5
+
+
 def unsealed(path) -> bytes:
     return path.read_bytes()[32:]
 

@@ -16,7 +16,7 @@ from silodp.runtime.server import Server
 from silodp.training.sgd.local import LocalTraining
 from support.clear import released
 from support.oracles import judges_std, small_federation
-from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, in_clear, run, spec
+from support.private import LATTICE, PAILLIER, RECORDS, SAMPLED, Parties, in_clear, run, spec
 from support.wires import Wire, wire  # noqa: F401
 
 BOTH = pytest.mark.parametrize("aggregator", [LATTICE, PAILLIER], ids=lambda a: a.name)
@@ -58,6 +58,28 @@ def test_the_noise_in_a_sum_is_the_noise_that_is_charged(aggregator, lost, unmov
     )  # the uniform part's shift is charged, too
     assert event.noise_multiplier * moved == pytest.approx(5.0 * 0.5)
     assert judges_std((totals[0] - totals[1]) / np.sqrt(2), event.noise_multiplier * moved)
+
+
+@BOTH
+def test_noise_is_drawn_once_for_all_attempts_at_a_release(aggregator, monkeypatch):
+    """Under one release two draws would be two noisy values of one update."""
+    drawn: list[str] = []
+    for side in (lattice._Silo, paillier._Silo):
+        monkeypatch.setattr(
+            side,
+            "draw_noise",
+            lambda self, *of, draw=side.draw_noise: (
+                drawn.append(self._context.identity.name) or draw(self, *of)
+            ),
+        )
+    parties = Parties(replace(aggregator, min_silos=3), RECORDS, silos=4)
+    parties.transport.lost = lambda name, m: (name, m.kind) == ("silo3", "update")
+    parties.run_round(0)
+    assert [m.attempt for name, m in parties.transport.asked if (name, m.kind) == ("silo0", "update")] == [
+        0,
+        1,
+    ]
+    assert drawn == ["silo0", "silo1", "silo2"]
 
 
 @BOTH
