@@ -593,6 +593,20 @@ def test_a_silo_that_lost_its_store_begins_nothing_anew():
         parties.started("silo0", ledger=ledger).answer(parties.last("setup"))
 
 
+@pytest.mark.parametrize("name", ["plain records", "masked uniform", "lattice hidden", "paillier"])
+def test_nothing_of_a_round_is_answered_before_the_last_message_of_the_set_up(name):
+    """Before it, weights are not there to be checked, and masks are those of a session that is not agreed on."""
+    parties = Parties(*RUNS[name])
+    parties.run_round(0)
+    script = parties.silos["silo0"].gate.script
+    silo = parties.restored("silo0", {})
+    for step in range(len(script.setup)):
+        set_state(silo, step=step)
+        for kind in (*script.prepare, script.update, *filter(None, [script.open])):
+            with refused("gate.order"):
+                silo.answer(parties.last(kind.name))
+
+
 @pytest.mark.parametrize("name", ["lattice", "paillier", "masked uniform", "plain sampled"])
 def test_the_set_up_of_a_session_is_not_gone_on_with_by_another_process(name):
     """From a store that was set back, silo 0 would offer its tables twice: every N[u] was read."""

@@ -12,7 +12,7 @@ from silodp.methods import UldpSgd
 from silodp.runtime.train import train
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array
-from silodp.wire.store import DirectoryStore, MemoryStore, write_durably
+from silodp.wire.store import DirectoryStore, MemoryStore, write_durably, write_sealed
 from silodp.wire.transport import InProcess, Traffic, sign, verify
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
@@ -150,6 +150,22 @@ def test_a_write_reaches_the_disk_before_it_is_named(tmp_path, monkeypatch):
     )
     write_durably(tmp_path / "file", b"data")
     assert events == ["fsync", "rename", "fsync"]
+
+
+@pytest.mark.parametrize("write", [write_durably, write_sealed])
+def test_a_write_that_fails_leaves_what_was_there(write, tmp_path, monkeypatch):
+    """A full disk, or a crash, while a ledger or a key is replaced: the earlier one is the one that counts."""
+    path = tmp_path / "file"
+    write(path, b"old")
+    before = path.read_bytes()
+
+    def fails(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="No space"):
+        write(path, b"new and longer")
+    assert path.read_bytes() == before
 
 
 class Echo:
