@@ -600,8 +600,10 @@ def test_nothing_of_a_round_is_answered_before_the_last_message_of_the_set_up(na
     parties.run_round(0)
     script = parties.silos["silo0"].gate.script
     silo = parties.restored("silo0", {})
-    for step in range(len(script.setup)):
+    for step, due in enumerate(script.setup):
         set_state(silo, step=step)
+        with refused("gate.order"):
+            silo.answer(replace(parties.last(due.name), round=1))
         for kind in (*script.prepare, script.update, *filter(None, [script.open])):
             with refused("gate.order"):
                 silo.answer(parties.last(kind.name))

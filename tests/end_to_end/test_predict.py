@@ -347,6 +347,11 @@ def test_files_that_do_not_belong_together_are_refused(trained: Any, tmp_path: P
         assert refused.value.code in ("bundle.missing", "report.missing")
         (bundle / name).write_bytes(kept)
     assert silodp.load(bundle).guarantees["released"].epsilon is not None
+    # Earlier versions wrote no digest of the guarantee: then the id of the run tells.
+    edit(bundle / "model.json", lambda fields: fields.pop("guarantee"))
+    assert silodp.load(bundle).guarantees["released"].epsilon is not None
+    (bundle / "guarantee.json").write_bytes((tmp_path / "second" / "guarantee.json").read_bytes())
+    refuse("bundle.mixed", bundle)
 
 
 def edit(path: Path, change: Callable[[Any], None]) -> None:

@@ -137,6 +137,24 @@ class DividesInTraining(nn.Module):
         return self.layers(x) / (len(x) if self.training else 1)
 
 
+class MixesInEvaluation(nn.Linear):
+    """Trains on each record alone; what a record is predicted to be depends on the others that are evaluated."""
+
+    def forward(self, x):
+        found = super().forward(x)
+        return found if self.training else found - found.mean(0)
+
+
+class CountsInEvaluation(nn.Linear):
+    def __init__(self, *shape):
+        super().__init__(*shape)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += not self.training
+        return super().forward(x)
+
+
 class KnowsItsPlace(nn.Module):
     def __init__(self):
         super().__init__()
@@ -217,7 +235,9 @@ def test_a_task_is_made_of_the_right_things(arguments, words):
         ),
         (DividesInTraining(), ["forward of DividesInTraining change with the number of rows"]),
         (KnowsItsPlace(), ["forward of KnowsItsPlace change with the number of rows"]),
+        (MixesInEvaluation(3, 2), ["forward of MixesInEvaluation mixes"]),
         (Counts(), ["state 'calls'"]),
+        (CountsInEvaluation(3, 2), ["state 'calls'"]),
         (Breaks(3, 2), ["not finite on a finite example"]),
         (nn.Linear(4, 2), ["fails on records of shape (3,)"]),
         (nn.Sequential(nn.Linear(3, 1), nn.Flatten(0), nn.Unflatten(0, (1, -1))), ["one row per record"]),

@@ -12,7 +12,7 @@ from silodp.methods import UldpSgd
 from silodp.runtime.train import train
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Array
-from silodp.wire.store import DirectoryStore, MemoryStore, write_durably, write_sealed
+from silodp.wire.store import DirectoryStore, MemoryStore, append_durably, write_durably, write_sealed
 from silodp.wire.transport import InProcess, Traffic, sign, verify
 from support.oracles import logistic_task, small_federation
 from support.refusals import refused
@@ -150,6 +150,9 @@ def test_a_write_reaches_the_disk_before_it_is_named(tmp_path, monkeypatch):
     )
     write_durably(tmp_path / "file", b"data")
     assert events == ["fsync", "rename", "fsync"]
+    events.clear()
+    append_durably(tmp_path / "file", b"line")  # a line of the audit log or of the metrics
+    assert events == ["fsync"]
 
 
 @pytest.mark.parametrize("write", [write_durably, write_sealed])
