@@ -16,6 +16,7 @@ import pytest
 from end_to_end.test_masked import AVG
 from end_to_end.test_private_sampling import HALF, HIDDEN
 from silodp.accounting.accountant import compute_epsilon
+from silodp.accounting.events import PoissonSampled
 from silodp.accounting.ledger import Ledger
 from silodp.aggregators import Plain
 from silodp.aggregators._key_agreement import run_key_agreement
@@ -245,6 +246,19 @@ def test_a_silo_charges_the_number_of_survivors_that_costs_most(name):
                 spent = compute_epsilon([(cost, 10)], 1e-5, "rdp")
                 assert spent <= compute_epsilon([(charged[adversary], 10)], 1e-5, "rdp") * (1 + 1e-12)
     assert charged == replace(spec, aggregator=aggregator).costliest_events(0, 0)
+
+
+def test_a_silo_charges_a_further_release_of_a_round_as_of_a_sample_that_is_known():
+    """Two releases of one sample are not two samples, in a silo's own ledger either."""
+    parties = Parties(Masked(min_silos=3), replace(AVG, user_sampling=0.3), silos=4)
+    parties.transport.lost = lambda name, m: (name, m.kind) == ("silo3", "open")
+    parties.run_round(0)
+    for silo in ("silo0", "silo1", "silo2"):
+        first, second = parties.silos[silo].gate.ledger.history
+        assert (first.release, second.release) == (0, 1)
+        for adversary in ("released", "server"):
+            assert isinstance(first.events[adversary], PoissonSampled)
+            assert second.events[adversary] == first.events[adversary].event
 
 
 def test_a_silo_stops_at_its_own_limit_whatever_the_server_asks():
