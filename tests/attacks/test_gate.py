@@ -248,6 +248,21 @@ def test_a_silo_charges_the_number_of_survivors_that_costs_most(name):
     assert charged == replace(spec, aggregator=aggregator).costliest_events(0, 0)
 
 
+@pytest.mark.parametrize(
+    "aggregator", [Masked(min_silos=3), replace(LATTICE, min_silos=3)], ids=lambda a: a.name
+)
+def test_a_silo_adds_up_with_no_fewer_silos_than_noise_is_sized_for(aggregator):
+    """In a sum with one accomplice a silo's part, with a fraction of the noise that is charged, lies open."""
+    parties = Parties(aggregator, RECORDS if aggregator.name == "lattice" else AVG, silos=4)
+    parties.run_round(0)
+    asked = parties.last("update")
+    for others in ([], ["silo1"]):
+        lie = replace(asked, round=1, fields={**asked.fields, "roster": ["silo0", *others]})
+        with refused("gate.roster"):
+            parties.silos["silo0"].answer(lie)
+    assert len(parties.silos["silo0"].gate.ledger.history) == 1
+
+
 def test_a_silo_charges_a_further_release_of_a_round_as_of_a_sample_that_is_known():
     """Two releases of one sample are not two samples, in a silo's own ledger either."""
     parties = Parties(Masked(min_silos=3), replace(AVG, user_sampling=0.3), silos=4)
