@@ -24,6 +24,7 @@ from silodp.aggregators.masked import Masked
 from silodp.crypto.keys import Identity
 from silodp.crypto.oblivious_transfer import BaseTransfers
 from silodp.crypto.reciprocals import SERVER_CHOOSES
+from silodp.errors import SilodpError
 from silodp.methods import Default, RpdpFilter, UldpGroup, UldpNaive
 from silodp.runtime.gate import Gate
 from silodp.runtime.silo import Silo
@@ -261,6 +262,26 @@ def test_a_silo_adds_up_with_no_fewer_silos_than_noise_is_sized_for(aggregator):
         with refused("gate.roster"):
             parties.silos["silo0"].answer(lie)
     assert len(parties.silos["silo0"].gate.ledger.history) == 1
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_values_that_were_opened_are_not_masked_again_for_fewer_silos(opened):
+    """Two sums of the same noisy values, with a silo and without it, show that silo's value."""
+    parties = Parties(Masked(min_silos=3), AVG, silos=4)
+    parties.transport.lost = lambda name, m: m.kind == "open" and not opened
+    if opened:
+        parties.run_round(0)
+    else:
+        with pytest.raises(SilodpError, match="0 silos left"):
+            parties.run_round(0)
+    asked, silo = parties.last("update"), parties.silos["silo0"]
+    fewer = {**asked.fields, "roster": list(parties.names[:3])}
+    for release in (0, 2) if opened else (2,):
+        with refused("gate.release"):
+            silo.answer(replace(asked, attempt=1, fields={**fewer, "release": release}))
+    with refused("gate.release"):
+        silo.answer(replace(asked, round=1, fields={**asked.fields, "release": 1}))
+    assert silo.answer(replace(asked, attempt=1, fields={**fewer, "release": int(opened)})).arrays
 
 
 def test_a_silo_charges_a_further_release_of_a_round_as_of_a_sample_that_is_known():
