@@ -257,8 +257,8 @@ def test_a_silo_adds_up_with_no_fewer_silos_than_noise_is_sized_for(aggregator):
     parties = Parties(aggregator, RECORDS if aggregator.name == "lattice" else AVG, silos=4)
     parties.run_round(0)
     asked = parties.last("update")
-    for others in ([], ["silo1"]):
-        lie = replace(asked, round=1, fields={**asked.fields, "roster": ["silo0", *others]})
+    for roster in (["silo0"], ["silo0", "silo1"], ["silo1", "silo2", "silo3"]):
+        lie = replace(asked, round=1, fields={**asked.fields, "roster": roster})
         with refused("gate.roster"):
             parties.silos["silo0"].answer(lie)
     assert len(parties.silos["silo0"].gate.ledger.history) == 1
