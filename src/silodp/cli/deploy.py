@@ -545,7 +545,9 @@ def _format_spent(spent: dict[str, Any] | None) -> list[str]:
     if spent is None:
         return []
     unit = {"user": " for all records of one person", "record": " for one record"}.get(spent["unit"], "")
-    lines = [f"spent in {counted(spent['runs'], 'run')} by the ledgers of this silo, at δ = {spent['delta']:g}{unit}:"]
+    lines = [
+        f"spent in {counted(spent['runs'], 'run')} by the ledgers of this silo, at δ = {spent['delta']:g}{unit}:"
+    ]
     for adversary, epsilon in spent["epsilon"].items():
         limit = spent["limits"][adversary]
         told = "no guarantee" if epsilon is None else f"ε = {format_rounded_up(epsilon)}"

@@ -166,8 +166,8 @@ def read_spent(folder: Path, listed: Mapping[str, int]) -> dict[str, Any] | None
         listed: the largest number of charges that the audit log lists, by run.
 
     Returns:
-        JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" and "limits" by adversary
-        (None: no guarantee; no limit); None before the first run.
+        JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" and "limits" by
+        adversary (None: no guarantee; no limit). None before the first run.
 
     Raises:
         SilodpError: a ledger is missing, damaged or an old copy, or there is no policy.

@@ -274,3 +274,19 @@ def test_epsilon_with_a_disclosure_solves_the_equation(sigma, tv):
     assert expected <= found + 1e-9
     assert found == pytest.approx(expected, rel=1e-3)
     assert compute_epsilon([(Gaussian(sigma), 1)], DELTA, "pld", 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_what_a_protocol_assumes_stands_in_the_guarantees_that_need_it(hidden: bool) -> None:
+    spec = lattice_spec(rounds=2)
+    if not hidden:
+        spec = replace(spec, aggregator=Masked(), method=UldpAvg(5.0, 0.5))
+    ledger = make_ledger(spec, disclosure=spec.aggregator.disclosure(spec))
+    ledger.charge(0, 0, spec.costliest_events(0))
+    found = build_guarantees(spec, ledger, lambda rounds: np.zeros(0))
+    protocol = set(spec.aggregator.assumptions)
+    assert protocol
+    for adversary in ("server", "silo"):
+        assert found[adversary].private
+        assert protocol <= set(found[adversary].assumptions)
+    assert not protocol & set(found["released"].assumptions)
