@@ -105,7 +105,7 @@ def tune(
     Returns:
         JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "candidates" with the mean and the spread
         of the metric; "loss", the mean and the largest difference to the best candidate of each federation;
-        "no_guarantee", the adversaries against whom the chosen settings have no ε.
+        "no_guarantee", also in every candidate: the adversaries against whom these settings have no ε.
 
     Raises:
         SilodpError: records are no table, no weighting has an ε against the adversary, or the evaluation costs ε.
@@ -195,6 +195,11 @@ class _Tuner:
             )
         return found
 
+    def _list_without_guarantee(self, weighting: Weighting) -> list[Adversary]:
+        """Return the adversaries against whom a weighting has no ε."""
+        events = self._spec_of(UldpSgd(1.0, weighting=weighting)).round_events()
+        return [adversary for adversary, event in events.items() if explain_not_private(event) is not None]
+
     def sigma(self, rounds: int, weighting: Weighting, model: str) -> float:
         """Return σ with which T rounds meet the target."""
         if (rounds, weighting, model) not in self._sigmas:
@@ -240,7 +245,7 @@ class _Tuner:
     def _describe(self, chosen: Candidate) -> dict[str, Any]:
         complete = [c for c, scores in self.scores.items() if len(scores) == len(self.federations)]
         table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
-        events = self._spec_of(chosen.method(1.0)).round_events()
+        missing = {w: self._list_without_guarantee(w) for w in {c.weighting for c in complete}}
         loss = table.max(axis=0) - table[complete.index(chosen)]
         sign = -1 if self.metric == "loss" else 1  # scores are negated losses
         linear = None if chosen.model == "configured" else _name_linear(self.spec)
@@ -260,10 +265,15 @@ class _Tuner:
                 "local_epochs": chosen.epochs or None,
                 "model": linear,
             },
-            "no_guarantee": [a for a, event in events.items() if explain_not_private(event) is not None],
+            "no_guarantee": missing[chosen.weighting],
             "loss": {"mean": float(loss.mean()), "largest": float(loss.max())},
             "candidates": [
-                {**vars(c), "mean": sign * float(row.mean()), "sd": float(row.std(ddof=1))}
+                {
+                    **vars(c),
+                    "mean": sign * float(row.mean()),
+                    "sd": float(row.std(ddof=1)),
+                    "no_guarantee": missing[c.weighting],
+                }
                 for c, row in sorted(zip(complete, table, strict=True), key=lambda pair: -pair[1].mean())
             ],
             "signal": {
@@ -360,18 +370,15 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
     if result["signal"]["configured"]["ratio"] > _HOPELESS:
         lines.append(_advise(result))
     lines.append(f"  best candidates ({metric}, mean ± sd over the federations):")
-    for c in result["candidates"][:5]:
-        method = f"uldp-avg, {c['epochs']} local epochs" if c["epochs"] else "uldp-sgd"
-        which = "" if c["model"] == "configured" else ", linear model"
-        lines.append(
-            f"    T = {c['rounds']}, step = {c['step']:g}, {method}, weighting {c['weighting']}{which}: "
-            f"{c['mean']:.3f} ± {c['sd']:.3f}"
-        )
+    lines += [f"    {_format_candidate(c)}" for c in result["candidates"][:5]]
     if result["no_guarantee"]:
         lines.append(
             f"  weighting {chosen['weighting']} under this aggregator gives no ε against "
             f"{' and '.join(result['no_guarantee'])}"
         )
+        complete = next((c for c in result["candidates"] if not c["no_guarantee"]), None)
+        if complete is not None:
+            lines.append(f"  best candidate with an ε against everyone: {_format_candidate(complete)}")
     lines += ["", f"rounds = {chosen['rounds']}"]
     if chosen["model"]:
         lines += ["[task]", f'model = "{chosen["model"]}"']
@@ -385,6 +392,14 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
     if chosen["local_epochs"]:
         lines += ["[method.local]", "learning_rate = 0.1", f"epochs = {chosen['local_epochs']}"]
     return lines
+
+
+def _format_candidate(candidate: Mapping[str, Any]) -> str:
+    rounds, step, weighting, epochs = (candidate[name] for name in ("rounds", "step", "weighting", "epochs"))
+    method = f"uldp-avg, {epochs} local epochs" if epochs else "uldp-sgd"
+    which = "" if candidate["model"] == "configured" else ", linear model"
+    found = f"{candidate['mean']:.3f} ± {candidate['sd']:.3f}"
+    return f"T = {rounds}, step = {step:g}, {method}, weighting {weighting}{which}: {found}"
 
 
 def _advise(result: Mapping[str, Any]) -> str:

@@ -87,7 +87,14 @@ def test_the_chosen_settings_meet_the_target_and_no_table_is_opened(tmp_path, ag
     assert 0 <= found["loss"]["mean"] <= found["loss"]["largest"]
     private = {a for a, told in plan["adversaries"].items() if told["private"]}
     assert private == {"released", "server", "silo"} - set(found["no_guarantee"])
-    assert f"step = {chosen['step']:g}" in format_tuning(found)
+    lines = format_tuning(found)
+    assert f"step = {chosen['step']:g}" in lines
+    complete = [line for line in lines if "with an ε against everyone" in line]
+    if found["no_guarantee"]:  # then the price of an ε against everyone is told
+        uniform = max(c["mean"] for c in found["candidates"] if c["weighting"] == "uniform")
+        assert f"weighting uniform: {uniform:.3f}" in complete[0]
+    else:
+        assert not complete
 
 
 @pytest.mark.usefixtures("few")
