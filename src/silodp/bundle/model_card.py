@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from silodp.accounting.guarantee import ADVERSARIES, TECHNICAL, Adversary, Guarantee
+from silodp.accounting.guarantee import ADVERSARIES, HELD_OUT, TECHNICAL, Adversary, Guarantee
 from silodp.config.schema import CardSection
 from silodp.data.tables.schema import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError, counted
@@ -34,6 +34,7 @@ LEAST_PERSONS = 20
 
 _UNKNOWN = "Unknown: nobody has declared it ({} in the table [card] of the configuration)."
 _UNCOVERED = "on private records, not covered by ε"
+_HELD_OUT = "records held out for testing: they are not trained on"  # a card may publish no metric on them
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def _format_guarantee(facts: _Facts) -> list[str]:
         lines += ["", "Every ε depends on these assumptions, which a program cannot check:", ""]
         lines += [f"- {text}" for text in _list_once(private, "assumptions")]
         lines += ["", "No ε covers:", ""]
-        lines += [f"- {text}" for text in _list_once(private, "not_covered")]
+        lines += [f"- {text.replace(HELD_OUT, _HELD_OUT)}" for text in _list_once(private, "not_covered")]
     return [*lines, "", "`guarantee.json` has the same for programs."]
 
 
