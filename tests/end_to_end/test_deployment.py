@@ -304,7 +304,7 @@ def test_the_steps_of_the_page_set_up_a_consortium_that_trains(
     assert silodp("report", run).status == 0
     left = silodp("audit-log", places["north"] / "home", "--json").json
     assert len(left["entries"]) > 2
-    spent, held = left["spent"], json.loads((run / "guarantee.json").read_text())["guarantees"]
+    spent, held = left["spent"], {told["adversary"]: told for told in guarantee["guarantees"]}
     assert (spent["runs"], spent["unit"]) == (1, "user")
     for adversary, epsilon in spent["epsilon"].items():
         assert held[adversary]["epsilon"] <= epsilon * (1 + 1e-9) <= spent["limits"][adversary] * (1 + 2e-9)

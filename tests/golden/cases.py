@@ -179,7 +179,8 @@ def _runs() -> dict[str, Plain]:
         {**AVG, "weighting": "records"},
         "masked",
         data={**EMBEDDED, "allocation": "zipf", "seed": 3},
-        task={"model": "mlp", "options": {"width": 4, "layers": 1, "groups": 2}},
+        # GroupNorm of three units: of two it is a sign, which magnifies last bits, and these differ between CPUs.
+        task={"model": "mlp", "options": {"width": 6, "layers": 1, "groups": 2}},
     )
     found["uldp-avg stops at its budget"] = run(AVG, rounds=6, budget={"epsilon": 5.5})
     found["uldp-avg budget of the server rdp"] = run(
