@@ -157,3 +157,15 @@ def test_cells_that_are_dates_with_a_time_are_dates(tmp_path: Path) -> None:
     drafted = draft_config(write_doubtful(tmp_path, "xlsx"), "id", "ill")
     assert tomllib.loads(drafted)["data"]["schema"]["numeric"]["stay"]["date"] == "%Y-%m-%d"
     assert "ROWS: 2020-01-01 to 2020-12-" in drafted
+
+
+def test_running_numbers_and_marks_of_missing_values_are_doubted(tmp_path: Path) -> None:
+    rows = [f"p{n % 5},{n + 1000},{-9 if n % 7 == 3 else n % 4 + 0.5},{n % 4 - 2},{n % 2}" for n in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,case,score,change,ill", *rows, ""]))
+    lines = draft_config(tmp_path / "t.csv", "id", "ill").splitlines()
+    case, score, change = (
+        next(line for line in lines if line.startswith(f'"{name}"')) for name in ("case", "score", "change")
+    )
+    assert case.endswith("another whole number: delete this line if it numbers rows or cases")
+    assert score.endswith("if -9 stands for no value, add --missing -9")
+    assert change.endswith("median -0.5")

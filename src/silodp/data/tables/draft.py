@@ -27,6 +27,7 @@ MOST_CATEGORIES = 20
 _DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 _LAYOUTS = ("%Y-%m-%dT%H:%M:%S", *(day + hour for day in _DAYS for hour in ("", " %H:%M", " %H:%M:%S")))
 _LONGEST_CODE = 8
+_FEWEST_NUMBERED = 10
 _OTHER_MARKS = re.compile(r"[+-]?(\d+[.,]\d+|\d{1,3}([., ']\d{3})+([.,]\d+)?)")
 """Numbers with another decimal mark than the declared one, or with separators of thousands."""
 
@@ -71,6 +72,7 @@ def draft_config(path: Path, user: str, label: str, reader: Reader | None = None
             )
         elif found.nunique() > 2 and not np.isnan(numbers := _parse(found, reader.decimal)).any():
             seen = f"{numbers.min():g} to {numbers.max():g}, median {np.median(numbers):g}{note}"
+            seen += _describe_odd(numbers)
             numeric.append(f"{key} = {{ range = [], typical = [] }}  # FILL IN. ROWS: {seen}")
         else:
             doubt = _describe_doubt(found, reader.decimal)
@@ -147,6 +149,17 @@ def _describe_doubt(text: pd.Series[str], decimal: str) -> str:
         len(cell) <= _LONGEST_CODE and " " not in cell for cell in different
     ):
         return "; if they are codes of a public list, such as ICD-10, declare all codes of that list, with codes = true"
+    return ""
+
+
+def _describe_odd(numbers: NDArray[np.float64]) -> str:
+    """Return what a column of numbers may be besides a quantity; "" where nothing says so."""
+    different = np.unique(numbers)
+    if _FEWEST_NUMBERED <= len(different) == len(numbers) and (numbers == np.round(numbers)).all():
+        return "; every row has another whole number: delete this line if it numbers rows or cases"
+    negative = [f"{number:g}" for number in different[different < 0]]
+    if len(negative) == 1 and re.fullmatch(r"-(1|9+)", negative[0]):
+        return f"; if {negative[0]} stands for no value, add --missing {negative[0]}"
     return ""
 
 
