@@ -51,6 +51,7 @@ TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
 _POINT = re.compile(r"[+-]?[\d.,]*\.[\d.,]*([eE][+-]?\d+)?")
 """A number with a decimal point, or with points between thousands; `k.A.` is neither."""
+_AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+")
 
@@ -164,7 +165,7 @@ class Table:
         """Return a remedy that may change the schema, or the one that is left where a model was trained with it."""
         if not self.is_fixed:
             return remedy
-        return fixed or "correct the cell or leave out the row, as the model was trained with this schema"
+        return fixed or _AS_TRAINED
 
     def _refuse_rounded_keys(self, keys: pd.Series[Any]) -> None:
         """Raise for keys rounded by a float column or a spreadsheet: they would split one person into two users."""
@@ -282,10 +283,9 @@ class Table:
         fixed = ""
         if wrong.any() and 0 < len(first) <= 20 and not self._missing(column)[np.flatnonzero(wrong)[0]]:
             # A value for missing cells does not help here: this text is not known to stand for none.
-            fixed = (
-                f"correct the cell, or, if this stands for no value, set {name_setting('missing', [first])}"
-            )
-            remedy = f"{fixed}; {remedy}" if column in self.schema.numeric else remedy
+            none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
+            remedy = f"correct the cell, {none}; {remedy}" if column in self.schema.numeric else remedy
+            fixed = f"{_AS_TRAINED}, {none}"
         self._refuse(column, wrong, "is no finite number", self._advise(remedy, fixed))
         return values
 
