@@ -90,6 +90,12 @@ def count_changed(
     return changed
 
 
+def skip_unless(depends: bool) -> None:
+    """Skip a test that compared what is equal on this CPU also without `separate`: so it has shown little."""
+    if not depends:
+        pytest.skip("the kernels of this CPU give the same bits whatever is computed beside a record")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "local", [LocalTraining(0.1, 5), LocalTraining(0.1, 2, batch_size=4, momentum=0.9, weight_decay=0.01)]
@@ -101,8 +107,7 @@ def test_emptying_a_person_changes_no_bit_of_another_row(kind: Callable, local: 
 def test_side_by_side_it_changes_rows_of_others() -> None:
     """The others then train on batches of one record, and on ones padded to 40 beside the last person."""
     assert count_changed(mlp, 0, LocalTraining(0.1, 5), separate=True, alone=True) == 0
-    if not count_changed(mlp, 0, LocalTraining(0.1, 5), separate=False, alone=True):
-        pytest.skip("the kernels of this CPU give the same bits for batches of other sizes")
+    skip_unless(count_changed(mlp, 0, LocalTraining(0.1, 5), separate=False, alone=True) > 0)
 
 
 def test_the_caller_keeps_its_threads_and_random_numbers() -> None:
@@ -175,7 +180,7 @@ def test_a_records_gradient_does_not_depend_on_its_batch(kind: Callable, steps: 
     together = differentiate(torch.arange(33), False)
     ordinary = task.initial(0)
     if kind is mlp and steps == 1:
-        assert any(
+        depends = any(
             not torch.equal(row, together[record])
             for size in (1, 16, 32)
             for record, row in differentiate(torch.arange(size), False).items()
@@ -183,6 +188,7 @@ def test_a_records_gradient_does_not_depend_on_its_batch(kind: Callable, steps: 
         start = ordinary
         alone, together = (differentiate(torch.arange(33), separate) for separate in (True, False))
         assert all(torch.allclose(alone[record], together[record], atol=1e-6) for record in alone)
+        skip_unless(depends)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,8 +197,10 @@ def test_a_records_output_does_not_depend_on_other_records(kind: Callable) -> No
     outputs = predict_separately(task, start, x)
     for first in (1, 2, 50):
         assert torch.equal(predict_separately(task, start, x[first:]), outputs[first:])
-    if kind is mlp:
-        assert any(not torch.equal(task.predict(start, x[first:]), outputs[first:]) for first in range(4))
     assert torch.allclose(
         predict_separately(task, task.initial(0), x), task.predict(task.initial(0), x), atol=1e-5
     )
+    if kind is mlp:
+        skip_unless(
+            any(not torch.equal(task.predict(start, x[first:]), outputs[first:]) for first in range(4))
+        )
