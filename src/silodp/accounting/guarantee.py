@@ -105,10 +105,10 @@ class Guarantee:
     def __str__(self) -> str:
         if self.epsilon is None:
             return f"{self.adversary:9} no guarantee: {self.reason}"
-        whom = "one record" if self.unit == "record" else "all records of one person"
         cap = describe_reservations(self.any_dropouts, self.sample_known)
         return (
-            f"{self.adversary:9} ε = {format_rounded_up(self.epsilon)} at δ = {self.delta:g}, for {whom}{cap}"
+            f"{self.adversary:9} ε = {format_rounded_up(self.epsilon)} at δ = {self.delta:g}, for "
+            f"{describe_unit(self.unit)}{cap}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,6 +124,11 @@ class Guarantee:
         }
         lists["persons"] = tuple((records, epsilon) for records, epsilon in lists["persons"])
         return cls(**{**fields, **lists})
+
+
+def describe_unit(unit: str | None) -> str:
+    """Return whom an ε is for, by the unit of the method; that of the method without privacy (None) has no ε."""
+    return "one record" if unit == "record" else "all records of one person"
 
 
 def format_rounded_up(epsilon: float | None) -> str:

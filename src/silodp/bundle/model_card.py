@@ -22,7 +22,7 @@ from silodp.data.tables.schema import ASSUMES_INDEX_FROM_TABLES
 from silodp.errors import SilodpError, counted
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import format_measure, without_folders
-from silodp.report.guarantee_text import describe_guarantee, format_guarantees
+from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import HeldOut, Part, read_held_out
 from silodp.report.run_record import RunRecord, read_run
 from silodp.runtime.model_description import DESCRIPTION, ModelDescription
@@ -69,11 +69,8 @@ def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
         return None
     run = run or read_run(directory)
     description = ModelDescription.read(directory / DESCRIPTION)
-    if run.summary.get("run", description.run) != description.run:
-        raise SilodpError(
-            f"{directory / 'guarantee.json'} and {DESCRIPTION} are of different runs: copy all files of one run.",
-            code="bundle.mixed",
-        )
+    stated = run.summary.get("run", description.run)  # earlier versions did not state it
+    description.check_run(stated, directory / "guarantee.json")
     facts = _Facts(
         run,
         _read_spec(directory / "run_spec.json"),
@@ -289,8 +286,7 @@ def _format_metrics(facts: _Facts) -> list[str]:
 
 def _format_sums(facts: _Facts) -> list[str]:
     """Return metrics by noised sums, which ε covers where there is one."""
-    private = facts.run.guarantees["released"].private
-    covers = "ε covers" if private else "no ε covers, as there is no guarantee"
+    covers = describe_cover(facts.run.guarantees["released"].private)
     for row in reversed(facts.run.rows):
         estimates = (row.get("evaluation") or {}).get("estimates")
         if isinstance(estimates, Mapping) and estimates:

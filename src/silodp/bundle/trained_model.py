@@ -268,11 +268,7 @@ def load(
     check_type("model", model, (nn.Module, type(None)), "the module that was trained")
     description = ModelDescription.read(directory / DESCRIPTION)
     summary, guarantees = read_guarantees(directory)
-    if summary.get("run") != description.run:
-        raise SilodpError(
-            f"{directory / 'guarantee.json'} and {DESCRIPTION} are of different runs: copy all files of one run.",
-            code="bundle.mixed",
-        )
+    description.check_run(summary.get("run"), directory / "guarantee.json")
     stated = hashlib.sha256((directory / "guarantee.json").read_bytes()).hexdigest()
     if description.guarantee not in (None, stated):
         raise SilodpError(

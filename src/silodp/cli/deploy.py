@@ -233,10 +233,10 @@ def accept_command(
 
 
 def _format_agreement(agreed: dict[str, Any]) -> list[str]:
-    from silodp.accounting.guarantee import TECHNICAL, format_rounded_up
+    from silodp.accounting.guarantee import TECHNICAL, describe_unit, format_rounded_up
 
     told = [f"{name} {format_rounded_up(e)}" for name, e in agreed["epsilon"].items()]
-    who = {"user": "all records of one person", "record": "one record", None: "nobody"}[agreed["unit"]]
+    who = "nobody" if agreed["unit"] is None else describe_unit(agreed["unit"])
     columns = ", ".join(agreed["columns"]) or "as in data.json"
     code = ", ".join(agreed["code_files"])
     lines = [
@@ -507,6 +507,7 @@ def audit_log(
     as_json: Json = False,
 ) -> None:
     """Show everything that left a silo: time, kind, round, bytes and hash of every answer, and the ε spent so far."""
+    from silodp.deploy.limits import read_audit
     from silodp.deploy.silo import AUDIT, POLICY, read_spent
 
     path = folder / AUDIT
@@ -517,12 +518,7 @@ def audit_log(
             code="cli.file",
             field="folder",
         )
-    entries, cut_off = [], 0
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            entries.append(json.loads(line))
-        except ValueError:
-            cut_off += 1  # by a crash: the answer of that line did not leave
+    entries, cut_off = read_audit(path)
     text = [
         f"{one['time']}  run {one['run'][:8]}  {_name_answer(one)}  round {one['round'] + 1}  {one['bytes']:,} bytes  "
         f"sha256 {one['sha256'][:16]}  charges {one['charges']}"
@@ -530,21 +526,18 @@ def audit_log(
     ]
     if cut_off:
         log(f"note: {counted(cut_off, 'line')} of {path} was cut off by a crash; nothing left the silo there")
-    listed: dict[str, int] = {}
-    for one in entries:
-        listed[one["run"]] = max(one["charges"], listed.get(one["run"], 0))
-    spent = read_spent(folder, listed)
+    spent = read_spent(folder, entries)
     text = [*(text or ["nothing has left this silo"]), *_format_spent(spent)]
     show({"entries": entries, "spent": spent}, as_json, text)
 
 
 def _format_spent(spent: dict[str, Any] | None) -> list[str]:
     """Return what all runs of a silo have spent, by adversary, beside the limits of its policy."""
-    from silodp.accounting.guarantee import format_rounded_up
+    from silodp.accounting.guarantee import describe_unit, format_rounded_up
 
     if spent is None:
         return []
-    unit = {"user": " for all records of one person", "record": " for one record"}.get(spent["unit"], "")
+    unit = f" for {describe_unit(spent['unit'])}" if spent["unit"] in ("user", "record") else ""
     lines = [
         f"spent in {counted(spent['runs'], 'run')} by the ledgers of this silo, at δ = {spent['delta']:g}{unit}:"
     ]

@@ -25,7 +25,7 @@ from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.report.divergence import describe_refused, find_divergence
 from silodp.report.formatting import as_number
-from silodp.report.guarantee_text import describe_guarantee, format_guarantees
+from silodp.report.guarantee_text import describe_cover, describe_guarantee, format_guarantees
 from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, read_run
@@ -257,8 +257,9 @@ def _format_errors(errors: Mapping[str, float | None], is_private: bool) -> list
     if not errors:
         return []
     found = ", ".join(f"{name} {error:.2g}" for name, error in errors.items() if error is not None)
-    covers = "ε covers" if is_private else "no ε covers, as there is no guarantee"
-    return [f"Metrics by noised sums, which {covers}. Standard error of their noise: {found}."]
+    return [
+        f"Metrics by noised sums, which {describe_cover(is_private)}. Standard error of their noise: {found}."
+    ]
 
 
 # --- progress ------------------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 from silodp.aggregators.evaluation import name_evaluation
@@ -17,6 +18,33 @@ from silodp.wire.messages import Message
 from silodp.wire.store import RoundStore, Store
 
 _BEGUN = "begun"
+
+
+def read_audit(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Read the audit log of a silo.
+
+    Args:
+        path: of the log; without the file nothing has left the silo.
+
+    Returns:
+        The entries in order, each with the text "run" and the number "charges"; and how many lines a crash cut off.
+    """
+    entries, cut_off = [], 0
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+            entries.append({**entry, "run": str(entry["run"]), "charges": int(entry.get("charges", 0))})
+        except (ValueError, KeyError, TypeError):
+            cut_off += 1
+    return entries, cut_off
+
+
+def find_most_charges(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the largest number of charges that entries of an audit log list, by run."""
+    found: dict[str, int] = {}
+    for entry in entries:
+        found[entry["run"]] = max(entry["charges"], found.get(entry["run"], 0))
+    return found
 
 
 class SiloLimits:
@@ -40,16 +68,10 @@ class SiloLimits:
     ) -> None:
         self._name, self._policy, self._store, self._files = name, policy, store, files
         self._most_bytes = most_bytes
-        self.answers: Counter[str] = Counter()
-        self.charges: dict[str, int] = {}
-        for line in audit.read_bytes().splitlines() if audit.exists() else ():
-            try:
-                entry = json.loads(line)
-                run, charges = str(entry["run"]), int(entry.get("charges", 0))
-            except (ValueError, KeyError, TypeError):
-                run, charges = "", 0
-            self.answers[run] += 1
-            self.charges[run] = max(charges, self.charges.get(run, 0))
+        entries, cut_off = read_audit(audit)
+        self.answers: Counter[str] = Counter(entry["run"] for entry in entries)
+        self.answers[""] += cut_off
+        self.charges = find_most_charges(entries)
 
     def check_join(self, request: Message) -> None:
         """Refuse "join" beyond the answers of a run: a courier may repeat it without end.

@@ -19,7 +19,7 @@ import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -51,7 +51,7 @@ from silodp.data.tables.schema import Schema
 from silodp.deploy.agreement import JOIN, JOIN_BYTES, answer_join
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.history import PERSONS, RUN_ID, PersonKey, check_persons, open_ledgers
-from silodp.deploy.limits import SiloLimits
+from silodp.deploy.limits import SiloLimits, find_most_charges
 from silodp.deploy.policy import Policy
 from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
@@ -158,12 +158,12 @@ def compute_lifetime_cost(spec: RunSpec, delta: float) -> dict[Adversary, float]
     return {adversary: epsilon for adversary, epsilon in found.items() if epsilon is not None}
 
 
-def read_spent(folder: Path, listed: Mapping[str, int]) -> dict[str, Any] | None:
+def read_spent(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Read what all runs of a silo have spent together; a silo that is running in the folder is not disturbed.
 
     Args:
         folder: of the silo.
-        listed: the largest number of charges that the audit log lists, by run.
+        entries: of the audit log; no ledger may have fewer charges than they list.
 
     Returns:
         JSON-ready: "runs" (that were charged), "unit" ("user" or "record"), "delta", "epsilon" and "limits" by
@@ -179,7 +179,7 @@ def read_spent(folder: Path, listed: Mapping[str, int]) -> dict[str, Any] | None
     with TemporaryDirectory() as name:  # an open ledger belongs to one process
         copies = Path(name) / "ledgers"
         copytree(folder / "ledgers", copies)
-        ledgers = open_ledgers(copies, MemoryStore(), listed)
+        ledgers = open_ledgers(copies, MemoryStore(), find_most_charges(entries))
         lifetime = LifetimeLedger(policy.delta, policy.lifetime_epsilon, ledgers)
         try:
             return {

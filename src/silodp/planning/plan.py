@@ -12,7 +12,13 @@ from typing import Any, cast
 from silodp.accounting import calibration
 from silodp.accounting.accountant import Accountant, EventCount, choose_accountant, find_accountant
 from silodp.accounting.events import Event, NonPrivate
-from silodp.accounting.guarantee import ADVERSARIES, Adversary, describe_any_dropouts, format_rounded_up
+from silodp.accounting.guarantee import (
+    ADVERSARIES,
+    Adversary,
+    describe_any_dropouts,
+    describe_unit,
+    format_rounded_up,
+)
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.evaluation import compute_count_std
 from silodp.aggregators.run_spec import RunSpec
@@ -303,7 +309,7 @@ def _claims(spec: RunSpec, delta: float, accountant: Accountant) -> list[dict[st
 def format_plan(result: Mapping[str, Any]) -> list[str]:
     """Return a plan as lines of text; values are rounded so that none exceeds a target or budget."""
     head = f"{result['method']}, {counted(result['rounds'], 'round')}, σ = {result['noise_multiplier']:g}"
-    whom = "one record" if result["unit"] == "record" else "all records of one person"
+    whom = describe_unit(result["unit"])
     lines = [f"{head}, δ = {result['delta']:g}, accountant {result['accountant']}, for {whom}:"]
     for adversary, found in result["adversaries"].items():
         epsilon = f"ε = {format_rounded_up(found['epsilon'])}"

@@ -57,7 +57,15 @@ def draw_federation(
     Raises:
         SilodpError: records are not rows of tables.
     """
-    check_table(public)
+    is_table = len(public.record_shape) == 1 and not public.inputs
+    if not is_table and not public.has_codes:
+        raise SilodpError(
+            f"settings are tuned on synthetic tables, and the records of '{public.name}' have the shape "
+            f"{public.record_shape}, or hold ids: leave --tune out, and begin with the settings of "
+            "docs/guides/settings.md.",
+            code="plan.no_table",
+            field="data.source",
+        )
     records = max(1, round(guess.records * users))
     user, silo = zipf(records, users, len(public.silos), generator)
     owner = np.concatenate([user, users + np.arange(_TEST_RECORDS)])
@@ -73,23 +81,6 @@ def draw_federation(
     return Federation(
         silos, users, test, name="synthetic", classes=public.classes, categories=public.categories
     )
-
-
-def check_table(public: PublicData) -> None:
-    """Refuse records that no synthetic table stands for: images, sequences of ids, named arrays.
-
-    Raises:
-        SilodpError: records are not rows of tables.
-    """
-    is_table = len(public.record_shape) == 1 and not public.inputs
-    if not is_table and not public.has_codes:
-        raise SilodpError(
-            f"settings are tuned on synthetic tables, and the records of '{public.name}' have the shape "
-            f"{public.record_shape}, or hold ids: leave --tune out, and begin with the settings of "
-            "docs/guides/settings.md.",
-            code="plan.no_table",
-            field="data.source",
-        )
 
 
 def _list_sizes(public: PublicData) -> list[int]:

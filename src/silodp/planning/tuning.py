@@ -27,7 +27,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.methods import LocalContext, Method, Population, UldpAvg, UldpSgd
 from silodp.methods.uldp import Weighting
 from silodp.planning.plan import check_target, round_safely
-from silodp.planning.synthetic import Guess, check_table, draw_federation
+from silodp.planning.synthetic import Guess, draw_federation
 from silodp.training.metrics import ERRORS
 from silodp.training.models import name_linear_model
 from silodp.training.sgd import LocalTraining
@@ -111,7 +111,6 @@ def tune(
         SilodpError: records are no table, no weighting has an ε against the adversary, or the evaluation costs ε.
     """
     check_target(spec, target)
-    check_table(spec.data)
     if spec.data.labels == "real" and spec.data.label_typical is None:
         _log.warning(UNSCALED_LABEL)
     tuner = _Tuner(config, spec, target, guess or Guess(), federations, seed, accountant, on_progress)
@@ -135,14 +134,14 @@ class _Tuner:
         self.spec, self.target, self.seed = spec, target, seed
         self.adversary: Adversary = "released" if spec.budget is None else spec.budget.adversary
         self.users = min(MOST_USERS, spec.population.users)
+        self.federations = [  # before a model is built: it refuses what is no table
+            draw_federation(spec.data, guess, self.users, np.random.default_rng([seed, number]))
+            for number in range(max(2, federations))
+        ]
         self.tasks = _build_tasks(config, spec)
         self.metric = _choose_metric(self.tasks["configured"])
         events = spec.list_events()
         self.accountant = choose_accountant(events) if accountant is None else find_accountant(accountant)
-        self.federations = [
-            draw_federation(spec.data, guess, self.users, np.random.default_rng([seed, number]))
-            for number in range(max(2, federations))
-        ]
         self.scores: dict[Candidate, dict[int, float]] = {}
         self._sigmas: dict[tuple[int, Weighting, str], float] = {}
         self._on_progress = on_progress

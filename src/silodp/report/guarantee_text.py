@@ -24,6 +24,11 @@ _EXCESS = 1e-6
 """Relative; a smaller excess is rounding of the accountant."""
 
 
+def describe_cover(is_private: bool) -> str:
+    """Return whether ε covers metrics by noised sums, as the end of a clause with "which"."""
+    return "ε covers" if is_private else "no ε covers, as there is no guarantee"
+
+
 @dataclass(frozen=True)
 class PersonTable:
     """ε of persons with several records.

@@ -28,7 +28,7 @@ from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.checkpoint import read_fingerprint
 from silodp.runtime.guarantees import build_guarantees
-from silodp.runtime.participation import CHARGES_KEY, COMPLETED_ROUNDS_KEY, Participation
+from silodp.runtime.participation import COMPLETED_ROUNDS_KEY, Participation, count_charges
 from silodp.runtime.run_directory import RUN_SPEC
 from silodp.wire.messages import Message
 from silodp.wire.store import DirectoryStore, MemoryStore, RoundStore, Store
@@ -163,7 +163,7 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
     """Refuse a ledger that lacks rounds, or charges, which the store of the server lists: it is an old copy."""
     folder = directory / "checkpoint" / "server"
     store: Store = DirectoryStore(folder, private=False) if folder.exists() else MemoryStore()
-    stored, charges = store.get(COMPLETED_ROUNDS_KEY), store.get(CHARGES_KEY)
+    stored = store.get(COMPLETED_ROUNDS_KEY)
     over = 0 if stored is None else Message.decode(stored).round
     if over > ledger.rounds:
         raise SilodpError(
@@ -171,7 +171,7 @@ def _check_age(directory: Path, ledger: Ledger) -> None:
             f"and by the store of the server {over} are complete; restore the newest ledger.",
             code="report.contradicted",
         )
-    kept, found = 0 if charges is None else int(charges), len(ledger.history)
+    kept, found = count_charges(store), len(ledger.history)
     if kept > found:
         raise SilodpError(
             f"the files in {directory} are of different moments: its ledger has {counted(found, 'charge')}, and the "

@@ -194,6 +194,22 @@ class ModelDescription:
                 code="bundle.damaged",
             ) from None
 
+    def check_run(self, stated: object, path: Path) -> None:
+        """Refuse the guarantee of another run.
+
+        Args:
+            stated: the id of the run in the guarantee; None where it states none.
+            path: of the guarantee.
+
+        Raises:
+            SilodpError: it is another run (code bundle.mixed).
+        """
+        if stated != self.run:
+            raise SilodpError(
+                f"{path} and {DESCRIPTION} are of different runs: copy all files of one run.",
+                code="bundle.mixed",
+            )
+
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> ModelDescription:
         made = {**fields, "architecture": _read_architecture(fields["architecture"])}

@@ -18,6 +18,15 @@ CHARGES_KEY = "charges"
 """Key in the store of the server: the number of charges that the ledger of the run had after the last round."""
 
 
+def count_charges(store: Store) -> int:
+    """Return how many charges the ledger of the run had after the last round, by the store of the server.
+
+    Stores of earlier versions do not say: 0.
+    """
+    stored = store.get(CHARGES_KEY)
+    return 0 if stored is None else int(stored)
+
+
 @dataclass(frozen=True)
 class Participation:
     """The silos of each round.

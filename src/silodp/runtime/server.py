@@ -19,7 +19,7 @@ from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import MethodState
 from silodp.runtime.checkpoint import Checkpoint
-from silodp.runtime.participation import CHARGES_KEY, Participation, get_or_draw
+from silodp.runtime.participation import CHARGES_KEY, Participation, count_charges, get_or_draw
 from silodp.wire.messages import Message
 from silodp.wire.schemas import Script
 from silodp.wire.store import RoundStore
@@ -220,8 +220,7 @@ class Server:
 
         It may have all rounds, and lack a further release or an evaluation.
         """
-        stored = self.store.run.get(CHARGES_KEY)  # stores of earlier versions have none
-        kept, found = 0 if stored is None else int(stored), len(self.ledger.history)
+        kept, found = count_charges(self.store.run), len(self.ledger.history)
         if found < kept:
             raise SilodpError(
                 f"the ledger of this run is an old copy: it has {counted(found, 'charge')}, and the server's store "

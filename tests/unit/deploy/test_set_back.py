@@ -19,7 +19,8 @@ import pytest
 
 from silodp.aggregators.evaluation import name_evaluation
 from silodp.deploy.consortium import Consortium
-from silodp.deploy.silo import SiloService, load_identity, open_silo
+from silodp.deploy.limits import read_audit
+from silodp.deploy.silo import SiloService, load_identity, open_silo, read_spent
 from silodp.methods.evaluation import EvaluationMethod
 from silodp.wire.messages import Message
 from silodp.wire.transport import sign
@@ -160,6 +161,21 @@ def test_an_audit_log_that_is_older_or_gone_locks_no_silo(silo: Silo) -> None:
     ask_all(silo, requests[4:6])
     log.unlink()
     ask_all(silo, requests[6:])
+
+
+def test_what_a_silo_has_spent_is_not_read_off_an_old_copy(silo: Silo, tmp_path: Path) -> None:
+    """`silodp audit-log` would print an ε that is too small."""
+    requests = list_requests(silo)
+    ask_all(silo, requests[:3])
+    silo.copy(tmp_path / "old", "ledgers")
+    ask_all(silo, requests[3:])
+    entries, _ = read_audit(silo.folder / "audit.jsonl")
+    spent = read_spent(silo.folder, entries)
+    assert spent is not None
+    assert spent["epsilon"]["server"] > 0
+    silo.restore(tmp_path / "old", "ledgers")
+    with refused("gate.set_back"):
+        read_spent(silo.folder, entries)
 
 
 # --- a kill is no backup ------------------------------------------------------------------------------------------
