@@ -18,6 +18,7 @@ from silodp.accounting.guarantee import Adversary
 from silodp.aggregators.run_spec import RunSpec
 from silodp.bundle.model_card import CARD, write_card
 from silodp.cli._console import Interrupted, log
+from silodp.config.plugins import is_reference
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import RunConfig, load_config
 from silodp.data.federation import Federation, count_persons_by_silos, find_linkage_doubts
@@ -29,7 +30,7 @@ from silodp.report.guarantee_text import describe_cover, describe_guarantee, for
 from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, read_run
-from silodp.runtime.prepare import prepare_run
+from silodp.runtime.prepare import find_loss_doubts, prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.tracking import open_trackers
@@ -66,7 +67,8 @@ def run_config(
     _check_before_reading(config, method)
     federation = config.federation()
     task = config.task(federation)
-    changes = _list_changes(config, directory) if resume else []
+    previous = _find_previous(directory) if resume else None
+    changes = [] if previous is None else _list_changes(config, previous)
     remarks = _list_remarks(federation, directory, changes)
     begun = False
 
@@ -135,6 +137,7 @@ def run_config(
     )
     if method.unit == "user":
         summary["warnings"] += find_linkage_doubts(federation)
+    summary["warnings"] += find_loss_doubts(federation.silos, task)
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     for warning in summary["warnings"]:
         log(f"warning: {warning}")
@@ -331,17 +334,35 @@ def _read_change_notes(directory: Path) -> list[str]:
     return []
 
 
-def _list_changes(config: RunConfig, directory: Path) -> list[str]:
-    """Return the keys in which a configuration differs from that in a directory, each with both values."""
+def _find_previous(directory: Path) -> RunConfig | None:
+    """Return the configuration in a directory; None for a run from Python, which has none."""
     with suppress(SilodpError):
-        previous = load_config(directory / "config.toml")
-        old, new = (_flatten(each.model_dump(mode="json", by_alias=True)) for each in (previous, config))
-        return [
-            f"{key} was {_format_value(old.get(key))}, now {_format_value(new.get(key))}"
-            for key in sorted(old.keys() | new.keys())
-            if old.get(key) != new.get(key)
-        ]
-    return []  # a run from Python has no configuration
+        return load_config(directory / "config.toml")
+    return None
+
+
+def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
+    """Return the keys in which a configuration differs from the one before, each with both values.
+
+    Raises:
+        SilodpError: the run would go on with another loss, or other options of its model (code checkpoint.setup).
+    """
+    for field in ("options", "loss", "loss_options"):
+        before, after = (getattr(each.task_section, field) for each in (previous, config))
+        is_code = any(isinstance(value, str) and is_reference(value) for value in (before, after))
+        if before != after and not is_code:  # code may have been moved
+            raise SilodpError(
+                f"task.{field} was {_format_value(before)}, and is {_format_value(after)} now: a run goes on with the "
+                "task that it began with; take the change back, or begin a new run.",
+                code="checkpoint.setup",
+                field=f"task.{field}",
+            )
+    old, new = (_flatten(each.model_dump(mode="json", by_alias=True)) for each in (previous, config))
+    return [
+        f"{key} was {_format_value(old.get(key))}, now {_format_value(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -27,7 +27,7 @@ from silodp.errors import SilodpError, describe_exception, lookup
 from silodp.methods import METHODS, Method
 from silodp.training.losses import LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric, mean_absolute_error
-from silodp.training.models import MODELS, VERSION, Architecture, name_linear_model
+from silodp.training.models import MODELS, VERSION, Architecture, mlp, name_linear_model
 
 if TYPE_CHECKING:  # a plan does not import torch, which takes seconds
     from torch import nn
@@ -111,6 +111,7 @@ def build_task(
     model: str | None = None,
     options: Mapping[str, Any] | None = None,
     loss: str | None = None,
+    loss_options: Mapping[str, Any] | None = None,
     metrics: tuple[str, ...] | None = None,
     seed: int | None = None,
 ) -> Task:
@@ -123,6 +124,7 @@ def build_task(
             `classes` and `categories` (of ids) if it takes them.
         options: further arguments of that function.
         loss: a name in `LOSSES`, or a reference to a `Loss` or to an f(outputs, targets) -> (n,).
+        loss_options: arguments of the function that makes a named loss.
         metrics: names in `METRICS` or references.
         seed: for parameters that no layer re-initializes.
 
@@ -152,7 +154,7 @@ def build_task(
     elif metrics is None:  # of another loss it is not known whether the outputs predict the label itself
         metrics = ("mean_absolute_error", "r2") if loss == "squared_error" else ()
     found = {_short_name(name): _find_metric(name, public) for name in metrics}
-    return Task(network, _find_loss(loss), found, architecture)
+    return Task(network, _find_loss(loss, loss_options), found, architecture)
 
 
 def _check_inputs(model: str, public: PublicData) -> None:
@@ -243,7 +245,11 @@ def _build_model(
     given: dict[str, Any] = {}
     if not isinstance(builder, nn.Module):
         fields = get_fields(builder) if callable(builder) else {}
-        taken = {key: value for key, value in public.items() if key in fields and value is not None}
+        taken: dict[str, Any] = {
+            key: value for key, value in public.items() if key in fields and value is not None
+        }
+        if builder is mlp and data.classes is None:
+            taken["classes"] = None  # its default is two
         given = {**taken, **options}
         asked = fields.get("categories")
         if asked is not None and "categories" not in given and asked.default is asked.empty:
@@ -325,11 +331,18 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
         return int(call_model(network, example)[0].numel())
 
 
-def _find_loss(name: str) -> Loss:
+def _find_loss(name: str, options: Mapping[str, Any] | None) -> Loss:
     found = _find(name, LOSSES, "task.loss")
-    if isinstance(found, Loss):
-        return found
-    return Loss.per_record(_short_name(name), found) if is_reference(name) else found()
+    if not is_reference(name):
+        made: Loss = build(found, options or {}, f"the loss '{name}'", "task.loss_options")
+        return made
+    if options:
+        raise SilodpError(
+            f"task.loss_options are for the losses of silodp, and task.loss is '{name}': set them in its code.",
+            code="argument.conflict",
+            field="task.loss_options",
+        )
+    return found if isinstance(found, Loss) else Loss.per_record(_short_name(name), found)
 
 
 def _find_metric(name: str, public: PublicData) -> Metric:

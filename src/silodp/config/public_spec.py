@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
+from silodp.config.arguments import get_fields
 from silodp.config.schema import RunConfig
 from silodp.data.public import PublicData
 from silodp.runtime.prepare import check_separate, describe_model
@@ -57,9 +58,17 @@ def _count_parameters(config: RunConfig, data: PublicData) -> ModelSpec | None:
     """Return the size of a model of silodp that fits the records, without building it; None for all others."""
     task, dataset = config.task_section, config.dataset
     name = task.model or dataset.model or name_linear_model(data.classes)
-    given = (task.loss is None or task.loss in LOSSES) and METRICS.keys() >= set(task.metrics or ())
+    given = _needs_no_options(task.loss) and METRICS.keys() >= set(task.metrics or ())
+    options = task.options or task.loss_options
     is_image = name.startswith("cnn_")
     fits = data.record_shape == (1, 28, 28) and data.classes if is_image else len(data.record_shape) == 1
-    if name not in SIZES or task.options or not given or not fits or data.inputs or 0 in data.record_shape:
+    if name not in SIZES or options or not given or not fits or data.inputs or 0 in data.record_shape:
         return None
-    return ModelSpec(SIZES[name](data.record_shape[0], data.classes or 2))
+    return ModelSpec(SIZES[name](data.record_shape[0], data.classes or 1))
+
+
+def _needs_no_options(loss: str | None) -> bool:
+    """Return whether a loss is one of silodp that can be made without [task.loss_options]."""
+    if loss is None:
+        return True
+    return loss in LOSSES and all(p.default is not p.empty for p in get_fields(LOSSES[loss]).values())

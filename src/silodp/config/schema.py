@@ -85,6 +85,7 @@ class TaskSection(_Section):
     model: str | None = None
     options: TomlTable = Field(default_factory=dict)
     loss: str | None = None
+    loss_options: TomlTable | None = None
     metrics: tuple[str, ...] | None = None
 
 

@@ -57,6 +57,7 @@ from silodp.errors import SilodpError, counted
 from silodp.mechanisms.noise import Randomness
 from silodp.runtime.evaluation import EvaluatedSilo, make_silo
 from silodp.runtime.lock import hold_lock
+from silodp.runtime.prepare import find_loss_doubts
 from silodp.runtime.silo import Silo, make_ledger
 from silodp.wire.messages import Message
 from silodp.wire.store import (
@@ -460,6 +461,8 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         similar = find_similar_keys(keys[user] for user in np.unique(data.user))
         for doubt in describe_similar_keys(similar, str(path)):
             _log.warning("%s", doubt)
+    for doubt in find_loss_doubts([data], consortium.task):
+        _log.warning("%s", doubt)
     for one in (data, data.held_out):
         fault = find_fault(one.x, public.record_shape, public.inputs)
         if fault is not None:

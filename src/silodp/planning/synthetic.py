@@ -29,11 +29,13 @@ class Guess:
         records: of a person over all silos, on average; above 0.
         spread: standard deviation of a scaled numeric column.
         prevalence: share of the second of two classes; None draws one from .1 to .5 for each federation.
+        typical_time: of an event, in the unit that the loss expects; for survival.
     """
 
     records: float = 10.0
     spread: float = 1.0
     prevalence: float | None = None
+    typical_time: float = 1.0
 
 
 def draw_federation(
@@ -150,7 +152,7 @@ def _draw_labels(
         # Of the schema's label_typical: center 0 and spread 1.
         return np.asarray((numbers - numbers.mean()) / numbers.std(), dtype=np.float32)
     if public.labels == "survival":
-        event_time = generator.exponential(size=len(x)) * np.exp(-scores[:, 0])
+        event_time = generator.exponential(guess.typical_time, len(x)) * np.exp(-scores[:, 0])
         censored = generator.exponential(size=len(x)) * np.quantile(event_time, generator.uniform(0.3, 0.7))
         observed = np.stack([event_time <= censored, np.minimum(event_time, censored)], axis=1)
         return np.asarray(observed, dtype=np.float32)

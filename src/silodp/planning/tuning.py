@@ -113,7 +113,9 @@ def tune(
     check_target(spec, target)
     if spec.data.labels == "real" and spec.data.label_typical is None:
         _log.warning(UNSCALED_LABEL)
-    tuner = _Tuner(config, spec, target, guess or Guess(), federations, seed, accountant, on_progress)
+    options = config.task_section.loss_options or {}
+    guess = replace(guess or Guess(), typical_time=float(options.get("typical_time", 1.0)))
+    tuner = _Tuner(config, spec, target, guess, federations, seed, accountant, on_progress)
     return tuner.run()
 
 
@@ -285,8 +287,16 @@ class _Tuner:
 def _build_tasks(config: RunConfig, spec: RunSpec) -> dict[str, Task]:
     """Return the configured task, and the linear one of its kind of label where that is smaller."""
     tasks = {"configured": config.task(spec.data)}
+    configured = config.task_section
+    # A loss of classes follows from the outputs of the model, which the linear one may have fewer of.
+    keeps_loss = spec.data.labels == "survival"
     linear = build_task(
-        spec.data, config.dataset, model=_name_linear(spec), metrics=config.task_section.metrics
+        spec.data,
+        config.dataset,
+        model=_name_linear(spec),
+        loss=configured.loss if keeps_loss else None,
+        loss_options=configured.loss_options if keeps_loss else None,
+        metrics=configured.metrics,
     )
     if linear.size < tasks["configured"].size:
         tasks["linear"] = linear

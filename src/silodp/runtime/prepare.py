@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from silodp.accounting.accountant import (
     Accountant,
@@ -22,6 +24,7 @@ from silodp.aggregators.registry import find_aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.data.federation import Federation
 from silodp.data.public import PublicData
+from silodp.data.silo_data import SiloData
 from silodp.errors import (
     SilodpError,
     check_choice,
@@ -279,6 +282,23 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
         )
     # A failure of a model or loss must not depend on private records, and must appear before any ε is spent.
     task.check(*data.synthetic_batch(), classes=data.classes)
+
+
+def find_loss_doubts(silos: Sequence[SiloData], task: Task) -> list[str]:
+    """Return a sentence where most persons have too few records in a silo for the loss of Cox; else nothing.
+
+    The sentence has private counts: it is for the owner of the records alone.
+    """
+    if task.loss.name != "cox":
+        return []
+    users = np.concatenate([np.unique(silo.user, return_counts=True) for silo in silos], axis=1)
+    persons, several = len(np.unique(users[0])), len(np.unique(users[0][users[1] > 1]))
+    if 2 * several > persons:
+        return []
+    return [
+        f"{persons - several:,} of {persons:,} persons have no two records in one silo, and the loss of Cox learns "
+        "nothing from them: use exponential_survival, which learns from single records (task.loss)"
+    ]
 
 
 def _check_affordable(spec: RunSpec, cost: dict[Adversary, Event]) -> None:

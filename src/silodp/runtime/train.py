@@ -24,7 +24,7 @@ from silodp.methods.evaluation import Evaluation
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.guarantees import build_guarantees
-from silodp.runtime.prepare import prepare_run
+from silodp.runtime.prepare import find_loss_doubts, prepare_run
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
@@ -170,9 +170,9 @@ def train(
         evaluation=evaluation,
         separate=separate,
     )
-    if spec.method.unit == "user":
-        for doubt in find_linkage_doubts(federation):
-            _log.warning("warning: %s", doubt)
+    doubts = find_linkage_doubts(federation) if spec.method.unit == "user" else []
+    for doubt in [*doubts, *find_loss_doubts(federation.silos, task)]:
+        _log.warning("warning: %s", doubt)
     return run(
         spec,
         Simulation(federation, task),

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from silodp._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from silodp.training.losses import Loss, binary_cross_entropy, cox, cross_entropy, squared_error
+    from silodp.training.losses import (
+        Loss,
+        binary_cross_entropy,
+        cox,
+        cross_entropy,
+        exponential_survival,
+        squared_error,
+    )
     from silodp.training.metrics import (
         accuracy,
         average_precision,
@@ -33,6 +40,7 @@ __all__ = [
     "concordance",
     "cox",
     "cross_entropy",
+    "exponential_survival",
     "mean_absolute_error",
     "r2",
     "record_gradients",
@@ -43,7 +51,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "losses": ("Loss", "binary_cross_entropy", "cox", "cross_entropy", "squared_error"),
+    "losses": (
+        "Loss",
+        "binary_cross_entropy",
+        "cox",
+        "cross_entropy",
+        "exponential_survival",
+        "squared_error",
+    ),
     "metrics": ("accuracy", "average_precision", "concordance", "mean_absolute_error", "r2", "roc_auc"),
     "sgd": ("LocalTraining", "record_gradients", "silo_update", "user_updates"),
     "task": ("Task",),

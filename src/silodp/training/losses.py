@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
-from silodp.errors import SilodpError, describe_exception
+from silodp.errors import SilodpError, check_positive, describe_exception
 
 if TYPE_CHECKING:
     import torch
@@ -310,6 +310,36 @@ def cox() -> Loss:
     return _mark_predicting(Loss("cox", _cox))
 
 
+def exponential_survival(typical_time: float) -> Loss:
+    """Make the negative log likelihood of survival with a constant hazard, a mean over records.
+
+    Outputs (n,) or (n, 1) log hazards η relative to 1/τ, targets (n, 2) = [event, time]; for a record
+
+        loss = e^η·time/τ − event·η
+
+    Unlike Cox's it compares no records with each other: a person with one record is learned from, and methods that clip
+    single records take it. The model must have a bias, or hazards have the scale of τ.
+
+    Args:
+        typical_time: τ, in the unit of the times: a **public** guess of when events are, never computed from private
+            rows. The bias of the model corrects it; one that is wrong by a factor of 10 costs a few rounds.
+
+    Raises:
+        SilodpError: it is not a finite number above 0.
+
+    Source: the likelihood of Poisson regression; Holford, The Analysis of Rates and of Survivorship Using Log-Linear
+    Models, 1980.
+    """
+    check_positive("typical_time", typical_time)
+
+    def negative_log_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+        score = flatten_outputs(outputs)
+        event, time = _split_survival("exponential_survival", score, targets)
+        return score.exp() * (time / typical_time) - event * score
+
+    return _mark_predicting(Loss.per_record("exponential_survival", negative_log_likelihood))
+
+
 def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
     import torch.nn.functional as F
 
@@ -322,12 +352,17 @@ def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     score = flatten_outputs(outputs)
-    if targets.dim() != 2 or targets.shape[1] != 2:
-        raise _refuse_labels("cox", "pairs of event and time", targets, "cross_entropy or squared_error")
-    event, time = targets[:, 0].to(score.dtype), targets[:, 1]
+    event, time = _split_survival("cox", score, targets)
     # Padding has no event and is in no risk set of a real record; a padded row keeps itself, so its sum is never empty.
     hazard = _log_risk_pairwise if score.shape[0] <= _PAIRWISE_LIMIT else _log_risk_sorted
     return (mask * event * (hazard(score, time, mask) - score)).sum() / mask.sum().clamp(min=1)
+
+
+def _split_survival(name: str, score: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return events and times, (n,) each; raise `SilodpError` for labels of another kind."""
+    if targets.dim() != 2 or targets.shape[1] != 2:
+        raise _refuse_labels(name, "pairs of event and time", targets, "cross_entropy or squared_error")
+    return targets[:, 0].to(score.dtype), targets[:, 1]
 
 
 def _log_risk_pairwise(score: Tensor, time: Tensor, mask: Tensor) -> Tensor:
@@ -398,10 +433,11 @@ def _validate_weights(weights: Sequence[float], length: int | None = None) -> li
     return values
 
 
-LOSSES: dict[str, Callable[[], Loss]] = {
+LOSSES: dict[str, Callable[..., Loss]] = {
     "cross_entropy": cross_entropy,
     "binary_cross_entropy": binary_cross_entropy,
     "squared_error": squared_error,
     "cox": cox,
+    "exponential_survival": exponential_survival,
 }
-"""Name in a config -> builder."""
+"""Name in a config -> builder, which takes [task.loss_options]."""

@@ -94,12 +94,14 @@ def embedding(
     return Embedding()
 
 
-def mlp(features: int = 30, classes: int = 2, width: int = 30, layers: int = 5, groups: int = 3) -> nn.Module:
+def mlp(
+    features: int = 30, classes: int | None = 2, width: int = 30, layers: int = 5, groups: int = 3
+) -> nn.Module:
     """Build `layers` × (linear, GroupNorm, ReLU), then linear; the default is ULDP-FL's creditcard network.
 
     Args:
         features: of a record.
-        classes: logits of the last layer.
+        classes: logits of the last layer; None: one number or log hazard.
         width: of every hidden layer, a multiple of `groups`.
         layers: hidden layers.
         groups: of GroupNorm.
@@ -120,7 +122,7 @@ def mlp(features: int = 30, classes: int = 2, width: int = 30, layers: int = 5, 
     blocks: list[nn.Module] = []
     for inside, outside in pairwise(sizes):
         blocks += [nn.Linear(inside, outside), nn.GroupNorm(groups, outside), nn.ReLU()]
-    return nn.Sequential(*blocks, nn.Linear(width, classes))
+    return nn.Sequential(*blocks, nn.Linear(width, classes or 1))
 
 
 def cnn_mnist(classes: int = 10, dropout: float = 0.0) -> nn.Module:

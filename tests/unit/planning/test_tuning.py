@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -257,6 +258,39 @@ def test_a_synthetic_federation_has_the_declared_columns(labels):
         assert federation.test.y.mean() == pytest.approx(0.2, abs=0.05)
     again = draw_federation(public, Guess(20.0, prevalence=0.2), 30, np.random.default_rng(1))
     assert [silo.digest() for silo in again.silos] == [silo.digest() for silo in federation.silos]
+
+
+def test_synthetic_times_are_in_the_unit_of_the_loss(tmp_path):
+    public = PublicData("t", ("n", "s"), 30, (2,), "survival", None, ("age", "dose"))
+    one, many = (
+        draw_federation(public, Guess(typical_time=time), 30, np.random.default_rng(1)).test.y
+        for time in (1.0, 60.0)
+    )
+    np.testing.assert_allclose(many[:, 1], 60 * one[:, 1], rtol=1e-5)
+    np.testing.assert_array_equal(many[:, 0], one[:, 0])
+
+
+@pytest.mark.usefixtures("few")
+def test_survival_is_tuned_with_the_configured_loss(tmp_path, monkeypatch):
+    """With the default one, that of Cox, the linear model would learn nothing from synthetic persons of one record."""
+    path = configured(tmp_path)
+    text = path.read_text()
+    survival = 'kind = "survival"\nevent = "died"\ntime = "days"\n'
+    path.write_text(re.sub(r"label = .*\n(classes = .*\n)?", survival, text))
+    task = ["task.loss=exponential_survival", "task.loss_options={typical_time=365}", "task.model=mlp"]
+    config = load_config(path, task)
+    spec, _ = build_public_spec(config)
+    seen = set()
+    real = tuning.train_without_parties
+
+    def watch(method, task, federation, rounds, randomness):
+        seen.add((task.loss.name, float(federation.test.y[:, 1].mean()) > 20))
+        return real(method, task, federation, rounds, randomness)
+
+    monkeypatch.setattr(tuning, "train_without_parties", watch)
+    found = tune(config, spec, 2.0, guess=Guess(records=1.0), federations=2)
+    assert seen == {("exponential_survival", True)}
+    assert found["metric"] == "concordance"
 
 
 def test_candidates_are_methods_of_the_package():

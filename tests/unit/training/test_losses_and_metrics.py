@@ -20,6 +20,7 @@ from silodp.training import (
     concordance,
     cox,
     cross_entropy,
+    exponential_survival,
     mean_absolute_error,
     r2,
     roc_auc,
@@ -45,6 +46,11 @@ CASES = {
     "binary": (binary_cross_entropy(), lambda g, n: torch.randint(0, 2, (n,), generator=g), 1),
     "squared": (squared_error(), lambda g, n: torch.randn(n, generator=g), 1),
     "cox": (cox(), lambda g, n: torch.rand(n, 2, generator=g).round(decimals=1), 1),
+    "exponential": (
+        exponential_survival(0.5),
+        lambda g, n: torch.rand(n, 2, generator=g).round(decimals=1),
+        1,
+    ),
 }
 
 
@@ -111,6 +117,25 @@ def test_cox_is_lifelines_and_torchsurvs_partial_likelihood(seed):
     assert float(at_optimum) == pytest.approx(-fitted.log_likelihood_, rel=1e-6)
     wanted = torchsurv.neg_partial_log_likelihood(score, target[:, 0].bool(), target[:, 1], reduction="sum")
     assert found == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_exponential_survival_is_poisson_regression_with_the_time_as_exposure():
+    score, target = survival(30, 0)
+    event, time = target.T
+    at_risk = torch.nn.functional.poisson_nll_loss(score + torch.log(time / 7.0), event, reduction="sum")
+    constant = float((event * torch.log(time / 7.0)).sum())  # does not depend on the model
+    found = exponential_survival(7.0).function(score[:, None], target, torch.ones(30).double()) * 30
+    assert float(found) == pytest.approx(float(at_risk) + constant, rel=1e-12)
+
+
+def test_a_constant_hazard_is_events_per_time_whatever_the_typical_time():
+    _, target = survival(30, 1)
+    event, time = target.T
+    for typical in (0.1, 7.0, 900.0):
+        best = torch.log(event.sum() / time.sum() * typical).expand(30)
+        slope = grad(exponential_survival(typical).function)(best, target, torch.ones(30).double())
+        assert float(slope.sum()) == pytest.approx(0.0, abs=1e-12)
+        assert float(slope.abs().sum()) > 0.1
 
 
 def test_cox_breaks_ties_as_breslow():
@@ -288,6 +313,8 @@ def test_a_metric_that_is_no_number_is_refused(value):
         (cross_entropy(), Z[:, :1], CLASSES, "loss.output_shape"),
         (cross_entropy(), Z, CLASSES.float(), "loss.wrong_labels"),
         (cox(), Z[:, :1], CLASSES, "loss.wrong_labels"),
+        (exponential_survival(1.0), Z[:, :1], CLASSES, "loss.wrong_labels"),
+        (exponential_survival(1.0), Z, torch.ones(4, 2), "loss.output_shape"),
         (binary_cross_entropy(), Z[:, :1], torch.ones(4, 2), "loss.wrong_labels"),
         (squared_error(), Z[:, :2], torch.ones(4), "loss.output_shape"),
         (squared_error(), Z[:, :1], torch.ones(4, 2), "loss.output_shape"),
