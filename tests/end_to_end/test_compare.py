@@ -139,6 +139,29 @@ def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
     assert "1 run each" in (tmp_path / "compare.html").read_text()
 
 
+MODEL = """
+from torch import nn
+
+def network(features):
+    return nn.Sequential(nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, 1))
+
+def loss(outputs, targets):
+    return {factor} * nn.functional.softplus(-outputs.squeeze(-1) * (2.0 * targets - 1))
+"""
+
+
+def test_a_run_of_other_code_is_not_taken_for_one_of_this_code(tmp_path: Path) -> None:
+    """The loss in the file changes, its name does not."""
+    code, out = tmp_path / "my_model.py", tmp_path / "out"
+    untrained = []
+    for factor in (1, 8):
+        code.write_text(MODEL.format(factor=factor))
+        settings = config(rounds=1, task={"model": f"{code}:network", "loss": f"{code}:loss"})
+        result = compare_methods(settings, settings.specs("uldp-avg"), 1, out)
+        untrained.append(result["untrained"]["loss"])
+    assert untrained[1] == pytest.approx(8 * untrained[0])
+
+
 class Empty:
     """A result of one run whose every value is NaN."""
 

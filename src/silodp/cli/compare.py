@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,10 +20,11 @@ import numpy as np
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES
 from silodp.aggregators import Aggregator, Plain, RunSpec
+from silodp.config.plugins import is_reference, locate_code
 from silodp.config.schema import MethodSpec, RunConfig, check_labels
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
-from silodp.methods.base import supports_separate
+from silodp.methods.base import Method, supports_separate
 from silodp.report.compare_page import format_table, render_comparison
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
@@ -57,7 +59,7 @@ def compare_methods(
         specs: the methods, with different labels.
         seeds: runs per method, with seeds 0, 1, …
         out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
-            method, settings, model, data and seed are the same; delete it after changing code).
+            method, settings, model, data, seed and the files of code that the configuration names are the same).
         on_progress: see `Progress`.
 
     Returns:
@@ -125,6 +127,7 @@ def _run(
     """Train one run, unless its result is stored; return the result, and whether it is new."""
     # Everything that the stored rows of metrics depend on.
     parts = [spec.to_json(), list(task.metrics), repr(config.task_section), config.evaluate_every]
+    parts += _digest_code(config, spec.method)
     fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
     kept = _load_kept(path, fingerprint)
@@ -143,6 +146,18 @@ def _run(
     }
     write_durably(path, json.dumps(found, ensure_ascii=False).encode())
     return json.loads(json.dumps(found)), True
+
+
+def _digest_code(config: RunConfig, method: Method) -> list[str]:
+    """Return the SHA-256 of each file of code outside silodp that a run is made by, none where it needs none."""
+    task = config.task_section
+    named = (task.model, task.loss, *(task.metrics or ()), config.aggregator_name, config.accountant)
+    contents = [locate_code(name)[2] for name in named if name is not None and is_reference(name)]
+    module = type(method).__module__
+    if module.partition(".")[0] != "silodp":
+        file = getattr(sys.modules.get(module), "__file__", None)
+        contents += [Path(file).read_bytes()] if file else []
+    return [hashlib.sha256(content).hexdigest() for content in contents]
 
 
 def _format_end(run: Fields) -> dict[str, str]:
