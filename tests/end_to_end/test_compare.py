@@ -137,6 +137,27 @@ def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
     assert of(result, "default")["rounds"] == [0, 1, 2, 3]
     assert "stopped by the privacy budget after round 1" in (tmp_path / "compare.html").read_text()
     assert "1 run each" in (tmp_path / "compare.html").read_text()
+    text = (tmp_path / "compare.md").read_text()
+    assert "against whoever sees the models, stopped uldp-avg after round 1." in text
+    assert "against whoever sees the models, did not limit uldp-avg:sigma=0:" in text
+
+
+def test_a_budget_against_somebody_whom_a_method_gives_no_guarantee_is_named(tmp_path: Path) -> None:
+    """Such a method trains all rounds, others are stopped: their values are of unequal rounds."""
+    one_round = compute_epsilon([(Gaussian(5.0), 1)], 1e-5)
+    settings = config(budget={"epsilon": 1.01 * one_round, "adversary": "server"})
+    result = compare_methods(settings, settings.specs(TEXT), 1, tmp_path)
+    assert [of(result, label)["rounds"][-1] for label in TEXT.split(",")] == [1, ROUNDS]
+    assert "against the server, stopped uldp-avg after round 1." in result["note"]
+    assert "against the server, did not limit uldp-avg:weighting=records:" in result["note"]
+
+
+def test_the_table_says_at_which_delta_and_for_whom(tmp_path: Path) -> None:
+    """An ε without a δ and a unit says nothing."""
+    settings = config(rounds=1, delta=1e-6)
+    compare_methods(settings, settings.specs("uldp-avg"), 1, tmp_path)
+    text = (tmp_path / "compare.md").read_text()
+    assert "Each ε here is at δ = 1e-06, for all records of one person, and of one run" in text
 
 
 MODEL = """

@@ -19,6 +19,7 @@ import numpy as np
 
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES
+from silodp.accounting.ledger import Budget
 from silodp.aggregators import Aggregator, Plain, RunSpec
 from silodp.config.plugins import is_reference, locate_code
 from silodp.config.schema import MethodSpec, RunConfig, check_labels
@@ -28,7 +29,7 @@ from silodp.methods.base import Method, supports_separate
 from silodp.report.compare_page import format_table, render_comparison
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
-from silodp.report.guarantee_text import is_only_claimed
+from silodp.report.guarantee_text import WHO, is_only_claimed
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
@@ -200,13 +201,8 @@ def _summarize(
     names = list_quantities(everything)
     count = len(specs) * seeds
     released = (of_method[0]["guarantees"]["released"] for of_method in runs)
-    of_records = [spec.label for spec in specs if spec.method.unit == "record"]
-    together = [
-        s.label for s in specs if config.separate and s.method.unit and not supports_separate(type(s.method))
-    ]
     accountants = sorted({guarantee["accountant"] for guarantee in released if guarantee["private"]})
     methods = [_summarize_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)]
-    untuned = [method["label"] for method in methods if method["untuned"]]
     untrained = {name: _compute_spread(_at_round(runs, 0, name))["mean"] for name in names}
     methods = [
         {
@@ -226,29 +222,57 @@ def _summarize(
         "seeds": seeds,
         "runs": count,
         "private": any(spec.method.unit is not None for spec in specs),
-        "note": (
-            f"{counted(count, 'run')} on the same persons: each adds its ε to those before. Each ε here is "
-            "of one run with secret noise; these runs drew their noise from seeds, so their models are not "
-            "for release. Values are of the last round, on held-out records, which no ε covers."
-            + (f" ε of {', '.join(of_records)} is for single records." if of_records else "")
-            + (
-                f" Untuned: {', '.join(untuned)}. Their rates are those of [method], which were not chosen for them; "
-                "give each its own in [methods.NAME]."
-                if untuned
-                else ""
-            )
-            + (
-                f" Without separate = true, as they cannot have it: {', '.join(together)}."
-                if together
-                else ""
-            )
-            + (" ε by rdp is looser than ε by pld: compare them with care." if len(accountants) > 1 else "")
-        ),
+        "note": " ".join(_explain(config, specs, methods, count, len(accountants))),
         "warnings": [method["warning"] for method in methods if method["warning"] is not None],
         "quantities": names,
         "untrained": untrained,
         "methods": methods,
     }
+
+
+def _explain(
+    config: RunConfig, specs: Sequence[MethodSpec], methods: Sequence[Fields], count: int, accountants: int
+) -> list[str]:
+    """Return sentences on what the numbers are, and where the methods were not treated alike."""
+    of_records = [spec.label for spec in specs if spec.method.unit == "record"]
+    of_persons = any(spec.method.unit == "user" for spec in specs)
+    together = [
+        s.label for s in specs if config.separate and s.method.unit and not supports_separate(type(s.method))
+    ]
+    untuned = [method["label"] for method in methods if method["untuned"]]
+    found = [
+        f"{counted(count, 'run')} on the same persons: each adds its ε to those before.",
+        f"Each ε here is at δ = {config.delta:g},"
+        f"{' for all records of one person,' if of_persons else ''} and of one run with secret noise; these runs "
+        "drew their noise from seeds, so their models are not for release.",
+        "Values are of the last round, on held-out records, which no ε covers.",
+    ]
+    if of_records:
+        found.append(f"ε of {', '.join(of_records)} is for single records.")
+    found += _explain_budget(config.budget(), methods)
+    if untuned:
+        found.append(
+            f"Untuned: {', '.join(untuned)}. Their rates are those of [method], which were not chosen for them; "
+            "give each its own in [methods.NAME]."
+        )
+    if together:
+        found.append(f"Without separate = true, as they cannot have it: {', '.join(together)}.")
+    if accountants > 1:
+        found.append("ε by rdp is looser than ε by pld: compare them with care.")
+    return found
+
+
+def _explain_budget(budget: Budget | None, methods: Sequence[Fields]) -> list[str]:
+    """Return which methods the budget stopped, and which private ones it does not limit: they had unequal rounds."""
+    if budget is None:
+        return []
+    ended = [f"{m['label']} after round {m['rounds'][-1]}" for m in methods if m["stopped"] == "budget"]
+    free = [m["label"] for m in methods if m["unit"] is not None and m["epsilon"][budget.adversary] is None]
+    name = f"The budget, ε = {budget.epsilon:g} against {WHO[budget.adversary]},"
+    return [
+        *([f"{name} stopped {', '.join(ended)}."] if ended else []),
+        *([f"{name} did not limit {', '.join(free)}: no guarantee there."] if free else []),
+    ]
 
 
 def explain_no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:
