@@ -123,8 +123,12 @@ def test_finished_runs_are_not_repeated(
     assert [{k: v for k, v in m.items() if k not in drop} for m in again["methods"]] == [
         {k: v for k, v in m.items() if k not in drop} for m in result["methods"]
     ]
+    (out / "plots/9-round.svg").write_text("of an earlier comparison, with more metrics")
     compare_methods(config(delta=1e-6), config().specs("default"), 1, out)
     assert len(seeds) == 2  # another δ is another run
+    drawn = {path.name for path in (out / "plots").iterdir()}
+    assert drawn
+    assert not drawn & {"9-round.svg", "epsilon.svg"}  # without privacy there is no ε to draw
 
 
 def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
@@ -313,6 +317,13 @@ def test_format_spread() -> None:
     assert format_spread({"mean": 0.8, "sd": None, "n": 1, "of": 2}) == "0.8 (1 of 2)"
     assert format_spread({"mean": None, "sd": None, "n": 0, "of": 2}) == "–"
     assert format_spread(None) == "–"
+
+
+def test_the_directory_of_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run_spec.json").write_text("{}")
+    with pytest.raises(SilodpError) as caught:
+        compare_methods(config(), config().specs("uldp-avg"), 1, tmp_path)
+    assert caught.value.code == "run.exists"
 
 
 def test_mistakes(tmp_path: Path) -> None:

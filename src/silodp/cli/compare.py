@@ -67,8 +67,8 @@ def compare_methods(
         The content of compare.json: for each method ε by adversary and, per quantity, mean and sd by round.
 
     Raises:
-        SilodpError: no seeds, two equal labels, or a setting that a run refuses; all methods are checked before the
-            first one trains.
+        SilodpError: no seeds, two equal labels, the directory of a run, or a setting that a run refuses; all methods
+            are checked before the first one trains.
     """
     check_whole("seeds", seeds, what="runs per method")
     specs = list(specs)
@@ -76,6 +76,12 @@ def compare_methods(
         specs += config.specs("default")
     check_labels(specs)
     out = Path(out)
+    if (out / "run_spec.json").exists():
+        raise SilodpError(
+            f"{out} is the directory of a run, whose pictures a comparison would replace: choose another.",
+            code="run.exists",
+            field="out",
+        )
     federation = config.federation()
     if federation.test is None or len(federation.test) == 0:
         raise SilodpError(

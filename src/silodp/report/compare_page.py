@@ -104,6 +104,7 @@ def render_comparison(result: Fields, out: Path) -> str:
     figure = plots.plot_epsilon_comparison(curves)
     caption = f"ε against {WHO['released']}, after every round of one run."
     epsilon = None if figure is None else pictures.add("epsilon", figure, caption)
+    pictures.remove_old((*"0123456789", "epsilon"))
     ends = [
         {
             **m,
