@@ -220,8 +220,8 @@ def _user_index(
     assumptions = [ASSUMES_INDEX_FROM_TABLES] if profile is None else []
     if profile is None:
         _log.warning(
-            "the number of persons is read from the tables, so it is not secret that each person is in one of them: "
-            "declare it by data.schema.identity or data.schema.users"
+            "the list of persons is read from the tables, so it is not secret that each of them has a record there: "
+            "to keep that secret, declare data.schema.users (a public list) or data.schema.identity"
         )
     return {key: number for number, key in enumerate(ordered)}, assumptions
 
