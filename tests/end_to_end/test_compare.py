@@ -319,6 +319,18 @@ def test_format_spread() -> None:
     assert format_spread(None) == "–"
 
 
+def test_methods_that_lack_the_same_guarantee_share_a_line(tmp_path: Path) -> None:
+    """A long comparison repeated one reason for every method and adversary."""
+    settings = config(rounds=1)
+    records = "uldp-avg:weighting=records"
+    compare_methods(settings, settings.specs(f"uldp-avg,{records},{records}:sigma=3"), 1, tmp_path)
+    page = (tmp_path / "compare.html").read_text()
+    assert (
+        f"<li>{records}, {records}:sigma=3: no guarantee against the server and another silo: counts" in page
+    )
+    assert page.count("counts disclosed") == 1
+
+
 def test_the_directory_of_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run_spec.json").write_text("{}")
     with pytest.raises(SilodpError) as caught:
