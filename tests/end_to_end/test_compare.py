@@ -164,6 +164,16 @@ def test_the_table_says_at_which_delta_and_for_whom(tmp_path: Path) -> None:
     assert "Each ε here is at δ = 1e-06, for all records of one person, and of one run" in text
 
 
+def test_an_evaluation_that_is_left_out_is_named(tmp_path: Path) -> None:
+    """The ε of a run with the same configuration is larger."""
+    settings = config(rounds=1, evaluation={"across": "sums", "epsilon": 4.0})
+    result = compare_methods(settings, settings.specs("uldp-avg"), 1, tmp_path)
+    assert of(result, "uldp-avg")["epsilon"]["released"] == pytest.approx(
+        compute_epsilon([(Gaussian(5.0), 1)], 1e-5)
+    )
+    assert "[evaluation] is not used here, and each ε is without it" in result["note"]
+
+
 MODEL = """
 from torch import nn
 

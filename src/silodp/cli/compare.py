@@ -255,6 +255,8 @@ def _explain(
     ]
     if of_records:
         found.append(f"ε of {', '.join(of_records)} is for single records.")
+    if config.evaluation_section is not None:
+        found.append("[evaluation] is not used here, and each ε is without it: a run's own ε may be larger.")
     found += _explain_budget(config.budget(), methods)
     if untuned:
         found.append(
