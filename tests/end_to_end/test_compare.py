@@ -123,8 +123,12 @@ def test_finished_runs_are_not_repeated(
     assert [{k: v for k, v in m.items() if k not in drop} for m in again["methods"]] == [
         {k: v for k, v in m.items() if k not in drop} for m in result["methods"]
     ]
+    (out / "plots/9-round.svg").write_text("of an earlier comparison, with more metrics")
     compare_methods(config(delta=1e-6), config().specs("default"), 1, out)
     assert len(seeds) == 2  # another δ is another run
+    drawn = {path.name for path in (out / "plots").iterdir()}
+    assert drawn
+    assert not drawn & {"9-round.svg", "epsilon.svg"}  # without privacy there is no ε to draw
 
 
 def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
@@ -137,6 +141,60 @@ def test_a_budget_stops_methods_but_not_the_reference(tmp_path: Path) -> None:
     assert of(result, "default")["rounds"] == [0, 1, 2, 3]
     assert "stopped by the privacy budget after round 1" in (tmp_path / "compare.html").read_text()
     assert "1 run each" in (tmp_path / "compare.html").read_text()
+    text = (tmp_path / "compare.md").read_text()
+    assert "against whoever sees the models, stopped uldp-avg after round 1." in text
+    assert "against whoever sees the models, did not limit uldp-avg:sigma=0:" in text
+
+
+def test_a_budget_against_somebody_whom_a_method_gives_no_guarantee_is_named(tmp_path: Path) -> None:
+    """Such a method trains all rounds, others are stopped: their values are of unequal rounds."""
+    one_round = compute_epsilon([(Gaussian(5.0), 1)], 1e-5)
+    settings = config(budget={"epsilon": 1.01 * one_round, "adversary": "server"})
+    result = compare_methods(settings, settings.specs(TEXT), 1, tmp_path)
+    assert [of(result, label)["rounds"][-1] for label in TEXT.split(",")] == [1, ROUNDS]
+    assert "against the server, stopped uldp-avg after round 1." in result["note"]
+    assert "against the server, did not limit uldp-avg:weighting=records:" in result["note"]
+
+
+def test_the_table_says_at_which_delta_and_for_whom(tmp_path: Path) -> None:
+    """An ε without a δ and a unit says nothing."""
+    settings = config(rounds=1, delta=1e-6)
+    compare_methods(settings, settings.specs("uldp-avg"), 1, tmp_path)
+    text = (tmp_path / "compare.md").read_text()
+    assert "Each ε here is at δ = 1e-06, for all records of one person, and of one run" in text
+
+
+def test_an_evaluation_that_is_left_out_is_named(tmp_path: Path) -> None:
+    """The ε of a run with the same configuration is larger."""
+    settings = config(rounds=1, evaluation={"across": "sums", "epsilon": 4.0})
+    result = compare_methods(settings, settings.specs("uldp-avg"), 1, tmp_path)
+    assert of(result, "uldp-avg")["epsilon"]["released"] == pytest.approx(
+        compute_epsilon([(Gaussian(5.0), 1)], 1e-5)
+    )
+    assert "[evaluation] is not used here, and each ε is without it" in result["note"]
+
+
+MODEL = """
+from torch import nn
+
+def network(features):
+    return nn.Sequential(nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, 1))
+
+def loss(outputs, targets):
+    return {factor} * nn.functional.softplus(-outputs.squeeze(-1) * (2.0 * targets - 1))
+"""
+
+
+def test_a_run_of_other_code_is_not_taken_for_one_of_this_code(tmp_path: Path) -> None:
+    """The loss in the file changes, its name does not."""
+    code, out = tmp_path / "my_model.py", tmp_path / "out"
+    untrained = []
+    for factor in (1, 8):
+        code.write_text(MODEL.format(factor=factor))
+        settings = config(rounds=1, task={"model": f"{code}:network", "loss": f"{code}:loss"})
+        result = compare_methods(settings, settings.specs("uldp-avg"), 1, out)
+        untrained.append(result["untrained"]["loss"])
+    assert untrained[1] == pytest.approx(8 * untrained[0])
 
 
 class Empty:
@@ -269,6 +327,25 @@ def test_format_spread() -> None:
     assert format_spread({"mean": 0.8, "sd": None, "n": 1, "of": 2}) == "0.8 (1 of 2)"
     assert format_spread({"mean": None, "sd": None, "n": 0, "of": 2}) == "–"
     assert format_spread(None) == "–"
+
+
+def test_methods_that_lack_the_same_guarantee_share_a_line(tmp_path: Path) -> None:
+    """A long comparison repeated one reason for every method and adversary."""
+    settings = config(rounds=1)
+    records = "uldp-avg:weighting=records"
+    compare_methods(settings, settings.specs(f"uldp-avg,{records},{records}:sigma=3"), 1, tmp_path)
+    page = (tmp_path / "compare.html").read_text()
+    assert (
+        f"<li>{records}, {records}:sigma=3: no guarantee against the server and another silo: counts" in page
+    )
+    assert page.count("counts disclosed") == 1
+
+
+def test_the_directory_of_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run_spec.json").write_text("{}")
+    with pytest.raises(SilodpError) as caught:
+        compare_methods(config(), config().specs("uldp-avg"), 1, tmp_path)
+    assert caught.value.code == "run.exists"
 
 
 def test_mistakes(tmp_path: Path) -> None:

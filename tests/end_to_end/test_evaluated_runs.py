@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,7 +79,11 @@ def test_plan_run_and_report_agree(silodp: Silodp, evaluated: Path) -> None:
     assert json.loads(Path("run/guarantee.json").read_text())["evaluation"] == "sums"
     if done["metrics"]:
         assert done["standard_errors"].keys() == done["metrics"].keys()
-    assert "By noised sums: covered by ε" in Path("run/report.html").read_text()
+    page = Path("run/report.html").read_text()
+    assert "By noised sums: covered by ε" in page
+    assert "the noise comes on top of them" in page  # "low" and "high" bound nothing that has noise
+    counts = page[page.index("Noisy counts of records") :]
+    assert re.findall(r'scope="col"[^>]*>(\d)<', counts[: counts.index("<tbody>")]) == ["0", "1"]
     assert silodp("report", "run").status == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 
 import silodp
 from silodp.accounting.guarantee import HELD_OUT
+from silodp.bundle.model_card import write_card
 from silodp.config.schema import load_config
 from silodp.data.tables.subgroups import find_groups
 from silodp.errors import SilodpError
@@ -74,7 +76,8 @@ def test_a_card_that_declares_no_metrics_can_be_shared(folder: Path, silodp: Sil
     done = silodp("run", "hospitals_2020.toml", "--out", "run")
     assert done.status == 0, done.err
     card = Path("run/MODEL_CARD.md").read_text()
-    assert "public constants alone" in card
+    assert "is public, or is covered by the guarantee below" in card
+    assert "`silodp predict DIR TABLE --out FILE`, or `silodp.load(DIR)` in Python." in card
     for private in ("north_clinic", "person_key", "hospitals_2020", str(folder), "seed", "accuracy |"):
         assert private not in card, private
     found = sections(card)
@@ -114,6 +117,33 @@ def test_a_card_says_what_dates_and_missing_cells_count_as(folder: Path, silodp:
     day = r"| `day\|in` | date, in days since 2020-01-01, 0 to 366, typically 90 ± 20 | count as 90, with"
     for row in (day, "110 | count as 50 |", "| one of `surgery`, `medicine` | count as `surgery` |"):
         assert row in found
+
+
+def test_a_card_names_the_code_without_which_the_model_cannot_be_used(folder: Path, silodp: Silodp) -> None:
+    """The call on the card is one that works: code is run only where it is named."""
+    Path("mine.py").write_text(
+        "from torch import nn\ndef network(features): return nn.Sequential(nn.Linear(features, 1))\n"
+    )
+    assert (
+        silodp("run", "hospitals_2020.toml", "--set", "task.model=mine.py:network", "--out", "run").status
+        == 0
+    )
+    card = Path("run/MODEL_CARD.md").read_text()
+    assert "`silodp predict DIR TABLE --out FILE --code model.py`" in card
+    assert '`silodp.load(DIR, code="model.py")` in Python.' in card
+    os.chdir("run")
+    options = ("--out", "predictions.csv", "--code", "model.py")
+    assert silodp("predict", ".", folder / "south_clinic.csv", *options).status == 0
+
+
+def test_a_card_of_a_model_that_a_program_passed_asks_for_it_again(tmp_path: Path) -> None:
+    federation = silodp.data.benchmarks.embedded(users=20, silos=2)
+    task = silodp.Task(torch.nn.Linear(30, 1), binary_cross_entropy())
+    method = silodp.methods.UldpSgd(noise_multiplier=5.0, step=1.0)
+    silodp.train(federation, task, method, rounds=1, out=tmp_path / "run")
+    card = write_card(tmp_path / "run")
+    assert card is not None
+    assert "**Use**: `silodp.load(DIR, model=MODULE)` in Python." in card.read_text()
 
 
 def test_a_card_of_a_seeded_run_says_that_it_is_not_for_release(folder: Path, silodp: Silodp) -> None:

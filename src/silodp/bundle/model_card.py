@@ -135,7 +135,7 @@ def _format_status(facts: _Facts) -> list[str]:
         ]
     if facts.card.publish_metrics and facts.held_out is not None:
         return [f"This card has metrics {_UNCOVERED}, which the owner of the data has chosen to publish."]
-    return ["This card has public constants alone, and what the guarantee below covers."]
+    return ["All that this card says is public, or is covered by the guarantee below."]
 
 
 def _format_use(card: CardSection) -> list[str]:
@@ -374,8 +374,22 @@ def _format_files(facts: _Facts) -> list[str]:
     return [
         f"- **Trained with**: {versions or 'unknown'}.",
         f"- **`model.safetensors`**: SHA-256 `{facts.description.weights}`.",
-        "- **Use**: `silodp predict DIR TABLE --out FILE`, or `silodp.load(DIR)` in Python.",
+        f"- **Use**: {_format_calls(facts.description)}.",
     ]
+
+
+def _format_calls(description: ModelDescription) -> str:
+    """Return the calls that load this model: code outside silodp has to be named in them."""
+    architecture = description.architecture
+    code = {"file": "model.py", "module": architecture.module}.get(architecture.source)
+    options = "" if code is None else f', code="{code}"'
+    if architecture.source == "caller":  # a module that a program passed; nothing is known of it
+        options = ", model=MODULE"
+    in_python = f"`silodp.load(DIR{options})` in Python"
+    if architecture.source == "caller" or description.inputs is None:
+        return in_python
+    named = "" if code is None else f" --code {code}"
+    return f"`silodp predict DIR TABLE --out FILE{named}`, or {in_python}"
 
 
 def _format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

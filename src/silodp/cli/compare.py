@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,15 +19,17 @@ import numpy as np
 
 from silodp.accounting.events import NonPrivate
 from silodp.accounting.guarantee import ADVERSARIES
+from silodp.accounting.ledger import Budget
 from silodp.aggregators import Aggregator, Plain, RunSpec
+from silodp.config.plugins import is_reference, locate_code
 from silodp.config.schema import MethodSpec, RunConfig, check_labels
 from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_whole, counted
-from silodp.methods.base import supports_separate
+from silodp.methods.base import Method, supports_separate
 from silodp.report.compare_page import format_table, render_comparison
 from silodp.report.divergence import get_measure, list_quantities
 from silodp.report.formatting import as_number, format_measure
-from silodp.report.guarantee_text import is_only_claimed
+from silodp.report.guarantee_text import WHO, is_only_claimed
 from silodp.runtime.prepare import prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import run
@@ -57,15 +60,15 @@ def compare_methods(
         specs: the methods, with different labels.
         seeds: runs per method, with seeds 0, 1, …
         out: directory for compare.json, compare.md, compare.html, plots/ and runs/ (finished runs, reused if
-            method, settings, model, data and seed are the same; delete it after changing code).
+            method, settings, model, data, seed and the files of code that the configuration names are the same).
         on_progress: see `Progress`.
 
     Returns:
         The content of compare.json: for each method ε by adversary and, per quantity, mean and sd by round.
 
     Raises:
-        SilodpError: no seeds, two equal labels, or a setting that a run refuses; all methods are checked before the
-            first one trains.
+        SilodpError: no seeds, two equal labels, the directory of a run, or a setting that a run refuses; all methods
+            are checked before the first one trains.
     """
     check_whole("seeds", seeds, what="runs per method")
     specs = list(specs)
@@ -73,6 +76,12 @@ def compare_methods(
         specs += config.specs("default")
     check_labels(specs)
     out = Path(out)
+    if (out / "run_spec.json").exists():
+        raise SilodpError(
+            f"{out} is the directory of a run, whose pictures a comparison would replace: choose another.",
+            code="run.exists",
+            field="out",
+        )
     federation = config.federation()
     if federation.test is None or len(federation.test) == 0:
         raise SilodpError(
@@ -125,6 +134,7 @@ def _run(
     """Train one run, unless its result is stored; return the result, and whether it is new."""
     # Everything that the stored rows of metrics depend on.
     parts = [spec.to_json(), list(task.metrics), repr(config.task_section), config.evaluate_every]
+    parts += _digest_code(config, spec.method)
     fingerprint = hashlib.sha256(json.dumps([*parts, federation.digest()]).encode()).hexdigest()
     path = folder / f"{fingerprint[:32]}.json"
     kept = _load_kept(path, fingerprint)
@@ -143,6 +153,18 @@ def _run(
     }
     write_durably(path, json.dumps(found, ensure_ascii=False).encode())
     return json.loads(json.dumps(found)), True
+
+
+def _digest_code(config: RunConfig, method: Method) -> list[str]:
+    """Return the SHA-256 of each file of code outside silodp that a run is made by, none where it needs none."""
+    task = config.task_section
+    named = (task.model, task.loss, *(task.metrics or ()), config.aggregator_name, config.accountant)
+    contents = [locate_code(name)[2] for name in named if name is not None and is_reference(name)]
+    module = type(method).__module__
+    if module.partition(".")[0] != "silodp":
+        file = getattr(sys.modules.get(module), "__file__", None)
+        contents += [Path(file).read_bytes()] if file else []
+    return [hashlib.sha256(content).hexdigest() for content in contents]
 
 
 def _format_end(run: Fields) -> dict[str, str]:
@@ -185,13 +207,8 @@ def _summarize(
     names = list_quantities(everything)
     count = len(specs) * seeds
     released = (of_method[0]["guarantees"]["released"] for of_method in runs)
-    of_records = [spec.label for spec in specs if spec.method.unit == "record"]
-    together = [
-        s.label for s in specs if config.separate and s.method.unit and not supports_separate(type(s.method))
-    ]
     accountants = sorted({guarantee["accountant"] for guarantee in released if guarantee["private"]})
     methods = [_summarize_method(spec, of_method, names) for spec, of_method in zip(specs, runs, strict=True)]
-    untuned = [method["label"] for method in methods if method["untuned"]]
     untrained = {name: _compute_spread(_at_round(runs, 0, name))["mean"] for name in names}
     methods = [
         {
@@ -211,29 +228,59 @@ def _summarize(
         "seeds": seeds,
         "runs": count,
         "private": any(spec.method.unit is not None for spec in specs),
-        "note": (
-            f"{counted(count, 'run')} on the same persons: each adds its ε to those before. Each ε here is "
-            "of one run with secret noise; these runs drew their noise from seeds, so their models are not "
-            "for release. Values are of the last round, on held-out records, which no ε covers."
-            + (f" ε of {', '.join(of_records)} is for single records." if of_records else "")
-            + (
-                f" Untuned: {', '.join(untuned)}. Their rates are those of [method], which were not chosen for them; "
-                "give each its own in [methods.NAME]."
-                if untuned
-                else ""
-            )
-            + (
-                f" Without separate = true, as they cannot have it: {', '.join(together)}."
-                if together
-                else ""
-            )
-            + (" ε by rdp is looser than ε by pld: compare them with care." if len(accountants) > 1 else "")
-        ),
+        "note": " ".join(_explain(config, specs, methods, count, len(accountants))),
         "warnings": [method["warning"] for method in methods if method["warning"] is not None],
         "quantities": names,
         "untrained": untrained,
         "methods": methods,
     }
+
+
+def _explain(
+    config: RunConfig, specs: Sequence[MethodSpec], methods: Sequence[Fields], count: int, accountants: int
+) -> list[str]:
+    """Return sentences on what the numbers are, and where the methods were not treated alike."""
+    of_records = [spec.label for spec in specs if spec.method.unit == "record"]
+    of_persons = any(spec.method.unit == "user" for spec in specs)
+    together = [
+        s.label for s in specs if config.separate and s.method.unit and not supports_separate(type(s.method))
+    ]
+    untuned = [method["label"] for method in methods if method["untuned"]]
+    found = [
+        f"{counted(count, 'run')} on the same persons: each adds its ε to those before.",
+        f"Each ε here is at δ = {config.delta:g},"
+        f"{' for all records of one person,' if of_persons else ''} and of one run with secret noise; these runs "
+        "drew their noise from seeds, so their models are not for release.",
+        "Values are of the last round, on held-out records, which no ε covers.",
+    ]
+    if of_records:
+        found.append(f"ε of {', '.join(of_records)} is for single records.")
+    if config.evaluation_section is not None:
+        found.append("[evaluation] is not used here, and each ε is without it: a run's own ε may be larger.")
+    found += _explain_budget(config.budget(), methods)
+    if untuned:
+        found.append(
+            f"Untuned: {', '.join(untuned)}. Their rates are those of [method], which were not chosen for them; "
+            "give each its own in [methods.NAME]."
+        )
+    if together:
+        found.append(f"Without separate = true, as they cannot have it: {', '.join(together)}.")
+    if accountants > 1:
+        found.append("ε by rdp is looser than ε by pld: compare them with care.")
+    return found
+
+
+def _explain_budget(budget: Budget | None, methods: Sequence[Fields]) -> list[str]:
+    """Return which methods the budget stopped, and which private ones it does not limit: they had unequal rounds."""
+    if budget is None:
+        return []
+    ended = [f"{m['label']} after round {m['rounds'][-1]}" for m in methods if m["stopped"] == "budget"]
+    free = [m["label"] for m in methods if m["unit"] is not None and m["epsilon"][budget.adversary] is None]
+    name = f"The budget, ε = {budget.epsilon:g} against {WHO[budget.adversary]},"
+    return [
+        *([f"{name} stopped {', '.join(ended)}."] if ended else []),
+        *([f"{name} did not limit {', '.join(free)}: no guarantee there."] if free else []),
+    ]
 
 
 def explain_no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ def render_comparison(result: Fields, out: Path) -> str:
     figure = plots.plot_epsilon_comparison(curves)
     caption = f"ε against {WHO['released']}, after every round of one run."
     epsilon = None if figure is None else pictures.add("epsilon", figure, caption)
+    pictures.remove_old((*"0123456789", "epsilon"))
     ends = [
         {
             **m,
@@ -118,12 +119,27 @@ def render_comparison(result: Fields, out: Path) -> str:
         "compare.html",
         result=result,
         methods=ends,
+        missing=_list_missing(result["methods"]),
         untrained=untrained_texts,
         requested=any(method["groups"] for method in result["methods"]),
         claimed=CLAIMED,
         utility=utility,
         epsilon=epsilon,
     )
+
+
+def _list_missing(methods: Sequence[Mapping[str, Any]]) -> list[tuple[list[str], str]]:
+    """Return the labels of private methods and the guarantees that they do not have; equal texts once."""
+    found: dict[str, list[str]] = {}
+    for method in methods:
+        against: dict[str, list[str]] = {}
+        for adversary in ADVERSARIES:
+            if method["private"] and method["reasons"][adversary]:
+                against.setdefault(method["reasons"][adversary], []).append(WHO[adversary])
+        if against:
+            parts = (f"no guarantee against {' and '.join(who)}: {reason}" for reason, who in against.items())
+            found.setdefault("; ".join(parts), []).append(method["label"])
+    return [(labels, text) for text, labels in found.items()]
 
 
 def _describe_levels(result: Fields) -> str:

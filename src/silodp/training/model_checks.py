@@ -215,7 +215,7 @@ def inspect_on(model: nn.Module, example: Any) -> None:
     """Check a model on an example: no records mixed, no state changed, outputs finite.
 
     One record of a batch is replaced, and then rows of padding are added; outputs of the others must not move, in train
-    and in eval mode.
+    and in eval mode. One record alone must give an output of the same shape.
 
     Args:
         model: left in the mode and state that it came with.
@@ -236,6 +236,7 @@ def inspect_on(model: nn.Module, example: Any) -> None:
                 before = _run_layers(model, batch)
                 refuse_changes(model, state)
                 _inspect_runs(model, batch, before, _run_layers(model, changed))
+                _inspect_one_record(model, batch, before[""])
                 _inspect_padding(model, batch, before)
                 refuse_changes(model, state)
     finally:
@@ -515,6 +516,18 @@ def _inspect_runs(model: nn.Module, batch: Any, before: dict[str, Tensor], after
         code="model.mixes_records",
         field="task.model",
     )
+
+
+def _inspect_one_record(model: nn.Module, batch: Any, outputs: Tensor) -> None:
+    """Refuse outputs of another shape where a batch has one record, as a person may have: squeeze() drops its row."""
+    alone = _run_layers(model, batch[[0]])[""]
+    if alone.shape != (1, *outputs.shape[1:]):
+        raise SilodpError(
+            f"the model turns {len(batch)} records into outputs of shape {tuple(outputs.shape)}, and one record into "
+            f"{tuple(alone.shape)}: give one row per record, for example by squeeze(-1) in place of squeeze()",
+            code="model.output_shape",
+            field="task.model",
+        )
 
 
 def _find_layer(before: dict[str, Tensor], after: dict[str, Tensor], rows: list[int]) -> str:

@@ -21,6 +21,7 @@ from silodp.data import Federation
 from silodp.data.tables.columns import Reader
 from silodp.data.tables.draft import draft_config
 from silodp.data.tables.reader import Schema, read_inputs
+from silodp.errors import SilodpError
 from support.refusals import refused
 
 GERMAN = "Fall;Größe;Aufnahme;krank\nMüller 1;1,80;03.02.2020;ja\nZoë 2;1,65;01.01.2020;nein\n"
@@ -617,6 +618,16 @@ def test_a_silo_keeps_the_common_settings_that_it_does_not_set():
     assert given.readers["nord"] == Reader(separator=";", decimal=",", missing=["-9"])
     assert given.readers["sud"] == Reader(separator=";", missing=["?"])
     assert schema(reader=common, readers={"west": Reader()}).readers["west"] == Reader()
+
+
+def test_a_reader_that_does_not_fit_the_common_one_is_named() -> None:
+    """A file with commas beside a common decimal comma: the setting in the way is not in the silo's table."""
+    common = Reader(separator=";", decimal=",")
+    with pytest.raises(
+        SilodpError, match=r"readers\.west, with the settings of reader.* are both ','"
+    ) as caught:
+        schema(reader=common, readers={"west": {"separator": ","}})
+    assert (caught.value.code, caught.value.field) == ("data.schema", "data.schema.readers")
 
 
 def test_a_silo_names_its_layouts_of_dates(tmp_path):

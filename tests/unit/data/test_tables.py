@@ -279,7 +279,9 @@ def test_bad_paths(tmp_path):
         ([], "files is empty"),
         (str(berlin), "give silo name → path"),
         (berlin, "give silo name → path"),
-        (3, "files is '3'; give silo name → path"),
+        (3, "files is 3; give silo name → path"),
+        (pd.DataFrame({"id": ["P1\n"]}), "files is a DataFrame; give silo name → path"),  # no row in an error
+        ({"berlin": pd.DataFrame({"id": ["P1"]})}, "files names a DataFrame; give every table's path"),
         ([3], "files names 3; give every table's path"),
         ({"berlin": None}, "files names None; give every table's path"),
         (

@@ -248,6 +248,13 @@ class Leaves(nn.Linear):
         raise SystemExit(0)
 
 
+class Squeezes(nn.Linear):
+    """One row per record, but for one record alone."""
+
+    def forward(self, x):
+        return super().forward(x).squeeze()
+
+
 class Detached(nn.Linear):
     def forward(self, x):
         return super().forward(x).detach()
@@ -292,6 +299,7 @@ def old_weight_norm() -> nn.Module:
         (Embedded(), "model.integer_inputs"),
         (nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(6, 2)), "model.integer_inputs"),
         (nn.LSTM(3, 2), "model.output_shape"),
+        (Squeezes(3, 2), "model.output_shape"),  # a person with one record would stop the run
         (nn.Linear(3, 1), "loss.output_shape"),  # cross entropy of one output
     ],
 )

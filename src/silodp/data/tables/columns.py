@@ -54,7 +54,9 @@ class Reader:
             raise _refuse(f"reader.decimal is {self.decimal!r}; choose '.' or ','", "data.schema", "reader")
         if self.separator == self.decimal:
             raise _refuse(
-                "reader.separator and reader.decimal are equal; set them apart", "data.schema", "reader"
+                f"reader.separator and reader.decimal are both {self.decimal!r}; set another separator or decimal",
+                "data.schema",
+                "reader",
             )
         try:
             "a".encode(self.encoding).decode(self.encoding)
@@ -133,7 +135,7 @@ def read_reader(silo: str, declared: Any, common: Reader) -> Reader:
     """Return the reader of one silo, from a table of its fields; fields that it leaves out are those of `common`.
 
     Raises:
-        SilodpError: a wrong type, or an unknown setting.
+        SilodpError: a wrong type, an unknown setting, or settings that do not fit those of `common`.
     """
     if isinstance(declared, Reader):
         return declared
@@ -144,7 +146,17 @@ def read_reader(silo: str, declared: Any, common: Reader) -> Reader:
             "readers",
         )
     _check_settings(f"the reader of silo {silo!r}", declared, Reader, "readers")
-    return replace(common, **declared)
+    try:
+        return replace(common, **declared)
+    except SilodpError as error:
+        if silo == "*":
+            raise
+        reason = str(error).removeprefix("schema: ")
+        raise _refuse(
+            f"readers.{silo}, with the settings of reader that it leaves out: {reason}",
+            "data.schema",
+            "readers",
+        ) from None
 
 
 def read_numeric(column: str, declared: Any) -> NumericColumn:

@@ -154,14 +154,22 @@ def _list_by_number(known: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(keys)
 
 
+def _describe_file(given: object) -> str:
+    """Return what was given as a file; of a data frame only that it is one: an error must not print its rows."""
+    shown = str(given) if isinstance(given, Path) else given
+    return (
+        repr(shown) if shown is None or isinstance(shown, str | int | float) else f"a {type(shown).__name__}"
+    )
+
+
 def _silo_paths(files: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
     """Silo name → path of its table."""
     listed = list(files.values()) if isinstance(files, Mapping) else files
     if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise _refuse_files(f"files is {str(files)!r}; give silo name → path, or a list of paths")
+        raise _refuse_files(f"files is {_describe_file(files)}; give silo name → path, or a list of paths")
     for path in listed:
         if not isinstance(path, str | Path) or "\0" in str(path):
-            raise _refuse_files(f"files names {path!r}; give every table's path as text")
+            raise _refuse_files(f"files names {_describe_file(path)}; give every table's path as text")
     if isinstance(files, Mapping):
         paths = {silo: Path(path) for silo, path in files.items()}
     else:
@@ -220,8 +228,8 @@ def _user_index(
     assumptions = [ASSUMES_INDEX_FROM_TABLES] if profile is None else []
     if profile is None:
         _log.warning(
-            "the number of persons is read from the tables, so it is not secret that each person is in one of them: "
-            "declare it by data.schema.identity or data.schema.users"
+            "the list of persons is read from the tables, so it is not secret that each of them has a record there: "
+            "to keep that secret, declare data.schema.users (a public list) or data.schema.identity"
         )
     return {key: number for number, key in enumerate(ordered)}, assumptions
 
