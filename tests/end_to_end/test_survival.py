@@ -168,5 +168,6 @@ def test_a_network_of_silodp_gives_one_log_hazard(folder: Path, silodp: Silodp) 
     config = load_config(folder / "config.toml", ["task.model=mlp"])
     spec, _ = build_public_spec(config)
     assert config.task(spec.data).size == spec.size
-    done = silodp("run", folder / "config.toml", "--set", "task.model=mlp", "--set", "rounds=1")
+    changes = ("--set", "task.model=mlp", "--set", "rounds=1")
+    done = silodp("run", folder / "config.toml", "--out", folder / "run", *changes)
     assert done.status == 0, done.err
