@@ -95,7 +95,8 @@ class _Exchange:
     id: str
     request: bytes
     answer: asyncio.Future[bytes | Failure]
-    is_arriving: bool = False
+    reading: asyncio.Task[bytes] | None = None
+    """Reads the body of the answer; one at a time."""
 
 
 @dataclass
@@ -358,6 +359,8 @@ class HttpsServer:
         if answers < line.answers:
             raise self._refuse(name, 409, "deploy.set_back")
         line.answers = answers
+        if line.pending is not None and line.pending.reading is not None:
+            line.pending.reading.cancel()  # its connection may be gone without a word; the silo sends it again
         line.token, line.seen = secrets.token_hex(32), time.monotonic()
         _log.info("silo '%s' is connected", name)
         self._on_change()
@@ -410,13 +413,18 @@ class HttpsServer:
     async def _answer(self, request: Request) -> Response:
         line = self._line_of(request)
         exchange = line.pending
-        if exchange is None or exchange.id != request.path_params["exchange"] or exchange.is_arriving:
+        if exchange is None or exchange.id != request.path_params["exchange"] or exchange.reading is not None:
             return Response(status_code=_OVER)
-        exchange.is_arriving = True  # one body at a time
+        token = line.token
+        exchange.reading = asyncio.create_task(_read_body(request, self._most_bytes))
         try:
-            body = await _read_body(request, self._most_bytes)
+            body = await exchange.reading
+        except asyncio.CancelledError:
+            if line.token == token:  # the server stops
+                raise
+            return Response(status_code=_OVER)
         finally:
-            exchange.is_arriving = False
+            exchange.reading = None
         if exchange.answer.done():  # the server's patience was over meanwhile
             return Response(status_code=_OVER)
         code = request.headers.get(_REFUSED)

@@ -6,6 +6,7 @@ import errno
 import http.server
 import math
 import re
+import socket
 import ssl
 import threading
 import time
@@ -269,6 +270,31 @@ def test_a_silo_survives_what_is_no_silodp_server(
         odd.shutdown()
     assert endpoint.asked == []
     assert "is not that of a silodp server" in caplog.text
+
+
+def test_a_silo_that_comes_back_in_the_middle_of_its_answer_sends_it_again(parties: Parties) -> None:
+    """A firewall forgot its connection: for the server the first body would be on its way until patience is over."""
+    found: dict[str, bytes] = {}
+    north = Echo()
+    with parties.server(patience=10) as server, httpx.Client(verify=parties.tls("north")) as client:
+        url = f"https://127.0.0.1:{server.port}/v1"
+        token = client.post(f"{url}/connect", json=sign_challenge(client, server.port)).json()["token"]
+        asking = threading.Thread(target=lambda: found.update(server.ask({"north": b"12"})[0]))
+        asking.start()
+        headers = {"Authorization": f"Bearer {token}"}
+        exchange = client.post(f"{url}/next", headers=headers).headers["X-Silodp-Exchange"]
+        head = f"POST /v1/answer/{exchange} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        with (
+            socket.create_connection(("127.0.0.1", server.port)) as plain,
+            parties.tls("north").wrap_socket(plain, server_hostname="127.0.0.1") as half,
+        ):
+            half.sendall(f"{head}Content-Length: 2\r\n\r\n2".encode())
+            while server._lines["north"].pending.reading is None:
+                time.sleep(0.01)
+            with serving(parties, server.port, "north", north):
+                asking.join(20)
+    assert found == {"north": b"21"}
+    assert north.asked == [b"12"]
 
 
 def test_a_request_that_is_too_long_or_compressed_is_not_taken(parties: Parties) -> None:
