@@ -542,6 +542,48 @@ class _OddReplyError(Exception):
     """Something answers that is no silodp server, or a broken one; the silo tries again."""
 
 
+class _RefusedError(Exception):
+    """The server refuses a call.
+
+    Args:
+        status: of the reply.
+        code: of the error, as the server states it.
+    """
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(code)
+        self.status, self.code = status, code
+
+
+def _read_reply(reply: httpx.Response, most_bytes: int = _MOST_JSON) -> bytes:
+    """Return the body of a reply that is being received.
+
+    Raises:
+        _OddReplyError: it is longer, or compressed; the rest was not read.
+    """
+    if "Content-Encoding" in reply.headers:
+        raise _OddReplyError("the reply is compressed, and not that of a silodp server")
+    body = io.BytesIO()
+    for part in reply.iter_raw():
+        if body.tell() + len(part) > most_bytes:
+            raise _OddReplyError(f"the reply has more than {most_bytes:,} bytes")
+        body.write(part)
+    return body.getvalue()
+
+
+def _read_short_reply(reply: httpx.Response) -> bytes:
+    """Return the body of a reply that is no request of the run.
+
+    Raises:
+        _RefusedError: the server refuses the call.
+        _OddReplyError: as `_read_reply`.
+    """
+    body = _read_reply(reply)
+    if not reply.is_success:
+        raise _RefusedError(reply.status_code, body.decode(errors="replace"))
+    return body
+
+
 class HttpsClient:
     """A silo's end: it connects to the server, again and again, and lets an endpoint answer.
 
@@ -609,10 +651,10 @@ class HttpsClient:
                     if not self._keep:
                         return
                     stop.wait(self._most_seconds)
-                except httpx.HTTPStatusError as error:
+                except _RefusedError as error:
                     self._token = ""
-                    code = error.response.text[:100]
-                    if error.response.status_code != 401:  # the server was restarted: connect again at once
+                    code = error.code if error.code in CODES else shorten(error.code)
+                    if error.status != 401:  # the server was restarted: connect again at once
                         known, advice = (
                             CODES.get(code, "an unknown reason"),
                             _ADVICE.get(code, "ask its operator"),
@@ -665,10 +707,11 @@ class HttpsClient:
         self._token = token
 
     def _post(self, path: str, fields: dict[str, str]) -> dict[str, Any]:
-        reply = self._client.post(path, json=fields).raise_for_status()
+        with self._client.stream("POST", path, json=fields) as reply:
+            body = _read_short_reply(reply)
         try:
-            found = reply.json()
-        except ValueError:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise _OddReplyError(f"the reply to {path} is not that of a silodp server")
@@ -677,22 +720,15 @@ class HttpsClient:
     def _fetch(self, headers: dict[str, str]) -> tuple[str, bytes] | None:
         """Return the id and the bytes of the next request; None where there is none yet."""
         with self._client.stream("POST", "/v1/next", headers=headers) as reply:
-            if reply.is_error and reply.status_code != _OVER:
-                reply.read()
-                reply.raise_for_status()
-            if reply.status_code == _NO_REQUEST:
-                return None
             if reply.status_code == _OVER:
                 raise _RunIsOverError
+            if not reply.is_success or reply.status_code == _NO_REQUEST:
+                _read_short_reply(reply)
+                return None
             exchange = reply.headers.get(_EXCHANGE, "")
-            if _EXCHANGE_ID.fullmatch(exchange) is None or "Content-Encoding" in reply.headers:
+            if _EXCHANGE_ID.fullmatch(exchange) is None:
                 raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
-            body = io.BytesIO()
-            for part in reply.iter_raw():
-                if body.tell() + len(part) > self._most_bytes:
-                    raise _OddReplyError(f"a request has more than {self._most_bytes:,} bytes")
-                body.write(part)
-            return exchange, body.getvalue()
+            return exchange, _read_reply(reply, self._most_bytes)
 
     def _serve_one(self) -> None:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -704,6 +740,8 @@ class HttpsClient:
         if reply.refused:
             headers[_REFUSED] = reply.refused
         headers["Content-Length"] = str(len(reply.body))
-        sent = self._client.post(f"/v1/answer/{exchange}", headers=headers, content=_cut(reply.body))
-        if sent.status_code != _OVER:  # the server's patience was over: it will ask again, or go on without
-            sent.raise_for_status()
+        content = _cut(reply.body)
+        with self._client.stream("POST", f"/v1/answer/{exchange}", headers=headers, content=content) as sent:
+            # Where the server's patience was over, it will ask again, or go on without.
+            if sent.status_code != _OVER:
+                _read_short_reply(sent)

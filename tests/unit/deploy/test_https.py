@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -270,6 +270,40 @@ def test_a_silo_survives_what_is_no_silodp_server(
         odd.shutdown()
     assert endpoint.asked == []
     assert "is not that of a silodp server" in caplog.text
+
+
+@pytest.mark.parametrize(("status", "encoding"), [(200, ""), (500, ""), (200, "gzip")])
+def test_a_reply_without_end_fills_no_memory(
+    status: int, encoding: str, parties: Parties, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who plays the server could end the silo's process, and others on its machine."""
+    sent = []
+
+    class Endless(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(10**12))
+            if encoding:
+                self.send_header("Content-Encoding", encoding)
+            self.end_headers()
+            with suppress(OSError):
+                while sum(sent) < 10**8:
+                    self.wfile.write(bytes(1 << 20))
+                    sent.append(1 << 20)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as endless:
+        endless.socket = parties.tls("server", True).wrap_socket(endless.socket, server_side=True)
+        threading.Thread(target=endless.serve_forever, daemon=True).start()
+        with serving(parties, endless.server_address[1], "north", Echo()) as stop:
+            end = time.monotonic() + 20
+            while caplog.text.count("cannot be reached") < 2 and time.monotonic() < end:
+                time.sleep(0.02)
+            stop.set()
+        endless.shutdown()
+    assert caplog.text.count("cannot be reached") >= 2
+    assert sum(sent) < 10**8
 
 
 def test_a_silo_that_comes_back_in_the_middle_of_its_answer_sends_it_again(parties: Parties) -> None:
