@@ -296,7 +296,7 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "name": consortium.config.name,
         "method": spec.method.name,
         "settings": describe_settings(spec.method),
-        "assumptions": list(spec.method.assumptions),
+        "assumptions": [*spec.method.assumptions, *spec.aggregator.assumptions],
         "unit": spec.method.unit,
         "aggregator": spec.aggregator.name,
         "rounds": spec.rounds,
