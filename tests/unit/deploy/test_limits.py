@@ -255,11 +255,14 @@ def test_sessions_of_an_evaluation_count_too(parties: Path, tmp_path: Path) -> N
         limits.check(replace(silo.hello, run=f"{run}-evaluation", attempt=2), run)
 
 
-def test_the_number_of_records_does_not_show_in_what_is_refused(parties: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("entry", ["setup", "memory/3/0"])
+def test_the_number_of_records_does_not_show_in_what_is_refused(
+    entry: str, parties: Path, tmp_path: Path
+) -> None:
     with ask_silo(parties, tmp_path) as silo:
         limits, run = silo.service._limits, silo.hello.run
         counted = limits._count_bytes(run), limits._count_bytes()
-        RoundStore(limits._store, f"{run}/").run.put("setup", bytes(10_000))
+        RoundStore(limits._store, f"{run}/").run.put(entry, bytes(10_000))
         assert (limits._count_bytes(run), limits._count_bytes()) == counted
 
 
