@@ -125,6 +125,19 @@ def test_who_accepts_reads_what_epsilon_assumes_of_the_server(tmp_path: Path) ->
     assert any(line.startswith("  assumes     against a malicious server no ε is promised") for line in lines)
 
 
+@pytest.mark.parametrize(("bits", "is_told"), [(256, True), (3072, False)])
+def test_who_accepts_sees_that_a_key_is_for_tests(bits: int, is_told: bool, tmp_path: Path) -> None:
+    """Whoever factors it knows who was sampled, which the ε that is shown does not cover."""
+    aggregator = f'aggregator = "paillier"\n[aggregation]\ncount_cap = 5\nkey_bits = {bits}\n'
+    aggregator += f"insecure_for_tests = {str(is_told).lower()}\n"
+    config = CONFIG.replace("seed = 1\n", aggregator).replace("clip =", 'weighting = "records"\nclip =')
+    agreed = describe_agreement(Consortium.load(make_parties(tmp_path, config) / "public"))
+    lines = _format_agreement(agreed)
+    assert f"    key bits: {bits}" in lines
+    assert "    count cap: 5" in lines
+    assert any(line.startswith("  assumes     FOR TESTS: a modulus of 256 bits") for line in lines) == is_told
+
+
 @pytest.mark.parametrize(("epsilon", "is_told"), [(0.8, True), (50.0, False)])
 def test_a_budget_that_ends_the_run_early_is_shown_and_who_keeps_it(
     epsilon: float, is_told: bool, silodp: Silodp, tmp_path: Path

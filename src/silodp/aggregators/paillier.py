@@ -84,6 +84,17 @@ class Paillier(PrivateWeighting):
     name = "paillier"
     protocol_assumptions = ASSUMPTIONS
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The assumptions of the protocol, and that nobody breaks a short key where there is one."""
+        if self.key_bits >= SECURE_BITS:
+            return super().assumptions
+        return (
+            *super().assumptions,
+            f"FOR TESTS: a modulus of {self.key_bits} bits can be factored; a silo that does it knows how many records "
+            "persons have and who was sampled",
+        )
+
     def check(self, spec: RunSpec) -> None:
         """Refuse too few silos, weights that are no shares of counts, a coarse grid, and sums beyond a plaintext."""
         self.check_min_silos(spec)
