@@ -361,6 +361,7 @@ class HttpsServer:
         line.answers = answers
         if line.pending is not None and line.pending.reading is not None:
             line.pending.reading.cancel()  # its connection may be gone without a word; the silo sends it again
+            line.pending.reading = None
         line.token, line.seen = secrets.token_hex(32), time.monotonic()
         _log.info("silo '%s' is connected", name)
         self._on_change()
@@ -416,15 +417,16 @@ class HttpsServer:
         if exchange is None or exchange.id != request.path_params["exchange"] or exchange.reading is not None:
             return Response(status_code=_OVER)
         token = line.token
-        exchange.reading = asyncio.create_task(_read_body(request, self._most_bytes))
+        reading = exchange.reading = asyncio.create_task(_read_body(request, self._most_bytes))
         try:
-            body = await exchange.reading
+            body = await reading
         except asyncio.CancelledError:
             if line.token == token:  # the server stops
                 raise
             return Response(status_code=_OVER)
         finally:
-            exchange.reading = None
+            if exchange.reading is reading:
+                exchange.reading = None
         if exchange.answer.done():  # the server's patience was over meanwhile
             return Response(status_code=_OVER)
         code = request.headers.get(_REFUSED)
