@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any, Self
 
@@ -624,9 +625,10 @@ class HttpsClient:
             )
         timeout = httpx.Timeout(_POLL_SECONDS + 40, connect=10)
         plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
+        none = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # nothing of the server's choice is kept
         try:
             self._client = httpx.Client(
-                base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain
+                base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain, cookies=none
             )
         except httpx.InvalidURL as error:
             raise SilodpError(

@@ -306,6 +306,29 @@ def test_a_reply_without_end_fills_no_memory(
     assert sum(sent) < 10**8
 
 
+def test_a_silo_keeps_nothing_that_a_reply_sets(parties: Parties) -> None:
+    """Cookies of the server's choice would pile up in memory, and in the header of every further call."""
+
+    class Sticky(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Set-Cookie", "c=1; Path=/; Max-Age=1000000")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sticky) as sticky:
+        sticky.socket = parties.tls("server", True).wrap_socket(sticky.socket, server_side=True)
+        threading.Thread(target=sticky.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{sticky.server_address[1]}"
+        client = HttpsClient(url, parties.tls("north"), SILOS["north"], DIGEST, Echo(), 10)
+        assert client._post("/v1/challenge", {}) == {}
+        assert len(client._client.cookies) == 0
+        sticky.shutdown()
+
+
 def test_a_silo_that_comes_back_in_the_middle_of_its_answer_sends_it_again(parties: Parties) -> None:
     """A firewall forgot its connection: for the server the first body would be on its way until patience is over."""
     found: dict[str, bytes] = {}
