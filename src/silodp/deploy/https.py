@@ -550,12 +550,12 @@ class _RefusedError(Exception):
 
     Args:
         status: of the reply.
-        code: of the error, as the server states it.
+        stated: code of the error, as the server states it.
     """
 
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(code)
-        self.status, self.code = status, code
+    def __init__(self, status: int, stated: str) -> None:
+        super().__init__(stated)
+        self.status, self.stated = status, stated
 
 
 def _read_reply(reply: httpx.Response, most_bytes: int = _MOST_JSON) -> bytes:
@@ -657,7 +657,7 @@ class HttpsClient:
                     stop.wait(self._most_seconds)
                 except _RefusedError as error:
                     self._token = ""
-                    code = error.code if error.code in CODES else shorten(error.code)
+                    code = error.stated if error.stated in CODES else shorten(error.stated)
                     if error.status != 401:  # the server was restarted: connect again at once
                         known, advice = (
                             CODES.get(code, "an unknown reason"),
