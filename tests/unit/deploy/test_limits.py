@@ -208,9 +208,7 @@ def test_joins_are_bounded_and_belong_to_no_run(parties: Path, tmp_path: Path) -
         silo.ask(0)  # the run goes on
 
 
-@pytest.mark.parametrize(
-    "run", ["", "run", "..", "f" * 31, "f" * 33, "F" * 32, "f" * 31 + "\n", "f" * 31 + "é"]
-)
+@pytest.mark.parametrize("run", ["", "run", "..", "f" * 31, "f" * 33, "F" * 32, "f" * 31 + "é"])
 def test_a_run_has_an_id_that_names_a_file(run: str, parties: Path, tmp_path: Path) -> None:
     """The id becomes the name of a ledger, by which the ledgers of all runs are found again."""
     with ask_silo(parties, tmp_path) as silo:
