@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gmpy2 import invert
 from scipy import stats
 
 from end_to_end.test_masked import uniform
@@ -126,6 +127,38 @@ def test_blinded_counts_and_their_sum_are_uniform():
     ]
     for vector in (*numbers, [sum(of) % n for of in zip(*numbers, strict=True)]):
         assert uniform_fractions([x / n for x in vector])
+
+
+@BOTH
+def test_a_silo_that_reads_the_messages_of_others_on_their_way_knows_every_count(aggregator):
+    """The attack, not a defense: what masks the sum of the counts is known to every silo.
+
+    So who carries messages must hide them from silos (docs/protocols.md, section 1, and docs/couriers.md).
+    """
+    parties = Parties(aggregator)
+    sent = [m for _, m in parties.transport.answered if m.kind in ("masked counts", "blinded counts")]
+    assert len(sent) == len(parties.names)
+    side = parties.silos["silo2"]._side  # any silo
+    if aggregator is LATTICE:
+        shares = side._weights._shares("run")
+        modulus = shares.parameters.modulus
+        counts = (
+            sum(m.arrays["masked"].astype(int) for m in sent) - shares.count_masks().astype(int)
+        ) % modulus
+    else:
+        silo, public = side._party("run", side._member.session("run"))
+        width = silo.parameters.key_bits // 8
+        sums = [
+            sum(int.from_bytes(m.blobs["counts"][u * width : (u + 1) * width], "big") for m in sent)
+            for u in range(silo.parameters.users)
+        ]
+        pairs = zip(sums, silo._blinding, strict=True)
+        counts = (
+            np.array([int(invert(r, public.n) * total % public.n) for total, r in pairs]) - 1
+        )  # of silo 0
+    np.testing.assert_array_equal(
+        counts, counts_of(small_federation(silos=3), aggregator.count_cap).sum(axis=0)
+    )
 
 
 def test_the_servers_shares_are_uniform_and_of_two_rounds_independent():

@@ -19,6 +19,7 @@ from silodp.deploy.setup import describe_agreement
 from silodp.deploy.silo import save_records
 from silodp.runtime.lock import hold_lock
 from support.commands import CONFIG, Silodp, assert_sentence
+from support.consortium import make_parties
 from support.deployed import TABLES
 
 NAMES = ("server", "silo-1", "silo-2")
@@ -113,6 +114,28 @@ def test_what_is_accepted_is_shown_in_words(silodp: Silodp, drafted: Path, tmp_p
         assert part in shown.err
     assert "None" not in shown.err
     assert "UldpAvg(" not in shown.err
+
+
+def test_who_accepts_reads_what_epsilon_assumes_of_the_server(tmp_path: Path) -> None:
+    """Under lattice no ε holds against a server that departs from the protocol: the operator learns it before."""
+    aggregator = 'aggregator = "lattice"\n[aggregation]\ncount_cap = 5\nattempts = 10\n'
+    config = CONFIG.replace("seed = 1\n", aggregator).replace("clip =", 'weighting = "records"\nclip =')
+    consortium = Consortium.load(make_parties(tmp_path, config) / "public")
+    lines = _format_agreement(describe_agreement(consortium))
+    assert any(line.startswith("  assumes     against a malicious server no ε is promised") for line in lines)
+
+
+@pytest.mark.parametrize(("bits", "is_told"), [(256, True), (3072, False)])
+def test_who_accepts_sees_that_a_key_is_for_tests(bits: int, is_told: bool, tmp_path: Path) -> None:
+    """Whoever factors it knows who was sampled, which the ε that is shown does not cover."""
+    aggregator = f'aggregator = "paillier"\n[aggregation]\ncount_cap = 5\nkey_bits = {bits}\n'
+    aggregator += f"insecure_for_tests = {str(is_told).lower()}\n"
+    config = CONFIG.replace("seed = 1\n", aggregator).replace("clip =", 'weighting = "records"\nclip =')
+    agreed = describe_agreement(Consortium.load(make_parties(tmp_path, config) / "public"))
+    lines = _format_agreement(agreed)
+    assert f"    key bits: {bits}" in lines
+    assert "    count cap: 5" in lines
+    assert any(line.startswith("  assumes     FOR TESTS: a modulus of 256 bits") for line in lines) == is_told
 
 
 @pytest.mark.parametrize(("epsilon", "is_told"), [(0.8, True), (50.0, False)])

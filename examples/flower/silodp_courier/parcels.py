@@ -10,5 +10,15 @@ def wrap(body: bytes, **texts: str) -> RecordDict:
 
 
 def unwrap(content: RecordDict) -> tuple[bytes, dict[str, str]]:
-    """Return the byte string and the texts of `wrap`."""
-    return content["body"]["body"].data, {name: str(value) for name, value in content["texts"].items()}
+    """Return the byte string and the texts of `wrap`.
+
+    Raises:
+        ValueError: it is no content of `wrap`; whoever runs a SuperNode decides what it sends.
+    """
+    try:
+        body, texts = content["body"]["body"].data, content["texts"]
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise TypeError
+        return body, {name: str(value) for name, value in texts.items()}
+    except (LookupError, TypeError, AttributeError):
+        raise ValueError("it sent something else than a parcel") from None

@@ -17,6 +17,8 @@ from silodp_courier.parcels import unwrap, wrap
 
 app = ServerApp()
 QUERY_SECONDS, ANSWER_SECONDS, PAUSE_SECONDS = 60.0, 3600.0, 0.2
+_MOST_CODE = 100
+"""Characters of the code of a refusal that are handed on."""
 
 
 class Courier:
@@ -66,16 +68,22 @@ class Courier:
         self._sent = {id_: sent for id_, sent in self._sent.items() if sent[1] > now}
         for reply in self._grid.pull_messages(list(self._sent)) if self._sent else ():
             exchange, _, node = self._sent.pop(reply.metadata.reply_to_message_id, ("", 0.0, 0))
-            if reply.has_error():
-                log(INFO, "node %s: %s", node, reply.error.reason)
+            try:
+                if reply.has_error():
+                    raise ValueError(reply.error.reason)
+                body, texts = unwrap(reply.content)
+            except ValueError as error:
+                log(INFO, "node %s: %s", node, error)
                 # Perhaps another SuperNode stands beside this silo by now.
                 self._nodes = {silo: known for silo, known in self._nodes.items() if known != node}
                 self._asked.pop(node, None)
                 continue
-            body, texts = unwrap(reply.content)
-            if exchange:
-                give_reply(self._socket, exchange, Reply(body, texts["refused"]))
-            elif "silo" in texts:
+            if exchange and "refused" in texts:
+                try:
+                    give_reply(self._socket, exchange, Reply(body, texts["refused"][:_MOST_CODE]))
+                except OSError as error:  # what others sent is given all the same
+                    log(INFO, "node %s: its reply was not taken: %s", node, error)
+            elif not exchange and "silo" in texts:
                 log(INFO, "node %s stands beside silo '%s'", node, texts["silo"])
                 self._nodes[texts["silo"]] = node
 

@@ -53,7 +53,8 @@ ASSUMPTIONS = (
     TECHNICAL + "nobody but the server factors its Paillier modulus",
     "no silo tells the server the silos' common secret: together they would learn every count",
     "against a malicious server no ε is promised: silos cannot see which weights it encrypts, and a weight of its own "
-    "choice reads one person's part",
+    "choice reads one person's part; a malicious silo can read from the next model how many records persons have, and "
+    "who was sampled in any round of its session",
 )
 _MOST_UNITS = 1 << 16
 
@@ -82,6 +83,17 @@ class Paillier(PrivateWeighting):
 
     name = "paillier"
     protocol_assumptions = ASSUMPTIONS
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The assumptions of the protocol, and that nobody breaks a short key where there is one."""
+        if self.key_bits >= SECURE_BITS:
+            return super().assumptions
+        return (
+            *super().assumptions,
+            f"FOR TESTS: a modulus of {self.key_bits} bits can be factored; a silo that does it knows how many records "
+            "persons have and who was sampled",
+        )
 
     def check(self, spec: RunSpec) -> None:
         """Refuse too few silos, weights that are no shares of counts, a coarse grid, and sums beyond a plaintext."""

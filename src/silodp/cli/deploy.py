@@ -246,6 +246,7 @@ def _format_agreement(agreed: dict[str, Any]) -> list[str]:
         f"  protects    {who}; U = {agreed['users']:,} persons",
         f"  a person is {_format_persons(agreed['persons'])}",
         f"  aggregator  {agreed['aggregator']}",
+        *(f"    {name}: {value}" for name, value in agreed["aggregation"].items()),
         f"  ε           at δ = {agreed['delta']:g} for the whole run of {agreed['rounds']} rounds: {'; '.join(told)}",
         *_format_budget(agreed["budget"], agreed["epsilon"]),
         *_format_separate(agreed["separate"]),

@@ -97,6 +97,8 @@ class ClientHello:
         """
         try:
             name, *parts = json.loads(data)
+            if not str(name).isprintable():  # an error shows it
+                raise ValueError
             hello = cls(str(name), *(bytes.fromhex(part) for part in parts))
         except (ValueError, TypeError, RecursionError):  # a silo may nest JSON a thousand times
             raise SilodpError(

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any, Self
 
@@ -95,7 +96,8 @@ class _Exchange:
     id: str
     request: bytes
     answer: asyncio.Future[bytes | Failure]
-    is_arriving: bool = False
+    reading: asyncio.Task[bytes] | None = None
+    """Reads the body of the answer; one at a time."""
 
 
 @dataclass
@@ -358,6 +360,9 @@ class HttpsServer:
         if answers < line.answers:
             raise self._refuse(name, 409, "deploy.set_back")
         line.answers = answers
+        if line.pending is not None and line.pending.reading is not None:
+            line.pending.reading.cancel()  # its connection may be gone without a word; the silo sends it again
+            line.pending.reading = None
         line.token, line.seen = secrets.token_hex(32), time.monotonic()
         _log.info("silo '%s' is connected", name)
         self._on_change()
@@ -410,13 +415,19 @@ class HttpsServer:
     async def _answer(self, request: Request) -> Response:
         line = self._line_of(request)
         exchange = line.pending
-        if exchange is None or exchange.id != request.path_params["exchange"] or exchange.is_arriving:
+        if exchange is None or exchange.id != request.path_params["exchange"] or exchange.reading is not None:
             return Response(status_code=_OVER)
-        exchange.is_arriving = True  # one body at a time
+        token = line.token
+        reading = exchange.reading = asyncio.create_task(_read_body(request, self._most_bytes))
         try:
-            body = await _read_body(request, self._most_bytes)
+            body = await reading
+        except asyncio.CancelledError:
+            if line.token == token:  # the server stops
+                raise
+            return Response(status_code=_OVER)
         finally:
-            exchange.is_arriving = False
+            if exchange.reading is reading:
+                exchange.reading = None
         if exchange.answer.done():  # the server's patience was over meanwhile
             return Response(status_code=_OVER)
         code = request.headers.get(_REFUSED)
@@ -534,6 +545,48 @@ class _OddReplyError(Exception):
     """Something answers that is no silodp server, or a broken one; the silo tries again."""
 
 
+class _RefusedError(Exception):
+    """The server refuses a call.
+
+    Args:
+        status: of the reply.
+        stated: code of the error, as the server states it.
+    """
+
+    def __init__(self, status: int, stated: str) -> None:
+        super().__init__(stated)
+        self.status, self.stated = status, stated
+
+
+def _read_reply(reply: httpx.Response, most_bytes: int = _MOST_JSON) -> bytes:
+    """Return the body of a reply that is being received.
+
+    Raises:
+        _OddReplyError: it is longer, or compressed; the rest was not read.
+    """
+    if "Content-Encoding" in reply.headers:
+        raise _OddReplyError("the reply is compressed, and not that of a silodp server")
+    body = io.BytesIO()
+    for part in reply.iter_raw():
+        if body.tell() + len(part) > most_bytes:
+            raise _OddReplyError(f"the reply has more than {most_bytes:,} bytes")
+        body.write(part)
+    return body.getvalue()
+
+
+def _read_short_reply(reply: httpx.Response) -> bytes:
+    """Return the body of a reply that is no request of the run.
+
+    Raises:
+        _RefusedError: the server refuses the call.
+        _OddReplyError: as `_read_reply`.
+    """
+    body = _read_reply(reply)
+    if not reply.is_success:
+        raise _RefusedError(reply.status_code, body.decode(errors="replace"))
+    return body
+
+
 class HttpsClient:
     """A silo's end: it connects to the server, again and again, and lets an endpoint answer.
 
@@ -572,9 +625,10 @@ class HttpsClient:
             )
         timeout = httpx.Timeout(_POLL_SECONDS + 40, connect=10)
         plain = {"Accept-Encoding": "identity"}  # a compressed reply could be of any length
+        none = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # nothing of the server's choice is kept
         try:
             self._client = httpx.Client(
-                base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain
+                base_url=url, verify=tls, timeout=timeout, trust_env=False, headers=plain, cookies=none
             )
         except httpx.InvalidURL as error:
             raise SilodpError(
@@ -601,10 +655,10 @@ class HttpsClient:
                     if not self._keep:
                         return
                     stop.wait(self._most_seconds)
-                except httpx.HTTPStatusError as error:
+                except _RefusedError as error:
                     self._token = ""
-                    code = error.response.text[:100]
-                    if error.response.status_code != 401:  # the server was restarted: connect again at once
+                    code = error.stated if error.stated in CODES else shorten(error.stated)
+                    if error.status != 401:  # the server was restarted: connect again at once
                         known, advice = (
                             CODES.get(code, "an unknown reason"),
                             _ADVICE.get(code, "ask its operator"),
@@ -657,10 +711,11 @@ class HttpsClient:
         self._token = token
 
     def _post(self, path: str, fields: dict[str, str]) -> dict[str, Any]:
-        reply = self._client.post(path, json=fields).raise_for_status()
+        with self._client.stream("POST", path, json=fields) as reply:
+            body = _read_short_reply(reply)
         try:
-            found = reply.json()
-        except ValueError:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise _OddReplyError(f"the reply to {path} is not that of a silodp server")
@@ -669,22 +724,15 @@ class HttpsClient:
     def _fetch(self, headers: dict[str, str]) -> tuple[str, bytes] | None:
         """Return the id and the bytes of the next request; None where there is none yet."""
         with self._client.stream("POST", "/v1/next", headers=headers) as reply:
-            if reply.is_error and reply.status_code != _OVER:
-                reply.read()
-                reply.raise_for_status()
-            if reply.status_code == _NO_REQUEST:
-                return None
             if reply.status_code == _OVER:
                 raise _RunIsOverError
+            if not reply.is_success or reply.status_code == _NO_REQUEST:
+                _read_short_reply(reply)
+                return None
             exchange = reply.headers.get(_EXCHANGE, "")
-            if _EXCHANGE_ID.fullmatch(exchange) is None or "Content-Encoding" in reply.headers:
+            if _EXCHANGE_ID.fullmatch(exchange) is None:
                 raise _OddReplyError("the reply to /v1/next is not that of a silodp server")
-            body = io.BytesIO()
-            for part in reply.iter_raw():
-                if body.tell() + len(part) > self._most_bytes:
-                    raise _OddReplyError(f"a request has more than {self._most_bytes:,} bytes")
-                body.write(part)
-            return exchange, body.getvalue()
+            return exchange, _read_reply(reply, self._most_bytes)
 
     def _serve_one(self) -> None:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -696,6 +744,8 @@ class HttpsClient:
         if reply.refused:
             headers[_REFUSED] = reply.refused
         headers["Content-Length"] = str(len(reply.body))
-        sent = self._client.post(f"/v1/answer/{exchange}", headers=headers, content=_cut(reply.body))
-        if sent.status_code != _OVER:  # the server's patience was over: it will ask again, or go on without
-            sent.raise_for_status()
+        content = _cut(reply.body)
+        with self._client.stream("POST", f"/v1/answer/{exchange}", headers=headers, content=content) as sent:
+            # Where the server's patience was over, it will ask again, or go on without.
+            if sent.status_code != _OVER:
+                _read_short_reply(sent)

@@ -134,7 +134,8 @@ class SiloLimits:
     def _count_bytes(self, *runs: str) -> int:
         """Return the bytes of the files in the store that belong to runs; without runs, of all files of the silo.
 
-        The entry of the set-up has a byte for each record, and a refusal is seen: it is not counted.
+        The entries of the set-up and of the method's memory have bytes for each record, and a refusal is seen: they are
+        not counted. A run has one of the set-up and two of the memory.
         """
         if runs:
             begin = tuple(f"{quote(run, safe='')}%2F" for run in runs)
@@ -142,7 +143,9 @@ class SiloLimits:
         else:
             found = [path for top in self._files for path in (top.iterdir() if top.is_dir() else (top,))]
         return sum(
-            path.stat().st_size for path in found if path.exists() and not path.name.endswith("%2Fsetup")
+            path.stat().st_size
+            for path in found
+            if path.exists() and not path.name.endswith("%2Fsetup") and "%2Fmemory%2F" not in path.name
         )
 
     def _refuse(self, field: str, what: str) -> NoReturn:

@@ -207,6 +207,7 @@ def _open_link(
 ) -> Iterator[_Link]:
     roster = consortium.sealed
     most_bytes = find_most_bytes(consortium.spec) + SIGNED_BYTES
+    known = load_answers(folder / STATUS)
     if isinstance(way, SocketOptions):
         with ServerSocket(
             way.path,
@@ -217,7 +218,8 @@ def _open_link(
             group=way.group,
         ) as couriers:
             agreed = AgreedTransport(couriers, identity, roster.silos, consortium.digest, patience, on_change)
-            yield _Link(agreed, couriers.seconds_since_seen, agreed.wait_for_silos, dict)
+            # Nothing is counted here: a courier could raise the number. What HTTPS has counted is kept.
+            yield _Link(agreed, couriers.seconds_since_seen, agreed.wait_for_silos, lambda: known)
         return
     tls = make_context(
         consortium.folder / AUTHORITY, consortium.certificate("server"), folder / TLS_KEY, is_server=True
@@ -230,7 +232,7 @@ def _open_link(
         patience=patience,
         most_bytes=most_bytes,
         on_change=on_change,
-        answers=load_answers(folder / STATUS),
+        answers=known,
         monitor=monitor,
     ) as https:
         yield _Link(https, https.seconds_since_seen, https.wait_for_silos, https.answers, https.end_run)

@@ -296,9 +296,10 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
         "name": consortium.config.name,
         "method": spec.method.name,
         "settings": describe_settings(spec.method),
-        "assumptions": list(spec.method.assumptions),
+        "assumptions": [*spec.method.assumptions, *spec.aggregator.assumptions],
         "unit": spec.method.unit,
         "aggregator": spec.aggregator.name,
+        "aggregation": describe_settings(spec.aggregator),
         "rounds": spec.rounds,
         "delta": spec.delta,
         "epsilon": compute_largest_cost(spec, spec.noise_delta, spec.accountant),
@@ -333,11 +334,11 @@ def describe_agreement(consortium: Consortium) -> dict[str, Any]:
 
 
 def describe_settings(part: Any) -> dict[str, str]:
-    """Return the settings of a method, or of a part of it, in words: those that are set, without names and units."""
+    """Return the settings of a method, an aggregator or a part of one, in words: those set, without name and unit."""
     found = {}
     for field in fields(part):
         value = getattr(part, field.name)
-        if value is None or field.name in ("name", "unit", "needs_counts"):
+        if value is None or not field.compare or field.name in ("name", "unit", "needs_counts"):
             continue
         if is_dataclass(value):
             text = ", ".join(f"{name} {inner}" for name, inner in describe_settings(value).items())

@@ -53,8 +53,9 @@ class Message:
 
     def __post_init__(self) -> None:
         for name, value in (("kind", self.kind), ("run", self.run)):
-            if type(value) is not str or "/" in value or not _is_text(value):
-                self._refuse_name(name, value, "a name without '/'")
+            # An error names them, and a log shows it: no characters that steer a terminal or begin a line.
+            if type(value) is not str or "/" in value or not value.isprintable() or not _is_text(value):
+                self._refuse_name(name, value, "a printable name without '/'")
         for name, number in (("round", self.round), ("attempt", self.attempt)):
             if type(number) is not int or not 0 <= number <= _MOST_NUMBER:
                 self._refuse_name(name, number, "a whole number ≥ 0")

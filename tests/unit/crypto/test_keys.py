@@ -7,6 +7,7 @@ import pytest
 from silodp.crypto.keys import ClientHello, HandshakeState, Identity, Session
 from silodp.crypto.streams import derive_key, derive_secret, keystream
 from silodp.errors import SilodpError
+from support.refusals import refused
 
 NAMES = ("north", "east", "south", "west")
 IDENTITIES = {name: Identity.fresh(name) for name in NAMES}
@@ -171,6 +172,13 @@ def test_greetings_survive_the_wire_and_nothing_else_does():
     for damaged in (b"", b"{}", hello.to_bytes()[:-9], hello.to_bytes().replace(b'"', b"'"), b'["east"]'):
         with pytest.raises(SilodpError, match="'east'"):
             ClientHello.from_bytes(damaged, "east")
+
+
+def test_a_name_that_steers_a_terminal_is_no_name():
+    """An error names who is not on the roster, and a log shows it."""
+    hello = replace(HandshakeState.fresh(Identity.fresh("east"), "run").hello, name="x\x1b[2K\n12:00 INFO")
+    with refused("message.malformed"):
+        ClientHello.from_bytes(hello.to_bytes(), "east")
 
 
 def test_streams_are_chacha20_and_long_ones_go_on_where_short_ones_end():

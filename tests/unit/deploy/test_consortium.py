@@ -21,9 +21,9 @@ from silodp.config.schema import load_config
 from silodp.data.identity import IdentityProfile
 from silodp.deploy.consortium import Consortium, check_party_name, compute_digest, format_digest, take_copy
 from silodp.deploy.policy import Policy
-from silodp.deploy.server import StatusFile
+from silodp.deploy.server import SocketOptions, StatusFile, _open_link, load_answers
 from silodp.deploy.setup import draft_public, find_list_doubts, make_keys
-from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost, load_records
+from silodp.deploy.silo import LifetimeLedger, compute_lifetime_cost, load_identity, load_records
 from silodp.errors import SilodpError
 from silodp.wire.store import PRIVATE_FILE, append_durably
 from support.commands import CONFIG
@@ -345,6 +345,17 @@ def test_the_status_says_who_is_seen_while_a_round_waits(tmp_path: Path) -> None
             assert time.monotonic() < deadline
             time.sleep(0.02)
     assert found["round"] == 3
+
+
+def test_a_server_at_a_socket_keeps_what_one_on_https_has_counted(tmp_path: Path) -> None:
+    """Otherwise the next one on HTTPS would not notice a silo that was restored from a backup."""
+    parties = make_parties(tmp_path, CONFIG)
+    consortium, home = Consortium.load(parties / "public"), parties / "server"
+    (home / "status.json").write_text('{"answers": {"silo-1": 7}}')
+    way, identity = SocketOptions(tmp_path / "server.sock"), load_identity(home, "server")
+    with _open_link(home, consortium, identity, way, 1.0, None, lambda: None) as link:
+        StatusFile(home / "status.json", link.seconds_since_seen, 5, link.answers).write()
+    assert load_answers(home / "status.json") == {"silo-1": 7}
 
 
 def test_an_appended_line_is_its_own(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import errno
 import http.server
 import math
 import re
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -269,6 +270,88 @@ def test_a_silo_survives_what_is_no_silodp_server(
         odd.shutdown()
     assert endpoint.asked == []
     assert "is not that of a silodp server" in caplog.text
+
+
+@pytest.mark.parametrize(("status", "encoding"), [(200, ""), (500, ""), (200, "gzip")])
+def test_a_reply_without_end_fills_no_memory(
+    status: int, encoding: str, parties: Parties, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who plays the server could end the silo's process, and others on its machine."""
+    sent = []
+
+    class Endless(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(10**12))
+            if encoding:
+                self.send_header("Content-Encoding", encoding)
+            self.end_headers()
+            with suppress(OSError):
+                while sum(sent) < 10**8:
+                    self.wfile.write(bytes(1 << 20))
+                    sent.append(1 << 20)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as endless:
+        endless.socket = parties.tls("server", True).wrap_socket(endless.socket, server_side=True)
+        threading.Thread(target=endless.serve_forever, daemon=True).start()
+        with serving(parties, endless.server_address[1], "north", Echo()) as stop:
+            end = time.monotonic() + 20
+            while caplog.text.count("cannot be reached") < 2 and time.monotonic() < end:
+                time.sleep(0.02)
+            stop.set()
+        endless.shutdown()
+    assert caplog.text.count("cannot be reached") >= 2
+    assert sum(sent) < 10**8
+
+
+def test_a_silo_keeps_nothing_that_a_reply_sets(parties: Parties) -> None:
+    """Cookies of the server's choice would pile up in memory, and in the header of every further call."""
+
+    class Sticky(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Set-Cookie", "c=1; Path=/; Max-Age=1000000")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sticky) as sticky:
+        sticky.socket = parties.tls("server", True).wrap_socket(sticky.socket, server_side=True)
+        threading.Thread(target=sticky.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{sticky.server_address[1]}"
+        client = HttpsClient(url, parties.tls("north"), SILOS["north"], DIGEST, Echo(), 10)
+        assert client._post("/v1/challenge", {}) == {}
+        assert len(client._client.cookies) == 0
+        sticky.shutdown()
+
+
+def test_a_silo_that_comes_back_in_the_middle_of_its_answer_sends_it_again(parties: Parties) -> None:
+    """A firewall forgot its connection: for the server the first body would be on its way until patience is over."""
+    found: dict[str, bytes] = {}
+    north = Echo()
+    with parties.server(patience=10) as server, httpx.Client(verify=parties.tls("north")) as client:
+        url = f"https://127.0.0.1:{server.port}/v1"
+        token = client.post(f"{url}/connect", json=sign_challenge(client, server.port)).json()["token"]
+        asking = threading.Thread(target=lambda: found.update(server.ask({"north": b"12"})[0]))
+        asking.start()
+        headers = {"Authorization": f"Bearer {token}"}
+        exchange = client.post(f"{url}/next", headers=headers).headers["X-Silodp-Exchange"]
+        head = f"POST /v1/answer/{exchange} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        with (
+            socket.create_connection(("127.0.0.1", server.port)) as plain,
+            parties.tls("north").wrap_socket(plain, server_hostname="127.0.0.1") as half,
+        ):
+            half.sendall(f"{head}Content-Length: 2\r\n\r\n2".encode())
+            while server._lines["north"].pending.reading is None:
+                time.sleep(0.01)
+            with serving(parties, server.port, "north", north):
+                asking.join(20)
+    assert found == {"north": b"21"}
+    assert north.asked == [b"12"]
 
 
 def test_a_request_that_is_too_long_or_compressed_is_not_taken(parties: Parties) -> None:

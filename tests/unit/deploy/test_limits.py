@@ -208,9 +208,7 @@ def test_joins_are_bounded_and_belong_to_no_run(parties: Path, tmp_path: Path) -
         silo.ask(0)  # the run goes on
 
 
-@pytest.mark.parametrize(
-    "run", ["", "run", "..", "f" * 31, "f" * 33, "F" * 32, "f" * 31 + "\n", "f" * 31 + "é"]
-)
+@pytest.mark.parametrize("run", ["", "run", "..", "f" * 31, "f" * 33, "F" * 32, "f" * 31 + "é"])
 def test_a_run_has_an_id_that_names_a_file(run: str, parties: Path, tmp_path: Path) -> None:
     """The id becomes the name of a ledger, by which the ledgers of all runs are found again."""
     with ask_silo(parties, tmp_path) as silo:
@@ -255,11 +253,14 @@ def test_sessions_of_an_evaluation_count_too(parties: Path, tmp_path: Path) -> N
         limits.check(replace(silo.hello, run=f"{run}-evaluation", attempt=2), run)
 
 
-def test_the_number_of_records_does_not_show_in_what_is_refused(parties: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("entry", ["setup", "memory/3/0"])
+def test_the_number_of_records_does_not_show_in_what_is_refused(
+    entry: str, parties: Path, tmp_path: Path
+) -> None:
     with ask_silo(parties, tmp_path) as silo:
         limits, run = silo.service._limits, silo.hello.run
         counted = limits._count_bytes(run), limits._count_bytes()
-        RoundStore(limits._store, f"{run}/").run.put("setup", bytes(10_000))
+        RoundStore(limits._store, f"{run}/").run.put(entry, bytes(10_000))
         assert (limits._count_bytes(run), limits._count_bytes()) == counted
 
 

@@ -63,9 +63,14 @@ OTHERWISE = [
         for name in ("round", "attempt")
         for value in (False, True, 0.0, 1.0, "0", "", None, [0], -1)
     ),
-    *((name, value) for name in ("kind", "run") for value in (None, 0, ["update"], "update/0")),
+    *(
+        (name, value)
+        for name in ("kind", "run")
+        for value in (None, 0, ["update"], "update/0", "update\n12:00 INFO", "\x1b[2Kupdate")
+    ),
 ]
-"""What names a message otherwise: False is 0 for whoever calculates, and another name for whoever keeps answers."""
+"""What names a message otherwise: False is 0 for whoever calculates, and another name for whoever keeps answers. A log
+shows kind and run, and a terminal obeys what steers it."""
 
 
 @pytest.mark.parametrize(("name", "value"), OTHERWISE)
