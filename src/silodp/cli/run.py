@@ -137,7 +137,7 @@ def run_config(
     )
     if method.unit == "user":
         summary["warnings"] += find_linkage_doubts(federation)
-    summary["warnings"] += find_loss_doubts(federation.silos, task)
+    summary["warnings"] += find_loss_doubts(federation.silos, task.loss.name)
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     for warning in summary["warnings"]:
         log(f"warning: {warning}")

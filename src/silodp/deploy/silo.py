@@ -461,7 +461,9 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         similar = find_similar_keys(keys[user] for user in np.unique(data.user))
         for doubt in describe_similar_keys(similar, str(path)):
             _log.warning("%s", doubt)
-    for doubt in find_loss_doubts([data], consortium.task):
+    # By its name: a task is built by code that the silo may not have agreed to yet.
+    loss = consortium.config.task_section.loss or ("cox" if public.labels == "survival" else "")
+    for doubt in find_loss_doubts([data], loss):
         _log.warning("%s", doubt)
     for one in (data, data.held_out):
         fault = find_fault(one.x, public.record_shape, public.inputs)

@@ -284,12 +284,12 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
     task.check(*data.synthetic_batch(), classes=data.classes)
 
 
-def find_loss_doubts(silos: Sequence[SiloData], task: Task) -> list[str]:
-    """Return a sentence where most persons have too few records in a silo for the loss of Cox; else nothing.
+def find_loss_doubts(silos: Sequence[SiloData], loss: str) -> list[str]:
+    """Return a sentence where the loss is that of Cox, and most persons have too few records in a silo for it.
 
     The sentence has private counts: it is for the owner of the records alone.
     """
-    if task.loss.name != "cox":
+    if loss != "cox":
         return []
     users = np.concatenate([np.unique(silo.user, return_counts=True) for silo in silos], axis=1)
     persons, several = len(np.unique(users[0])), len(np.unique(users[0][users[1] > 1]))

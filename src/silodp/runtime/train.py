@@ -171,7 +171,7 @@ def train(
         separate=separate,
     )
     doubts = find_linkage_doubts(federation) if spec.method.unit == "user" else []
-    for doubt in [*doubts, *find_loss_doubts(federation.silos, task)]:
+    for doubt in [*doubts, *find_loss_doubts(federation.silos, task.loss.name)]:
         _log.warning("warning: %s", doubt)
     return run(
         spec,
