@@ -428,7 +428,8 @@ class HttpsServer:
         finally:
             if exchange.reading is reading:
                 exchange.reading = None
-        if exchange.answer.done():  # the server's patience was over meanwhile
+        # The silo has connected again, and its number of answers has this one; or the server's patience was over.
+        if line.token != token or exchange.answer.done():
             return Response(status_code=_OVER)
         code = request.headers.get(_REFUSED)
         if code is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import http.server
+import json
 import math
 import re
 import socket
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 import silodp
 from silodp.crypto.keys import Identity
@@ -354,6 +357,41 @@ def test_a_silo_that_comes_back_in_the_middle_of_its_answer_sends_it_again(parti
     assert north.asked == [b"12"]
 
 
+def test_an_answer_that_arrives_as_its_silo_connects_again_is_not_counted_twice(parties: Parties) -> None:
+    """The silo stated a number that has it: one more, and it would be refused later, as restored from a backup."""
+
+    def make_request(body: bytes, token: str = "", exchange: str = "") -> Request:
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": body}
+
+        headers = [(b"authorization", f"Bearer {token}".encode())]
+        scope = {"type": "http", "headers": headers, "path_params": {"exchange": exchange}}
+        return Request(scope, receive)
+
+    async def answer_and_connect(server: HttpsServer, token: str, again: dict[str, str]) -> int:
+        exchange = server._lines["north"].pending
+        answering = asyncio.create_task(server._answer(make_request(b"21", token, exchange.id)))
+        while exchange.reading is None or not exchange.reading.done():
+            await asyncio.sleep(0)
+        assert not answering.done()
+        await server._connect(make_request(json.dumps(again).encode()))
+        return (await answering).status_code
+
+    with parties.server(patience=10) as server, httpx.Client(verify=parties.tls("north")) as client:
+        url = f"https://127.0.0.1:{server.port}/v1"
+        token = client.post(f"{url}/connect", json=sign_challenge(client, server.port)).json()["token"]
+        asking = threading.Thread(target=lambda: server.ask({"north": b"12"}))
+        asking.start()
+        client.post(f"{url}/next", headers={"Authorization": f"Bearer {token}"})
+        again = sign_challenge(client, server.port, answers="1")
+        both = asyncio.run_coroutine_threadsafe(answer_and_connect(server, token, again), server._loop)
+        assert both.result(20) == 410
+        assert server.answers()["north"] == 1
+        with serving(parties, server.port, "north", Echo(), count_answers=lambda: 1):
+            asking.join(20)
+        assert server.answers()["north"] == 2
+
+
 def test_a_request_that_is_too_long_or_compressed_is_not_taken(parties: Parties) -> None:
     north = Echo()
     with parties.server(patience=1) as server, serving(parties, server.port, "north", north):
@@ -495,7 +533,7 @@ def test_metrics_are_in_the_text_format_of_prometheus(parties: Parties) -> None:
     assert math.isnan(values["silodp_seconds_since_silo_was_seen", "south"])
 
 
-def sign_challenge(client: httpx.Client, port: int) -> dict[str, str]:
+def sign_challenge(client: httpx.Client, port: int, answers: str = "0") -> dict[str, str]:
     """Ask a server for a challenge as north; return what north then sends to connect."""
     asked = client.post(f"https://127.0.0.1:{port}/v1/challenge", json={"name": "north"})
     challenge = asked.json()["challenge"]
@@ -504,8 +542,8 @@ def sign_challenge(client: httpx.Client, port: int) -> dict[str, str]:
         "challenge": challenge,
         "digest": DIGEST,
         "version": silodp.__version__,
-        "answers": "0",
-        "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge, "0")).hex(),
+        "answers": answers,
+        "signature": SILOS["north"].sign(_connect_text(DIGEST, "north", challenge, answers)).hex(),
     }
 
 
