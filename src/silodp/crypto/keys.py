@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from silodp.crypto.streams import KEY_BYTES, derive_key, derive_secret
-from silodp.errors import SilodpError, require
+from silodp.errors import SilodpError, require, shorten
 
 VERSION = "silodp secure aggregation 2"
 NONCE_BYTES, TAG_BYTES = 12, 16
@@ -97,8 +97,6 @@ class ClientHello:
         """
         try:
             name, *parts = json.loads(data)
-            if not str(name).isprintable():  # an error shows it
-                raise ValueError
             hello = cls(str(name), *(bytes.fromhex(part) for part in parts))
         except (ValueError, TypeError, RecursionError):  # a silo may nest JSON a thousand times
             raise SilodpError(
@@ -175,8 +173,9 @@ class HandshakeState:
         names = [hello.name for hello in hellos]
         if sorted(names) != sorted(pins) or len(set(names)) != len(names):
             odd = sorted(set(names) ^ set(pins)) or sorted({n for n in names if names.count(n) > 1})
+            shown = shorten(", ".join(odd))  # of no silo that is known here, and a log shows them
             raise SilodpError(
-                f"the roster shown to silo '{self.identity.name}' differs from its pinned one in '{', '.join(odd)}': "
+                f"the roster shown to silo '{self.identity.name}' differs from its pinned one in {shown}: "
                 "ask the other silos which roster they were shown, and do not go on.",
                 code="session.pins",
             )

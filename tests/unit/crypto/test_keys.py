@@ -174,11 +174,18 @@ def test_greetings_survive_the_wire_and_nothing_else_does():
             ClientHello.from_bytes(damaged, "east")
 
 
-def test_a_name_that_steers_a_terminal_is_no_name():
+def test_a_name_that_steers_a_terminal_is_shown_without_what_steers():
     """An error names who is not on the roster, and a log shows it."""
-    hello = replace(HandshakeState.fresh(Identity.fresh("east"), "run").hello, name="x\x1b[2K\n12:00 INFO")
-    with refused("message.malformed"):
-        ClientHello.from_bytes(hello.to_bytes(), "east")
+    hello = replace(openings()["east"].hello, name="x\x1b[2K\n12:00 INFO")
+    with refused("session.pins") as caught:
+        meeting(openings(), east=ClientHello.from_bytes(hello.to_bytes(), "east"))
+    assert str(caught.value).isprintable()
+
+
+def test_a_silo_may_be_called_as_its_table_is():
+    """The name of a file may have the space of Japanese, which is not printable by Python."""
+    hello = HandshakeState.fresh(Identity.fresh("東京\u3000病院"), "run").hello
+    assert ClientHello.from_bytes(hello.to_bytes(), "b") == hello
 
 
 def test_streams_are_chacha20_and_long_ones_go_on_where_short_ones_end():
