@@ -124,6 +124,18 @@ def test_a_silo_is_told_by_itself(folder: Path, caplog: pytest.LogCaptureFixture
         assert not executed.exists()
 
 
+def test_a_silo_without_training_records_is_told_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    none = np.zeros((0, 2), np.float32)
+    np.savez(folder / "lyon.npz", x=none, y=none, user=np.zeros(0, np.int64))
+    draft = load_config(folder / "config.toml", ["task.loss=cox", "task.loss_options={}"])
+    draft_public(draft, folder / "public", draft.public_data())
+    with caplog.at_level(logging.WARNING):
+        load_records(folder / "lyon.npz", "lyon", Consortium.load(folder / "public"))
+    assert FEW_RECORDS not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "code", "word"),
     [

@@ -293,7 +293,7 @@ def find_loss_doubts(silos: Sequence[SiloData], loss: str) -> list[str]:
         return []
     users = np.concatenate([np.unique(silo.user, return_counts=True) for silo in silos], axis=1)
     persons, several = len(np.unique(users[0])), len(np.unique(users[0][users[1] > 1]))
-    if 2 * several > persons:
+    if persons == 0 or 2 * several > persons:
         return []
     return [
         f"{persons - several:,} of {persons:,} persons have no two records in one silo, and the loss of Cox learns "
