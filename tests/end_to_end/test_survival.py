@@ -175,6 +175,28 @@ def test_a_run_is_not_resumed_with_another_typical_time(folder: Path, silodp: Si
     assert silodp("run", folder / "run", "--resume", "--set", "rounds=2").status == 0
 
 
+def test_options_without_a_value_are_none_when_a_run_goes_on(folder: Path, silodp: Silodp) -> None:
+    """config.toml of the run has no empty tables."""
+    for rounds, resume in ((1, ()), (2, ("--resume",))):
+        changes = ("--set", f"rounds={rounds}", *COX)
+        done = silodp("run", folder / "config.toml", "--out", folder / "run", *resume, *changes)
+        assert done.status == 0, done.err
+
+
+def test_a_run_is_not_resumed_with_a_loss_of_code_in_place_of_one_of_silodp(
+    folder: Path, silodp: Silodp
+) -> None:
+    """It has the same name, by which the checkpoint knows it."""
+    assert (
+        silodp("run", folder / "config.toml", "--out", folder / "run", "--set", "rounds=1", *COX).status == 0
+    )
+    code = "from silodp.training import Loss\n\ncox = Loss('cox', lambda outputs, targets, mask: outputs.sum())\n"
+    (folder / "own.py").write_text(code)
+    own = ("--set", f"task.loss={folder / 'own.py'}:cox", "--set", "rounds=2")
+    done = silodp("run", folder / "run", "--resume", *own)
+    assert_sentence(done, "task.loss", code="checkpoint.setup")
+
+
 def test_cox_has_no_options(folder: Path, silodp: Silodp) -> None:
     done = silodp("plan", folder / "config.toml", "--set", "task.loss=cox")
     assert_sentence(done, "task.loss_options.typical_time", code="config.unknown_field")

@@ -21,6 +21,7 @@ from silodp.cli._console import Interrupted, log
 from silodp.config.plugins import is_reference
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import RunConfig, load_config
+from silodp.config.toml_values import drop_empty_tables
 from silodp.data.federation import Federation, count_persons_by_silos, find_linkage_doubts
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
@@ -347,9 +348,13 @@ def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
     Raises:
         SilodpError: the run would go on with another loss, or other options of its model (code checkpoint.setup).
     """
+    # As config.toml has them, without empty tables.
+    tasks = [
+        drop_empty_tables(each.task_section.model_dump(exclude_none=True)) for each in (previous, config)
+    ]
     for field in ("options", "loss", "loss_options"):
-        before, after = (getattr(each.task_section, field) for each in (previous, config))
-        is_code = any(isinstance(value, str) and is_reference(value) for value in (before, after))
+        before, after = (task.get(field) for task in tasks)
+        is_code = all(isinstance(value, str) and is_reference(value) for value in (before, after))
         if before != after and not is_code:  # code may have been moved
             raise SilodpError(
                 f"task.{field} was {_format_value(before)}, and is {_format_value(after)} now: a run goes on with the "
