@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import silodp.cli.run as cli_run
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import load_config
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.setup import draft_public
 from silodp.deploy.silo import load_records
 from silodp.methods import Ddp
-from silodp.runtime.train import train
+from silodp.runtime.train import OnRound, Result, RoundResult, train
 from silodp.training.losses import cox
 from support.commands import Silodp, assert_sentence
 
@@ -98,6 +100,28 @@ def test_the_warning_is_for_most_persons_alone(folder: Path, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         train(federation, config.task(federation), config.method(), rounds=1, delta=1e-5)
     assert FEW_RECORDS not in caplog.text
+
+
+def test_the_warning_comes_before_the_first_round(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The budget is not spent yet, and Ctrl-C ends the run; at the end it comes again."""
+    told = []
+    train_all = cli_run.run
+
+    def watch(*parts: Any, on_round: OnRound, **options: Any) -> Result:
+        def listen(done: RoundResult) -> None:
+            on_round(done)
+            told.append(FEW_RECORDS in capsys.readouterr().err)
+
+        return train_all(*parts, on_round=listen, **options)
+
+    monkeypatch.setattr(cli_run, "run", watch)
+    config = load_config(folder / "config.toml", ["task.loss=cox", "task.loss_options={}", "rounds=1"])
+    summary = cli_run.run_config(config, folder / "run")
+    assert told == [True, False]
+    assert FEW_RECORDS in capsys.readouterr().err
+    assert any(FEW_RECORDS in warning for warning in summary["warnings"])
 
 
 def test_a_silo_is_told_by_itself(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

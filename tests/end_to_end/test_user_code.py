@@ -178,6 +178,7 @@ def test_a_run_warns_at_its_start_and_end_where_keys_do_not_meet(silodp: Silodp,
     nobody, similar = ran.json["warnings"]
     assert "no person appears in more than one silo" in nobody
     assert "20 person keys (in north, south) would be 10" in similar
+    assert [ran.err.count(f"warning: {warning}\n") for warning in (nobody, similar)] == [2, 2]
 
 
 def test_simulated_persons_have_no_keys_to_doubt(silodp: Silodp, config: Path):

@@ -70,7 +70,9 @@ def run_config(
     task = config.task(federation)
     previous = _find_previous(directory) if resume else None
     changes = [] if previous is None else _list_changes(config, previous)
-    remarks = _list_remarks(federation, directory, changes)
+    doubts = find_linkage_doubts(federation) if method.unit == "user" else []
+    doubts += find_loss_doubts(federation.silos, task.loss.name)
+    remarks = [*_list_remarks(federation, directory, changes), *(f"warning: {doubt}" for doubt in doubts)]
     begun = False
 
     def begin(done: int) -> None:
@@ -136,9 +138,7 @@ def run_config(
     summary["warnings"] += _warn_infeasible(config, spec, federation) + _warn_retired(
         method, summary["rounds"]
     )
-    if method.unit == "user":
-        summary["warnings"] += find_linkage_doubts(federation)
-    summary["warnings"] += find_loss_doubts(federation.silos, task.loss.name)
+    summary["warnings"] += doubts
     summary["persons_by_silos"] = count_persons_by_silos(federation)
     for warning in summary["warnings"]:
         log(f"warning: {warning}")
