@@ -234,7 +234,7 @@ def show_run(width: int) -> None:
 
 
 def show_rounds(rounds: int) -> None:
-    """Print by how many kilobytes the process grows in a round, after a tenth, a third and two thirds of all."""
+    """Print by how much the process grows in a round, after a tenth, a third and two thirds of all."""
     import gc
     import re
 
@@ -243,14 +243,14 @@ def show_rounds(rounds: int) -> None:
     import silodp
     from silodp.training import binary_cross_entropy, roc_auc
 
-    held: dict[int, int] = {}
+    held: dict[int, tuple[int, int]] = {}
     points = (rounds // 10, rounds // 3, 2 * rounds // 3, rounds)
 
     def hold(done: silodp.RoundResult) -> None:
         if done.round in points:
             gc.collect()
             status = Path("/proc/self/status").read_text()
-            held[done.round] = int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
+            held[done.round] = int(re.findall(r"VmRSS:\s+(\d+)", status)[0]), sys.getallocatedblocks()
 
     federation = silodp.data.benchmarks.embedded(users=50, silos=3)
     task = silodp.Task(torch.nn.Linear(30, 1), binary_cross_entropy(), {"roc_auc": roc_auc})
@@ -258,7 +258,8 @@ def show_rounds(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         silodp.train(federation, task, method, rounds=rounds, on_round=hold, out=Path(folder) / "run")
     for first, last in itertools.pairwise(points):
-        print(f"rounds {first} to {last}: {(held[last] - held[first]) / (last - first):.1f} kB a round")
+        grown, blocks = ((b - a) / (last - first) for a, b in zip(held[first], held[last], strict=True))
+        print(f"rounds {first} to {last}: {grown:.1f} kB a round, in {blocks:.0f} objects of Python")
 
 
 def main() -> None:
