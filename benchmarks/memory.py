@@ -259,7 +259,7 @@ def show_rounds(rounds: int) -> None:
         silodp.train(federation, task, method, rounds=rounds, on_round=hold, out=Path(folder) / "run")
     for first, last in itertools.pairwise(points):
         grown, blocks = ((b - a) / (last - first) for a, b in zip(held[first], held[last], strict=True))
-        print(f"rounds {first} to {last}: {grown:.1f} kB a round, in {blocks:.0f} objects of Python")
+        print(f"rounds {first} to {last}: {grown:.1f} kB a round, in {blocks:.0f} blocks of Python's memory")
 
 
 def main() -> None:

@@ -34,8 +34,13 @@ LONG: list[Job] = []
 SIGMA = {"1": 11.8, "3": 4.398, "3.85": 3.5356, "6.58": 2.2361, "10.0": 1.5812}
 
 
-def ours(step: float, weighting: str, *epsilons: str) -> dict[str, Fields]:
-    return {f"ours, ε={epsilon}": stepped(step, SIGMA[epsilon], weighting) for epsilon in epsilons}
+def ours(step: float, weighting: str, *epsilons: str, rounds: int = 10) -> dict[str, Fields]:
+    """Return our methods; σ of other rounds is that of the same ε, rounded up such that ε is not larger."""
+    grown = {epsilon: round(1e4 * SIGMA[epsilon] * (rounds / 10) ** 0.5, 6) for epsilon in epsilons}
+    return {
+        f"ours, ε={epsilon}": stepped(step, math.ceil(grown[epsilon]) / 1e4, weighting)
+        for epsilon in epsilons
+    }
 
 
 def per_person(rate: float, **local: Any) -> dict[str, Fields]:
@@ -55,14 +60,6 @@ def whole_silos(**local: Any) -> dict[str, Fields]:
 def group(size: int, q: float, steps: int, batch: float, rate: float) -> Fields:
     fixed = {"record_sampling": q, "local_steps": steps, "expected_batch_size": batch}
     return clipped("uldp-group", 1, group_size=size, **fixed, local_learning_rate=rate)
-
-
-def ours_longer(step: float, *epsilons: str) -> dict[str, Fields]:
-    """Return our methods with 20 rounds: σ·√2 has the same ε, rounded up such that it is not larger."""
-    return {
-        f"ours, ε={epsilon}": stepped(step, math.ceil(SIGMA[epsilon] * 2**0.5 * 1e4) / 1e4, "records")
-        for epsilon in epsilons
-    }
 
 
 def by_hazard(years: int) -> Fields:
@@ -85,7 +82,7 @@ for (users, allocation), largest in GROUP_MAX.items():
         heart[f"group {label}"] = group(size, 0.05, 50, 6.0, 0.05)
     private, public = where | {"normalize": "private"}, where | {"normalize": "public"}
     best, far = ours(1.0, "home", "6.58", "3"), ours(1.0, "records", "6.58", "3", "1")
-    named = far if users == 50 else ours_longer(3.0, "6.58", "3", "1")
+    named = far if users == 50 else ours(3.0, "records", "6.58", "3", "1", rounds=20)
     exponential = {label.replace("ours", "ours, exponential"): each for label, each in named.items()}
     longer = 10 if users == 50 else 20
     best |= ours(0.3 if users == 50 else 1.0, "home", "1")  # much noise: a smaller step
@@ -120,9 +117,9 @@ for number, (label, rounds, named, task) in enumerate(
     [
         ("Cox, step 1", 10, ours(1.0, "records", "6.58"), {}),
         ("exponential, step 1", 10, ours(1.0, "records", "6.58"), by_hazard(10)),
-        ("exponential, step 10", 20, ours_longer(10.0, "6.58", "1"), by_hazard(10)),
-        ("exponential, step 10, τ = 3 years", 20, ours_longer(10.0, "6.58"), by_hazard(3)),
-        ("exponential, step 10, τ = 30 years", 20, ours_longer(10.0, "6.58"), by_hazard(30)),
+        ("exponential, step 10", 20, ours(10.0, "records", "6.58", "1", rounds=20), by_hazard(10)),
+        ("exponential, step 10, τ = 3 years", 20, ours(10.0, "records", "6.58", rounds=20), by_hazard(3)),
+        ("exponential, step 10, τ = 30 years", 20, ours(10.0, "records", "6.58", rounds=20), by_hazard(30)),
         (
             "default",
             50,

@@ -22,7 +22,7 @@ from silodp.config.plugins import is_reference
 from silodp.config.public_spec import build_public_spec
 from silodp.config.schema import RunConfig, load_config
 from silodp.config.toml_values import drop_empty_tables
-from silodp.data.federation import Federation, count_persons_by_silos, find_linkage_doubts
+from silodp.data.federation import Federation, count_persons_by_silos
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
 from silodp.report.divergence import describe_refused, find_divergence
@@ -31,7 +31,7 @@ from silodp.report.guarantee_text import describe_cover, describe_guarantee, for
 from silodp.report.held_out import keep_held_out, measure_held_out
 from silodp.report.page import write_report
 from silodp.report.run_record import format_versions, read_run
-from silodp.runtime.prepare import find_loss_doubts, prepare_run
+from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.simulation import Simulation
 from silodp.runtime.train import MetricsRow, OnRound, Result, RoundResult, run
 from silodp.tracking import open_trackers
@@ -69,9 +69,11 @@ def run_config(
     federation = config.federation()
     task = config.task(federation)
     previous = _find_previous(directory) if resume else None
-    changes = [] if previous is None else _list_changes(config, previous)
-    doubts = find_linkage_doubts(federation) if method.unit == "user" else []
-    doubts += find_loss_doubts(federation.silos, task.loss.name)
+    changes = []
+    if previous is not None:
+        _check_task(config, previous)
+        changes = _list_changes(config, previous)
+    doubts = find_doubts(federation, task, method)
     remarks = [*_list_remarks(federation, directory, changes), *(f"warning: {doubt}" for doubt in doubts)]
     begun = False
 
@@ -342,11 +344,11 @@ def _find_previous(directory: Path) -> RunConfig | None:
     return None
 
 
-def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
-    """Return the keys in which a configuration differs from the one before, each with both values.
+def _check_task(config: RunConfig, previous: RunConfig) -> None:
+    """Refuse to go on with another loss, or other options of the model.
 
     Raises:
-        SilodpError: the run would go on with another loss, or other options of its model (code checkpoint.setup).
+        SilodpError: the run would (code checkpoint.setup).
     """
     # As config.toml has them, without empty tables.
     tasks = [
@@ -362,6 +364,10 @@ def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
                 code="checkpoint.setup",
                 field=f"task.{field}",
             )
+
+
+def _list_changes(config: RunConfig, previous: RunConfig) -> list[str]:
+    """Return the keys in which a configuration differs from the one before, each with both values."""
     old, new = (_flatten(each.model_dump(mode="json", by_alias=True)) for each in (previous, config))
     return [
         f"{key} was {_format_value(old.get(key))}, now {_format_value(new.get(key))}"

@@ -25,7 +25,7 @@ from silodp.data.inputs import map_arrays
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, describe_exception, lookup
 from silodp.methods import METHODS, Method
-from silodp.training.losses import LOSSES, Loss
+from silodp.training.losses import DEFAULT_LOSSES, LOSSES, Loss
 from silodp.training.metrics import METRICS, Metric, mean_absolute_error
 from silodp.training.models import MODELS, VERSION, Architecture, mlp, name_linear_model
 
@@ -146,7 +146,7 @@ def build_task(
     if loss is None and public.classes:
         loss = "binary_cross_entropy" if _count_outputs(network, public) == 1 else "cross_entropy"
     elif loss is None:
-        loss = "cox" if survival else "squared_error"
+        loss = DEFAULT_LOSSES[public.labels]
     if metrics is None and public.classes:
         metrics = ("accuracy", "roc_auc") if public.classes == 2 else ("accuracy",)
     elif metrics is None and survival:

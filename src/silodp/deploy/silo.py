@@ -59,6 +59,7 @@ from silodp.runtime.evaluation import EvaluatedSilo, make_silo
 from silodp.runtime.lock import hold_lock
 from silodp.runtime.prepare import find_loss_doubts
 from silodp.runtime.silo import Silo, make_ledger
+from silodp.training.losses import DEFAULT_LOSSES
 from silodp.wire.messages import Message
 from silodp.wire.store import (
     PRIVATE_FILE,
@@ -462,7 +463,7 @@ def load_records(path: Path, name: str, consortium: Consortium, index: Path | No
         for doubt in describe_similar_keys(similar, str(path)):
             _log.warning("%s", doubt)
     # By its name: a task is built by code that the silo may not have agreed to yet.
-    loss = consortium.config.task_section.loss or ("cox" if public.labels == "survival" else "")
+    loss = consortium.config.task_section.loss or DEFAULT_LOSSES.get(public.labels)
     for doubt in find_loss_doubts([data], loss):
         _log.warning("%s", doubt)
     for one in (data, data.held_out):

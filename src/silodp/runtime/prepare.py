@@ -22,7 +22,7 @@ from silodp.accounting.ledger import Budget, Ledger
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.registry import find_aggregator
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
-from silodp.data.federation import Federation
+from silodp.data.federation import Federation, find_linkage_doubts
 from silodp.data.public import PublicData
 from silodp.data.silo_data import SiloData
 from silodp.errors import (
@@ -284,7 +284,16 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
     task.check(*data.synthetic_batch(), classes=data.classes)
 
 
-def find_loss_doubts(silos: Sequence[SiloData], loss: str) -> list[str]:
+def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]:
+    """Return sentences on keys of persons that may differ, and on a loss that learns from few persons.
+
+    They have private counts: they are for the owner of the records alone.
+    """
+    doubts = find_linkage_doubts(federation) if method.unit == "user" else []
+    return doubts + find_loss_doubts(federation.silos, task.loss.name)
+
+
+def find_loss_doubts(silos: Sequence[SiloData], loss: str | None) -> list[str]:
     """Return a sentence where the loss is that of Cox, and most persons have too few records in a silo for it.
 
     The sentence has private counts: it is for the owner of the records alone.

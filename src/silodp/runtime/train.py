@@ -17,14 +17,14 @@ from silodp.accounting.guarantee import Adversary, Guarantee
 from silodp.accounting.ledger import Budget
 from silodp.aggregators.base import Aggregator
 from silodp.aggregators.run_spec import RunSpec
-from silodp.data.federation import Federation, find_linkage_doubts
+from silodp.data.federation import Federation
 from silodp.errors import SilodpError, check_type, check_whole
 from silodp.methods.base import Method
 from silodp.methods.evaluation import Evaluation
 from silodp.runtime.checkpoint import Checkpoint
 from silodp.runtime.evaluation import NOTHING_MEASURED, Evaluator
 from silodp.runtime.guarantees import build_guarantees
-from silodp.runtime.prepare import find_loss_doubts, prepare_run
+from silodp.runtime.prepare import find_doubts, prepare_run
 from silodp.runtime.run_directory import MetricsRow, RunDirectory
 from silodp.runtime.server import Server, is_finite
 from silodp.runtime.simulation import Parties, Simulation
@@ -170,8 +170,7 @@ def train(
         evaluation=evaluation,
         separate=separate,
     )
-    doubts = find_linkage_doubts(federation) if spec.method.unit == "user" else []
-    for doubt in [*doubts, *find_loss_doubts(federation.silos, task.loss.name)]:
+    for doubt in find_doubts(federation, task, spec.method):
         _log.warning("warning: %s", doubt)
     return run(
         spec,

@@ -322,7 +322,7 @@ def exponential_survival(typical_time: float) -> Loss:
 
     Args:
         typical_time: τ, in the unit of the times: a **public** guess of when events are, never computed from private
-            rows. The bias of the model corrects it; one that is wrong by a factor of 10 costs a few rounds.
+            rows. The bias of the model corrects it (docs/results.md compares three).
 
     Raises:
         SilodpError: it is not a finite number above 0.
@@ -441,3 +441,5 @@ LOSSES: dict[str, Callable[..., Loss]] = {
     "exponential_survival": exponential_survival,
 }
 """Name in a config -> builder, which takes [task.loss_options]."""
+DEFAULT_LOSSES = {"real": "squared_error", "survival": "cox"}
+"""Kind of label -> name of the loss where none is named; that of classes follows from the outputs of the model."""
