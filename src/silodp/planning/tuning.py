@@ -48,6 +48,9 @@ FEDERATIONS = 6
 _FIRST, _KEPT = 2, 8  # federations on which every candidate is tried, and candidates that are tried on all
 _HOPELESS = 1.0  # noise as long as the signal in every round
 _LOUDEST = 30.0  # a candidate whose noise moves the parameters further in all rounds together is not tried
+DEFAULT_ROUNDS, DEFAULT_STEP = 10, 1.0
+"""What is recommended without tuning, with `uldp-sgd`."""
+_CLEAR = 2.0  # standard errors by which a candidate must be better than these, or they are kept
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ def tune(
     """Choose T, σ, step, weighting, local epochs and model size for a target ε.
 
     Every candidate is trained on synthetic federations of the declared schema, with the noise of the target. All are
-    tried on two federations; the best eight on all of them; then variants of the best.
+    tried on two federations; the best eight on all of them; then variants of the best. The best is chosen if it is
+    better than T = 10 and step 1 by more than two standard errors of the gain; else these are kept.
 
     Args:
         config: the run's; its model and metric are tried.
@@ -103,9 +107,10 @@ def tune(
         on_progress: called with the number of trainings done and planned.
 
     Returns:
-        JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "candidates" with the mean and the spread
-        of the metric; "loss", the mean and the largest difference to the best candidate of each federation;
-        "no_guarantee", also in every candidate: the adversaries against whom these settings have no ε.
+        JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "default_kept", whether another candidate
+        was better, but not clearly; "candidates" with the mean and the spread of the metric; "loss", the mean and the
+        largest difference to the best candidate of each federation; "no_guarantee", also in every candidate: the
+        adversaries against whom these settings have no ε.
 
     Raises:
         SilodpError: records are no table, no weighting has an ε against the adversary, or the evaluation costs ε.
@@ -171,7 +176,20 @@ class _Tuner:
         leader = self._rank([leader, *variants])[0]
         longer = replace(leader, epochs=LOCAL_EPOCHS)
         self._try([longer], everywhere)
-        return self._describe(self._rank([leader, longer])[0])
+        leader = self._rank([leader, longer])[0]
+        default = Candidate(DEFAULT_ROUNDS, DEFAULT_STEP, first, model=leader.model)
+        if default in grid:
+            self._try([default], everywhere)
+            if not self._is_clearly_better(leader, default):
+                leader = default
+        return self._describe(leader)
+
+    def _is_clearly_better(self, candidate: Candidate, other: Candidate) -> bool:
+        """Return whether the mean gain over the federations is more than chance, for the best of many candidates."""
+        if not math.isfinite(sum(self.scores[other].values())):
+            return True
+        gains = [self.scores[candidate][number] - score for number, score in self.scores[other].items()]
+        return float(np.mean(gains)) > _CLEAR * float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
 
     def _list_weightings(self) -> list[Weighting]:
         """Return the weightings under which there is an ε against the adversary, and which the aggregator has."""
@@ -266,6 +284,7 @@ class _Tuner:
                 "local_epochs": chosen.epochs or None,
                 "model": linear,
             },
+            "default_kept": chosen != self._rank(complete)[0],
             "no_guarantee": missing[chosen.weighting],
             "loss": {"mean": float(loss.mean()), "largest": float(loss.max())},
             "candidates": [
@@ -380,6 +399,11 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
         lines.append(_advise(result))
     lines.append(f"  best candidates ({metric}, mean ± sd over the federations):")
     lines += [f"    {_format_candidate(c)}" for c in result["candidates"][:5]]
+    if result["default_kept"]:
+        lines.append(
+            f"  the best is not clearly better than T = {DEFAULT_ROUNDS}, step = {DEFAULT_STEP:g}: the gain is within "
+            f"{_CLEAR:g} standard errors, so these are kept"
+        )
     if result["no_guarantee"]:
         lines.append(
             f"  weighting {chosen['weighting']} under this aggregator gives no ε against "

@@ -142,6 +142,40 @@ def test_of_errors_the_smaller_is_better(tmp_path, metrics, caplog):
     assert found["chosen"]["step"] == 1.0, "a hundredth of a step learns nothing in five rounds"
 
 
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("gains", "kept"), [((0.04, 0.0, -0.01), True), ((0.02, 0.015, 0.016), False)])
+def test_the_default_is_kept_unless_another_is_better_by_more_than_chance(tmp_path, monkeypatch, gains, kept):
+    monkeypatch.setattr(tuning, "ROUNDS", (5, 10))
+
+    def measured(method, task, federation, rounds, randomness):
+        return method, rounds, federation
+
+    def scored(task, found, federation, metric):
+        method, rounds, _ = found
+        number = next(n for n, each in enumerate(drawn) if each is federation)
+        better = (rounds, method.step, method.name, method.weighting) == (5, 1.0, "uldp-sgd", "records")
+        return (
+            0.8
+            + 0.01 * number
+            + (gains[number] if better else 0.0)
+            - (method.step != 1.0)
+            - (rounds == 5 and not better)
+        )
+
+    drawn = []
+    draw = tuning.draw_federation
+    monkeypatch.setattr(tuning, "draw_federation", lambda *some: drawn.append(draw(*some)) or drawn[-1])
+    monkeypatch.setattr(tuning, "train_without_parties", measured)
+    monkeypatch.setattr(tuning, "measure", scored)
+    config = load_config(configured(tmp_path), ())
+    found = tune(config, build_public_spec(config)[0], 2.0, federations=3)
+    chosen = found["chosen"]
+    assert found["default_kept"] is kept
+    assert (chosen["rounds"], chosen["step"], chosen["weighting"]) == (10 if kept else 5, 1.0, "records")
+    assert found["candidates"][0]["rounds"] == 5, "on average it is better in both cases"
+    assert any("so these are kept" in line for line in format_tuning(found)) is kept
+
+
 def test_an_evaluation_that_costs_has_no_place_in_a_target(tmp_path, silodp):
     path = configured(tmp_path, more='[evaluation]\nacross = "sums"\nepsilon = 1.0')
     assert_sentence(silodp("plan", path, "--tune", "--target-epsilon", 2), code="evaluation.target")
@@ -180,6 +214,7 @@ RESULT = {
         "local_epochs": None,
         "model": None,
     },
+    "default_kept": False,
     "no_guarantee": [],
     "loss": {"mean": 0.0, "largest": 0.0},
     "candidates": [],
