@@ -81,11 +81,12 @@ for (users, allocation), largest in GROUP_MAX.items():
     for label, size in (("k=2", 2), ("k=8", 8), ("max", largest)):
         heart[f"group {label}"] = group(size, 0.05, 50, 6.0, 0.05)
     private, public = where | {"normalize": "private"}, where | {"normalize": "public"}
-    best, far = ours(1.0, "home", "6.58", "3"), ours(1.0, "records", "6.58", "3", "1")
+    far = ours(1.0, "records", "6.58", "3", "1")
     named = far if users == 50 else ours(3.0, "records", "6.58", "3", "1", rounds=20)
     exponential = {label.replace("ours", "ours, exponential"): each for label, each in named.items()}
     longer = 10 if users == 50 else 20
-    best |= ours(0.3 if users == 50 else 1.0, "home", "1")  # much noise: a smaller step
+    # With much noise a smaller step.
+    best = far | ours(0.3, "records", "1") if users == 50 else far
     QUICK += [
         Job(f"heart-{end}-ours", "heart", place, "heart_disease", public, 10, best, 2),
         Job(f"tcga-{end}-ours", "tcga", place, "tcga_brca", public, 10, far, 2),
