@@ -5,7 +5,7 @@ Flower loses a reply now and then, and never sends it again. The silodp server o
 """
 
 import time
-from logging import INFO
+from logging import INFO, WARNING
 
 import httpx
 from flwr.app import Context, Message
@@ -17,6 +17,8 @@ from silodp_courier.parcels import unwrap, wrap
 
 app = ServerApp()
 QUERY_SECONDS, ANSWER_SECONDS, PAUSE_SECONDS = 60.0, 3600.0, 0.2
+_APART_SECONDS = 20.0
+"""Between two copies of a request: a SuperNode answers one after the other, and copies sent faster would pile up."""
 _MOST_CODE = 100
 """Characters of the code of a refusal that are handed on."""
 
@@ -46,9 +48,17 @@ class Courier:
             self._find_nodes()
         ready = [one for one in self._held if one.silo in self._nodes]
         self._held = [one for one in self._held if one.silo not in self._nodes]
+        recent = self._find_recent()
         for one in ready:
-            self._send("train.answer", wrap(one.body), self._nodes[one.silo], one.exchange, ANSWER_SECONDS)
+            node = self._nodes[one.silo]
+            if (one.exchange, node) not in recent:  # else dropped: the silodp server will offer it again
+                self._send("train.answer", wrap(one.body), node, one.exchange, ANSWER_SECONDS)
         self._receive()
+
+    def _find_recent(self) -> set[tuple[str, int]]:
+        """Return the exchanges, and their nodes, that were sent a moment ago and have not come back."""
+        end = time.monotonic() + ANSWER_SECONDS - _APART_SECONDS
+        return {(exchange, node) for exchange, until, node in self._sent.values() if exchange and until > end}
 
     def _find_nodes(self) -> None:
         """Ask every node for its silo, and again after a while if it has not answered."""
@@ -85,6 +95,10 @@ class Courier:
                     log(INFO, "node %s: its reply was not taken: %s", node, error)
             elif not exchange and "silo" in texts:
                 log(INFO, "node %s stands beside silo '%s'", node, texts["silo"])
+                if self._nodes.get(texts["silo"], node) != node:
+                    known = self._nodes[texts["silo"]]
+                    text = "node %s said so before: unless it was restarted, one of both has a wrong --node-config"
+                    log(WARNING, text, known)
                 self._nodes[texts["silo"]] = node
 
 

@@ -114,7 +114,12 @@ def _call(
 ) -> tuple[dict[str, str], bytes]:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONNECT_SECONDS)
-        connection.connect(str(path))
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            if error.errno is not None:
+                error.filename = str(path)  # a courier's log says which socket
+            raise
         connection.settimeout(timeout)
         send_frame(connection, header, body)
         return receive_frame(connection)

@@ -86,6 +86,7 @@ class _Listener:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        _log.info("couriers can connect at %s", self._path)
         return self
 
     def __exit__(
@@ -128,8 +129,7 @@ def _listen(path: Path, group: str | None) -> socket.socket:
         # Nobody can connect before listen(), so that there is no moment with other permissions.
         path.chmod(0o600)
         if group is not None:
-            os.chown(path, -1, _find_group(group))
-            path.chmod(0o660)
+            _give_to_group(path, group)
         listener.listen(64)
     except OSError as error:
         listener.close()
@@ -162,6 +162,20 @@ def _remove_abandoned(path: Path) -> None:
         code="deploy.address",
         field="socket",
     )
+
+
+def _give_to_group(path: Path, group: str) -> None:
+    """Let the members of a group connect."""
+    try:
+        os.chown(path, -1, _find_group(group))
+    except PermissionError as error:
+        raise SilodpError(
+            f"socket_group = '{group}': this user may not give the socket {path} to the group ({error.strerror}): "
+            "make the user a member of it, and log in again.",
+            code="argument.value",
+            field="socket_group",
+        ) from error
+    path.chmod(0o660)
 
 
 def _find_group(name: str) -> int:

@@ -1,7 +1,8 @@
-"""The app that carries messages over Flower, with stand-ins for Flower: what a SuperNode sends that belongs to nobody.
+"""The app that carries messages over Flower, with stand-ins for Flower: what it takes from SuperNodes and sends them.
 
 Whoever may start a SuperNode decides what it sends. One such node must not end the app, which carries the messages of
-all silos, nor lose what came with its own.
+all silos, nor lose what came with its own. And a SuperNode answers one message after the other, for seconds each: if
+a request is sent again faster than that, its copies pile up before the next one, and the run stands still.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from silodp.deploy import Reply
+from silodp.deploy import Reply, Request
 
 APP = Path(__file__).resolve().parents[3] / "examples" / "flower"
 
@@ -94,3 +95,39 @@ def test_what_one_node_sends_does_not_keep_the_others_from_being_heard(
     assert given[-1] == ("two", Reply(b"answer"))
     assert all(len(reply.refused) <= 100 for _, reply in given)
     assert courier._nodes == {"south": 2}
+
+
+def test_copies_of_a_request_do_not_pile_up_at_a_node(
+    server_app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, sent, came = [1000.0], [], []
+    grid = SimpleNamespace(
+        push_messages=lambda messages: sent.append(now[0]) or [str(len(sent))], pull_messages=lambda _: came
+    )
+    offered: list[Request] = []
+    monkeypatch.setattr(server_app, "take_request", lambda path, wait: offered.pop() if offered else None)
+    monkeypatch.setattr(server_app, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(server_app, "Message", lambda *_, **__: None)
+    monkeypatch.setattr(server_app, "wrap", lambda *_, **__: None)
+    courier = server_app.Courier(grid, "socket")
+    for _ in range(60):  # `--repeat 1`, and no answer for a minute
+        courier._nodes = {"north": 1}
+        offered.append(Request("one", "north", b"request"))
+        courier.carry()
+        now[0] += 1
+    assert 2 <= len(sent) <= 4
+    assert courier._held == []
+    # A copy that Flower gives back as undeliverable is replaced at the next offer.
+    came.append(
+        SimpleNamespace(
+            metadata=SimpleNamespace(reply_to_message_id=str(len(sent))),
+            has_error=lambda: True,
+            error=SimpleNamespace(reason="Node Unavailable"),
+        )
+    )
+    courier.carry()
+    came.clear()
+    courier._nodes, before = {"north": 2}, len(sent)
+    offered.append(Request("one", "north", b"request"))
+    courier.carry()
+    assert len(sent) == before + 1

@@ -150,6 +150,24 @@ def test_the_user_alone_or_a_group_may_connect(tmp_path: Path) -> None:
     assert caught.value.field == "socket_group"
 
 
+def test_a_group_of_which_the_user_is_no_member_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    with pytest.raises(SilodpError) as caught:
+        SiloSocket(tmp_path / "s", Echo(), 10, grp.getgrgid(os.getgid()).gr_name)
+    assert (caught.value.code, caught.value.field) == ("argument.value", "socket_group")
+
+
+def test_a_courier_is_told_at_which_socket_nobody_listens(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        ask_silo(tmp_path / "none", b"1")
+    assert caught.value.filename == str(tmp_path / "none")
+
+
 def _connect_as(user: int, path: Path) -> bool:
     """Return whether a process of another user can connect."""
     child = os.fork()
