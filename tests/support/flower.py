@@ -16,7 +16,8 @@ from support.ports import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = ROOT / "examples" / "flower"
-BIN = Path(os.environ.get("SILODP_FLOWER", ROOT / ".venv-flower")) / "bin"
+# Absolute, because its commands run in other folders.
+BIN = Path(os.environ.get("SILODP_FLOWER", ROOT / ".venv-flower")).absolute() / "bin"
 """Of the environment with Flower, which `make test-flower` makes."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
