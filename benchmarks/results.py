@@ -89,7 +89,9 @@ class Piece:
         config = self.config()
         left_out = {"name", "seed", "evaluate_every", "methods"}
         found = config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=left_out)
-        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:8]
+        # A method in a file is named by its path, which another checkout has elsewhere.
+        text = json.dumps(found, sort_keys=True).replace(f"{ROOT}/", "")
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def config(self) -> Any:
         """Load the configuration."""
