@@ -5,7 +5,6 @@ For a row of the tables of docs/results.md: the privacy is that of `uldp-sgd`, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -30,36 +29,37 @@ class PublishedSgd(UldpSgd):
         """Compute the gradient of everyone with a positive weight, and clip it."""
         present = context.weights[context.user] > 0
         x, y, user = context.x[present], context.y[present], context.user[present]
-        gradients = published_updates(
-            context.task, context.params, x, y, user, context.randomness.torch("batches")
-        )
-        rows = (clip_rows(users, each, self.clip) for users, each in gradients)
-        return ClippedRowStream(rows, context.task.size, self.bounds(context.population), weighted=True)
+        batches = context.randomness.torch("batches")
+        users, rows = published_updates(context.task, context.params, x, y, user, self.local, batches)
+        clipped = iter([clip_rows(users, rows, self.clip)])
+        return ClippedRowStream(clipped, context.task.size, self.bounds(context.population), weighted=True)
 
 
 def published_updates(
-    task: Task, params: Tensor, x: Tensor, y: Tensor, user: Tensor, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the users that have records, and −Σ_b (mean gradient of batch b)/|b| of each, (r, d).
+    task: Task,
+    params: Tensor,
+    x: Tensor,
+    y: Tensor,
+    user: Tensor,
+    local: LocalTraining,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Return the users that have records, (r,), and −Σ_b (mean gradient of batch b)/|b| of each, (r, d).
 
     Args:
         task: model and loss. params: (d,), where gradients are taken. x, y: (n, ...). user: (n,) int64.
+        local: one step of size 1 on whole batches, which is minus their mean gradient.
         generator: of the batches; every round has new ones.
     """
-    if not len(user):
-        return
     order = torch.randperm(len(user), generator=generator)
     order = order[torch.argsort(user[order], stable=True)]
     users, counts = torch.unique_consecutive(user[order], return_counts=True)
+    batches = (counts + BATCH - 1) // BATCH
+    owner = torch.arange(len(users)).repeat_interleave(batches)
     place = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    owner = torch.arange(len(users)).repeat_interleave(counts)
-    _, batch, sizes = torch.unique(
-        torch.stack([owner, place // BATCH]), dim=1, return_inverse=True, return_counts=True
-    )
-    owner_of_batch = torch.empty(len(sizes), dtype=torch.int64).index_put_((batch,), owner)
+    batch = (batches.cumsum(0) - batches).repeat_interleave(counts) + place // BATCH
+    sizes = batch.bincount()
     found = torch.zeros(len(users), task.size)
-    # One step of size 1 on the whole of a batch is minus its mean gradient.
-    step = LocalTraining(learning_rate=1.0, epochs=1, batch_size=None)
-    for batches, updates in user_updates(task, params, x[order], y[order], batch, step, generator):
-        found.index_add_(0, owner_of_batch[batches], updates / sizes[batches].unsqueeze(1))
-    yield users, found
+    for ids, updates in user_updates(task, params, x[order], y[order], batch, local, generator):
+        found.index_add_(0, owner[ids], updates / sizes[ids].unsqueeze(1))
+    return users, found

@@ -24,7 +24,15 @@ from silodp.data.silo_data import SiloData
 from silodp.mechanisms.noise import Randomness
 from silodp.methods import UldpSgd
 from silodp.planning.synthetic import Guess
-from silodp.planning.tuning import STEPS, Candidate, measure, train_without_parties, tune
+from silodp.planning.tuning import (
+    DEFAULT_ROUNDS,
+    DEFAULT_STEP,
+    STEPS,
+    Candidate,
+    measure,
+    train_without_parties,
+    tune,
+)
 from silodp.training.task import Task
 
 CELLS = {
@@ -74,7 +82,7 @@ def main() -> None:
                 found["chosen"]["local_epochs"] or 0,
             )
             grid = [Candidate(t, s, w) for t, s, w in product(ROUNDS, STEPS, WEIGHTINGS)]
-            plain = Candidate(10, 1.0, "records")
+            plain = Candidate(DEFAULT_ROUNDS, DEFAULT_STEP, "records")
             sigmas = {t: find_sigma(t, target, spec.noise_delta) for t in {*ROUNDS, chosen.rounds}}
             values = {
                 c: average(c, sigmas[c.rounds], task, federation, found["metric"], arguments.seeds)

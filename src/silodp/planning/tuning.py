@@ -178,11 +178,11 @@ class _Tuner:
         self._try([longer], everywhere)
         leader = self._rank([leader, longer])[0]
         default = Candidate(DEFAULT_ROUNDS, DEFAULT_STEP, first, model=leader.model)
-        if default in grid:
+        kept = False
+        if default in grid and leader != default:
             self._try([default], everywhere)
-            if not self._is_clearly_better(leader, default):
-                leader = default
-        return self._describe(leader)
+            kept = not self._is_clearly_better(leader, default)
+        return self._describe(default if kept else leader, kept)
 
     def _is_clearly_better(self, candidate: Candidate, other: Candidate) -> bool:
         """Return whether the mean gain over the federations is more than chance, for the best of many candidates."""
@@ -261,7 +261,7 @@ class _Tuner:
     def _rank(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         return sorted(candidates, key=lambda c: -float(np.mean(list(self.scores[c].values()))))
 
-    def _describe(self, chosen: Candidate) -> dict[str, Any]:
+    def _describe(self, chosen: Candidate, default_kept: bool) -> dict[str, Any]:
         complete = [c for c, scores in self.scores.items() if len(scores) == len(self.federations)]
         table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
         missing = {w: self._list_without_guarantee(w) for w in {c.weighting for c in complete}}
@@ -284,7 +284,7 @@ class _Tuner:
                 "local_epochs": chosen.epochs or None,
                 "model": linear,
             },
-            "default_kept": chosen != self._rank(complete)[0],
+            "default_kept": default_kept,
             "no_guarantee": missing[chosen.weighting],
             "loss": {"mean": float(loss.mean()), "largest": float(loss.max())},
             "candidates": [

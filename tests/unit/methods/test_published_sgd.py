@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from published_sgd import BATCH, published_updates
 
 COUNTS = {0: 1, 3: 5, 4: BATCH, 7: BATCH + 2}
+WHOLE = LocalTraining(learning_rate=1.0, epochs=1, batch_size=None)
 
 
 @pytest.fixture
@@ -41,9 +42,8 @@ def published_gradient(task, params, x, y, batches):
 
 def test_the_mean_gradient_is_divided_by_the_number_of_records_again(case):
     task, params, x, y, user = case
-    whole = LocalTraining(learning_rate=1.0, epochs=1, batch_size=None)
-    ((ids, right),) = user_updates(task, params, x, y, user, whole, torch.Generator())
-    ((users, rows),) = published_updates(task, params, x, y, user, torch.Generator().manual_seed(1))
+    ((ids, right),) = user_updates(task, params, x, y, user, WHOLE, torch.Generator())
+    users, rows = published_updates(task, params, x, y, user, WHOLE, torch.Generator().manual_seed(1))
     gradients = dict(zip(ids.tolist(), right, strict=True))
     assert users.tolist() == sorted(gradients) == sorted(COUNTS)
     for one, row in zip(users.tolist(), rows, strict=True):
@@ -56,7 +56,7 @@ def test_the_mean_gradient_is_divided_by_the_number_of_records_again(case):
 def test_the_records_of_a_small_last_batch_count_most(case):
     task, params, x, y, user = case
     mine = torch.nonzero(user == 7).squeeze(1)
-    ((users, rows),) = published_updates(task, params, x, y, user, torch.Generator().manual_seed(1))
+    users, rows = published_updates(task, params, x, y, user, WHOLE, torch.Generator().manual_seed(1))
     row = rows[users.tolist().index(7)]
     # Which two records are the last batch is drawn: one of all pairs gives the row.
     found = [
@@ -64,8 +64,7 @@ def test_the_records_of_a_small_last_batch_count_most(case):
         for rest in all_but_two(len(mine))
     ]
     assert sum(found) == 1
-    another = published_updates(task, params, x, y, user, torch.Generator().manual_seed(2))
-    ((_, again),) = another
+    _, again = published_updates(task, params, x, y, user, WHOLE, torch.Generator().manual_seed(2))
     assert not torch.allclose(row, again[users.tolist().index(7)])
 
 
