@@ -21,8 +21,9 @@ from silodp.mechanisms.clipping import ClippedRowStream, clip_rows, sum_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
 from silodp.methods import Ddp, LocalContext, Population
-from silodp.training import Task, cross_entropy, record_gradients
+from silodp.training import Task, cross_entropy
 from silodp.training.models import cnn_fashion
+from silodp.training.sgd import RecordGradients
 
 CLIENTS, STEPS, BATCH, REPETITIONS = 10, 11, 512, 5
 RECORDS = STEPS * BATCH
@@ -55,20 +56,20 @@ def measure() -> list[dict[str, Any]]:
     grid = Quantizer.for_(bounds)
     ring, met = WordGroup(task.size, choose_ring_bits(bounds, grid, CLIENTS)), _session()
     attempt = RoundAttempt(0, 0, 0, met["names"], "benchmark")
-    kept = [(rows.clone(), part) for part, rows in record_gradients(task, params, x[:BATCH], y[:BATCH])]
+    gradient = RecordGradients(task, x, y, STEPS, torch.Generator())
+    kept = list(gradient.of(params, torch.arange(BATCH)))
     weights = torch.ones(1, dtype=torch.float64)
 
     def gradients() -> None:
         for step in range(STEPS):
-            batch = slice(step * BATCH, (step + 1) * BATCH)
-            for _ in record_gradients(task, params, x[batch], y[batch]):
+            for _ in gradient.of(params, torch.arange(step * BATCH, (step + 1) * BATCH)):
                 pass
 
     def integers() -> None:
         def chunks() -> Any:
             for _ in range(STEPS):
-                for rows, part in kept:
-                    clipped = clip_rows(torch.arange(part.start, part.stop), rows.neg_(), 1.0)
+                for owners, rows in kept:
+                    clipped = clip_rows(owners, -rows, 1.0)
                     sum_rows(clipped, clipped.factors)  # what moves the local model
                     yield clipped
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
-from silodp.mechanisms import clipping, quantization
-from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows, compute_norms, sum_rows
+from silodp.mechanisms import quantization
+from silodp.mechanisms import rows as row_sums
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows, sum_rows
 from silodp.mechanisms.quantization import Quantizer
+from silodp.mechanisms.rows import compute_norms
 
 SHAPES = ((1000, 5_012), (200, 21_840), (50, 10**6), (10, 10**7))
 WIDTHS = (12, 13, 14, 15, 16, 17)
@@ -37,12 +39,12 @@ def interleave(cases: dict[str, Callable[[], Any]], repetitions: int = 5) -> dic
 
 def _with_columns(columns: int, case: Callable[[], Any]) -> Callable[[], Any]:
     def run() -> None:
-        before = clipping._COLUMNS, quantization._COLUMNS
-        clipping._COLUMNS = quantization._COLUMNS = columns
+        before = row_sums._COLUMNS, quantization._COLUMNS
+        row_sums._COLUMNS = quantization._COLUMNS = columns
         try:
             case()
         finally:
-            clipping._COLUMNS, quantization._COLUMNS = before
+            row_sums._COLUMNS, quantization._COLUMNS = before
 
     return run
 

@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 
 from silodp.data.federation import Federation, SiloData
+from silodp.mechanisms.rows import FactoredRows
 from silodp.training.losses import binary_cross_entropy
 from silodp.training.metrics import accuracy
 from silodp.training.task import Task
@@ -70,6 +71,11 @@ def without_user(federation: Federation, user: int) -> Federation:
     return Federation(
         silos=tuple(parts), users=federation.users, test=federation.test, classes=federation.classes
     )
+
+
+def expand_rows(rows: torch.Tensor | FactoredRows) -> torch.Tensor:
+    """Gradients of single records as one tensor in single precision."""
+    return rows.expand().float() if isinstance(rows, FactoredRows) else rows
 
 
 def logistic_task(features: int = 4) -> Task:

@@ -15,16 +15,12 @@ import numpy as np
 
 from silodp.errors import SilodpError
 from silodp.mechanisms.noise import draw_gaussian
+from silodp.mechanisms.rows import FactoredRows, add_rows, compute_norms
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-_SLICE = 1 << 18  # numbers turned into double precision at once: what a processor's cache holds
-_SLICE_OF_A_GPU = 1 << 26
-# Columns of a block on a CPU. Long rows are cut: one of 10⁷ numbers alone does not fit the cache, nor does its sum.
-# 2^14 to 2^16 are equally fast (benchmarks/sums.py), and the smallest is the most exact.
-_COLUMNS = 1 << 14
+_EXPANDED = 1 << 20  # numbers of products that are multiplied out at once
 
 
 @dataclass(frozen=True)
@@ -33,13 +29,13 @@ class ClippedRows:
 
     Attributes:
         owners: (r,) int64, a user index or a record position for each row.
-        rows: (r, d) as computed.
+        rows: (r, d) as computed, a tensor or `FactoredRows`.
         factors: (r,) float64 with ‖factors[i]·rows[i]‖₂ ≤ clip, and 0 for rows that are not finite.
         clip: C, in units of the update's 2-norm.
     """
 
     owners: Tensor = field(repr=False)
-    rows: Tensor = field(repr=False)
+    rows: Tensor | FactoredRows = field(repr=False)
     factors: Tensor = field(repr=False)
     clip: float
 
@@ -47,6 +43,21 @@ class ClippedRows:
     def refused(self) -> int:
         """Number of rows that were not finite, and count as zero."""
         return int((self.factors == 0).sum())
+
+    @property
+    def tensor(self) -> Tensor:
+        """The rows (r, d), multiplied out in double precision, since rounded products could leave the ball."""
+        return self.rows.expand() if isinstance(self.rows, FactoredRows) else self.rows
+
+    def cut(self) -> Iterator[ClippedRows]:
+        """Yield the same rows, products few at a time, so that they can be multiplied out."""
+        if not isinstance(self.rows, FactoredRows):
+            yield self
+            return
+        at_once = max(1, _EXPANDED // self.rows.size)
+        for first in range(0, len(self.rows), at_once):
+            some = slice(first, first + at_once)
+            yield ClippedRows(self.owners[some], self.rows[some], self.factors[some], self.clip)
 
 
 @dataclass(frozen=True)
@@ -162,7 +173,11 @@ _LEAST_NORM = 1e-120  # below, squares of float64 lose digits, and a factor of c
 
 
 def clip_rows(
-    owners: Tensor, rows: Tensor, clip: float, own: Tensor | None = None, least: float | None = None
+    owners: Tensor,
+    rows: Tensor | FactoredRows,
+    clip: float,
+    own: Tensor | None = None,
+    least: float | None = None,
 ) -> ClippedRows:
     """Compute the factor min(1, clip/‖row‖₂) of every row; a row that is not finite gets factor 0.
 
@@ -171,7 +186,7 @@ def clip_rows(
 
     Args:
         owners: (r,) int64.
-        rows: (r, d).
+        rows: (r, d), a tensor or `FactoredRows`.
         clip: C.
         own: (r,) float64 in (0, 1], each row's part of the clip, where some are clipped to less; None: all of it.
         least: normalize, so that shorter rows are made as long as the clip, too: the factor is clip/max(‖row‖₂, least).
@@ -225,47 +240,11 @@ def add_weighted_rows(stream: ClippedRowStream, weights: Tensor | None = None) -
 
 def sum_rows(chunk: ClippedRows, coefficients: Tensor) -> Tensor:
     """Return Σ coefficient·row (d,) in double precision, on the CPU; rows that are not finite are left out."""
-    import torch
-
     finite = chunk.factors > 0
     rows = chunk.rows
     if not bool(finite.all()):
         rows, coefficients = rows[finite], coefficients[finite]
-    value = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    for some, cuts in cut_blocks(rows):
-        for columns in cuts:
-            value[columns] += coefficients[some] @ rows[some, columns].double()
-    return value.cpu()
-
-
-def compute_norms(rows: Tensor) -> Tensor:
-    """Compute the 2-norms (r,) of rows (r, d) in double precision.
-
-    Squares are added block by block: even if the 2^14 squares of a block were added one after the other, a norm would
-    be rounded by less than 10⁻¹² of itself, which is the margin of `clip_rows`.
-    """
-    import torch
-
-    squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-    for some, cuts in cut_blocks(rows):
-        for columns in cuts:
-            squares[some] += torch.linalg.vector_norm(rows[some, columns].double(), dim=1).square()
-    return squares.sqrt()
-
-
-def cut_blocks(rows: Tensor, columns: int | None = None) -> Iterator[tuple[slice, list[slice]]]:
-    """Yield rows of blocks that cover `rows` (r, d), and for each the columns of its blocks.
-
-    A block in double precision fits the cache; copying all rows would take longer than adding them up. `columns` is the
-    most of a block on a CPU.
-    """
-    count, size = rows.shape
-    most = _SLICE if rows.device.type == "cpu" else _SLICE_OF_A_GPU
-    columns = max(1, min((columns or _COLUMNS) if rows.device.type == "cpu" else most, size))
-    at_once = max(1, most // columns)
-    cuts = [slice(first, first + columns) for first in range(0, size, columns)]
-    for first in range(0, count, at_once):
-        yield slice(first, first + at_once), cuts
+    return add_rows(rows, coefficients).cpu()
 
 
 def release(update: ClippedRowStream | MultiStepUpdate, weights: Tensor, noise: np.random.Generator) -> Share:

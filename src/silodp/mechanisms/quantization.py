@@ -21,9 +21,9 @@ from silodp.mechanisms.clipping import (
     ClippedRows,
     ClippedRowStream,
     MultiStepUpdate,
-    cut_blocks,
 )
 from silodp.mechanisms.noise import MOST_SKELLAM_VARIANCE, draw_skellam
+from silodp.mechanisms.rows import cut_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,7 @@ class Quantizer:
         import torch
 
         coefficients, longest = self._coefficients(chunk, weights)
-        whole = _truncate(chunk.rows, coefficients)
+        whole = _truncate(chunk.tensor, coefficients)
         within = torch.linalg.vecdot(whole, whole).sqrt() <= longest
         result: Integers = torch.where(within.unsqueeze(1), whole, 0.0).to(torch.int64).cpu().numpy()
         return result
@@ -102,7 +102,7 @@ class Quantizer:
         """Return the sum (d,) of truncated rows, exactly: double precision holds 2^33 rows of at most 2^20 units."""
         import torch
 
-        rows = chunk.rows
+        rows = chunk.tensor
         coefficients, longest = self._coefficients(chunk, weights)
         total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
         for some, cuts in cut_blocks(rows, _COLUMNS):
@@ -129,8 +129,9 @@ class Quantizer:
                     f"rows clipped to {chunk.clip} cannot lie on a grid made for {self.clip}.",
                     code="method.rows",
                 )
-            own = weights[chunk.owners.to(weights.device)] if stream.weighted else None
-            value += self._add(chunk, own).to(torch.int64).cpu().numpy()
+            for part in chunk.cut():
+                own = weights[part.owners.to(weights.device)] if stream.weighted else None
+                value += self._add(part, own).to(torch.int64).cpu().numpy()
             refused += chunk.refused
         return IntegerSum(value, self, stream.bounds, refused)
 

@@ -8,7 +8,7 @@ from torch import nn
 from silodp.training.losses import cross_entropy
 from silodp.training.sgd.records import RecordGradients, record_gradients
 from silodp.training.task import Task
-from support.oracles import logistic_task
+from support.oracles import expand_rows, logistic_task
 
 
 def records(n: int = 70, features: int = 4, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +39,7 @@ def test_traced_gradients_are_the_gradients(task, batches, size):
         plain = torch.cat(
             [rows for _, rows in record_gradients(task, params, x[batch.numpy()], y[batch.numpy()])]
         )
-        torch.testing.assert_close(torch.cat([rows for _, rows in chunks]), plain)
+        torch.testing.assert_close(torch.cat([expand_rows(rows) for _, rows in chunks]), plain)
 
 
 def test_many_small_batches_share_few_traces_and_few_or_large_ones_none():
@@ -58,14 +58,16 @@ def test_many_small_batches_share_few_traces_and_few_or_large_ones_none():
     assert len([key for key in task.engine._built if key[0] == "records"]) == 3
 
 
-def test_dropout_draws_for_each_record_and_batch_and_repeats_with_the_generator():
+@pytest.mark.parametrize("batches", [1, 50])
+def test_dropout_draws_for_each_record_and_batch_and_repeats_with_the_generator(batches):
     task = Task(nn.Sequential(nn.Linear(4, 40), nn.Dropout(0.5), nn.Linear(40, 2)), cross_entropy(), {})
     x, y = np.ones((20, 4), np.float32), np.zeros(20, np.int64)  # all alike: only dropout tells them apart
     params, batch = task.initial(0), torch.arange(20)
     before = torch.get_rng_state()
-    first, second = [dict(enumerate(many(task, x, y).of(params, batch)))[0][1] for _ in range(2)]
-    gradients = many(task, x, y)
+    first, second = [dict(enumerate(many(task, x, y, batches).of(params, batch)))[0][1] for _ in range(2)]
+    gradients = many(task, x, y, batches)
     (_, one), (_, two) = *gradients.of(params, batch), *gradients.of(params, batch)
+    first, second, one, two = map(expand_rows, (first, second, one, two))
     assert torch.equal(first, second)
     assert torch.equal(first, one)
     assert not torch.equal(one, two)

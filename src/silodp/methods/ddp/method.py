@@ -302,7 +302,7 @@ class _LocalSgd:
         drawn = draw_poisson_sample(self._records, self._method.record_sampling, self._batches)
         batch = torch.from_numpy(np.flatnonzero(drawn))
         for records, gradients in self._gradients.of(self._model, batch):
-            yield clip_rows(records, gradients.neg_(), self._own.clip)
+            yield clip_rows(records, -gradients, self._own.clip)
 
     def scaled(self, rows: ClippedRows) -> ClippedRows:
         """Return the same rows in units of the largest learning rate."""

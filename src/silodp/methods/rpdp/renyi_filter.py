@@ -33,7 +33,8 @@ from silodp.accounting.events import Event, Gaussian
 from silodp.accounting.guarantee import TECHNICAL, Unit, View
 from silodp.data.public import PublicData
 from silodp.errors import SilodpError, check_delta, check_epsilon
-from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate, compute_norms
+from silodp.mechanisms.clipping import ClippedRows, LocallyNoisedUpdate
+from silodp.mechanisms.rows import compute_norms
 from silodp.methods.base import LocalContext, Method, Population
 from silodp.methods.dp_sgd import DpSgd, Optimizer
 from silodp.methods.rpdp.sampling_rates import (
@@ -250,7 +251,7 @@ class _Filter:
         pays = self.active[owners] & (self.spent[owners] + price <= self.limits[owners])
         self.active[owners[~pays]] = False
         self.spent[owners[pays]] += price[pays]
-        kept = torch.from_numpy(np.flatnonzero(pays)).to(rows.rows.device)
+        kept = torch.from_numpy(np.flatnonzero(pays)).to(rows.factors.device)
         return ClippedRows(rows.owners[kept.cpu()], rows.rows[kept], rows.factors[kept], rows.clip)
 
 

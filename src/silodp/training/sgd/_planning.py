@@ -240,9 +240,18 @@ def plan_rows(cost: StepCost, row_bytes: int, memory_budget: int | None, device:
     return int(max(1, min(budget // per_row, _working_set(device) // max(1, cost.peak))))
 
 
-def find_break_even(cost: StepCost) -> int:
-    """Return up to how many records, one costing `cost`, interpreting an operation takes longer than computing it."""
-    return int(cost.operations * _INTERPRETED * _THROUGHPUT / max(1, cost.produced))
+def find_break_even(traced: StepCost, other: StepCost | None = None) -> int:
+    """Return up to how many records a traced computation takes less time than an interpreted one.
+
+    Args:
+        traced: cost of one record. Interpreted, it is worth it up to where it computes as long as it interprets.
+        other: cost of one record of another computation of the same, which is only interpreted.
+    """
+    least = int(traced.operations * _INTERPRETED * _THROUGHPUT / max(1, traced.produced))
+    if other is None or other.produced >= traced.produced:
+        return least
+    saved = other.operations * _INTERPRETED - traced.operations * _TRACED
+    return min(least, max(0, int(saved * _THROUGHPUT / (traced.produced - other.produced))))
 
 
 def _working_set(device: torch.device) -> int:

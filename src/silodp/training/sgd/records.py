@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from silodp.data.inputs import get_kind
+from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import is_looped, select_record_gradient
 from silodp.training.sgd._packing import should_trace
 from silodp.training.sgd._planning import StepCost, find_break_even, plan_rows
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
 from silodp.training.sgd.separate import differentiate_separately
+from silodp.training.sgd.sequential import SequentialGradient
 from silodp.training.task import Task
 
 # Records in a traced batch: smaller ones take as long.
@@ -87,8 +89,8 @@ class RecordGradients:
 
     For small models nearly all of the time goes into interpreting `vmap(grad(loss))`. So where `batches` are many, the
     computation is traced for small batches, once for each size, filled up to a power of two because a trace takes as
-    long as a hundred batches. The values are those of `record_gradients` up to rounding, and with dropout up to which
-    masks are drawn.
+    long as a hundred batches. Larger batches of a model that `SequentialGradient` knows are computed by it. The values
+    are those of `record_gradients` up to rounding, and with dropout up to which masks are drawn.
 
     Args:
         task: model and loss.
@@ -115,13 +117,19 @@ class RecordGradients:
         self._x, self._y = task.tensors(x, y)
         self._kind = (get_kind(self._x), get_kind(self._y))
         self._most = 0
-        if not separate and should_trace(batches) and len(self._x):
+        self._sequential: SequentialGradient | None = None
+        if separate or not len(self._x):
+            return
+        self._sequential = task.engine.get(("sequential", self._kind), self._try_sequential)
+        if should_trace(batches):
             self._build = select_record_gradient(task, self._x, self._y)
             if is_looped(self._build):
                 return
-            self._most = find_break_even(_measure_record_cost(task, self._x, self._y))
+            cost = _measure_record_cost(task, self._x, self._y)
+            other = None if self._sequential is None else self._measure_sequential_cost(self._sequential)
+            self._most = find_break_even(cost, other)
 
-    def of(self, params: Tensor, batch: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def of(self, params: Tensor, batch: Tensor) -> Iterator[tuple[Tensor, Tensor | FactoredRows]]:
         """Compute the gradients of one batch.
 
         Args:
@@ -129,7 +137,7 @@ class RecordGradients:
             batch: (b,) int64 record numbers.
 
         Yields:
-            Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch.
+            Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch; the caller may change them.
         """
         if self._separate:
             start = self._task.unflatten(validate_start(self._task, params))
@@ -138,6 +146,9 @@ class RecordGradients:
             return
         padded = max(_LEAST, 1 << (len(batch) - 1).bit_length())
         traced = self._traced(padded) if len(batch) > 0 and padded <= self._most else None
+        if traced is None and self._sequential is not None:
+            yield from self._differentiate_chunks(self._sequential, params, batch)
+            return
         if traced is None:
             x, y = self._x[batch], self._y[batch]
             for rows, gradients in record_gradients(self._task, params, x, y, generator=self._generator):
@@ -148,6 +159,34 @@ class RecordGradients:
         with seeded(self._task, draw_seed(self._generator)):
             parts = traced.step(start, traced.prepare((self._x[records], self._y[records])))
         yield batch, torch.cat([part[: len(batch)].reshape(len(batch), -1) for part in parts], 1)
+
+    def _differentiate_chunks(
+        self, gradient: SequentialGradient, params: Tensor, batch: Tensor
+    ) -> Iterator[tuple[Tensor, FactoredRows]]:
+        start = self._task.unflatten(validate_start(self._task, params))
+        cost = self._measure_sequential_cost(gradient)
+        at_once = plan_rows(cost, cost.peak, None, self._task.device)
+        for first in range(0, len(batch), at_once):
+            records = batch[first : first + at_once]
+            with seeded(self._task, draw_seed(self._generator)):
+                rows = gradient(start, self._x[records], self._y[records])
+            yield records, rows
+
+    def _try_sequential(self) -> SequentialGradient | None:
+        with seeded(self._task, 0):
+            return SequentialGradient.try_build(self._task, self._x, self._y)
+
+    def _measure_sequential_cost(self, gradient: SequentialGradient) -> StepCost:
+        """Return the cost of one record's gradient."""
+
+        def cost() -> StepCost:
+            start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
+            some = torch.zeros(_LEAST, dtype=torch.int64, device=self._task.device)  # the first record
+            cost = measure_task_cost(self._task, lambda: gradient(start, self._x[some], self._y[some]))
+            return StepCost(cost.peak // _LEAST, cost.produced // _LEAST, cost.operations)
+
+        measured: StepCost = self._task.engine.get(("sequential cost", self._kind), cost)
+        return measured
 
     def _traced(self, count: int) -> TracedGradient | None:
         """Return the traced gradients of so many records, or None where tracing fails."""

@@ -1,0 +1,205 @@
+"""Gradients of single records of a chain of ordinary layers, by one backward pass over a batch.
+
+Where every layer computes each record by itself, the slope of all losses with respect to a layer's outputs, and the
+layer's inputs, give the gradient of every record: an outer product for a linear layer (Goodfellow 2015, "Efficient
+Per-Example Gradient Computations"), and a product of matrices for a convolution, whose inputs are cut into patches
+(Rochette, Manoel and Tramel 2019, "Efficient Per-Example Gradient Computations in Convolutional Neural Networks").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+
+from silodp.mechanisms.rows import FactoredRows
+from silodp.training.gradients import put_channels_last
+from silodp.training.task import Task
+
+_TRAINED = (nn.Conv2d, nn.GroupNorm, nn.LayerNorm, nn.Linear)
+# They compute each record by itself, and have no parameters. A layer that is not listed may mix the records of a batch,
+# which would break the guarantee.
+_FIXED = (
+    nn.AdaptiveAvgPool2d,
+    nn.AvgPool2d,
+    nn.Dropout,
+    nn.Dropout2d,
+    nn.ELU,
+    nn.Flatten,
+    nn.GELU,
+    nn.Identity,
+    nn.LeakyReLU,
+    nn.MaxPool2d,
+    nn.ReLU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Tanh,
+)
+_OF_IMAGES = (nn.Conv2d, nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Dropout2d, nn.MaxPool2d)
+
+
+class SequentialGradient:
+    """The gradients of single records' losses of a model that is `nn.Sequential` and made of known layers.
+
+    Args:
+        task: model and loss, for which `try_build` returned this.
+        layers: of the model.
+    """
+
+    def __init__(self, task: Task, layers: Sequence[nn.Module]) -> None:
+        self._task, self._layers = task, layers
+
+    @classmethod
+    def try_build(cls, task: Task, x: Any, y: Tensor) -> Self | None:
+        """Return the gradients, or None where the model or the kind of its inputs is another one.
+
+        Args:
+            task: model and loss.
+            x: (n, ...) records, n ≥ 1. y: (n, ...) targets.
+        """
+        layers = _list_layers(task.model)
+        if layers is None or not isinstance(x, Tensor) or task.dtype != torch.float32:
+            return None
+        found = [p for layer in layers for p in layer.parameters()]
+        # As many as the task trains: none is frozen, is shared by two layers, or belongs to no layer.
+        if not len(found) == len(list(task.model.parameters())) == len(task.names):
+            return None
+        # A chain runs on two records first: their kind decides whether its layers take them one by one.
+        two = torch.zeros(2, dtype=torch.int64, device=task.device)
+        gradient = cls(task, layers)
+        try:
+            gradient(task.unflatten(task.flatten(task.model)), x[two], y[two])
+        except Exception:  # the general path says what is wrong with the model, or runs it
+            return None
+        return gradient
+
+    def __call__(self, params: Sequence[Tensor], x: Tensor, y: Tensor) -> FactoredRows:
+        """Return the gradients of single records.
+
+        Args:
+            params: the model's parameters, one tensor for each.
+            x: (r, ...) records. y: (r, ...) targets.
+        """
+        inputs, outputs, values = list[Tensor](), list[Tensor](), iter(params)
+        trained = [layer for layer in self._layers if _count_parameters(layer)]
+        with torch.enable_grad():
+            for layer in self._layers:
+                _check_dimensions(layer, x)
+                if layer not in trained:
+                    x = layer(x)
+                    continue
+                if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+                    x = _normalize(layer, x)
+                inputs.append(x.detach())
+                x = _apply(layer, x, [next(values) for _ in range(_count_parameters(layer))])
+                if not outputs:
+                    x = x.detach().requires_grad_()  # no slope is needed before it
+                outputs.append(x)
+            losses = vmap(self._loss, randomness="different")(x, y)
+            slopes = torch.autograd.grad(losses.sum(), outputs, materialize_grads=True)
+        pieces = list[Tensor | tuple[Tensor, Tensor]]()
+        for layer, inside, slope in zip(trained, inputs, slopes, strict=True):
+            pieces += _differentiate(layer, inside, slope)
+        return FactoredRows(tuple(pieces))
+
+    def _loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        one = torch.ones(1, dtype=self._task.dtype, device=self._task.device)
+        return self._task.loss.compute(outputs.unsqueeze(0), target.unsqueeze(0), one)
+
+
+def _check_dimensions(layer: nn.Module, x: Tensor) -> None:
+    """Check that a layer takes the first dimension of x for records.
+
+    Raises:
+        ValueError: it takes all of them for one.
+    """
+    least = len(layer.normalized_shape) + 1 if isinstance(layer, nn.LayerNorm) else 2
+    if x.dim() < least or (isinstance(layer, _OF_IMAGES) and x.dim() != 4):
+        raise ValueError(f"{type(layer).__name__} would take {x.dim()} dimensions for one record")
+
+
+def _list_layers(model: nn.Module) -> list[nn.Module] | None:
+    """Return the layers of a chain in their order, or None for any other model.
+
+    A subclass may compute something else, and so may a module with hooks or with a `forward` of its own.
+    """
+    if any(hooks for name, hooks in vars(model).items() if name.endswith("_hooks")) or "forward" in vars(
+        model
+    ):
+        return None
+    if type(model) is nn.Sequential:
+        parts = [_list_layers(part) for part in model]
+        return None if None in parts else [layer for part in parts if part is not None for layer in part]
+    parameters = [name for name, _ in model.named_parameters()]
+    if parameters:
+        plain = type(model) in _TRAINED and parameters == ["weight", "bias"][: len(parameters)]
+    else:
+        # In place, a layer would replace the outputs of the one before it.
+        plain = type(model) in (*_FIXED, nn.GroupNorm, nn.LayerNorm) and not getattr(model, "inplace", False)
+    if isinstance(model, nn.Conv2d):
+        plain &= model.groups == 1 and model.dilation == (1, 1) and model.padding_mode == "zeros"
+        plain &= not isinstance(model.padding, str)
+    plain &= getattr(model, "start_dim", 1) == 1
+    return [model] if plain else None
+
+
+def _count_parameters(layer: nn.Module) -> int:
+    return sum(1 for _ in layer.parameters())
+
+
+def _normalize(layer: nn.GroupNorm | nn.LayerNorm, x: Tensor) -> Tensor:
+    """Return the outputs of a layer that has no weights."""
+    if isinstance(layer, nn.GroupNorm):
+        return F.group_norm(x, layer.num_groups, eps=layer.eps)
+    return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+
+
+def _apply(layer: nn.Module, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Return a layer's outputs at its weight, and its bias if it has one; x is normalized where the layer does so."""
+    if isinstance(layer, nn.GroupNorm):  # a weight for each channel, which is the second dimension
+        parameters = [p.reshape(-1, *[1] * (x.dim() - 2)) for p in parameters]
+    weight, bias = parameters[0], parameters[1] if len(parameters) > 1 else None
+    if isinstance(layer, nn.Conv2d):
+        return F.conv2d(x, put_channels_last(weight), bias, layer.stride, layer.padding)
+    if isinstance(layer, nn.Linear):
+        return F.linear(x, weight, bias)
+    return x * weight if bias is None else x * weight + bias
+
+
+def _differentiate(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor | tuple[Tensor, Tensor]]:
+    """Return the gradients of a layer's weight and bias, from its inputs and the slope at its outputs (r, ...)."""
+    weight: Tensor | tuple[Tensor, Tensor]
+    if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+        weight, bias = (_sum_over_places(layer, values) for values in (x * slope, slope))
+    else:
+        if isinstance(layer, nn.Conv2d):
+            x, slope = _cut_patches(layer, x), slope.flatten(2).transpose(1, 2)
+        if x.dim() > 2:  # the layer computes many vectors of a record: (r, vectors, numbers)
+            x, slope = x.flatten(1, -2), slope.flatten(1, -2)
+            weight, bias = torch.bmm(slope.transpose(1, 2), x).flatten(1), slope.sum(1)
+        else:
+            weight, bias = (slope, x), slope
+    return [weight, bias][: _count_parameters(layer)]
+
+
+def _sum_over_places(layer: nn.GroupNorm | nn.LayerNorm, values: Tensor) -> Tensor:
+    """Return the sums (r, weights) of what lies at the same weight, from values (r, ...)."""
+    if isinstance(layer, nn.GroupNorm):
+        return values.flatten(2).sum(2) if values.dim() > 2 else values
+    return values.reshape(len(values), -1, math.prod(layer.normalized_shape)).sum(1)
+
+
+def _cut_patches(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """Return what each output of a convolution is computed from: (r, places, channels · height · width).
+
+    `F.unfold` does the same and takes twice as long.
+    """
+    pad, stride, size = (cast("tuple[int, int]", n) for n in (layer.padding, layer.stride, layer.kernel_size))
+    x = F.pad(x, (pad[1], pad[1], pad[0], pad[0])).unfold(2, size[0], stride[0])
+    return x.unfold(3, size[1], stride[1]).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)

@@ -1,0 +1,98 @@
+"""Rows with outer products: norms, sums, clipping and the grid are those of the rows multiplied out."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from silodp.mechanisms.clipping import Bounds, ClippedRowStream, add_weighted_rows, clip_rows
+from silodp.mechanisms.quantization import Quantizer
+from silodp.mechanisms.rows import FactoredRows, add_rows, compute_norms
+from support.refusals import refused
+
+scales = st.floats(-37, 37).map(lambda exponent: 10.0**exponent)
+
+
+def rows(count: int = 7, seed: int = 0, scale: float = 1.0) -> FactoredRows:
+    generator = torch.Generator().manual_seed(seed)
+    left, right, bias, matrix = (torch.randn(count, size, generator=generator) for size in (4, 3, 4, 5))
+    return FactoredRows(((left * scale, right), bias * scale, (bias, matrix), matrix))
+
+
+def test_columns_are_in_the_order_of_the_pieces():
+    left, right = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 5.0, 7.0]])
+    whole = FactoredRows(((left, right), torch.tensor([[11.0]]))).expand()
+    assert whole.tolist() == [[3.0, 5.0, 7.0, 6.0, 10.0, 14.0, 11.0]]
+    assert whole.dtype == torch.float64
+
+
+def test_norms_and_sums_are_those_of_the_whole_rows():
+    some, weights = rows(), torch.linspace(0, 1, 7, dtype=torch.float64)
+    torch.testing.assert_close(compute_norms(some), compute_norms(some.expand()), rtol=1e-14, atol=0)
+    torch.testing.assert_close(add_rows(some, weights), weights @ some.expand(), rtol=1e-12, atol=1e-14)
+    kept = torch.tensor([True, False] * 3 + [True])
+    assert torch.equal(some[kept].expand(), some.expand()[kept])
+    assert torch.equal((-some).expand(), -some.expand())
+    assert len(some) == 7
+
+
+@given(st.integers(0, 2**31), scales, st.floats(-30, 30).map(lambda exponent: 10.0**exponent))
+def test_no_clipped_row_leaves_the_ball(seed, scale, clip):
+    some = rows(3, seed, scale)
+    clipped = clip_rows(torch.arange(3), some, clip)
+    norms = torch.linalg.vector_norm(clipped.tensor * clipped.factors.unsqueeze(1), dim=1)
+    assert bool((norms <= clip).all())
+    assert bool((clipped.factors > 0).all())
+
+
+@pytest.mark.parametrize("least", [None, 1e-6])
+def test_the_smallest_and_largest_numbers_are_clipped(least):
+    tiny, huge = torch.full((1, 3), 1e-45), torch.full((1, 3), 3e38)
+    for left, right in ((tiny, huge), (huge, huge), (tiny, tiny)):
+        clipped = clip_rows(torch.arange(1), FactoredRows(((left, right),)), 1.0, least=least)
+        length = float((clipped.tensor * clipped.factors.unsqueeze(1)).norm())
+        assert float(clipped.factors) > 0
+        assert length <= 1.0
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("other", [0.0, 1.0])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_row_that_is_not_finite_counts_as_zero(broken, other, place):
+    pair = [torch.ones(2, 2), torch.full((2, 2), other)][:: 1 if place else -1]
+    pair[place] = pair[place].clone()
+    pair[place][1] = broken
+    clipped = clip_rows(torch.arange(2), FactoredRows(((pair[0], pair[1]),)), 5.0)
+    assert clipped.refused == 1
+    stream = ClippedRowStream([clipped], 4, Bounds(5.0, 5.0, 1.0, math.inf), False)
+    assert add_weighted_rows(stream).value.tolist() == (pair[0][0, :, None] * pair[1][0]).flatten().tolist()
+
+
+@pytest.mark.parametrize("numbers", [1, 100, 1 << 20])
+def test_the_grid_sees_the_rows_multiplied_out(numbers, monkeypatch):
+    monkeypatch.setattr("silodp.mechanisms.clipping._EXPANDED", numbers)
+    clipped, bounds = clip_rows(torch.arange(7), rows(), 2.0), Bounds(2.0, 2.0, 100.0, math.inf)
+    whole = clip_rows(torch.arange(7), rows().expand(), 2.0)
+    grid = Quantizer(2.0, 1 << 16)
+    assert (grid.truncate(clipped) == grid.truncate(whole)).all()
+    sums = [
+        grid.fold(ClippedRowStream([each], rows().expand().shape[1], bounds, False), torch.empty(0)).value
+        for each in (clipped, whole)
+    ]
+    assert (sums[0] == sums[1]).all()
+    assert sums[0].any()
+    assert [len(part.rows) for part in clipped.cut()] == {1: [1] * 7, 100: [2, 2, 2, 1], 1 << 20: [7]}[
+        numbers
+    ]
+
+
+def test_products_in_double_precision_are_refused():
+    # Their norms can vanish: ‖a‖ of 1e-170 is 0, and a row of norm 1e30 would not be clipped.
+    left, right = (
+        torch.full((1, 2), 1e-170, dtype=torch.float64),
+        torch.full((1, 2), 1e200, dtype=torch.float64),
+    )
+    with refused("method.rows", "single precision"):
+        FactoredRows(((left, right),))
