@@ -26,7 +26,7 @@ class AppendOnlyLog:
     """An open file, locked against other processes; the first line is `header`.
 
     Attributes:
-        lines: the fields of every line after the header, in order, as read or appended.
+        lines: the fields of every line after the header, in order, that the file had when it was opened.
 
     Raises:
         SilodpError: the file's header differs, or it is damaged, or in use, or cannot be opened.
@@ -78,7 +78,6 @@ class AppendOnlyLog:
                 ) from error
             raise
         self._last = _hash(line)
-        self.lines.append(fields)
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -114,7 +113,6 @@ class AppendOnlyLog:
             os.ftruncate(self._file, len(content) - len(torn))
         if not whole:
             self.append(header)
-            self.lines.clear()
 
     def _verified(self, number: int, line: bytes) -> Fields:
         """Return the fields of a line; raise if its hash or its predecessor's is wrong."""
