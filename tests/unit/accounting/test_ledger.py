@@ -311,6 +311,18 @@ def test_charging_is_idempotent_by_round_and_release(path):
         assert len(ledger.history) == 2
 
 
+def test_rounds_that_cost_the_same_take_little_memory(path):
+    grown = []
+    with book(path) as ledger:
+        for _ in range(2):
+            for round_ in range(200):
+                ledger.charge(len(grown) * 200 + round_, 0, dict(COSTLY))
+            grown.append(sys.getallocatedblocks())
+    assert (
+        grown[1] - grown[0]
+    ) / 200 < 12  # an entry and its key; with the line of the file it would be over 20
+
+
 def test_files_that_call_a_release_an_attempt_are_read(path, monkeypatch):
     append = _append_log.AppendOnlyLog.append
 
