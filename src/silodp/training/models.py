@@ -209,10 +209,10 @@ def hog_linear(classes: int = 10) -> nn.Module:
         def forward(self, x: Tensor) -> Tensor:
             wide, high = (nn.functional.pad(x, pad) for pad in ((1, 1, 0, 0), (0, 0, 1, 1)))
             across, down = wide[..., 2:] - wide[..., :-2], high[..., 2:, :] - high[..., :-2, :]
-            angle = torch.atan2(down, across) * directions / (2 * torch.pi)
-            bins = torch.arange(directions, device=x.device).reshape(-1, 1, 1)
-            distance = (angle - bins).remainder(directions)
-            share = (1 - torch.minimum(distance, directions - distance)).clamp(min=0)
+            angle = torch.atan2(down, across) * (directions / (2 * torch.pi))
+            # From -half a turn to +half a turn, less up to a whole one: the distance on the circle is one of two.
+            distance = angle - torch.arange(directions, device=x.device).reshape(-1, 1, 1)
+            share = (1 - torch.minimum(distance.abs(), (distance + directions).abs())).clamp(min=0)
             histograms = nn.functional.adaptive_avg_pool2d(share * torch.hypot(across, down), cells)
             features: Tensor = nn.functional.layer_norm(histograms.flatten(1).sqrt(), (size,)) / size**0.5
             return features
