@@ -148,6 +148,38 @@ def test_a_record_that_is_not_finite_changes_no_other_row(name, broken):
     torch.testing.assert_close(gradient(params, x, y)[others].expand(), before)
 
 
+class Strided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 1, 4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(x, self.weight, None, (1, 2), (3, 0))
+
+
+NARROW = {
+    "one channel": lambda: nn.Conv2d(1, 16, (4, 3), stride=(1, 2), padding=(3, 0)),
+    "one channel by another convolution": lambda: nn.Sequential(
+        nn.Conv2d(1, 1, 1), nn.Conv2d(1, 16, (4, 3), stride=(1, 2), padding=(3, 0))
+    ),
+    "another module": Strided,
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_outputs_of_one_channel_are_those_of_the_record(name):
+    # With channels last, oneDNN 3.12 leaves outputs of these convolutions unwritten.
+    task = build(nn.Sequential(NARROW[name](), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)), (1, 8, 4))
+    params, (x, y) = task.initial(1), example((1, 8, 4), 16)
+    leaves, one = [p.detach().requires_grad_() for p in task.unflatten(params)], torch.ones(1)
+    losses = [task.objective(tuple(leaves), x[i : i + 1], y[i : i + 1], one) for i in range(16)]
+    alone = [torch.cat([g.flatten() for g in torch.autograd.grad(loss, leaves)]) for loss in losses]
+    gradients = RecordGradients(task, x, y, 1, torch.Generator())
+    for _, rows in (*gradients.of(params, torch.arange(16)), *record_gradients(task, params, x, y)):
+        whole = rows.expand().float() if isinstance(rows, FactoredRows) else rows
+        torch.testing.assert_close(whole, torch.stack(alone), rtol=1e-4, atol=1e-6)
+
+
 class Doubled(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)

@@ -91,7 +91,8 @@ class SequentialGradient:
             params: the model's parameters, one tensor for each.
             x: (r, ...) records. y: (r, ...) targets.
         """
-        inputs, outputs, values = list[Tensor](), list[Tensor](), iter(params)
+        inputs, outputs = list[Tensor](), list[Tensor]()
+        values = iter(put_channels_last(self._task, params))
         trained = [layer for layer in self._layers if _count_parameters(layer)]
         with torch.enable_grad():
             for layer in self._layers:
@@ -155,7 +156,7 @@ def _list_layers(model: nn.Module) -> list[nn.Module] | None:
     if isinstance(model, nn.Conv2d):
         plain &= model.groups == 1 and model.dilation == (1, 1) and model.padding_mode == "zeros"
         plain &= not isinstance(model.padding, str)
-    plain &= getattr(model, "start_dim", 1) == 1
+    plain &= getattr(model, "start_dim", 1) == 1  # nn.Flatten keeps the records apart
     return [model] if plain else None
 
 
@@ -176,7 +177,7 @@ def _apply(layer: nn.Module, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         parameters = [p.reshape(-1, *[1] * (x.dim() - 2)) for p in parameters]
     weight, bias = parameters[0], parameters[1] if len(parameters) > 1 else None
     if isinstance(layer, nn.Conv2d):
-        return F.conv2d(x, put_channels_last(weight), bias, layer.stride, layer.padding)
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding)
     if isinstance(layer, nn.Linear):
         return F.linear(x, weight, bias)
     return x * weight if bias is None else x * weight + bias
