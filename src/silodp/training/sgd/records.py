@@ -137,7 +137,8 @@ class RecordGradients:
             batch: (b,) int64 record numbers.
 
         Yields:
-            Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch; the caller may change them.
+            Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch. The caller may change
+            tensors, and not `FactoredRows`, where two pieces may be one matrix.
         """
         if self._separate:
             start = self._task.unflatten(validate_start(self._task, params))
