@@ -24,7 +24,7 @@ def measure(users: int, batch: int) -> dict[str, float]:
     """Return microseconds an image of all ways."""
     task = Task(cnn_mnist(), cross_entropy())
     rows = [p.expand(users, *p.shape).clone() for p in task.unflatten(task.initial(0))]
-    own = [[put_channels_last(p[user]) for p in rows] for user in range(users)]
+    own = [put_channels_last(task, [p[user] for p in rows]) for user in range(users)]
     data = (
         torch.randn(users, batch, 1, 28, 28),
         torch.randint(0, 10, (users, batch)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ def build_looped_gradient(task: Task) -> Gradient:
         for user, real in enumerate(mask.sum(1).to(torch.int64).tolist()):
             if real:
                 data = (x[user, :real], y[user, :real], mask[user, :real])
-                gradients = _differentiate(task, [put_channels_last(p[user]) for p in params], *data)
+                gradients = _differentiate(task, put_channels_last(task, [p[user] for p in params]), *data)
                 for rows, own in zip(result, gradients, strict=True):
                     rows[user] = own
         return result
@@ -136,12 +136,36 @@ def find_least_to_loop(task: Task) -> int | None:
     return _LEAST_TO_LOOP if task.device.type == "cpu" and has_any else None
 
 
-def put_channels_last(weights: Tensor) -> Tensor:
-    """Return a copy of convolution weights with channels last; other parameters as they are.
+def put_channels_last(task: Task, params: Sequence[Tensor]) -> list[Tensor]:
+    """Return a model's parameters, with copies of convolution weights that have their channels last.
 
-    Layers follow the layout of their weights, and torch then pools eight times faster.
+    Layers follow the layout of their weights, and torch then pools eight times faster. Where that would be wrong, the
+    parameters are returned as they are.
+
+    Args:
+        task: the model.
+        params: one tensor for each name, or none.
     """
-    return weights.clone(memory_format=torch.channels_last) if weights.ndim == 4 else weights
+    if task.engine.get("contiguous", lambda: _must_be_contiguous(task.model)):
+        return list(params)
+    return [p.clone(memory_format=torch.channels_last) if p.ndim == 4 else p for p in params]
+
+
+def _must_be_contiguous(model: nn.Module) -> bool:
+    """Return whether a convolution has one channel and a stride of 1 down and of more than 1 sideways, or may have.
+
+    With channels last, oneDNN 3.12 leaves some of its outputs unwritten on a CPU where they are one number wide: a
+    record's gradient would then depend on what other records left in memory.
+    """
+    safe = {
+        id(module.weight)
+        for module in model.modules()
+        if type(module) is nn.Conv2d
+        and isinstance(module.stride, tuple)
+        and (module.stride[0] > 1 or module.stride[1] == 1)
+    }
+    # Of other modules it cannot be seen which strides they use.
+    return any(p.ndim == 4 and p.shape[1] == 1 and id(p) not in safe for p in model.parameters())
 
 
 def build_record_gradient(task: Task) -> Gradient:
@@ -156,7 +180,7 @@ def build_record_gradient(task: Task) -> Gradient:
     per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
 
     def gradient(*tensors: Any) -> tuple[Tensor, ...]:
-        weights = [put_channels_last(p) for p in tensors[:count]]
+        weights = put_channels_last(task, tensors[:count])
         with _vectorizable_kernels(task.model):
             result: tuple[Tensor, ...] = per_record(tuple(weights), *tensors[count:])
         return result

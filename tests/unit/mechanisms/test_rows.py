@@ -1,7 +1,9 @@
 """Rows with outer products: norms, sums, clipping and the grid are those of the rows multiplied out."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -96,3 +98,12 @@ def test_products_in_double_precision_are_refused():
     )
     with refused("method.rows", "single precision"):
         FactoredRows(((left, right),))
+
+
+@pytest.mark.parametrize("count", [1 << 14, 16_383])
+def test_norms_of_equal_numbers_are_rounded_by_far_less_than_the_margin(count):
+    for number in np.linspace(0.5, 1.5, 50, dtype=np.float32).tolist():
+        factor = torch.full((1, count), number)
+        exact = count * Fraction(number) ** 2  # the norm of the product of two such factors
+        norm = Fraction(float(compute_norms(FactoredRows(((factor, factor),)))))
+        assert abs(norm - exact) / exact < 2e-13

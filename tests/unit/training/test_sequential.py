@@ -1,9 +1,12 @@
 """Gradients of single records of chains of layers are those of `record_gradients`; other models keep theirs."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 
 from silodp.data.inputs import NamedArrays
@@ -119,6 +122,64 @@ def test_a_loss_sees_one_record_at_a_time():
     torch.testing.assert_close(gradient(task.unflatten(params), x, y).expand().float(), plain)
 
 
+def test_a_loss_may_write_into_its_inputs():
+    def doubled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs.mul_(2), targets, reduction="none")
+
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    task, (x, y) = build(model, TABLE, Loss.per_record("doubled", doubled)), example(TABLE)
+    gradient = SequentialGradient.try_build(task, x, y)
+    assert gradient is not None
+    params = task.initial(1)
+    plain = torch.cat([part for _, part in record_gradients(task, params, x, y)])
+    torch.testing.assert_close(gradient(task.unflatten(params), x, y).expand().float(), plain)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_record_that_is_not_finite_changes_no_other_row(name, broken):
+    model, shape = KNOWN[name]
+    task, (x, y) = build(model, shape), example(shape, 8)
+    gradient = SequentialGradient.try_build(task, x, y)
+    assert gradient is not None
+    params, others = task.unflatten(task.initial(1)), torch.arange(8) != 3
+    before = gradient(params, x, y)[others].expand()
+    x[3] = broken
+    torch.testing.assert_close(gradient(params, x, y)[others].expand(), before)
+
+
+class Strided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 1, 4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(x, self.weight, None, (1, 2), (3, 0))
+
+
+NARROW = {
+    "one channel": lambda: nn.Conv2d(1, 16, (4, 3), stride=(1, 2), padding=(3, 0)),
+    "one channel by another convolution": lambda: nn.Sequential(
+        nn.Conv2d(1, 1, 1), nn.Conv2d(1, 16, (4, 3), stride=(1, 2), padding=(3, 0))
+    ),
+    "another module": Strided,
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_outputs_of_one_channel_are_those_of_the_record(name):
+    # With channels last, oneDNN 3.12 leaves outputs of these convolutions unwritten.
+    task = build(nn.Sequential(NARROW[name](), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)), (1, 8, 4))
+    params, (x, y) = task.initial(1), example((1, 8, 4), 16)
+    leaves, one = [p.detach().requires_grad_() for p in task.unflatten(params)], torch.ones(1)
+    losses = [task.objective(tuple(leaves), x[i : i + 1], y[i : i + 1], one) for i in range(16)]
+    alone = [torch.cat([g.flatten() for g in torch.autograd.grad(loss, leaves)]) for loss in losses]
+    gradients = RecordGradients(task, x, y, 1, torch.Generator())
+    for _, rows in (*gradients.of(params, torch.arange(16)), *record_gradients(task, params, x, y)):
+        whole = rows.expand().float() if isinstance(rows, FactoredRows) else rows
+        torch.testing.assert_close(whole, torch.stack(alone), rtol=1e-4, atol=1e-6)
+
+
 class Doubled(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)
@@ -161,10 +222,40 @@ def unused() -> nn.Module:
     return model
 
 
-def replaced() -> nn.Module:
-    model = nn.Sequential(nn.Linear(6, 3), nn.Tanh())
-    model[1].forward = torch.sin
+def shared_and_unused() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    model = nn.Sequential(layer, nn.Tanh(), layer)  # as many parameters as these layers list
+    model.register_parameter("unused weight", nn.Parameter(torch.zeros(6, 6)))
+    model.register_parameter("unused bias", nn.Parameter(torch.zeros(6)))
     return model
+
+
+def replaced(method: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 3), nn.Tanh())
+    setattr(model[0], method, lambda x: x[:, :3] @ model[0].weight[:, :3].T)
+    return model
+
+
+def replaced_convolution() -> nn.Module:
+    layer = nn.Conv2d(2, 3, 3)
+    layer._conv_forward = lambda x, weight, bias: nn.functional.conv2d(x, 2 * weight, bias)
+    return nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(3))
+
+
+def constant_bias(register: bool) -> nn.Module:
+    layer = nn.Linear(6, 4)
+    del layer.bias
+    if register:
+        layer.register_buffer("bias", torch.ones(4))
+    else:
+        layer.bias = torch.ones(4)
+    return nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3))
+
+
+def wrong_kernel_size() -> nn.Module:
+    layer = nn.Conv2d(2, 3, 3, stride=8)
+    layer.kernel_size = (1, 1)  # torch computes with the weight alone
+    return nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(3))
 
 
 OTHERS = {
@@ -182,7 +273,17 @@ OTHERS = {
     "frozen": (frozen, TABLE),
     "order": (reordered, TABLE),
     "unused": (unused, TABLE),
-    "replaced forward": (replaced, TABLE),
+    "shared layer and as many unused parameters": (shared_and_unused, TABLE),
+    "replaced forward": (lambda: replaced("forward"), TABLE),
+    "replaced call": (lambda: replaced("_call_impl"), TABLE),
+    "replaced convolution": (replaced_convolution, IMAGE),
+    "bias in a buffer": (lambda: constant_bias(True), TABLE),
+    "bias in an attribute": (lambda: constant_bias(False), TABLE),
+    "wrong kernel size": (wrong_kernel_size, (2, 8, 8)),
+    "takes two records or more": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.GroupNorm(4, 4), nn.Linear(4, 3)),
+        TABLE,
+    ),
     "parametrization": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 3))), TABLE),
     "dilation": (lambda: conv(dilation=2), IMAGE),
     "groups": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.LazyLinear(3)), IMAGE),
@@ -225,6 +326,15 @@ def test_a_norm_over_two_records_is_never_computed():
     assert SequentialGradient.try_build(Task(model, cross_entropy()), x, y) is None
 
 
+def test_hooks_for_all_modules_see_single_records():
+    task, (x, y) = build(nn.Sequential(nn.Linear(6, 3), nn.Tanh()), TABLE), example(TABLE)
+    hook = register_module_forward_hook(lambda module, inputs, output: output - output.mean(0))
+    try:
+        assert SequentialGradient.try_build(task, x, y) is None
+    finally:
+        hook.remove()
+
+
 def test_named_inputs_are_left_to_the_general_path():
     task = Task(nn.Linear(6, 3), cross_entropy())
     x, y = example(TABLE)
@@ -241,3 +351,18 @@ def test_chunks_make_up_the_batch_whatever_their_size(count, monkeypatch):
     assert [len(rows) for _, rows in chunks] == [min(13, count - i) for i in range(0, count, 13)]
     assert all(isinstance(rows, FactoredRows) for _, rows in chunks)
     assert [place for owners, _ in chunks for place in owners.tolist()] == batch.tolist()
+
+
+def test_large_records_are_measured_two_at_a_time(monkeypatch):
+    model, shape = KNOWN["images"]
+    task, (x, y) = build(model, shape), example(shape)
+    taken, call = [], SequentialGradient.__call__
+
+    def counted(self: SequentialGradient, params: object, x: torch.Tensor, y: torch.Tensor) -> FactoredRows:
+        taken.append(len(x))
+        return call(self, params, x, y)
+
+    monkeypatch.setattr(SequentialGradient, "__call__", counted)
+    monkeypatch.setattr("silodp.training.sgd.records.default_memory_budget", lambda _: 1000)
+    list(RecordGradients(task, x, y, 1, torch.Generator()).of(task.initial(1), torch.arange(1)))
+    assert max(taken) == 2

@@ -254,7 +254,7 @@ class Trainer:
         can_trace = self.can_vectorize and should_trace(segment.steps * len(segment.users))
         for user, done in zip(segment.users.tolist(), segment.done.tolist(), strict=True):
             views = [self.task.unflatten(matrix[user]) for matrix in kept]
-            parts = [[put_channels_last(part) for part in shaped] for shaped in views]
+            parts = [put_channels_last(self.task, shaped) for shaped in views]
             params, speeds = parts[0], parts[1] if len(parts) > 1 else ()
             records = order[:, first[user] : first[user] + counts[user]]
             whole = self.local.batch_size or (records.shape[1] if self.single_user else 0)
@@ -310,7 +310,7 @@ class Trainer:
         """Return the traced step of one user on a batch of this shape, or None where tracing fails."""
 
         def trace() -> TracedGradient | None:
-            params = [put_channels_last(part) for part in self.task.unflatten(self.start)]
+            params = put_channels_last(self.task, self.task.unflatten(self.start))
             return TracedGradient.try_trace(self.plain, (*params, *inputs), len(params), single_user=True)
 
         traced: TracedGradient | None = self.task.engine.get(("plain", self.data, len(inputs[1])), trace)

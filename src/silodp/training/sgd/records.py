@@ -13,7 +13,7 @@ from silodp.data.inputs import get_kind
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import is_looped, select_record_gradient
 from silodp.training.sgd._packing import should_trace
-from silodp.training.sgd._planning import StepCost, find_break_even, plan_rows
+from silodp.training.sgd._planning import StepCost, default_memory_budget, find_break_even, plan_rows
 from silodp.training.sgd._tracing import TracedGradient
 from silodp.training.sgd._trainer import draw_seed, measure_task_cost, seeded, validate_start
 from silodp.training.sgd.separate import differentiate_separately
@@ -137,7 +137,8 @@ class RecordGradients:
             batch: (b,) int64 record numbers.
 
         Yields:
-            Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch; the caller may change them.
+            Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch. The caller may change
+            tensors, and not `FactoredRows`, where two pieces may be one matrix.
         """
         if self._separate:
             start = self._task.unflatten(validate_start(self._task, params))
@@ -179,11 +180,17 @@ class RecordGradients:
     def _measure_sequential_cost(self, gradient: SequentialGradient) -> StepCost:
         """Return the cost of one record's gradient."""
 
-        def cost() -> StepCost:
+        def measure(count: int) -> StepCost:
             start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
-            some = torch.zeros(_LEAST, dtype=torch.int64, device=self._task.device)  # the first record
+            some = torch.zeros(count, dtype=torch.int64, device=self._task.device)  # the first record
             cost = measure_task_cost(self._task, lambda: gradient(start, self._x[some], self._y[some]))
-            return StepCost(cost.peak // _LEAST, cost.produced // _LEAST, cost.operations)
+            return StepCost(cost.peak // count, cost.produced // count, cost.operations)
+
+        def cost() -> StepCost:
+            # Of many records, each takes little of what a step takes once; but many large images would not fit.
+            few = measure(2)
+            fits = _LEAST * few.peak <= default_memory_budget(self._task.device)
+            return measure(_LEAST) if fits else few
 
         measured: StepCost = self._task.engine.get(("sequential cost", self._kind), cost)
         return measured

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.modules.module import _has_any_global_hook
 
 from silodp.mechanisms.rows import FactoredRows
 from silodp.training.gradients import put_channels_last
@@ -63,21 +64,25 @@ class SequentialGradient:
             task: model and loss.
             x: (n, ...) records, n ≥ 1. y: (n, ...) targets.
         """
-        layers = _list_layers(task.model)
+        # Hooks for all modules would see, and could change, whole batches.
+        hooked = _has_any_global_hook()  # type: ignore[no-untyped-call]
+        layers = None if hooked else _list_layers(task.model)
         if layers is None or not isinstance(x, Tensor) or task.dtype != torch.float32:
             return None
         found = [p for layer in layers for p in layer.parameters()]
-        # As many as the task trains: none is frozen, is shared by two layers, or belongs to no layer.
-        if not len(found) == len(list(task.model.parameters())) == len(task.names):
+        # In the order of the layers, each once, and all of them trained: none belongs to two layers, or to none.
+        if list(map(id, found)) != list(map(id, task.model.parameters())) or len(found) != len(task.names):
             return None
-        # A chain runs on two records first: their kind decides whether its layers take them one by one.
-        two = torch.zeros(2, dtype=torch.int64, device=task.device)
-        gradient = cls(task, layers)
+        # A chain runs on one and on two records first: their kind decides whether its layers take them one by one, and
+        # some layers refuse a batch of one record.
+        first = torch.zeros(2, dtype=torch.int64, device=task.device)
+        gradient, params = cls(task, layers), task.unflatten(task.flatten(task.model))
         try:
-            gradient(task.unflatten(task.flatten(task.model)), x[two], y[two])
+            sizes = {gradient(params, x[some], y[some]).size for some in (first[:1], first)}
         except Exception:  # the general path says what is wrong with the model, or runs it
             return None
-        return gradient
+        # A layer's weight may have another shape than the layer says.
+        return gradient if sizes == {task.size} else None
 
     def __call__(self, params: Sequence[Tensor], x: Tensor, y: Tensor) -> FactoredRows:
         """Return the gradients of single records.
@@ -86,7 +91,8 @@ class SequentialGradient:
             params: the model's parameters, one tensor for each.
             x: (r, ...) records. y: (r, ...) targets.
         """
-        inputs, outputs, values = list[Tensor](), list[Tensor](), iter(params)
+        inputs, outputs = list[Tensor](), list[Tensor]()
+        values = iter(put_channels_last(self._task, params))
         trained = [layer for layer in self._layers if _count_parameters(layer)]
         with torch.enable_grad():
             for layer in self._layers:
@@ -101,7 +107,8 @@ class SequentialGradient:
                 if not outputs:
                     x = x.detach().requires_grad_()  # no slope is needed before it
                 outputs.append(x)
-            losses = vmap(self._loss, randomness="different")(x, y)
+            # Of a copy: a loss may write into its inputs, and slopes are those at what the layers computed.
+            losses = vmap(self._loss, randomness="different")(x.clone(), y)
             slopes = torch.autograd.grad(losses.sum(), outputs, materialize_grads=True)
         pieces = list[Tensor | tuple[Tensor, Tensor]]()
         for layer, inside, slope in zip(trained, inputs, slopes, strict=True):
@@ -127,10 +134,14 @@ def _check_dimensions(layer: nn.Module, x: Tensor) -> None:
 def _list_layers(model: nn.Module) -> list[nn.Module] | None:
     """Return the layers of a chain in their order, or None for any other model.
 
-    A subclass may compute something else, and so may a module with hooks or with a `forward` of its own.
+    A subclass may compute something else, and so may a module with hooks, with a method of its own, or with a weight
+    or bias that is no parameter.
     """
-    if any(hooks for name, hooks in vars(model).items() if name.endswith("_hooks")) or "forward" in vars(
-        model
+    own = vars(model).items()
+    if (
+        any(hooks for name, hooks in own if name.endswith("_hooks"))
+        or any(callable(value) or isinstance(value, Tensor) for _, value in own)
+        or any(True for _ in model.buffers())
     ):
         return None
     if type(model) is nn.Sequential:
@@ -145,7 +156,7 @@ def _list_layers(model: nn.Module) -> list[nn.Module] | None:
     if isinstance(model, nn.Conv2d):
         plain &= model.groups == 1 and model.dilation == (1, 1) and model.padding_mode == "zeros"
         plain &= not isinstance(model.padding, str)
-    plain &= getattr(model, "start_dim", 1) == 1
+    plain &= getattr(model, "start_dim", 1) == 1  # nn.Flatten keeps the records apart
     return [model] if plain else None
 
 
@@ -166,7 +177,7 @@ def _apply(layer: nn.Module, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         parameters = [p.reshape(-1, *[1] * (x.dim() - 2)) for p in parameters]
     weight, bias = parameters[0], parameters[1] if len(parameters) > 1 else None
     if isinstance(layer, nn.Conv2d):
-        return F.conv2d(x, put_channels_last(weight), bias, layer.stride, layer.padding)
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding)
     if isinstance(layer, nn.Linear):
         return F.linear(x, weight, bias)
     return x * weight if bias is None else x * weight + bias
