@@ -16,6 +16,7 @@ _SLICE_OF_A_GPU = 1 << 26
 # Columns of a block on a CPU. Long rows are cut: one of 10⁷ numbers alone does not fit the cache, nor does its sum.
 # 2^14 to 2^16 are equally fast (benchmarks/sums.py), and the smallest is the most exact.
 _COLUMNS = 1 << 14
+_COLUMNS_OF_A_FACTOR = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -81,25 +82,31 @@ class FactoredRows:
 def compute_norms(rows: Tensor | FactoredRows) -> Tensor:
     """Compute the 2-norms (r,) of rows (r, d) in double precision.
 
-    The margin of `clip_rows` is 10⁻¹². Squares are added block by block: even if the 2^14 squares of a block were added
-    one after the other, a norm would be rounded by less than that, and a product of two by less than twice that. Torch
-    adds them in several parts: of 2^14 equal numbers, norms are rounded by less than 10⁻¹³.
+    Squares are added block by block: even if the 2^14 squares of a block were added one after the other, a norm would
+    be rounded by less than 10⁻¹² of itself, which is the margin of `clip_rows`. A product of two norms is rounded
+    twice, so their blocks are shorter.
     """
     import torch
 
     if isinstance(rows, FactoredRows):
         norms = [
-            compute_norms(piece[0]) * compute_norms(piece[1])
+            _norms(piece[0], _COLUMNS_OF_A_FACTOR) * _norms(piece[1], _COLUMNS_OF_A_FACTOR)
             if isinstance(piece, tuple)
-            else compute_norms(piece)
+            else _norms(piece)
             for piece in rows.pieces
         ]
         whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         return whole
+    return _norms(rows)
+
+
+def _norms(rows: Tensor, columns: int | None = None) -> Tensor:
+    import torch
+
     squares = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-    for some, cuts in cut_blocks(rows):
-        for columns in cuts:
-            squares[some] += torch.linalg.vector_norm(rows[some, columns].double(), dim=1).square()
+    for some, cuts in cut_blocks(rows, columns):
+        for piece in cuts:
+            squares[some] += torch.linalg.vector_norm(rows[some, piece].double(), dim=1).square()
     return squares.sqrt()
 
 

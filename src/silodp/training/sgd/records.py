@@ -166,7 +166,8 @@ class RecordGradients:
     ) -> Iterator[tuple[Tensor, FactoredRows]]:
         start = self._task.unflatten(validate_start(self._task, params))
         cost = self._measure_sequential_cost(gradient)
-        at_once = plan_rows(cost, cost.peak, None, self._task.device)
+        # Besides, the caller still holds the chunk before.
+        at_once = plan_rows(cost, cost.peak // 2, None, self._task.device)
         for first in range(0, len(batch), at_once):
             records = batch[first : first + at_once]
             with seeded(self._task, draw_seed(self._generator)):
