@@ -18,7 +18,9 @@ from silodp_courier.parcels import unwrap, wrap
 app = ServerApp()
 QUERY_SECONDS, ANSWER_SECONDS, PAUSE_SECONDS = 60.0, 3600.0, 0.2
 _APART_SECONDS = 20.0
-"""Between two copies of a request: a SuperNode answers one after the other, and copies sent faster would pile up."""
+"""Between two copies of a request: a SuperNode answers one after the other, and copies sent faster would pile up.
+
+A SuperNode that does not say its silo is asked again after as long."""
 _MOST_CODE = 100
 """Characters of the code of a refusal that are handed on."""
 
@@ -86,7 +88,7 @@ class Courier:
                 log(INFO, "node %s: %s", node, error)
                 # Perhaps another SuperNode stands beside this silo by now.
                 self._nodes = {silo: known for silo, known in self._nodes.items() if known != node}
-                self._asked.pop(node, None)
+                self._asked[node] = now if exchange else now + _APART_SECONDS
                 continue
             if exchange and "refused" in texts:
                 try:

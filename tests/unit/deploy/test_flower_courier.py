@@ -131,3 +131,34 @@ def test_copies_of_a_request_do_not_pile_up_at_a_node(
     offered.append(Request("one", "north", b"request"))
     courier.carry()
     assert len(sent) == before + 1
+
+
+def test_a_node_that_answers_with_errors_is_not_asked_all_the_time(
+    server_app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked = [1000.0], []
+
+    def fail(ids: list[str]) -> list[Any]:
+        error = SimpleNamespace(reason="the app could not be loaded")
+        return [
+            SimpleNamespace(
+                metadata=SimpleNamespace(reply_to_message_id=id_), has_error=lambda: True, error=error
+            )
+            for id_ in ids
+        ]
+
+    grid = SimpleNamespace(
+        get_node_ids=lambda: [7],
+        push_messages=lambda messages: asked.append(now[0]) or [str(len(asked))],
+        pull_messages=fail,
+    )
+    offered = [Request("exchange", "south", b"")]
+    monkeypatch.setattr(server_app, "take_request", lambda path, wait: offered.pop() if offered else None)
+    monkeypatch.setattr(server_app, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(server_app, "Message", lambda *_, **__: None)
+    monkeypatch.setattr(server_app, "wrap", lambda *_, **__: None)
+    courier = server_app.Courier(grid, "socket")
+    for _ in range(300):  # a minute
+        courier.carry()
+        now[0] += 0.2
+    assert len(asked) == 3
