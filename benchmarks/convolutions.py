@@ -8,8 +8,6 @@ once are; the last batches of an epoch are not. One thread, medians of seven tur
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -18,6 +16,7 @@ from silodp.training import Task, cross_entropy
 from silodp.training.gradients import build_plain_gradient, build_traceable_gradient, put_channels_last
 from silodp.training.models import cnn_mnist
 from silodp.training.sgd._tracing import TracedGradient
+from timing import measure_in_turn
 
 
 def measure(users: int, batch: int) -> dict[str, float]:
@@ -46,14 +45,7 @@ def measure(users: int, batch: int) -> dict[str, float]:
         ),
         "in turn, untraced": lambda: take_turns(lambda u: plain(*own[u], *(part[u] for part in data))),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(8):
-        for name, work in ways.items():
-            begin = time.process_time()
-            work()
-            if turn:
-                seconds[name].append(time.process_time() - begin)
-    return {name: 1e6 * statistics.median(values) / users / batch for name, values in seconds.items()}
+    return {name: 1e6 * seconds / users / batch for name, seconds in measure_in_turn(ways, 7).items()}
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ the same number of records in ordinary, non-private steps of the fastest size.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +22,7 @@ from silodp.methods import Ddp, LocalContext, Population
 from silodp.training import Task, cross_entropy
 from silodp.training.models import cnn_fashion
 from silodp.training.sgd import RecordGradients
+from timing import measure_in_turn
 
 CLIENTS, STEPS, BATCH, REPETITIONS = 10, 11, 512, 5
 RECORDS = STEPS * BATCH
@@ -86,7 +85,7 @@ def measure() -> list[dict[str, Any]]:
     cases: dict[str, Callable[[], None]] = {"gradients": gradients, "integers": integers, "a round": whole}
     for batch in (128, 256, 512, 2048):
         cases[f"large batch {batch}"] = lambda batch=batch: _ordinary(task, x, y, batch)
-    found = _medians(cases)
+    found = measure_in_turn(cases, REPETITIONS)
     floor = min(seconds for name, seconds in found.items() if name.startswith("large"))
     rows: list[dict[str, Any]] = [{"case": name, "seconds": seconds} for name, seconds in found.items()]
     rows.append(
@@ -94,17 +93,6 @@ def measure() -> list[dict[str, Any]]:
     )
     rows.append({"ratio": "gradients / large batch", "target": "≤ 2.5", "is": found["gradients"] / floor})
     return rows
-
-
-def _medians(cases: dict[str, Callable[[], None]]) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for repetition in range(REPETITIONS + 1):
-        for name, case in cases.items():
-            begun = time.process_time()
-            case()
-            if repetition:
-                seconds[name].append(time.process_time() - begun)
-    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import torch
 
 from silodp.training import LocalTraining, Task, binary_cross_entropy, cross_entropy, user_updates
 from silodp.training.models import cnn_mnist, logistic, mlp
+from timing import measure_in_turn
 
 _FLOOR_BATCHES = (256, 1024, 1 << 30)
 
@@ -64,18 +64,6 @@ def floor(task: Task, params: torch.Tensor, x: Any, y: Any, epochs: int, batch: 
             optimizer.step()
 
 
-def interleaved(cases: dict[str, Callable[[], None]], repetitions: int) -> dict[str, float]:
-    """Median seconds of each case; the first round warms up (and is kept out)."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for repetition in range(repetitions + 1):
-        for name, case in cases.items():
-            begin = time.perf_counter()
-            case()
-            if repetition:
-                seconds[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
 def equal_users(
     task: Task, shape: tuple[int, ...], users: int, records: int, epochs: int, looped: int
 ) -> dict[str, float]:
@@ -94,7 +82,7 @@ def equal_users(
     }
     for size in _FLOOR_BATCHES:
         cases[f"floor {size}"] = lambda size=size: floor(task, params, x, y, epochs, size)
-    found = interleaved(cases, 3)
+    found = measure_in_turn(cases, 3, time.perf_counter)
     least = min(seconds for name, seconds in found.items() if name.startswith("floor"))
     whole_loop = found["loop"] * users / looped
     return {
@@ -138,7 +126,7 @@ def heart_like() -> dict[str, float]:
 
         return all_silos
 
-    found = interleaved({"ours": everyone(ours), "loop": everyone(loop)}, 3)
+    found = measure_in_turn({"ours": everyone(ours), "loop": everyone(loop)}, 3, time.perf_counter)
     return {
         "pairs": sum(len(u.unique()) for _, _, u in silos),
         "seconds": found["ours"],
@@ -164,7 +152,7 @@ def growth() -> list[dict[str, Any]]:
             for table in tables:
                 ours(task, params, *table, local)
 
-        seconds = interleaved({"ours": all_silos}, 3)["ours"]
+        seconds = measure_in_turn({"ours": all_silos}, 3, time.perf_counter)["ours"]
         pairs = sum(len(np.unique(u)) for _, _, u in tables)
         rows.append(
             {"case": "growth", "users": users, "silos": silos, "pairs": pairs, "seconds": seconds}

@@ -9,8 +9,6 @@ One thread, batches of 512 records, medians of seven turns.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +19,7 @@ from silodp.mechanisms.clipping import clip_rows, sum_rows
 from silodp.training import Task, cross_entropy, record_gradients
 from silodp.training.models import cnn_mnist, cnn_rpdp, logistic, mlp
 from silodp.training.sgd import RecordGradients
+from timing import measure_in_turn
 
 BATCH = 512
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -66,14 +65,7 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
         ),
         "lower bound": lambda: nn.functional.cross_entropy(plain(images), y).backward(),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(8):
-        for name, work in ways.items():
-            begin = time.process_time()
-            work()
-            if turn:
-                seconds[name].append(time.process_time() - begin)
-    return {name: 1e6 * statistics.median(values) / BATCH for name, values in seconds.items()}
+    return {name: 1e6 * seconds / BATCH for name, seconds in measure_in_turn(ways, 7).items()}
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ The local work of one round, without evaluation and noise of the server; one thr
 
 from __future__ import annotations
 
-import statistics
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from silodp.config.schema import load_config
 from silodp.mechanisms.clipping import add_weighted_rows
 from silodp.mechanisms.noise import Randomness
 from silodp.methods.base import LocalContext, Population
+from timing import measure_in_turn
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 RUNS = {
@@ -40,26 +40,23 @@ def measure(name: str, settings: list[str]) -> dict[bool, float]:
     population = Population(len(federation.silos), federation.users)
     weights = torch.from_numpy(method.user_weights(federation.counts(), population).copy())
     params = task.initial(0)
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for turn in range(4):
-        for separate, found in seconds.items():
-            begin = time.process_time()
-            for place, silo in enumerate(federation.silos):
-                context = LocalContext(
-                    task,
-                    params,
-                    *task.tensors(silo.x, silo.y),
-                    torch.from_numpy(silo.user),
-                    weights[place],
-                    population,
-                    Randomness.from_seed(0).child("silo", silo.name),
-                    place,
-                    separate=separate,
-                )
-                add_weighted_rows(method.local_update(context), weights[place])
-            if turn:  # the first one measures and traces
-                found.append(time.process_time() - begin)
-    return {separate: statistics.median(found) for separate, found in seconds.items()}
+
+    def train(separate: bool) -> None:
+        for place, silo in enumerate(federation.silos):
+            context = LocalContext(
+                task,
+                params,
+                *task.tensors(silo.x, silo.y),
+                torch.from_numpy(silo.user),
+                weights[place],
+                population,
+                Randomness.from_seed(0).child("silo", silo.name),
+                place,
+                separate=separate,
+            )
+            add_weighted_rows(method.local_update(context), weights[place])
+
+    return measure_in_turn({separate: partial(train, separate) for separate in (False, True)}, 3)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ varies the width of a block.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,21 +18,11 @@ from silodp.mechanisms import rows as row_sums
 from silodp.mechanisms.clipping import Bounds, ClippedRowStream, clip_rows, sum_rows
 from silodp.mechanisms.quantization import Quantizer
 from silodp.mechanisms.rows import compute_norms
+from timing import measure_in_turn
 
 SHAPES = ((1000, 5_012), (200, 21_840), (50, 10**6), (10, 10**7))
 WIDTHS = (12, 13, 14, 15, 16, 17)
-
-
-def interleave(cases: dict[str, Callable[[], Any]], repetitions: int = 5) -> dict[str, float]:
-    """Return the median CPU seconds of each case, measured in turn; the first turn is left out."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for turn in range(repetitions + 1):
-        for name, case in cases.items():
-            begin = time.process_time()
-            case()
-            if turn:
-                seconds[name].append(time.process_time() - begin)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+TURNS = 5
 
 
 def _with_columns(columns: int, case: Callable[[], Any]) -> Callable[[], Any]:
@@ -69,7 +57,7 @@ def measure() -> list[dict[str, Any]]:
         for name, case in work.items():
             cases[name] = case
             cases[f"{name}, whole rows"] = _with_columns(1 << 60, case)
-        seconds = interleave(cases)
+        seconds = measure_in_turn(cases, TURNS)
         found.append(
             {"case": f"{count} rows of {size}"} | {k: 1e9 * v / count / size for k, v in seconds.items()}
         )
@@ -80,7 +68,7 @@ def measure() -> list[dict[str, Any]]:
         ("norms", lambda: compute_norms(rows)),
         ("sums", lambda: sum_rows(clipped, clipped.factors)),
     ):
-        seconds = interleave({f"2^{w}": _with_columns(1 << w, case) for w in WIDTHS})
+        seconds = measure_in_turn({f"2^{w}": _with_columns(1 << w, case) for w in WIDTHS}, TURNS)
         found.append({"case": f"{name} by columns"} | {k: 1e9 * v / count / size for k, v in seconds.items()})
     return found
 

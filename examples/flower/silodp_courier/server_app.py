@@ -20,7 +20,8 @@ QUERY_SECONDS, ANSWER_SECONDS, PAUSE_SECONDS = 60.0, 3600.0, 0.2
 _APART_SECONDS = 20.0
 """Between two copies of a request: a SuperNode answers one after the other, and copies sent faster would pile up.
 
-A SuperNode that does not say its silo is asked again after as long."""
+A SuperNode that answered with an error is asked for its silo again after the same time.
+"""
 _MOST_CODE = 100
 """Characters of the code of a refusal that are handed on."""
 

@@ -210,7 +210,7 @@ def hog_linear(classes: int = 10) -> nn.Module:
             wide, high = (nn.functional.pad(x, pad) for pad in ((1, 1, 0, 0), (0, 0, 1, 1)))
             across, down = wide[..., 2:] - wide[..., :-2], high[..., 2:, :] - high[..., :-2, :]
             angle = torch.atan2(down, across) * (directions / (2 * torch.pi))
-            # From -half a turn to +half a turn, less up to a whole one: the distance on the circle is one of two.
+            # On the circle, the nearest direction is this one, or this one less a whole turn.
             distance = angle - torch.arange(directions, device=x.device).reshape(-1, 1, 1)
             share = (1 - torch.minimum(distance.abs(), (distance + directions).abs())).clamp(min=0)
             histograms = nn.functional.adaptive_avg_pool2d(share * torch.hypot(across, down), cells)

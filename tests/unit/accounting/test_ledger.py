@@ -318,9 +318,8 @@ def test_rounds_that_cost_the_same_take_little_memory(path):
             for round_ in range(200):
                 ledger.charge(len(grown) * 200 + round_, 0, dict(COSTLY))
             grown.append(sys.getallocatedblocks())
-    assert (
-        grown[1] - grown[0]
-    ) / 200 < 12  # an entry and its key; with the line of the file it would be over 20
+    # An entry and its key; with the line of the file it is 18.
+    assert (grown[1] - grown[0]) / 200 < 12
 
 
 def test_files_that_call_a_release_an_attempt_are_read(path, monkeypatch):

@@ -16,6 +16,7 @@ from silodp.training.models import cnn_mnist, cnn_rpdp, hog_linear, mlp
 from silodp.training.sgd.records import RecordGradients, record_gradients
 from silodp.training.sgd.sequential import SequentialGradient
 from silodp.training.task import Task
+from support.oracles import expand_rows
 
 IMAGE, TABLE, WORDS = (2, 9, 8), (6,), (5, 6)
 
@@ -176,8 +177,7 @@ def test_narrow_outputs_of_one_channel_are_those_of_the_record(name):
     alone = [torch.cat([g.flatten() for g in torch.autograd.grad(loss, leaves)]) for loss in losses]
     gradients = RecordGradients(task, x, y, 1, torch.Generator())
     for _, rows in (*gradients.of(params, torch.arange(16)), *record_gradients(task, params, x, y)):
-        whole = rows.expand().float() if isinstance(rows, FactoredRows) else rows
-        torch.testing.assert_close(whole, torch.stack(alone), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(expand_rows(rows), torch.stack(alone), rtol=1e-4, atol=1e-6)
 
 
 class Doubled(nn.Linear):

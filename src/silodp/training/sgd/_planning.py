@@ -244,8 +244,8 @@ def find_break_even(traced: StepCost, other: StepCost | None = None) -> int:
     """Return up to how many records a traced computation takes less time than an interpreted one.
 
     Args:
-        traced: cost of one record. Interpreted, it is worth it up to where it computes as long as it interprets.
-        other: cost of one record of another computation of the same, which is only interpreted.
+        traced: cost of one record. Without another computation, this one would be interpreted.
+        other: cost of one record of another computation of the same values, which is never traced.
     """
     least = int(traced.operations * _INTERPRETED * _THROUGHPUT / max(1, traced.produced))
     if other is None or other.produced >= traced.produced:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -72,16 +72,23 @@ def _measure_record_cost(task: Task, x: Any, y: Tensor) -> StepCost:
     Raises:
         SilodpError: the model or loss cannot be trained.
     """
-    start = task.unflatten(torch.zeros(task.size, dtype=task.dtype, device=task.device))
     gradient = select_record_gradient(task, x, y)(task)
 
     def cost() -> StepCost:
-        twice = torch.zeros(2, dtype=torch.int64, device=task.device)  # the first record, two times
-        cost = measure_task_cost(task, lambda: gradient(*start, x[twice], y[twice]))
-        return StepCost(cost.peak // 2, cost.produced // 2, cost.operations)
+        return _measure_copies(2, task, x, y, lambda start, x, y: gradient(*start, x, y))
 
     one_record: StepCost = task.engine.get(("record", get_kind(x), get_kind(y)), cost)
     return one_record
+
+
+def _measure_copies(
+    count: int, task: Task, x: Any, y: Tensor, gradient: Callable[[tuple[Tensor, ...], Any, Tensor], Any]
+) -> StepCost:
+    """Return the cost of one record's gradient, measured on so many copies of the first record."""
+    start = task.unflatten(torch.zeros(task.size, dtype=task.dtype, device=task.device))
+    first = torch.zeros(count, dtype=torch.int64, device=task.device)
+    cost = measure_task_cost(task, lambda: gradient(start, x[first], y[first]))
+    return StepCost(cost.peak // count, cost.produced // count, cost.operations)
 
 
 class RecordGradients:
@@ -137,8 +144,8 @@ class RecordGradients:
             batch: (b,) int64 record numbers.
 
         Yields:
-            Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch. The caller may change
-            tensors, and not `FactoredRows`, where two pieces may be one matrix.
+            Chunks (record numbers (r,) int64, gradients (r, d)) that make up the batch. Do not change `FactoredRows`:
+            two pieces may be one matrix.
         """
         if self._separate:
             start = self._task.unflatten(validate_start(self._task, params))
@@ -181,17 +188,12 @@ class RecordGradients:
     def _measure_sequential_cost(self, gradient: SequentialGradient) -> StepCost:
         """Return the cost of one record's gradient."""
 
-        def measure(count: int) -> StepCost:
-            start = self._task.unflatten(torch.zeros_like(self._task.flatten(self._task.model)))
-            some = torch.zeros(count, dtype=torch.int64, device=self._task.device)  # the first record
-            cost = measure_task_cost(self._task, lambda: gradient(start, self._x[some], self._y[some]))
-            return StepCost(cost.peak // count, cost.produced // count, cost.operations)
-
         def cost() -> StepCost:
+            data = (self._task, self._x, self._y, gradient)
             # Of many records, each takes little of what a step takes once; but many large images would not fit.
-            few = measure(2)
+            few = _measure_copies(2, *data)
             fits = _LEAST * few.peak <= default_memory_budget(self._task.device)
-            return measure(_LEAST) if fits else few
+            return _measure_copies(_LEAST, *data) if fits else few
 
         measured: StepCost = self._task.engine.get(("sequential cost", self._kind), cost)
         return measured

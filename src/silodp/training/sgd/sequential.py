@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Self, cast
 
 import torch
@@ -54,7 +55,8 @@ class SequentialGradient:
     """
 
     def __init__(self, task: Task, layers: Sequence[nn.Module]) -> None:
-        self._task, self._layers = task, layers
+        self._task = task
+        self._layers = [(layer, sum(1 for _ in layer.parameters())) for layer in layers]
 
     @classmethod
     def try_build(cls, task: Task, x: Any, y: Tensor) -> Self | None:
@@ -93,17 +95,16 @@ class SequentialGradient:
         """
         inputs, outputs = list[Tensor](), list[Tensor]()
         values = iter(put_channels_last(self._task, params))
-        trained = [layer for layer in self._layers if _count_parameters(layer)]
         with torch.enable_grad():
-            for layer in self._layers:
+            for layer, count in self._layers:
                 _check_dimensions(layer, x)
-                if layer not in trained:
+                if count == 0:
                     x = layer(x)
                     continue
                 if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
                     x = _normalize(layer, x)
                 inputs.append(x.detach())
-                x = _apply(layer, x, [next(values) for _ in range(_count_parameters(layer))])
+                x = _apply(layer, x, list(islice(values, count)))
                 if not outputs:
                     x = x.detach().requires_grad_()  # no slope is needed before it
                 outputs.append(x)
@@ -111,8 +112,9 @@ class SequentialGradient:
             losses = vmap(self._loss, randomness="different")(x.clone(), y)
             slopes = torch.autograd.grad(losses.sum(), outputs, materialize_grads=True)
         pieces = list[Tensor | tuple[Tensor, Tensor]]()
-        for layer, inside, slope in zip(trained, inputs, slopes, strict=True):
-            pieces += _differentiate(layer, inside, slope)
+        trained = ((layer, count) for layer, count in self._layers if count > 0)
+        for (layer, count), inside, slope in zip(trained, inputs, slopes, strict=True):
+            pieces += _differentiate(layer, inside, slope)[:count]
         return FactoredRows(tuple(pieces))
 
     def _loss(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -137,12 +139,10 @@ def _list_layers(model: nn.Module) -> list[nn.Module] | None:
     A subclass may compute something else, and so may a module with hooks, with a method of its own, or with a weight
     or bias that is no parameter.
     """
-    own = vars(model).items()
-    if (
-        any(hooks for name, hooks in own if name.endswith("_hooks"))
-        or any(callable(value) or isinstance(value, Tensor) for _, value in own)
-        or any(True for _ in model.buffers())
-    ):
+    own = vars(model)
+    has_hooks = any(hooks for name, hooks in own.items() if name.endswith("_hooks"))
+    has_more = any(callable(value) or isinstance(value, Tensor) for value in own.values())
+    if has_hooks or has_more or any(True for _ in model.buffers()):
         return None
     if type(model) is nn.Sequential:
         parts = [_list_layers(part) for part in model]
@@ -158,10 +158,6 @@ def _list_layers(model: nn.Module) -> list[nn.Module] | None:
         plain &= not isinstance(model.padding, str)
     plain &= getattr(model, "start_dim", 1) == 1  # nn.Flatten keeps the records apart
     return [model] if plain else None
-
-
-def _count_parameters(layer: nn.Module) -> int:
-    return sum(1 for _ in layer.parameters())
 
 
 def _normalize(layer: nn.GroupNorm | nn.LayerNorm, x: Tensor) -> Tensor:
@@ -184,7 +180,10 @@ def _apply(layer: nn.Module, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
 
 
 def _differentiate(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor | tuple[Tensor, Tensor]]:
-    """Return the gradients of a layer's weight and bias, from its inputs and the slope at its outputs (r, ...)."""
+    """Return the gradients of a layer's weight and bias, from its inputs and the slope at its outputs (r, ...).
+
+    A layer without a bias leaves out the second one.
+    """
     weight: Tensor | tuple[Tensor, Tensor]
     if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         weight, bias = (_sum_over_places(layer, values) for values in (x * slope, slope))
@@ -196,7 +195,7 @@ def _differentiate(layer: nn.Module, x: Tensor, slope: Tensor) -> list[Tensor | 
             weight, bias = torch.bmm(slope.transpose(1, 2), x).flatten(1), slope.sum(1)
         else:
             weight, bias = (slope, x), slope
-    return [weight, bias][: _count_parameters(layer)]
+    return [weight, bias]
 
 
 def _sum_over_places(layer: nn.GroupNorm | nn.LayerNorm, values: Tensor) -> Tensor:
