@@ -100,13 +100,13 @@ def test_who_is_admitted_is_drawn_once_and_survives_a_restart():
 def test_no_stream_of_random_numbers_is_used_for_two_things(method, monkeypatch):
     """Noise that shares its stream with batches, another silo, step or round is not independent of them."""
     used: Counter[tuple[object, ...]] = Counter()
-    derive_key = Randomness._subkey
+    derive_key = Randomness.derive_key
 
-    def counted(self: Randomness, purpose: tuple[str | int, ...]) -> bytes:
+    def counted(self: Randomness, *purpose: str | int) -> bytes:
         used[self.prefix + purpose] += 1
-        return derive_key(self, purpose)
+        return derive_key(self, *purpose)
 
-    monkeypatch.setattr(Randomness, "_subkey", counted)
+    monkeypatch.setattr(Randomness, "derive_key", counted)
     train(small_federation(), logistic_task(), method, rounds=3, seed=0)
     assert len([purpose for purpose in used if purpose[-1] in ("noise", "share noise")]) >= 3 * 3
     # The silos' common secret is the only key that is asked for more than once: all silos toss the same coins with it.
@@ -116,7 +116,7 @@ def test_no_stream_of_random_numbers_is_used_for_two_things(method, monkeypatch)
 
 def test_seeds_and_secret_keys_give_streams_of_their_own():
     assert Randomness.from_seed(1).stream("a").random() != Randomness.from_seed(2).stream("a").random()
-    keys = {Randomness.secret()._subkey(("noise",)) for _ in range(2000)}
+    keys = {Randomness.secret().derive_key("noise") for _ in range(2000)}
     assert len(keys) == 2000
     assert all(len(key) == 32 for key in keys)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silodp.config.budgets import build_budget_distribution, list_levels
+from silodp.accounting.budget_curve import group_budgets
+from silodp.config.budgets import build_budget_distribution
 from silodp.config.schema import RunConfig, load_config
 from silodp.errors import SilodpError
 from silodp.methods import Rpdp, UldpAvg, UserBudgets
@@ -103,13 +104,9 @@ def test_a_configuration_with_budgets_survives_a_round_trip(personal: Path) -> N
 
 
 def test_levels_are_distinct_budgets_or_twentieths() -> None:
-    few = list_levels(np.array([1.0, 0.1, 0.1, 5.0]))
-    assert [(level.budget, level.share) for level in few] == [(0.1, 0.5), (1.0, 0.25), (5.0, 0.25)]
-    many = list_levels(np.linspace(0.1, 10, 1000))
-    assert len(many) == 20
-    assert many[-1].budget == 10
-    assert sum(level.share for level in many) == pytest.approx(1)
-    assert [level.share for level in many] == pytest.approx([0.05] * 20, abs=0.002)
+    assert group_budgets(np.array([1.0, 0.1, 0.1, 5.0])).tolist() == [0.1, 1.0, 5.0]
+    budgets = np.linspace(0.1, 10, 1000)
+    assert group_budgets(budgets).tolist() == budgets[[*range(50, 1000, 50), 999]].tolist()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from support.deployed import (
     MASKED,
     PLAIN,
     RUNS,
-    aggregation,
     assert_same_run,
     simulate,
     wait_for,
@@ -93,7 +92,7 @@ def test_whoever_is_killed_and_started_again_goes_on_with_the_run(victim: str, t
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_others_go_on_without_a_silo_that_never_returns(tmp_path: Path) -> None:
-    text = LONG + aggregation("masked", "min_silos = 3")
+    text = LONG + "\n[aggregation]\nmin_silos = 3"
     with start_consortium(tmp_path, text) as processes:
         for silo in processes.names:
             processes.start(silo)

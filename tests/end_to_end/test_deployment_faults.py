@@ -16,14 +16,14 @@ from silodp.accounting.ledger import reopen_ledger
 from silodp.deploy.consortium import Consortium
 from silodp.deploy.policy import Policy
 from support.consortium import Processes, start_consortium
-from support.deployed import LONG, aggregation, assert_same_run, simulate, wait_for, wait_for_round
+from support.deployed import LONG, assert_same_run, simulate, wait_for, wait_for_round
 from support.ports import find_free_port
 from support.proxy import Proxy, make_other_version, open_relay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROUNDS = 12
-SOME = LONG + aggregation("masked", "min_silos = 3")
+SOME = LONG + "\n[aggregation]\nmin_silos = 3"
 """Sums of three of the four silos will do, so that a silo may have missed rounds."""
 
 

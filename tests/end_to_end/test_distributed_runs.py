@@ -235,7 +235,7 @@ def test_noise_beyond_the_sampler_is_refused_before_anything_runs():
 
 
 def test_the_claim_breaks_under_secure_aggregation_and_what_is_charged_does_not():
-    """The attack of tests/methods/test_distributed.py on what a run under `masked` releases: the model itself."""
+    """The attack of tests/unit/methods/test_distributed.py on what a run under `masked` releases: the model itself."""
     found = []
     method = replace(
         ONE,

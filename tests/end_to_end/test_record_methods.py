@@ -512,7 +512,7 @@ def test_settings_of_single_clients_are_compared_with_other_methods(steps: Path)
     assert [spec.method.name for spec in specs] == ["ddp", "ddp", "default"]
 
 
-@pytest.mark.slow  # calibrate_ddp itself: tests/unit/methods/test_distributed.py
+@pytest.mark.slow
 def test_settings_of_single_clients_in_toml(silodp: Silodp, steps: Path) -> None:
     own = ["--set", "method.noise_multiplier=[2.0, 3.0, 4.0]", "--set", "method.clip=[1, 0.5, 1]"]
     found = silodp("plan", steps, *own, "--target-epsilon", 1, "--json").json

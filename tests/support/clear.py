@@ -76,7 +76,7 @@ class _Silo:
 
 class _Weighted:
     drawn: Mapping[int, np.ndarray] = MappingProxyType({})
-    """By round, the sample β (U,) that nobody knew; see `federation.private.hidden_samples`."""
+    """By round, the sample β (U,) that nobody knew; see `support.private.hidden_samples`."""
 
     def script(self, spec: RunSpec, name: str):
         """As of attempts that are opened, with the weights and the answers in clear."""

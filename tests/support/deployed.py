@@ -86,14 +86,14 @@ def config(method: str, *, head: str = "", data: str = USERS, silos: int = 3, mo
     return head + BASE.format(silos=silos, data=data) + method.replace("{more}", more)
 
 
-def aggregation(name: str, *settings: str) -> str:
-    return "\n[aggregation]\n" + "\n".join(settings) if settings else ""
-
-
 PLAIN = config(AVG)
 MASKED = config(AVG, head='aggregator = "masked"\n', silos=4)
-LATTICE = config(AVG, head='aggregator = "lattice"\n', more='weighting = "records"') + aggregation(
-    "lattice", "count_cap = 40", "attempts = 20"
+LATTICE = (
+    config(AVG, head='aggregator = "lattice"\n', more='weighting = "records"')
+    + """
+[aggregation]
+count_cap = 40
+attempts = 20"""
 )
 LONG = MASKED.replace("rounds = 3", "rounds = 12")
 RUNS = {

@@ -170,7 +170,7 @@ class TwoStage:
     """The public constants of a run of rPDP-FL (its Lemma 6 and Theorem 1), for many sampling probabilities at once.
 
     A client takes part in a round with probability λ and then runs τ steps of DP-SGD in which a record is drawn with a
-    a separate probability q.
+    separate probability q.
 
     Attributes:
         noise_multiplier: σ.

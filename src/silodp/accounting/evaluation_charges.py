@@ -40,9 +40,6 @@ class Charges(Protocol):
     def epsilon_by_round(self, adversary: Adversary) -> dict[int, float | None]:
         """Return ε after 0, 1, … rounds."""
 
-    def reason(self, adversary: Adversary) -> str | None:
-        """Return why nothing is promised; None where something is."""
-
 
 class EvaluationCharges:
     """The charges of evaluations in a ledger, numbered from 0; the budget and the limits are those of the whole ledger.
@@ -105,7 +102,3 @@ class EvaluationCharges:
     def epsilon_by_round(self, adversary: Adversary) -> dict[int, float | None]:
         """As `Ledger.epsilon_by_round`, by rounds of training."""
         return self._ledger.epsilon_by_round(adversary)
-
-    def reason(self, adversary: Adversary) -> str | None:
-        """As `Ledger.reason`."""
-        return self._ledger.reason(adversary)

@@ -11,9 +11,11 @@ ADVERSARIES: tuple[Adversary, ...] = ("released", "server", "silo")
 Unit = Literal["user", "record"]
 
 FORMAT = 3
-"""Version of guarantee.json. 3: the fields "sample_known" and "linkage", and assumptions on samples that silos draw. 2:
-assumptions worded as below, and the field "simulation". 1, or no "format":
-assumptions worded as at commit 9d96a47."""
+"""Version of guarantee.json.
+
+3: the fields "sample_known" and "linkage", and assumptions on samples that silos draw. 2: assumptions worded as below,
+and the field "simulation". 1, or no "format": assumptions worded as at commit 9d96a47.
+"""
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ class SiloAttempts:
     masked: Callable[[], str]
 
     @classmethod
-    def of(cls, aggregator: Aggregator, spec: RunSpec, context: SiloContext) -> SiloAttempts:
+    def of(cls, spec: RunSpec, context: SiloContext) -> SiloAttempts:
         """Return the side of one silo in a run."""
         return cls(
             SiloKeyAgreement(context.identity, context.pins, spec.digest, context.store.run),
@@ -383,9 +383,9 @@ class MaskedServer(ABC):
 class MaskedSilo(ABC):
     """A silo's side of an aggregator whose rounds are attempts."""
 
-    def __init__(self, aggregator: Aggregator, spec: RunSpec, context: SiloContext) -> None:
+    def __init__(self, spec: RunSpec, context: SiloContext) -> None:
         self._spec, self._context = spec, context
-        self._seals = SiloAttempts.of(aggregator, spec, context)
+        self._seals = SiloAttempts.of(spec, context)
         self._member = self._seals.member
         self.handlers: Mapping[str, Handler] = self._seals.handlers
 

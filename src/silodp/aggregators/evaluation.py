@@ -101,17 +101,6 @@ def _calibrate(with_noise: Callable[[float], RunSpec], epsilon: float, delta: fl
     return round(math.ceil(found / step * (1 - 1e-9)) * step, 10)
 
 
-def compute_count_std(spec: RunSpec) -> float:
-    """Return the standard deviation of the noise in one count, in records, if all silos answer.
-
-    Args:
-        spec: of an evaluation by sums.
-    """
-    method = spec.method
-    assert isinstance(method, EvaluationSums)
-    return method.count_std(spec.population)
-
-
 def name_evaluation(run: str) -> str:
     """Return the id under which silos are asked about the evaluation of a run."""
     return run + _SUFFIX

@@ -337,7 +337,7 @@ def ciphertext_context(session: str, attempt: RoundAttempt) -> bytes:
 
 class _Silo(PrivateWeightingSilo):
     def __init__(self, aggregator: Lattice, spec: RunSpec, context: SiloContext) -> None:
-        super().__init__(aggregator, spec, context)
+        super().__init__(spec, context)
         self._parameters = aggregator.parameters(spec)
         self._weights = SiloWeights(
             spec, aggregator.constants(spec), self._member, context.store, context.counts

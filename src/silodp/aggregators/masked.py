@@ -151,7 +151,7 @@ class _Server(MaskedServer):
 
 class _Silo(MaskedSilo):
     def __init__(self, aggregator: Masked, spec: RunSpec, context: SiloContext) -> None:
-        super().__init__(aggregator, spec, context)
+        super().__init__(spec, context)
         self._aggregator = aggregator
 
     def answer(

@@ -299,7 +299,7 @@ class _Server(MaskedServer):
 
 class _Silo(PrivateWeightingSilo):
     def __init__(self, aggregator: Paillier, spec: RunSpec, context: SiloContext) -> None:
-        super().__init__(aggregator, spec, context)
+        super().__init__(spec, context)
         self._aggregator = aggregator
         ratio = aggregator.sampling_ratio(spec.method)
         self._choices = (

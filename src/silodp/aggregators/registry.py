@@ -12,7 +12,6 @@ from silodp.aggregators.lattice import Lattice
 from silodp.aggregators.masked import Masked
 from silodp.aggregators.paillier import Paillier
 from silodp.aggregators.plain import Plain
-from silodp.errors import SilodpError
 
 AGGREGATORS: dict[str, type[Aggregator]] = {
     "plain": Plain,
@@ -21,21 +20,6 @@ AGGREGATORS: dict[str, type[Aggregator]] = {
     "lattice": Lattice,
 }
 """By the name in a configuration."""
-
-
-def find_aggregator(name: str) -> type[Aggregator]:
-    """Return the class that is registered under a name.
-
-    Raises:
-        SilodpError: there is none.
-    """
-    if name not in AGGREGATORS:
-        raise SilodpError(
-            f"aggregator = '{name}' is not known: use one of {', '.join(AGGREGATORS)}.",
-            code="argument.value",
-            field="aggregator",
-        )
-    return AGGREGATORS[name]
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,6 @@ class ModelSpec:
     keeps_values: bool = False
 
 
-_ALWAYS = ("size", "dtype", "architecture", "loss")
-"""Facts of a model that are in every digest."""
-
-
 @dataclass(frozen=True)
 class RunSpec:
     """The public constants of a run, the same for all parties. `prepare_run` makes one that can be run.

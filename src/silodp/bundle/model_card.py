@@ -47,10 +47,6 @@ class _Facts:
     card: CardSection
     held_out: HeldOut | None
 
-    @property
-    def is_releasable(self) -> bool:
-        return self.run.guarantees["released"].releasable
-
 
 def write_card(directory: Path, run: RunRecord | None = None) -> Path | None:
     """Write DIR/MODEL_CARD.md from the files in DIR.

@@ -461,7 +461,10 @@ def silo(
     socket: Socket = None,
     socket_group: SocketGroup = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Go on when the run is over, and wait for another one.")
+        bool,
+        typer.Option(
+            "--keep", help="Go on when the run is over, and wait for another one; --socket always does."
+        ),
     ] = False,
     log_level: LogLevel = "info",
 ) -> None:

@@ -27,11 +27,11 @@ def _tables() -> None:
 @table_app.command("averaged-models")
 def averaged_models(as_json: Json = False) -> None:
     """Compute ε of averaged models. Each cell (DDP, Table 1) is proven or only claimed."""
-    from silodp.methods.averaged_models import compute_table
+    from silodp.methods.averaged_models import DELTA, SAMPLING_PROBABILITY, compute_table
 
     rows = compute_table()
     show(
-        {"delta": 1e-5, "record_sampling": 0.1, "rows": [asdict(row) for row in rows]},
+        {"delta": DELTA, "record_sampling": SAMPLING_PROBABILITY, "rows": [asdict(row) for row in rows]},
         as_json,
         format_table(rows),
     )

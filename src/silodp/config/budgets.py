@@ -24,14 +24,6 @@ _UNITS: dict[str, Unit] = {"records": "record", "users": "user"}
 
 
 @dataclass(frozen=True)
-class BudgetLevel:
-    """A budget ε, and the share of units, in (0, 1], whose budget is this or lies between the level before and it."""
-
-    budget: float
-    share: float
-
-
-@dataclass(frozen=True)
 class BudgetDistribution:
     """A distribution of privacy budgets.
 
@@ -74,23 +66,9 @@ class BudgetDistribution:
     def _sampler(self) -> partial[Budgets]:
         return partial(lookup(self.distribution, PREFERENCES, "budgets.distribution"), **self.options)
 
-    def list_levels(self) -> tuple[BudgetLevel, ...]:
-        """Return the budgets of `REPRESENTATIVE_RECORDS` units, ascending, with their shares; no data are needed."""
-        return list_levels(self.draw(REPRESENTATIVE_RECORDS))
-
-
-def list_levels(budgets: Budgets) -> tuple[BudgetLevel, ...]:
-    """Return the distinct budgets with the share of units of each, ascending.
-
-    Args:
-        budgets: ε of every unit, (U,). Where there are many different ones, twentieths of the units are one level
-            each, at their largest budget.
-    """
-    distinct = group_budgets(budgets)
-    counts = np.bincount(np.searchsorted(distinct, budgets), minlength=len(distinct))
-    return tuple(
-        BudgetLevel(float(b), float(n / len(budgets))) for b, n in zip(distinct, counts, strict=True)
-    )
+    def list_levels(self) -> list[float]:
+        """Return the budgets of `REPRESENTATIVE_RECORDS` units, ascending; no data are needed."""
+        return [float(level) for level in group_budgets(self.draw(REPRESENTATIVE_RECORDS))]
 
 
 def format_methods_for(unit: Unit) -> str:

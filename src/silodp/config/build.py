@@ -317,15 +317,13 @@ def _count_outputs(network: nn.Module, public: PublicData) -> int:
     import torch
 
     from silodp.training.model_checks import call_model, inspect_model, inspect_on
+    from silodp.training.task import make_tensor
 
     inspect_model(network)
     parameter = next(network.parameters())
 
-    def like_parameters(array: Any) -> torch.Tensor:
-        tensor = torch.from_numpy(array).to(parameter.device)
-        return tensor.to(parameter.dtype) if tensor.is_floating_point() else tensor
-
-    example = map_arrays(like_parameters, public.synthetic_batch()[0])
+    to_tensor = partial(make_tensor, device=parameter.device, dtype=parameter.dtype)
+    example = map_arrays(to_tensor, public.synthetic_batch()[0])
     inspect_on(network, example)
     with torch.no_grad():
         return int(call_model(network, example)[0].numel())

@@ -60,8 +60,6 @@ def zipf(
     generator: np.random.Generator,
     labels: ArrayLike | None = None,
     labels_per_user: int | None = None,
-    user_exponent: float = USER_EXPONENT,
-    silo_exponent: float = SILO_EXPONENT,
 ) -> tuple[Indices, Indices]:
     """Draw every record's user with probability ∝ rank^-0.5, then its silo with probability ∝ rank^-2.
 
@@ -74,9 +72,9 @@ def zipf(
     Returns:
         user (n,) in 0..users-1 and silo (n,) in 0..silos-1.
     """
-    user = _draw_users(records, zipf_weights(users, user_exponent), generator, labels, labels_per_user)
+    user = _draw_users(records, zipf_weights(users, USER_EXPONENT), generator, labels, labels_per_user)
     order = generator.permuted(np.tile(np.arange(silos), (users, 1)), axis=1)
-    rank = generator.choice(silos, size=records, p=zipf_weights(silos, silo_exponent))
+    rank = generator.choice(silos, size=records, p=zipf_weights(silos, SILO_EXPONENT))
     return user, order[user, rank]
 
 
@@ -141,7 +139,6 @@ def zipf_fixed(
     users: int,
     generator: np.random.Generator,
     pairs: bool = False,
-    user_exponent: float = USER_EXPONENT,
     main_share: float = MAIN_SHARE,
 ) -> list[Indices]:
     """Draw records per user ∝ rank^-0.5, 80 % in one silo and the rest elsewhere; silo sizes (S,) are given.
@@ -156,7 +153,7 @@ def zipf_fixed(
     """
     room = _units(sizes, pairs)
     drawn: list[list[int]] = [[] for _ in room]
-    totals = generator.multinomial(room.sum(), zipf_weights(users, user_exponent))
+    totals = generator.multinomial(room.sum(), zipf_weights(users, USER_EXPONENT))
     for user in np.argsort(-totals, kind="stable"):
         total = int(totals[user])
         if total == 0:

@@ -6,7 +6,7 @@ asked again gives the answer that it has stored. `HttpsServer` is the `Transport
 the loop of a silo.
 
 A silo proves at the beginning of a connection that it has its long-term key: it signs a random challenge of the
-server, and gets a token for its further calls. Nothing depends on clocks.
+server, and gets a token for its further calls. Only the validity of certificates depends on clocks.
 """
 
 from __future__ import annotations

@@ -227,12 +227,6 @@ class SiloService:
         self._pins, self._server = consortium.sealed.silos, consortium.sealed.server
         policy.check(consortium.digest, self._spec)
         self.identity = load_identity(folder, name)
-        if self.identity.public != self._pins[name]:
-            raise SilodpError(
-                f"the key in {folder / IDENTITY} is not the one that the roster lists for '{name}': use the folder in "
-                "which the request was made, or send a new request to the coordinator.",
-                code="deploy.key",
-            )
         self._randomness = Randomness.of_run(self._spec.seed)
         self._store = DirectoryStore(folder / "store")
         if not claim(self._store, "unit", str(self._spec.method.unit).encode()):

@@ -61,20 +61,17 @@ class Randomness:
 
     def stream(self, *purpose: str | int) -> np.random.Generator:
         """Return a ChaCha20 generator for this purpose, good for noise and for private samples."""
-        return np.random.Generator(ChaCha(key=int.from_bytes(self._subkey(purpose), "little"), rounds=20))
-
-    def key_for(self, *purpose: str | int) -> bytes:
-        """Return a key of 32 bytes for this purpose, as secret as the streams are."""
-        return self._subkey(purpose)
+        return np.random.Generator(ChaCha(key=int.from_bytes(self.derive_key(*purpose), "little"), rounds=20))
 
     def torch(self, *purpose: str | int, device: str = "cpu") -> torch.Generator:
         """Return a torch generator for batch order, dropout and initial weights; never noise (64 bits of seed)."""
         import torch
 
         generator = torch.Generator(device)
-        return generator.manual_seed(int.from_bytes(self._subkey(purpose)[:8], "little") >> 1)
+        return generator.manual_seed(int.from_bytes(self.derive_key(*purpose)[:8], "little") >> 1)
 
-    def _subkey(self, purpose: tuple[str | int, ...]) -> bytes:
+    def derive_key(self, *purpose: str | int) -> bytes:
+        """Return a key of 32 bytes for this purpose, as secret as the streams are."""
         if self.key is None:
             return secrets.token_bytes(32)
         return hashlib.blake2b(

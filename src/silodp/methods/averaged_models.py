@@ -7,9 +7,8 @@ the trajectory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,6 +20,7 @@ Conversion = Literal["paper", "rdp", "pld"]
 Trajectory = Literal["paper", "local", "decoupled"]
 Status = Literal["proven", "claimed"]
 
+SAMPLING_PROBABILITY, DELTA = 0.1, 1e-5
 PARTIES = (1, 2, 5, 10)
 NOISE_MULTIPLIERS: dict[int, tuple[float, ...]] = {
     1: (0.690, 0.976, 1.544, 2.183),
@@ -48,12 +48,7 @@ class BoundRow:
     status: Status
 
 
-def compute_table(
-    conversions: Sequence[Conversion] = ("paper", "rdp", "pld"),
-    trajectories: Sequence[Trajectory] = ("paper", "local", "decoupled"),
-    sampling_probability: float = 0.1,
-    delta: float = 1e-5,
-) -> tuple[BoundRow, ...]:
+def compute_table() -> tuple[BoundRow, ...]:
     """Every cell, by steps, then parties.
 
     Theorem 4.6, `paper`, is proven where there is nobody to share noise with, or nothing but one step to protect.
@@ -65,19 +60,17 @@ def compute_table(
             total,
             trajectory,
             conversion,
-            _converted(conversion, charges(trajectory, steps, noises[0], total, sampling_probability), delta),
+            _convert(conversion, charges(trajectory, steps, noises[0], total)),
             "claimed" if trajectory == "paper" and steps > 1 and parties > 1 else "proven",
         )
         for steps, noises in NOISE_MULTIPLIERS.items()
         for parties, total in zip(PARTIES, noises, strict=True)
-        for trajectory in trajectories
-        for conversion in conversions
+        for trajectory in get_args(Trajectory)
+        for conversion in get_args(Conversion)
     )
 
 
-def charges(
-    trajectory: Trajectory, steps: int, own: float, total: float, sampling_probability: float
-) -> list[EventCount]:
+def charges(trajectory: Trajectory, steps: int, own: float, total: float) -> list[EventCount]:
     """What one record pays: J − 1 steps by the trajectory, and the last, which feeds no gradient, at σ_total."""
     looks: dict[Trajectory, Gaussian | CorrelatedReleases] = {
         "paper": Gaussian(total),
@@ -85,22 +78,15 @@ def charges(
         "decoupled": CorrelatedReleases(Gaussian(2 * total), Gaussian(total)),
     }
     return [
-        (PoissonSampled(sampling_probability, looks[trajectory]), steps - 1),
-        (PoissonSampled(sampling_probability, Gaussian(total)), 1),
+        (PoissonSampled(SAMPLING_PROBABILITY, looks[trajectory]), steps - 1),
+        (PoissonSampled(SAMPLING_PROBABILITY, Gaussian(total)), 1),
     ]
 
 
-def _converted(conversion: Conversion, spent: list[EventCount], delta: float) -> float:
-    convert: dict[Conversion, Callable[[], float]] = {
-        "paper": lambda: _loose(spent, delta),
-        "rdp": lambda: compute_epsilon(spent, delta, "rdp"),
-        "pld": lambda: compute_epsilon(spent, delta, "pld"),
-    }
-    return convert[conversion]()
-
-
-def _loose(spent: list[EventCount], delta: float) -> float:
-    """ε = ρ + ln(1/δ)/(α−1) (Mironov 2017, Proposition 3), as the paper converts."""
+def _convert(conversion: Conversion, spent: list[EventCount]) -> float:
+    """Return ε; "paper" is ρ + ln(1/δ)/(α−1) (Mironov 2017, Proposition 3), as the paper converts."""
+    if conversion != "paper":
+        return compute_epsilon(spent, DELTA, conversion)
     (kind,) = RdpAccountant().compose(spent).kinds
     alpha, rho = kind.curve()
-    return float((rho + np.log(1 / delta) / (alpha - 1)).min())
+    return float((rho + np.log(1 / DELTA) / (alpha - 1)).min())

@@ -15,8 +15,6 @@ from silodp.errors import check_fields, check_momentum, check_positive, check_ty
 if TYPE_CHECKING:
     from torch import Tensor
 
-    pass
-
 
 State = Mapping[str, "Tensor"]
 

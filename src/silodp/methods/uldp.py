@@ -319,7 +319,8 @@ class UldpAvg(Method):
     def server_scale(self, population: Population) -> float:
         """Return 1/(q·U·S), by the expected, public number of participants; step/(q·U) with `step`.
 
-        It is never the realized number, nor by the mean of all q_u, which depends on budgets.
+        Neither the realized number of participants nor the mean of all q_u may divide: the first is private, and the
+        second depends on budgets.
         """
         mean = None if self.personal is None else self.personal.mean_sampling
         q = self.user_sampling if mean is None else mean

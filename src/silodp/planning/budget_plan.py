@@ -132,7 +132,7 @@ def draw_epsilon_by_sampling(
 
     check_picture_path(path)
     curves = [_compute_curve(noisy, event_of, rounds, delta, accountant) for noisy in _vary_noise(method)]
-    levels = [level.budget for level in distribution.list_levels()] if distribution is not None else []
+    levels = distribution.list_levels() if distribution is not None else []
     if len(levels) > _MOST_LEVELS:
         levels = [levels[0], levels[len(levels) // 2], levels[-1]]
     figure = plot_epsilon_by_sampling(

@@ -20,12 +20,12 @@ from silodp.accounting.guarantee import (
     format_rounded_up,
 )
 from silodp.accounting.ledger import Budget
-from silodp.aggregators.evaluation import compute_count_std
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
 from silodp.errors import SilodpError, counted
 from silodp.methods import Method
+from silodp.methods.evaluation import EvaluationSums
 from silodp.planning.budget_plan import (
     draw_epsilon_by_sampling,
     format_budget_plan,
@@ -271,7 +271,7 @@ def _plan_evaluation(spec: RunSpec, delta: float, accountant: Accountant) -> dic
             a: compute_cost([(cost[a], spec.evaluations)], delta, accountant).epsilon for a in ADVERSARIES
         },
         "cells": derived.sum_size,
-        "noise_std": compute_count_std(derived),
+        "noise_std": cast(EvaluationSums, derived.method).count_std(derived.population),
     }
 
 

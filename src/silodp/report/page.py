@@ -176,7 +176,7 @@ def write_report(
         and pictures.add(
             "allocation", plots.plot_allocation(run.allocation), _allocation_caption(run.allocation)
         ),
-        table=_thin_rows(run.rows),
+        table=plots.thin(run.rows, MOST_ROWS),
         sent=any(row.get("bytes") for row in run.rows),
         visibility=run.aggregator.visibility if run.aggregator else (),
         persons=guarantee_text.tabulate_persons(run.guarantees.values()),
@@ -393,13 +393,6 @@ def _budgets_caption(spent: BudgetSpending, unit: str) -> str:
     units = counted(sum(group["units"] for group in spent.groups), unit)
     kept = f"{spent.exceeded:,} were charged more" if spent.exceeded else "none was charged more"
     return f"Requested ε of {units}, and the charged ε: {kept} than requested."
-
-
-def _thin_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
-    """Return the first, the last and evenly spread rows between."""
-    if len(rows) <= MOST_ROWS:
-        return list(rows)
-    return [rows[i] for i in np.linspace(0, len(rows) - 1, MOST_ROWS).round().astype(int)]
 
 
 def _slug(name: str) -> str:

@@ -102,7 +102,7 @@ def plot_utility(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     for name in list_quantities(rows):
         points = [(row["round"], value) for row in rows if (value := get_measure(row, name)) is not None]
         figure, axes = make_panel("round", name)
-        rounds, values = zip(*_thinned(points), strict=True)
+        rounds, values = zip(*thin(points), strict=True)
         axes.plot(rounds, values, color=PALETTE[0], linewidth=2, marker="o" if len(rounds) < 2 else None)
         if rounds[0] == 0:
             axes.axhline(values[0], color=MUTED, linewidth=1.2, linestyle=":")
@@ -274,7 +274,7 @@ def plot_comparison(
                 axes.axhline(known[-1], **line)
                 drawn.append(known[-1])
         elif good:
-            kept = np.array(_thinned(good))
+            kept = np.array(thin(good))
             x, mean, sd = x[kept], mean[kept], np.nan_to_num(sd[kept])
             axes.fill_between(x, mean - sd, mean + sd, color=line["color"], alpha=0.16, linewidth=0)
             axes.plot(x, mean, marker="o" if len(x) == 1 else None, **line)
@@ -423,7 +423,7 @@ def _epsilon_lines(axes: Axes, lines: Sequence[tuple[Sequence[tuple[float, float
     last = [points[-1][1] for points, _ in lines]
     wide = bool(last) and max(last) > WIDE_RATIO * min(last)
     for points, line in lines:
-        kept = _thinned([point for point in points if point[1] > 0 or not wide])
+        kept = thin([point for point in points if point[1] > 0 or not wide])
         axes.plot(*zip(*kept, strict=True), marker="o" if len(kept) == 1 else None, **line)
     if wide:
         set_log_scale(axes, "y")
@@ -442,8 +442,8 @@ def _styles(curves: Sequence[Curve]) -> Iterable[tuple[Curve, dict[str, Any]]]:
         yield curve, {"color": color, "linestyle": line, "linewidth": 2, "label": label}
 
 
-def _thinned(points: Sequence[_T]) -> list[_T]:
-    """Return at most MOST_POINTS points, the first and the last among them."""
-    if len(points) <= MOST_POINTS:
+def thin(points: Sequence[_T], most: int = MOST_POINTS) -> list[_T]:
+    """Return at most so many points: the first, the last, and evenly spread ones between."""
+    if len(points) <= most:
         return list(points)
-    return [points[i] for i in np.linspace(0, len(points) - 1, MOST_POINTS).round().astype(int)]
+    return [points[i] for i in np.linspace(0, len(points) - 1, most).round().astype(int)]

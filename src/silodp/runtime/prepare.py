@@ -20,7 +20,7 @@ from silodp.accounting.events import Event
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.aggregators.base import Aggregator
-from silodp.aggregators.registry import find_aggregator
+from silodp.aggregators.registry import AGGREGATORS
 from silodp.aggregators.run_spec import ModelSpec, RunSpec
 from silodp.data.federation import Federation, find_linkage_doubts
 from silodp.data.public import PublicData
@@ -33,6 +33,7 @@ from silodp.errors import (
     check_type,
     check_whole,
     counted,
+    lookup,
 )
 from silodp.methods import METHODS
 from silodp.methods.base import Method, supports_separate
@@ -201,7 +202,7 @@ def check_separate(separate: bool, method: Method) -> None:
 
 def _find_aggregator(given: str | Aggregator) -> Aggregator:
     if isinstance(given, str):
-        return find_aggregator(given)()
+        return lookup(given, AGGREGATORS, "aggregator")()
     if isinstance(given, type) or not hasattr(given, "views"):
         raise SilodpError(
             f"aggregator is {given!r}: set a name, or an object such as Masked(min_silos=3).",

@@ -45,20 +45,12 @@ class Server:
     @property
     def events(self) -> dict[Adversary, Event]:
         """What a round that every silo answers costs against each adversary."""
-        return self._events(None)
+        return self.spec.round_events()
 
     @property
     def side(self) -> ServerAggregator:
         """The aggregator's part in the server."""
         return self.spec.aggregator.server(self.spec)
-
-    def _events(self, survivors: int | None, round_: int = 0) -> dict[Adversary, Event]:
-        return self.spec.round_events(survivors, round_)
-
-    def reason(self, adversary: Adversary) -> str | None:
-        """Why nothing is promised against an adversary; None where something is."""
-        event = self.events[adversary]
-        return event.reason if isinstance(event, NonPrivate) else self.ledger.reason(adversary)
 
     def spent(self) -> dict[Adversary, float | None]:
         """ε so far against each adversary; None, from the first round on, where nothing is promised."""
@@ -113,7 +105,7 @@ class Server:
 
     def affords_round(self, round_: int) -> bool:
         """Return whether a round that every silo answers may be charged, or was charged before."""
-        return self.ledger.charged(round_, 0) or self.ledger.affords(self._events(None, round_))
+        return self.ledger.charged(round_, 0) or self.ledger.affords(self.spec.round_events(None, round_))
 
     @property
     def participation(self) -> Participation:

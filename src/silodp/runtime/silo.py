@@ -323,7 +323,7 @@ class Silo:
     def _coins(self) -> PersonCoins:
         """Return the coins of the persons who have records here; the same in all silos."""
         if self._common_randomness.reproducible:
-            secret, run = self._common_randomness.key_for("who is sampled"), ""
+            secret, run = self._common_randomness.derive_key("who is sampled"), ""
         else:
             secret, run = self._side.group_secret(self._run), self._run
         if self._tossed is None or self._tossed[0] != secret:  # a later session has another secret

@@ -28,13 +28,13 @@ def print_progress(result: RoundResult) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def describe_round(result: RoundResult, *, with_time: bool = True) -> str:
+def describe_round(result: RoundResult) -> str:
     """Return loss, metrics, the released ε and the time left as text."""
     values = {"loss": result.loss, **result.metrics}
     parts = [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
     epsilon = result.epsilon.get("released")
     parts.append("no privacy" if epsilon is None else f"ε {format_rounded_up(epsilon)}")
-    if with_time and result.seconds_left:
+    if result.seconds_left:
         parts.append(f"about {format_duration(result.seconds_left)} left")
     return "  ".join(parts)
 

@@ -15,8 +15,6 @@ from silodp.training.losses import flatten_outputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    pass
-
 
 Metric = Callable[["Tensor", "Tensor"], float]
 

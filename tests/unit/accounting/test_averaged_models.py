@@ -49,9 +49,9 @@ def test_proven_epsilons_are_no_smaller_than_the_claimed_ones(rows):
 
 def test_only_the_last_step_is_free_of_the_trajectory():
     looks = CorrelatedReleases(Gaussian(4.0), Gaussian(2.0))
-    assert charges("decoupled", 9, 1.0, 2.0, 0.1) == [
+    assert charges("decoupled", 9, 1.0, 2.0) == [
         (PoissonSampled(0.1, looks), 8),
         (PoissonSampled(0.1, Gaussian(2.0)), 1),
     ]
-    assert charges("local", 9, 1.0, 2.0, 0.1)[0] == (PoissonSampled(0.1, Gaussian(1.0)), 8)
-    assert charges("paper", 9, 1.0, 2.0, 0.1)[0] == (PoissonSampled(0.1, Gaussian(2.0)), 8)
+    assert charges("local", 9, 1.0, 2.0)[0] == (PoissonSampled(0.1, Gaussian(1.0)), 8)
+    assert charges("paper", 9, 1.0, 2.0)[0] == (PoissonSampled(0.1, Gaussian(2.0)), 8)

@@ -30,7 +30,6 @@ from silodp.mechanisms.quantization import Quantizer, choose_ring_bits
 from silodp.mechanisms.sampling import draw_poisson_sample
 from silodp.methods.base import LocalContext, Population
 from silodp.methods.ddp import method as ddp_method
-from silodp.methods.ddp.calibration import calibrate_ddp
 from silodp.methods.ddp.method import CLAIM, Ddp
 from silodp.training.losses import Loss
 from silodp.training.sgd.local import LocalTraining, silo_update
@@ -583,37 +582,7 @@ def test_the_decoupled_trajectory_withstands_the_same_attack():
     assert low < 0.55, "the local model's noise hides the target before others react to it"
 
 
-# Calibration, the ring, mistakes
-
-
-def test_calibrated_noise_meets_the_target():
-    method = calibrate_ddp(DDP, 1.0, 20, 10, 1e-5)
-    cost = compute_epsilon([(method.dp_event(SUM), 20)], 1e-5)
-    assert 0.99 < cost <= 1.0
-    assert method.trajectory_ratio == 2.0
-
-
-def test_less_trajectory_noise_costs_release_noise():
-    """The released noise falls with every bit of trajectory noise: the bound is used to the full."""
-    found = [
-        calibrate_ddp(DDP, 1.0, 20, 10, 1e-5, "rdp", most_trajectory_noise=most) for most in (20.0, 40.0)
-    ]
-    for method, most in zip(found, (20.0, 40.0), strict=True):
-        assert method.dp_event(SUM).parts[0].event.event.first.noise_multiplier == pytest.approx(most)
-        assert compute_epsilon([(method.dp_event(SUM), 20)], 1e-5, "rdp") <= 1.0
-    assert found[1].noise_multiplier < found[0].noise_multiplier
-    with pytest.raises(SilodpError, match="out of reach"):
-        calibrate_ddp(DDP, 1.0, 20, 10, 1e-5, "rdp", most_trajectory_noise=0.5)
-
-
-def test_clients_keep_their_proportions_when_calibrated():
-    own = replace(DDP, noise_multiplier=(1.0, 2.0, 4.0), local_steps=(1, 2, 3))
-    method = calibrate_ddp(own, 2.0, 5, 3, 1e-5, "rdp")
-    one, two, four = method.noise_multiplier
-    assert (two / one, four / one) == pytest.approx((2, 4))
-    assert compute_epsilon([(method.dp_event(View("released", 3)), 5)], 1e-5, "rdp") <= 2.0
-    with pytest.raises(SilodpError, match="in proportion"):
-        calibrate_ddp(QUIET, 1.0, 1, 10, 1e-5)
+# The ring, mistakes
 
 
 def test_the_ring_has_room_for_every_step_and_its_noise():

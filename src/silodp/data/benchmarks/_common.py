@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from silodp.data.allocation import allocate
 from silodp.data.silo_data import SiloData
-from silodp.errors import SilodpError, check_choice
+from silodp.errors import SilodpError
 
 Normalize = Literal["private", "public"]
 Floats = NDArray[Any]
@@ -60,11 +60,6 @@ def find_file(root: str | Path | None, dataset: str, name: str) -> Path:
             f"{path} is missing; get it with `silodp data fetch {dataset}`", code="data.no_dataset"
         )
     return path
-
-
-def check_normalize(value: str, *allowed: str) -> None:
-    """Raise for a normalization that the data set does not have."""
-    check_choice("normalize", value, allowed)
 
 
 def make_fixed_silos(

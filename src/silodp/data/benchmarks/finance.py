@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from silodp.data.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
-    check_normalize,
     count_users,
     data_root,
     find_file,
@@ -23,7 +22,7 @@ from silodp.data.dataset import Dataset, Origin
 from silodp.data.federation import Federation
 from silodp.data.silo_data import SiloData, scale_to_range
 from silodp.data.tables.columns import NumericColumn
-from silodp.errors import SilodpError
+from silodp.errors import SilodpError, check_choice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +89,7 @@ def creditcard(
     """
     from sklearn.model_selection import train_test_split
 
-    check_normalize(normalize, "private", "public")
+    check_choice("normalize", normalize, ("private", "public"))
     table = _creditcard_table(root)
     features = tuple(column for column in table.columns if column not in ("Class", "uniform_sample"))
     x = table[list(features)].to_numpy(dtype=float)
@@ -152,7 +151,7 @@ def acs_income(
     """
     import pandas as pd
 
-    check_normalize(normalize, "ranges", "public")
+    check_choice("normalize", normalize, ("ranges", "public"))
     if max_per_state is not None and max_per_state < 2:
         raise SilodpError(
             f"max_per_state is {max_per_state}; give 2 or more, or None for all rows",

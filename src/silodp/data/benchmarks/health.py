@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from silodp.data.benchmarks._common import (
     SPLIT_SEED,
     Normalize,
-    check_normalize,
     count_users,
     find_file,
     make_fixed_silos,
@@ -23,11 +22,7 @@ from silodp.data.federation import Federation
 from silodp.data.silo_data import scale_to_range
 from silodp.data.tables.columns import NumericColumn
 from silodp.data.tables.schema import Schema
-from silodp.errors import SilodpError
-
-if TYPE_CHECKING:
-    pass
-
+from silodp.errors import SilodpError, check_choice
 
 HEART_CENTERS = ("cleveland", "hungarian", "switzerland", "va")
 TCGA_REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
@@ -126,7 +121,7 @@ def heart_disease(
     import pandas as pd
     from sklearn.model_selection import train_test_split
 
-    check_normalize(normalize, "private", "public")
+    check_choice("normalize", normalize, ("private", "public"))
     parts, tests = [], []
     for center in HEART_CENTERS:
         path = find_file(root, "heart_disease", f"processed.{center}.data")
@@ -200,7 +195,7 @@ def tcga_brca(
     """
     import pandas as pd
 
-    check_normalize(normalize, "none", "public")
+    check_choice("normalize", normalize, ("none", "public"))
     # "NA" is the name of a tissue source site, not a missing value.
     centers = pd.read_csv(find_file(root, "tcga_brca", "centers.csv"), keep_default_na=False)
     folds = pd.read_csv(find_file(root, "tcga_brca", "train_test_split.csv"), index_col="pid")["fold"]

@@ -14,7 +14,6 @@ from silodp.data.benchmarks._common import (
     Floats,
     Normalize,
     Shares,
-    check_normalize,
     count_users,
     find_file,
     make_free_silos,
@@ -82,7 +81,7 @@ def fashion_mnist(
 def _images(
     dataset: Dataset, root: str | Path | None, shares: Shares, normalize: Normalize, split: Split
 ) -> Federation:
-    check_normalize(normalize, "private", "public")
+    check_choice("normalize", normalize, ("private", "public"))
     mean, deviation = PIXELS[dataset.name] if normalize == "private" else (0.5, 0.5)
     parts = {}
     for part in ("train", "t10k"):

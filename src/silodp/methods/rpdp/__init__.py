@@ -1,1 +1,1 @@
-"""rPDP-FL: a privacy budget for every record (Liu et al.), its baselines, and a Rényi filter."""
+"""rPDP-FL: a privacy budget for every record (Liu et al.), its baselines, and a filter by spent budget."""
