@@ -511,6 +511,32 @@ def test_bytes(size: int | None, text: str) -> None:
     assert format_bytes(size) == text
 
 
+@pytest.mark.parametrize("setting", ["silo_limits.server=0.01", "method.weighting=records"])
+def test_limits_that_no_round_can_keep_are_refused_before_the_first_and_planned(
+    silodp: Silodp, config: Path, setting: str
+) -> None:
+    sets = ("--set", "silo_limits.server=9", "--set", setting)
+    outcome = silodp("run", config, "--out", "out", *sets)
+    assert_sentence(outcome, "silo_limits.server", code="budget.out_of_reach")
+    assert not Path("out").exists()
+    plan = silodp("plan", config, *sets, "--json").json
+    assert [(one["adversary"], one["rounds"], one["fits"]) for one in plan["silo_limits"]] == [
+        ("server", 0, False)
+    ]
+    assert "(server): enough for 0 rounds" in silodp("plan", config, *sets).out
+
+
+def test_a_plan_says_how_many_rounds_the_limits_of_silos_allow(silodp: Silodp, config: Path) -> None:
+    """As many as a run makes under them."""
+    sets = ("--set", "silo_limits.server=1.2", "--set", "rounds=4")
+    (limit,) = silodp("plan", config, *sets, "--json").json["silo_limits"]
+    assert 0 < limit["rounds"] < 4
+    assert not limit["fits"]
+    silodp("run", config, "--out", "out", *sets)
+    ledgers = Path("out/checkpoint/silo_ledgers").iterdir()
+    assert max(len(path.read_text().splitlines()) - 1 for path in ledgers) == limit["rounds"]
+
+
 def test_silos_stop_at_limits_of_their_own_and_the_run_goes_on_with_others(
     silodp: Silodp, config: Path
 ) -> None:

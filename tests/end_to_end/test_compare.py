@@ -156,6 +156,15 @@ def test_a_budget_against_somebody_whom_a_method_gives_no_guarantee_is_named(tmp
     assert "against the server, did not limit uldp-avg:weighting=records:" in result["note"]
 
 
+def test_limits_of_silos_do_not_end_a_comparison(tmp_path: Path) -> None:
+    """A run by records alone is refused under a limit against the server; beside others it is trained, and named."""
+    settings = config(silo_limits={"server": 50.0})
+    result = compare_methods(settings, settings.specs(TEXT), 1, tmp_path)
+    assert [of(result, label)["rounds"][-1] for label in (*TEXT.split(","), "default")] == [ROUNDS] * 3
+    assert "against the server, would refuse uldp-avg:weighting=records," in result["note"]
+    assert "refuse uldp-avg," not in result["note"]
+
+
 def test_the_table_says_at_which_delta_and_for_whom(tmp_path: Path) -> None:
     """An ε without a δ and a unit says nothing."""
     settings = config(rounds=1, delta=1e-6)

@@ -181,6 +181,17 @@ def test_a_run_warns_at_its_start_and_end_where_keys_do_not_meet(silodp: Silodp,
     assert [ran.err.count(f"warning: {warning}\n") for warning in (nobody, similar)] == [2, 2]
 
 
+def test_a_run_warns_of_weights_that_let_everybody_count_in_part(silodp: Silodp, tmp_path: Path):
+    """Uniform weights of persons with records in one of two silos: noise counts twice as much as it need."""
+    config = write_tables(tmp_path, [f"N {i}" for i in range(10)], [f"S {i}" for i in range(10)])
+    _, weights = silodp("run", config, "--out", tmp_path / "out", "--json").json["warnings"]
+    assert "count for 1/2" in weights
+    present = silodp(
+        "run", config, "--out", tmp_path / "present", "--json", "--set", "method.weighting=present"
+    )
+    assert not [warning for warning in present.json["warnings"] if "count for" in warning]
+
+
 def test_simulated_persons_have_no_keys_to_doubt(silodp: Silodp, config: Path):
     ran = silodp("run", config, "--out", "out", "--json")
     assert ran.json["warnings"] == []

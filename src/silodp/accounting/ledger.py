@@ -378,7 +378,7 @@ def find_exceeded_limit(
     for adversary, limit in limits.items():
         spent = epsilon_after(adversary)
         if spent is None or spent > limit:
-            return adversary, "no ε at all" if spent is None else f"ε = {spent:.4g}"
+            return adversary, "more than any ε" if spent is None else f"ε = {spent:.4g}"
     return None
 
 

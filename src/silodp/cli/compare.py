@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from silodp.accounting.events import NonPrivate
-from silodp.accounting.guarantee import ADVERSARIES
+from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget
 from silodp.aggregators import Aggregator, Plain, RunSpec
 from silodp.config.plugins import is_reference, locate_code
@@ -118,12 +118,14 @@ def _prepare(config: RunConfig, federation: Federation, task: Task, spec: Method
     settings = {**config.settings(), "aggregator": _choose_aggregator(config, spec), "seed": 0}
     settings["evaluation"] = None  # methods are compared on pooled held-out records, by exact metrics
     settings["separate"] &= supports_separate(type(spec.method))
-    budget = settings.pop("budget")
+    budget, limits = settings.pop("budget"), settings.pop("silo_limits")
     try:
-        prepared = prepare_run(federation, task, spec.method, **settings)
-        if budget is None or isinstance(prepared.round_events()[budget.adversary], NonPrivate):
-            return prepared  # no guarantee against the budget's adversary: the budget is not applied
-        return prepare_run(federation, task, spec.method, **settings, budget=budget)
+        events = prepare_run(federation, task, spec.method, **settings).round_events()
+        # Budget and limits are not applied against an adversary against whom there is no guarantee.
+        private = {adversary for adversary, event in events.items() if not isinstance(event, NonPrivate)}
+        settings["budget"] = budget if budget is not None and budget.adversary in private else None
+        settings["silo_limits"] = {a: limit for a, limit in limits.items() if a in private}
+        return prepare_run(federation, task, spec.method, **settings)
     except SilodpError as error:
         raise SilodpError(f"method '{spec.label}': {error}", code=error.code, field=error.field) from None
 
@@ -258,6 +260,7 @@ def _explain(
     if config.evaluation_section is not None:
         found.append("[evaluation] is not used here, and each ε is without it: a run's own ε may be larger.")
     found += _explain_budget(config.budget(), methods)
+    found += _explain_limits(config.silo_limits, methods)
     if untuned:
         found.append(
             f"Untuned: {', '.join(untuned)}. Their rates are those of [method], which were not chosen for them; "
@@ -281,6 +284,19 @@ def _explain_budget(budget: Budget | None, methods: Sequence[Fields]) -> list[st
         *([f"{name} stopped {', '.join(ended)}."] if ended else []),
         *([f"{name} did not limit {', '.join(free)}: no guarantee there."] if free else []),
     ]
+
+
+def _explain_limits(limits: Mapping[Adversary, float], methods: Sequence[Fields]) -> list[str]:
+    """Return which private methods the limits of silos do not limit: alone, a run of them is refused."""
+    found = []
+    for adversary, limit in limits.items():
+        free = [m["label"] for m in methods if m["unit"] is not None and m["epsilon"][adversary] is None]
+        if free:
+            name = f"The limit of every silo, ε = {limit:g} against {WHO[adversary]},"
+            found.append(
+                f"{name} would refuse {', '.join(free)}, without a guarantee there; it was not applied."
+            )
+    return found
 
 
 def explain_no_upper_level(method: Fields, methods: Sequence[Fields]) -> str | None:

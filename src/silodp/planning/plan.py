@@ -19,7 +19,6 @@ from silodp.accounting.guarantee import (
     describe_unit,
     format_rounded_up,
 )
-from silodp.accounting.ledger import Budget
 from silodp.aggregators.run_spec import RunSpec
 from silodp.config.arguments import get_fields
 from silodp.config.budgets import BudgetDistribution
@@ -77,7 +76,6 @@ def plan_run(
             "method.personal.adversary to its adversary.",
             code="argument.conflict",
         )
-    evaluation = spec.charged_evaluation
     if target is not None:
         check_target(spec, target)
     aggregator, rounds, budget = spec.aggregator, spec.rounds, spec.budget
@@ -115,20 +113,16 @@ def plan_run(
         if is_only_claimed(claim["epsilon"], result["adversaries"][claim["adversary"]]["epsilon"])
     ]
     adversary: Adversary = "released"
+
     if budget is not None:
-        limit, adversary = budget.epsilon, budget.adversary
-        event = events[adversary]
-        most = 0
-        if not isinstance(event, NonPrivate):
-            most = (
-                calibration.calibrate_rounds(event, limit, delta, accountant)
-                if evaluation is None
-                else _count_affordable_rounds(spec, budget, delta, accountant)
-            )
-        # Where records retire, all rounds together cost less than the first one times T.
-        whole = result["adversaries"][adversary]["epsilon"]
-        most = max(most, rounds if whole is not None and whole <= limit else 0)
-        result["budget"] = {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
+        adversary = budget.adversary
+        result["budget"] = _describe_limit(spec, budget.epsilon, adversary, accountant)
+    # A silo cannot know which others answer, so its own ledger charges for the fewest.
+    if spec.silo_limits:
+        result["silo_limits"] = [
+            _describe_limit(spec, limit, against, accountant, spec.min_silos)
+            for against, limit in spec.silo_limits.items()
+        ]
     kept_against = spec.method.budget_adversary or adversary  # of per-unit budgets
     view = aggregator.views(spec.method, spec.population.silos)[kept_against]
     result["budgets"] = plan_budgets(
@@ -275,12 +269,31 @@ def _plan_evaluation(spec: RunSpec, delta: float, accountant: Accountant) -> dic
     }
 
 
-def _count_affordable_rounds(spec: RunSpec, budget: Budget, delta: float, accountant: Accountant) -> int:
-    """Return the most rounds that a budget allows with their evaluations."""
+def _describe_limit(
+    spec: RunSpec, limit: float, adversary: Adversary, accountant: Accountant, survivors: int | None = None
+) -> dict[str, Any]:
+    """Return a limit on ε, and how many rounds it is enough for if so many silos answer (None: all)."""
+    delta, rounds = spec.noise_delta, spec.rounds
 
-    def fits(rounds: int) -> bool:
-        cost = compute_cost(count_run(replace(spec, rounds=rounds), budget.adversary), delta, accountant)
-        return cost.epsilon is not None and cost.epsilon <= budget.epsilon
+    def fits(count: int) -> bool:
+        spent = count_run(replace(spec, rounds=count), adversary, survivors)
+        cost = compute_cost(spent, delta, accountant)
+        return cost.epsilon is not None and cost.epsilon <= limit
+
+    event, most = spec.round_events(survivors)[adversary], 0
+    if not isinstance(event, NonPrivate):
+        most = (
+            calibration.calibrate_rounds(event, limit, delta, accountant)
+            if spec.charged_evaluation is None
+            else _count_affordable_rounds(fits)
+        )
+        # Where records retire, all rounds together cost less than the first one times T.
+        most = max(most, rounds if fits(rounds) else 0)
+    return {"epsilon": limit, "adversary": adversary, "rounds": most, "fits": most >= rounds}
+
+
+def _count_affordable_rounds(fits: Callable[[int], bool]) -> int:
+    """Return the most rounds that fit with their evaluations."""
 
     beyond = 1
     while beyond <= MOST_ROUNDS and fits(beyond):
@@ -323,11 +336,9 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
         lines += _format_evaluation(evaluation)
     if result.get("separate"):
         lines.append("the row of every person (or record) is computed alone: separate = true")
-    if (budget := result["budget"]) is not None:
-        lines.append(
-            f"budget ε = {budget['epsilon']:g} ({budget['adversary']}): enough for "
-            + (counted(budget["rounds"], "round") + (" or more" if budget["rounds"] == MOST_ROUNDS else ""))
-        )
+    if result["budget"] is not None:
+        lines.append(_format_limit("budget", result["budget"]))
+    lines += [_format_limit("limit of every silo,", limit) for limit in result.get("silo_limits", ())]
     if (budgets := result["budgets"]) is not None:
         lines += format_budget_plan(budgets)
     if (target := result["target"]) is not None:
@@ -342,6 +353,12 @@ def format_plan(result: Mapping[str, Any]) -> list[str]:
     return lines + [
         format_claim(claim["epsilon"], claim["why"], f" ({claim['adversary']})") for claim in result["claims"]
     ]
+
+
+def _format_limit(name: str, limit: Mapping[str, Any]) -> str:
+    most = limit["rounds"]
+    enough = f"enough for {counted(most, 'round')}" + (" or more" if most == MOST_ROUNDS else "")
+    return f"{name} ε = {limit['epsilon']:g} ({limit['adversary']}): {enough}"
 
 
 def _format_evaluation(evaluation: Mapping[str, Any]) -> list[str]:

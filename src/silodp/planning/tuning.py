@@ -94,7 +94,9 @@ def tune(
 
     Every candidate is trained on synthetic federations of the declared schema, with the noise of the target. All are
     tried on two federations; the best eight on all of them; then variants of the best. The best is chosen if it is
-    better than T = 10 and step 1 by more than two standard errors of the gain; else these are kept.
+    better than T = 10 and step 1 by more than two standard errors of the gain; else these are kept. A weighting that
+    has no ε against some adversary must be as clearly better than one that has an ε against everyone. σ meets the
+    silos' own limits, too.
 
     Args:
         config: the run's; its model and metric are tried.
@@ -108,14 +110,24 @@ def tune(
 
     Returns:
         JSON-ready: "chosen" settings with σ and "signal", √d/(μU) per model; "default_kept", whether another candidate
-        was better, but not clearly; "candidates" with the mean and the spread of the metric; "loss", the mean and the
-        largest difference to the best candidate of each federation; "no_guarantee", also in every candidate: the
-        adversaries against whom these settings have no ε.
+        was better, but not clearly; "dropped_weighting", one that has no ε against somebody and is not clearly better
+        than the chosen one, which has one against everyone; "candidates" with the mean and the spread of the metric;
+        "loss", the mean and the largest difference to the best candidate of each federation; "no_guarantee", also in
+        every candidate: the adversaries against whom these settings have no ε.
 
     Raises:
-        SilodpError: records are no table, no weighting has an ε against the adversary, or the evaluation costs ε.
+        SilodpError: records are no table, no weighting has an ε against the adversary, the evaluation costs ε, or
+            the configured method protects records, or has budgets of its own.
     """
     check_target(spec, target)
+    if spec.method.unit == "record" or spec.method.budget_unit is not None:
+        raise SilodpError(
+            f"method '{spec.method.name}' protects a record, or has a budget for each unit, and --tune chooses "
+            'settings of uldp-sgd and uldp-avg, with one ε for all persons: set method.name = "uldp-sgd" for these, '
+            "or plan without --tune.",
+            code="argument.conflict",
+            field="method.name",
+        )
     if spec.data.labels == "real" and spec.data.label_typical is None:
         _log.warning(UNSCALED_LABEL)
     options = config.task_section.loss_options or {}
@@ -140,6 +152,8 @@ class _Tuner:
     ) -> None:
         self.spec, self.target, self.seed = spec, target, seed
         self.adversary: Adversary = "released" if spec.budget is None else spec.budget.adversary
+        limits = dict(spec.silo_limits)
+        self.limits = limits | {self.adversary: min(target, limits.get(self.adversary, target))}
         self.users = min(MOST_USERS, spec.population.users)
         self.federations = [  # before a model is built: it refuses what is no table
             draw_federation(spec.data, guess, self.users, np.random.default_rng([seed, number]))
@@ -182,7 +196,16 @@ class _Tuner:
         if default in grid and leader != default:
             self._try([default], everywhere)
             kept = not self._is_clearly_better(leader, default)
-        return self._describe(default if kept else leader, kept)
+        chosen = default if kept else leader
+        missing = self._list_without_guarantee(chosen.weighting)
+        if missing:  # a weighting that costs the ε against somebody must be worth it
+            others = [w for w in weightings if not self._list_without_guarantee(w)]
+            complete = [replace(chosen, weighting=other) for other in others]
+            self._try(complete, everywhere)
+            for other in self._rank(complete)[:1]:
+                if not self._is_clearly_better(chosen, other):
+                    return self._describe(other, kept, dropped=chosen.weighting)
+        return self._describe(chosen, kept)
 
     def _is_clearly_better(self, candidate: Candidate, other: Candidate) -> bool:
         """Return whether the mean gain over the federations is more than chance, for the best of many candidates."""
@@ -192,7 +215,7 @@ class _Tuner:
         return float(np.mean(gains)) > _CLEAR * float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
 
     def _list_weightings(self) -> list[Weighting]:
-        """Return the weightings under which there is an ε against the adversary, and which the aggregator has."""
+        """Return the weightings that the aggregator has, with an ε against everyone whom the run or a silo limits."""
         found: list[Weighting] = []
         reason = ""
         for weighting in get_args(Weighting):
@@ -201,14 +224,15 @@ class _Tuner:
                 continue  # silos number persons by themselves
             try:
                 spec.aggregator.check(spec)
-                reason = explain_not_private(spec.round_events()[self.adversary]) or ""
+                events = spec.round_events()
+                reason = next(filter(None, (explain_not_private(events[a]) for a in self.limits)), "")
             except SilodpError as error:
                 reason = str(error)
             if not reason:
                 found.append(weighting)
         if not found:
             raise SilodpError(
-                f"no weighting of uldp-sgd has an ε against '{self.adversary}': {reason}",
+                f"no weighting of uldp-sgd has an ε against {' and '.join(map(repr, self.limits))}: {reason}",
                 code="plan.no_candidate",
                 field="method.weighting",
             )
@@ -220,17 +244,21 @@ class _Tuner:
         return [adversary for adversary, event in events.items() if explain_not_private(event) is not None]
 
     def sigma(self, rounds: int, weighting: Weighting, model: str) -> float:
-        """Return σ with which T rounds meet the target."""
+        """Return σ with which T rounds meet the target and the limits of the silos."""
         if (rounds, weighting, model) not in self._sigmas:
 
-            def make_event(sigma: float) -> Event:
-                return self._spec_of(UldpSgd(sigma, weighting=weighting), model).round_events()[
-                    self.adversary
-                ]
+            def calibrate(adversary: Adversary, limit: float) -> float:
+                def make_event(sigma: float) -> Event:
+                    spec = self._spec_of(UldpSgd(sigma, weighting=weighting), model)
+                    # A silo cannot know which others answer, so its own ledger charges for the fewest.
+                    is_of_silos = adversary in spec.silo_limits
+                    return (spec.costliest_events() if is_of_silos else spec.round_events())[adversary]
 
-            self._sigmas[rounds, weighting, model] = calibrate_noise_multiplier(
-                make_event, rounds, self.target, self.spec.noise_delta, self.accountant
-            )
+                return calibrate_noise_multiplier(
+                    make_event, rounds, limit, self.spec.noise_delta, self.accountant
+                )
+
+            self._sigmas[rounds, weighting, model] = max(calibrate(*limit) for limit in self.limits.items())
         return self._sigmas[rounds, weighting, model]
 
     def _spec_of(self, method: Method, model: str = "configured") -> RunSpec:
@@ -261,7 +289,9 @@ class _Tuner:
     def _rank(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         return sorted(candidates, key=lambda c: -float(np.mean(list(self.scores[c].values()))))
 
-    def _describe(self, chosen: Candidate, default_kept: bool) -> dict[str, Any]:
+    def _describe(
+        self, chosen: Candidate, default_kept: bool, dropped: Weighting | None = None
+    ) -> dict[str, Any]:
         complete = [c for c, scores in self.scores.items() if len(scores) == len(self.federations)]
         table = np.array([[self.scores[c][n] for n in range(len(self.federations))] for c in complete])
         missing = {w: self._list_without_guarantee(w) for w in {c.weighting for c in complete}}
@@ -285,6 +315,7 @@ class _Tuner:
                 "model": linear,
             },
             "default_kept": default_kept,
+            "dropped_weighting": dropped,
             "no_guarantee": missing[chosen.weighting],
             "loss": {"mean": float(loss.mean()), "largest": float(loss.max())},
             "candidates": [
@@ -403,6 +434,11 @@ def format_tuning(result: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  the best is not clearly better than T = {DEFAULT_ROUNDS}, step = {DEFAULT_STEP:g}: the gain is within "
             f"{_CLEAR:g} standard errors, so these are kept"
+        )
+    if result["dropped_weighting"]:
+        lines.append(
+            f"  weighting {result['dropped_weighting']} is not clearly better than {chosen['weighting']}, and has no ε "
+            f"against some adversary, so {chosen['weighting']} is chosen"
         )
     if result["no_guarantee"]:
         lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -16,7 +17,7 @@ from silodp.accounting.accountant import (
     find_accountant,
     supports_all,
 )
-from silodp.accounting.events import Event
+from silodp.accounting.events import Event, explain_not_private
 from silodp.accounting.guarantee import ADVERSARIES, Adversary
 from silodp.accounting.ledger import Budget, Ledger
 from silodp.aggregators.base import Aggregator
@@ -137,6 +138,7 @@ def prepare_run(
             field="accountant",
         )
     spec = replace(spec, accountant=chosen)
+    _check_limits_affordable(spec)
     if budget is None:
         return spec
     spec = replace(spec, budget=replace(budget, delta=spec.noise_delta))
@@ -261,6 +263,31 @@ def _check_limits(given: Mapping[Adversary, float] | None) -> dict[Adversary, fl
     return dict(given)
 
 
+def _check_limits_affordable(spec: RunSpec) -> None:
+    """Refuse limits of silos under which they would refuse the first round."""
+    events = spec.costliest_events() if spec.silo_limits else {}
+    for adversary, limit in spec.silo_limits.items():
+        reason = explain_not_private(events[adversary])
+        spent = (
+            math.inf
+            if reason
+            else compute_epsilon([(events[adversary], 1)], spec.noise_delta, spec.accountant)
+        )
+        if spent <= limit:
+            continue
+        cause = (
+            f"with these settings there is no ε against '{adversary}' ({reason}): change them, or leave the limit out"
+            if reason
+            else f"one round costs ε = {spent:.4g} against '{adversary}': raise the limit, or raise noise_multiplier "
+            "('silodp plan' finds one)"
+        )
+        raise SilodpError(
+            f"silo_limits.{adversary} = {limit:g}, and {cause}.",
+            code="budget.out_of_reach",
+            field=f"silo_limits.{adversary}",
+        )
+
+
 def _check_task(data: PublicData, task: Task, method: Method) -> None:
     """Refuse a model or loss that the method cannot train."""
     from silodp.training.task import Task
@@ -286,11 +313,19 @@ def _check_task(data: PublicData, task: Task, method: Method) -> None:
 
 
 def find_doubts(federation: Federation, task: Task, method: Method) -> list[str]:
-    """Return sentences on keys of persons that may differ, and on a loss that learns from few persons.
+    """Return sentences on keys of persons that may differ, on weights, and on a loss that learns from few persons.
 
     They have private counts: they are for the owner of the records alone.
     """
     doubts = find_linkage_doubts(federation) if method.unit == "user" else []
+    silos, is_uniform = len(federation.silos), getattr(method, "weighting", "") == "uniform"
+    keys_differ = len(doubts) > 1
+    if silos > 1 and is_uniform and not keys_differ and (federation.counts() > 0).sum(0).max() <= 1:
+        doubts.append(
+            f"every person has records in one silo alone, and weights 'uniform' let it count for 1/{silos}: a model "
+            'learns better with method.weighting = "present", which tells the server where persons have records '
+            "unless aggregator is 'lattice'"
+        )
     return doubts + find_loss_doubts(federation.silos, task.loss.name)
 
 

@@ -214,7 +214,7 @@ def test_where_no_epsilon_exists_a_further_release_is_refused():
     lifetime = make_lifetime(spec, 10)
     assert lifetime.epsilon("server") is None
     assert lifetime.epsilon("released") is not None  # whoever sees models sees no ciphertexts
-    assert "no ε at all" in lifetime.find_exceeded(spec.costliest_events())
+    assert "more than any ε" in lifetime.find_exceeded(spec.costliest_events())
 
 
 def test_a_run_counts_from_its_first_charge_on():

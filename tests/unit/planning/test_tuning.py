@@ -109,6 +109,30 @@ def test_against_the_server_only_uniform_weights_are_tried(tmp_path):
 
 
 @pytest.mark.usefixtures("few")
+def test_the_chosen_settings_keep_the_limits_of_silos(tmp_path):
+    """No weighting without an ε where a silo limits it, and noise for the smaller of target and limit."""
+    config = load_config(configured(tmp_path, more="[silo_limits]\nserver = 1.5"), ())
+    spec, _ = build_public_spec(config)
+    found = tune(config, spec, 2.0, federations=2)
+    assert {candidate["weighting"] for candidate in found["candidates"]} == {"uniform"}
+    method = UldpSgd(found["chosen"]["noise_multiplier"], step=1.0)
+    plan = plan_run(replace(spec, method=method, rounds=found["chosen"]["rounds"]))
+    assert 1.49 < plan["adversaries"]["server"]["epsilon"] <= 1.5
+
+
+def test_only_methods_for_persons_with_one_epsilon_are_tuned(tmp_path, silodp):
+    path = configured(tmp_path)
+    text = path.read_text()
+    path.write_text(
+        text[: text.index("[method]")]
+        + '[method]\nname = "rpdp"\nnoise_multiplier = 5.0\nclip = 1.0\nlocal_steps = 2\nlocal_learning_rate = 0.1\n'
+        + 'expected_batch_size = 10\nlargest_budget = 3.0\n[budgets]\ndistribution = "mixture"\nof = "records"\n'
+    )
+    outcome = silodp("plan", path, "--tune", "--target-epsilon", 2)
+    assert_sentence(outcome, "--tune", code="argument.conflict")
+
+
+@pytest.mark.usefixtures("few")
 def test_the_command_prints_settings_that_a_run_takes(tmp_path, silodp):
     path = configured(tmp_path)
     printed = silodp("plan", path, "--tune", "--target-epsilon", 2).out
@@ -171,7 +195,12 @@ def test_the_default_is_kept_unless_another_is_better_by_more_than_chance(tmp_pa
     found = tune(config, build_public_spec(config)[0], 2.0, federations=3)
     chosen = found["chosen"]
     assert found["default_kept"] is kept
-    assert (chosen["rounds"], chosen["step"], chosen["weighting"]) == (10 if kept else 5, 1.0, "records")
+    # With the default settings both weightings are equally good, and only uniform has an ε against everyone.
+    expected = (10, 1.0, "uniform") if kept else (5, 1.0, "records")
+    assert (chosen["rounds"], chosen["step"], chosen["weighting"]) == expected
+    assert found["dropped_weighting"] == ("records" if kept else None)
+    assert found["no_guarantee"] == ([] if kept else ["server", "silo"])
+    assert any("is not clearly better than uniform" in line for line in format_tuning(found)) is kept
     assert found["candidates"][0]["rounds"] == 5, "on average it is better in both cases"
     assert any("so these are kept" in line for line in format_tuning(found)) is kept
 
@@ -215,6 +244,7 @@ RESULT = {
         "model": None,
     },
     "default_kept": False,
+    "dropped_weighting": None,
     "no_guarantee": [],
     "loss": {"mean": 0.0, "largest": 0.0},
     "candidates": [],
