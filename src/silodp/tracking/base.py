@@ -11,7 +11,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from silodp.errors import SilodpError, describe_exception
+from silodp.errors import SilodpError, describe_exception, name_extra
 
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult
@@ -143,8 +143,7 @@ def _import(package: str, extra: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise SilodpError(
-            f"--log {extra} cannot import '{package}' ({describe_exception(error)}): "
-            f"pip install 'silodp[{extra}]', or '.[{extra}]' in a checkout.",
+            f"--log {extra} cannot import '{package}' ({describe_exception(error)}): {name_extra(extra)}.",
             code="argument.missing",
             field="log",
         ) from None

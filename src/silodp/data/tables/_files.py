@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from silodp.data.tables.columns import Reader
-from silodp.errors import SilodpError, first_line
+from silodp.errors import SilodpError, first_line, name_extra
 
 TEXT = {".csv": ",", ".tsv": "\t"}
 """Endings of text files, and what separates their cells unless a reader says otherwise."""
@@ -138,8 +138,7 @@ def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
         import openpyxl
     except ImportError:
         raise SilodpError(
-            f"{path}: reading .xlsx needs openpyxl; pip install openpyxl (the extra silodp[excel]), or export the "
-            "table as CSV",
+            f"{path}: reading .xlsx needs openpyxl; {name_extra('excel')}, or export the table as CSV",
             code="data.no_reader",
             field="data.files",
         ) from None
