@@ -557,8 +557,9 @@ def test_events_may_be_true_and_false(tmp_path):
     ],
 )
 def test_wrong_settings_are_refused(changes):
-    with refused("data.schema"):
+    with refused("data.schema") as caught:
         schema(**changes)
+    assert caught.value.field == f"data.schema.{next(iter(changes))}"
 
 
 def test_a_configuration_has_the_same_settings(tmp_path):

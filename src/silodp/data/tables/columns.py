@@ -131,25 +131,31 @@ class NumericColumn:
         return np.asarray((np.clip(values, *self.range) - center) / spread, dtype=np.float32)
 
 
-def read_reader(silo: str, declared: Any, common: Reader) -> Reader:
-    """Return the reader of one silo, from a table of its fields; fields that it leaves out are those of `common`.
+def read_reader(silo: str | None, declared: Any, common: Reader) -> Reader:
+    """Return a reader from a table of its fields; fields that it leaves out are those of `common`.
+
+    Args:
+        silo: whose reader it is, for messages; None: that of all silos.
+        declared: the table, or the reader itself.
+        common: for fields that the table leaves out.
 
     Raises:
         SilodpError: a wrong type, an unknown setting, or settings that do not fit those of `common`.
     """
     if isinstance(declared, Reader):
         return declared
+    where, section = ("reader", "reader") if silo is None else (f"the reader of silo {silo!r}", "readers")
     if not isinstance(declared, Mapping):
         raise _refuse(
-            f"the reader of silo {silo!r} is a {type(declared).__name__}; give a table such as {{ separator = ';' }}",
+            f"{where} is a {type(declared).__name__}; give a table such as {{ separator = ';' }}",
             "data.schema",
-            "readers",
+            section,
         )
-    _check_settings(f"the reader of silo {silo!r}", declared, Reader, "readers")
+    _check_settings(where, declared, Reader, section)
     try:
         return replace(common, **declared)
     except SilodpError as error:
-        if silo == "*":
+        if silo is None:
             raise
         reason = str(error).removeprefix("schema: ")
         raise _refuse(
