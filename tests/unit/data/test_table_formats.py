@@ -562,6 +562,21 @@ def test_wrong_settings_are_refused(changes):
     assert caught.value.field == f"data.schema.{next(iter(changes))}"
 
 
+@pytest.mark.parametrize(
+    "ends", [["2018-01-01", "2023-01-01"], [datetime.date(2018, 1, 1), datetime.date(2023, 1, 1)]]
+)
+def test_a_range_of_dates_is_refused_with_the_numbers_that_it_stands_for(ends):
+    column = {"range": ends, "date": "%d.%m.%Y", "since": "2020-01-01"}
+    with refused("data.schema") as caught:
+        schema(numeric={"Aufnahme": column})
+    assert "[-730, 1096]" in str(caught.value)
+    schema(numeric={"Aufnahme": {**column, "range": [-730, 1096]}})
+    for undeclared in (ends, {"range": ends}, {"range": ends, "date": "%d.%m.%Y"}):
+        with refused("data.schema") as caught:
+            schema(numeric={"Aufnahme": undeclared})
+        assert "days" in str(caught.value)
+
+
 def test_a_configuration_has_the_same_settings(tmp_path):
     (tmp_path / "nord.csv").write_text(GERMAN, encoding="cp1252")
     (tmp_path / "config.toml").write_text(
