@@ -123,6 +123,11 @@ def test_a_workbook_is_read_by_its_cells(tmp_path):
         with refused("data.unreadable") as caught:
             read(both, reader=reader)
         assert caught.value.field == "data.schema.reader.sheet"
+        assert "'notes', 'stays'" in str(caught.value)
+    many = write_workbook(tmp_path / "many.xlsx", [f"month {number}" for number in range(500)])
+    with refused("data.unreadable") as caught:
+        read(many)
+    assert "'month 9' and 490 more" in str(caught.value)
 
 
 def test_a_formula_without_a_stored_value_is_not_taken_for_a_missing_cell(tmp_path):
