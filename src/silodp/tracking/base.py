@@ -109,9 +109,7 @@ class SafeTracker:
         assert self._tracker is not None
         name, self._tracker = self._tracker.name, None
         text = " ".join(str(error).split())[:200]
-        _log.warning(
-            "warning: %s logs nothing %s (%s: %s); the run goes on", name, since, type(error).__name__, text
-        )
+        _log.warning("%s logs nothing %s (%s: %s); the run goes on", name, since, type(error).__name__, text)
 
 
 def list_numbers(result: RoundResult, private: bool) -> dict[str, float]:
