@@ -259,6 +259,11 @@ def first_line(error: BaseException) -> str:
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
 
 
+def name_extra(extra: str) -> str:
+    """Return the commands that install an extra, for messages; a checkout stays editable, with its pinned versions."""
+    return f"pip install 'silodp[{extra}]', or in a checkout pip install -c constraints.txt -e '.[{extra}]'"
+
+
 def counted(number: int, noun: str) -> str:
     """ "1 round", "1,000 rounds"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

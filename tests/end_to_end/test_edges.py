@@ -289,7 +289,8 @@ def test_help_is_plain_text(silodp: Silodp) -> None:
         ("compare x.toml", "--methods"),
     ):
         told = silodp(*command.split(), "--json")
-        assert_sentence(told, f"Missing option '{missing}'. See", code="cli.usage")
+        other = " or '--framework'" if missing == "--method" else ""
+        assert_sentence(told, f"Missing option '{missing}'{other}. See", code="cli.usage")
         assert told.json["error"]["field"] == missing
         assert "env var" not in told.err
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -264,6 +270,56 @@ def test_mlflow_keeps_one_run_for_a_run_that_was_interrupted(tmp_path, monkeypat
     assert {point.step: point.value for point in history} == {
         row["round"]: row["epsilon"]["released"] for row in result.metrics
     }
+
+
+def test_a_server_that_cannot_be_reached_is_given_up_within_seconds(caplog):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, and not listening: connections are refused
+        safe = SafeTracker(MLflow(f"http://127.0.0.1:{closed.getsockname()[1]}"))
+        begun = time.monotonic()
+        with caplog.at_level(logging.WARNING, "silodp"):
+            result = run(safe)
+        safe.close()
+    assert time.monotonic() - begun < 30  # MLflow alone takes four minutes
+    assert result.guarantees["released"].rounds == 4
+    assert len([record for record in caplog.records if record.name.startswith("silodp.tracking")]) == 1
+
+
+class FakeClient:
+    """An MLflow client that notes how long each request may take."""
+
+    seen: ClassVar[list[tuple[str | None, str | None]]] = []
+
+    def __init__(self, tracking_uri: str) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def request(*arguments: object, **options: object) -> Any:
+            limits = (os.environ.get(WAIT), os.environ.get(RETRIES))
+            self.seen.append(limits)
+            return [] if name == "search_runs" else MagicMock()
+
+        return request
+
+
+WAIT, RETRIES = "MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+
+
+@pytest.mark.parametrize("own", [None, "60"])
+def test_requests_to_mlflow_wait_for_seconds_unless_the_user_says_otherwise(monkeypatch, own):
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setattr(sys.modules["mlflow"], "MlflowClient", FakeClient, raising=False)
+    monkeypatch.setattr(MLflow, "packages", ("mlflow",))
+    monkeypatch.setattr(FakeClient, "seen", [])
+    monkeypatch.delenv(RETRIES, raising=False)
+    monkeypatch.delenv(WAIT, raising=False) if own is None else monkeypatch.setenv(WAIT, own)
+    with MLflow("http://tracking.example.org") as tracker:
+        run(tracker, rounds=1)
+    assert len(FakeClient.seen) > 5
+    assert set(FakeClient.seen) == {(own or "5", "1")}
+    assert (os.environ.get(WAIT), os.environ.get(RETRIES)) == (own, None)  # as before
 
 
 def test_silodp_run_logs_into_the_directory_of_the_run(tmp_path, silodp: Silodp):

@@ -26,6 +26,7 @@ from silodp import SilodpError
 from silodp.config.schema import load_config
 from silodp.runtime.train import Result, train
 from support.commands import Silodp, assert_sentence
+from support.refusals import refused
 
 PUBLIC = ("model.json", "model.safetensors", "guarantee.json")
 HEAD = """
@@ -273,6 +274,29 @@ def test_dates_missing_cells_and_numbers_out_of_range_are_read_by_options(
         (("--date", "vsit=%Y-%m-%d"), "data.schema"),
     ):
         assert_sentence(silodp(*predict, *options, *wrong), code=code)
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        {"seperator": ";"},
+        {"separator": ";;"},
+        {"dates": "%d.%m.%Y"},
+        {"dates": {"ward": "%d.%m.%Y"}},
+        ";",
+        {1: ";"},
+    ],
+)
+def test_a_wrong_reader_is_refused(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.csv").write_text("age;dose;ward\n50;3.5;surgery\n")
+    model = load_run("run")
+    with refused("data.schema") as caught:
+        model.predict_table("new.csv", reader=reader)
+    assert caught.value.field == "data.schema.reader"
+    assert len(model.predict_table("new.csv", reader={"separator": ";", "dates": None})) == 1
 
 
 def load_run(*arguments: Any, **more: Any) -> silodp.TrainedModel:

@@ -174,6 +174,7 @@ class TrainedModel:
         Raises:
             SilodpError: the run kept no schema, or as `predict`.
         """
+        from silodp.data.tables.columns import read_reader
         from silodp.data.tables.reader import read_inputs  # imports pandas, which takes a second
 
         if self.description.inputs is None:
@@ -188,10 +189,11 @@ class TrainedModel:
                 "does not keep: this table is read by [data.schema.reader]; check that it is written so"
             )
         schema = self.description.schema
-        dates = {**(schema.reader.dates or {}), **reader.get("dates", {})}
+        found = read_reader(None, reader, schema.reader)
+        dates = {**(schema.reader.dates or {}), **(found.dates or {})}
         schema = replace(
             schema,
-            reader=replace(schema.reader, **{**reader, "dates": dates or None}),
+            reader=replace(found, dates=dates or None),
             out_of_range=out_of_range or schema.out_of_range,
         )
         return read_inputs(table, schema, copied)

@@ -1,4 +1,7 @@
-"""The log of a server or a silo: JSON lines with UTC time on standard error, or plain lines on a terminal."""
+"""The log of a server or a silo: JSON lines with UTC time on standard error, or plain lines on a terminal.
+
+Other commands print warnings as lines that begin with "warning:".
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from datetime import UTC, datetime
 
 import typer
 
-from silodp.cli._console import describe_failure
+from silodp.cli._console import describe_failure, log
 from silodp.errors import SilodpError
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -43,6 +46,24 @@ class _PlainLines(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+
+class _Warnings(logging.Handler):
+    """Prints a record as the lines of a command are: "warning: …"."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record on standard error."""
+        log(f"{record.levelname.lower()}: {self.format(record)}")
+
+
+@contextmanager
+def print_warnings() -> Iterator[None]:
+    """Print warnings of silodp and its libraries until the end of the block, unless somebody configures logging."""
+    before, logging.lastResort = logging.lastResort, _Warnings(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.lastResort = before
 
 
 @contextmanager

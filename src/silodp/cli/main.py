@@ -33,6 +33,7 @@ from silodp.cli._console import (
     log,
     show,
 )
+from silodp.cli._logging import print_warnings
 from silodp.cli.data import data_app
 from silodp.cli.deploy import audit_log, deploy_app, server, silo
 from silodp.cli.identity import identity_app
@@ -244,7 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: None takes those of the process.
     """
-    sys.exit(_run_command(sys.argv[1:] if arguments is None else list(arguments)))
+    with print_warnings():
+        status = _run_command(sys.argv[1:] if arguments is None else list(arguments))
+    sys.exit(status)
 
 
 def _run_command(arguments: list[str]) -> int:

@@ -271,7 +271,10 @@ def epsilon(
     if method is None or rounds is None:
         missing = "method" if method is None else "rounds"
         command = click.get_current_context().command
-        raise click.MissingParameter(param=next(p for p in command.params if p.name == missing))
+        raise click.MissingParameter(
+            param=next(p for p in command.params if p.name == missing),
+            param_hint="'--method' or '--framework'" if method is None else None,
+        )
     delta = 1e-5 if delta is None else delta
     from silodp.accounting.guarantee import TECHNICAL, describe_any_dropouts, format_rounded_up
     from silodp.config.toml_values import apply_override

@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 import silodp
 from silodp.crypto.keys import Identity
 from silodp.deploy.sockets import answer_request, make_refusal
-from silodp.errors import CODES, SilodpError, shorten
+from silodp.errors import CODES, SilodpError, name_extra, shorten
 from silodp.wire.transport import Endpoint, Failure, Traffic, split_outcomes
 
 try:
@@ -49,8 +49,7 @@ try:
     from starlette.routing import Route
 except ImportError as error:
     raise SilodpError(
-        f"the HTTPS courier needs '{error.name}', which is not installed: run pip install 'silodp[deploy]', "
-        "or '.[deploy]' in a checkout.",
+        f"the HTTPS courier needs '{error.name}', which is not installed: {name_extra('deploy')}.",
         code="deploy.not_installed",
     ) from None
 

@@ -171,7 +171,7 @@ def train(
         separate=separate,
     )
     for doubt in find_doubts(federation, task, spec.method):
-        _log.warning("warning: %s", doubt)
+        _log.warning("%s", doubt)
     return run(
         spec,
         Simulation(federation, task),

@@ -11,7 +11,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from silodp.errors import SilodpError, describe_exception
+from silodp.errors import SilodpError, describe_exception, name_extra
 
 if TYPE_CHECKING:
     from silodp.runtime.train import RoundResult
@@ -109,9 +109,7 @@ class SafeTracker:
         assert self._tracker is not None
         name, self._tracker = self._tracker.name, None
         text = " ".join(str(error).split())[:200]
-        _log.warning(
-            "warning: %s logs nothing %s (%s: %s); the run goes on", name, since, type(error).__name__, text
-        )
+        _log.warning("%s logs nothing %s (%s: %s); the run goes on", name, since, type(error).__name__, text)
 
 
 def list_numbers(result: RoundResult, private: bool) -> dict[str, float]:
@@ -143,8 +141,7 @@ def _import(package: str, extra: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise SilodpError(
-            f"--log {extra} cannot import '{package}' ({describe_exception(error)}): "
-            f"pip install 'silodp[{extra}]', or '.[{extra}]' in a checkout.",
+            f"--log {extra} cannot import '{package}' ({describe_exception(error)}): {name_extra(extra)}.",
             code="argument.missing",
             field="log",
         ) from None

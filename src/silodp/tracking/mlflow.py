@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,18 @@ from silodp.tracking.base import Tracker, is_local
 EXPERIMENT = "silodp"
 RUN_TAG = "silodp.run"
 """Tag with the public id of the run, by which a resumed run finds its MLflow run."""
+_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""Seconds and repetitions of a request, where the user sets none. MLflow's own (120 and 7) would hold the run for four
+minutes at a server that refuses connections. One repetition, as a server closes connections that idle for a long round.
+"""
 
 
 class MLflow(Tracker):
     """Logs metrics; show a local file with `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`.
 
     The environment variable MLFLOW_TRACKING_URI is not read: what is sent to a server is decided by the argument alone.
+    A server that cannot be reached is given up after 10 seconds at most, unless MLFLOW_HTTP_REQUEST_TIMEOUT (seconds)
+    and MLFLOW_HTTP_REQUEST_MAX_RETRIES say otherwise.
 
     Args:
         target: a folder, in which mlflow.db is made, or the URI of a tracking server or a database.
@@ -43,15 +51,17 @@ class MLflow(Tracker):
 
     def log(self, run: str, round_: int, numbers: dict[str, float]) -> None:
         """Log each number with the round as its step."""
-        if self._client is None:  # not before the run has accepted its settings and its directory
-            self._open(run)
-        for name, value in numbers.items():
-            self._client.log_metric(self._run, name, value, step=round_)
+        with _limited_waiting():
+            if self._client is None:  # not before the run has accepted its settings and its directory
+                self._open(run)
+            for name, value in numbers.items():
+                self._client.log_metric(self._run, name, value, step=round_)
 
     def close(self) -> None:
         """Mark the MLflow run as finished; it can be continued."""
         if self._client is not None:
-            self._client.set_terminated(self._run)
+            with _limited_waiting():
+                self._client.set_terminated(self._run)
 
     def _open(self, run: str) -> None:
         from mlflow import MlflowClient
@@ -74,3 +84,15 @@ class MLflow(Tracker):
         else:
             found = [client.create_run(place, run_name=run[:8], tags={RUN_TAG: run})]
         self._run, self._client = found[0].info.run_id, client
+
+
+@contextmanager
+def _limited_waiting() -> Iterator[None]:
+    """Set `_LIMITS` in the environment, where MLflow reads them at every request, until the end of the block."""
+    added = {name: value for name, value in _LIMITS.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

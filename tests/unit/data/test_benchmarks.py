@@ -178,6 +178,25 @@ def test_missing_files_say_how_to_get_them(tmp_path, name):
         LOADERS[name](tmp_path)
 
 
+def test_the_folder_of_one_data_set_is_told_from_that_of_all(monkeypatch, tmp_path):
+    folder = tmp_path / "tcga_brca"
+    folder.mkdir()
+    (folder / "centers.csv").touch()
+    monkeypatch.setenv("SILODP_DATA", str(folder))
+    (tmp_path / "mnist").mkdir()
+    for root, field in ((None, "SILODP_DATA"), (folder, "root"), (tmp_path / "mnist", "root")):
+        with refused("data.no_dataset") as caught:
+            LOADERS["tcga_brca"](root)
+        assert caught.value.field == field
+        assert str(caught.value).endswith(f"name {tmp_path}")
+    loose = tmp_path / "loose" / "data"
+    loose.mkdir(parents=True)
+    (loose / "centers.csv").touch()
+    with refused("data.no_dataset") as caught:
+        LOADERS["tcga_brca"](loose)
+    assert "a folder tcga_brca" in str(caught.value)
+
+
 def test_data_root(monkeypatch, tmp_path):
     (tmp_path / "shared" / "data").mkdir(parents=True)
     (tmp_path / "checkout" / "deep").mkdir(parents=True)

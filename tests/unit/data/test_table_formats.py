@@ -123,6 +123,11 @@ def test_a_workbook_is_read_by_its_cells(tmp_path):
         with refused("data.unreadable") as caught:
             read(both, reader=reader)
         assert caught.value.field == "data.schema.reader.sheet"
+        assert "'notes', 'stays'" in str(caught.value)
+    many = write_workbook(tmp_path / "many.xlsx", [f"month {number}" for number in range(500)])
+    with refused("data.unreadable") as caught:
+        read(many)
+    assert "'month 9' and 490 more" in str(caught.value)
 
 
 def test_a_formula_without_a_stored_value_is_not_taken_for_a_missing_cell(tmp_path):
@@ -557,8 +562,24 @@ def test_events_may_be_true_and_false(tmp_path):
     ],
 )
 def test_wrong_settings_are_refused(changes):
-    with refused("data.schema"):
+    with refused("data.schema") as caught:
         schema(**changes)
+    assert caught.value.field == f"data.schema.{next(iter(changes))}"
+
+
+@pytest.mark.parametrize(
+    "ends", [["2018-01-01", "2023-01-01"], [datetime.date(2018, 1, 1), datetime.date(2023, 1, 1)]]
+)
+def test_a_range_of_dates_is_refused_with_the_numbers_that_it_stands_for(ends):
+    column = {"range": ends, "date": "%d.%m.%Y", "since": "2020-01-01"}
+    with refused("data.schema") as caught:
+        schema(numeric={"Aufnahme": column})
+    assert "[-730, 1096]" in str(caught.value)
+    schema(numeric={"Aufnahme": {**column, "range": [-730, 1096]}})
+    for undeclared in (ends, {"range": ends}, {"range": ends, "date": "%d.%m.%Y"}):
+        with refused("data.schema") as caught:
+            schema(numeric={"Aufnahme": undeclared})
+        assert "days" in str(caught.value)
 
 
 def test_a_configuration_has_the_same_settings(tmp_path):

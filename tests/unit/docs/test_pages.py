@@ -61,3 +61,15 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
         assert any(path.name == name for path in CODE)
     for name in re.findall(r"`((?:tests|benchmarks|examples)/[\w/]+\.\w+)`", text):
         assert (ROOT / name).exists()
+
+
+def test_a_command_for_a_checkout_keeps_the_editable_install_and_its_versions() -> None:
+    """`pip install '.[excel]'` would replace it by a copy, which runs old code after the next git pull."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    commands = [
+        (page.name, command)
+        for page in pages
+        for command in re.findall(r"(?:\S+ ){0,3}`?'\.\[", " ".join(page.read_text().split()))
+    ]
+    assert len(commands) > 3
+    assert [found for found in commands if "-c constraints.txt -e '" not in found[1]] == []

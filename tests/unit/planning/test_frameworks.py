@@ -189,6 +189,14 @@ def test_the_coin_of_one_client_is_not_that_of_a_person_in_two():
     assert units[0]["a person with 2 records"] == units[1]["a person with 2 records"]
 
 
+def test_sizes_of_several_clients_are_asked_one_by_one():
+    with refused("argument.value") as caught:
+        check("fl4health", INSTANCE, client_data_sizes=[1000, 500], n_server_rounds=5)
+    assert caught.value.field == "client_data_sizes"
+    assert "[1000, 500]" in str(caught.value)
+    assert "once for each client" in str(caught.value)
+
+
 def test_without_a_coin_the_accountant_of_fl4health_is_right():
     found = check("fl4health", INSTANCE, client_data_sizes=1000, n_server_rounds=5)
     assert found.differences == ()

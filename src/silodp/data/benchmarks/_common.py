@@ -37,7 +37,8 @@ def data_root(root: str | Path | None = None) -> Path:
         if not folder.is_dir():
             where = "root" if root is not None else "SILODP_DATA"
             raise SilodpError(
-                f"{where} is {str(named)!r}, which is no folder; run `silodp data fetch NAME` and name its folder",
+                f"{where} is {str(named)!r}, which is no folder; run `silodp data fetch NAME`, and name the folder "
+                "that it prints",
                 code="data.no_dataset",
                 field=where,
             )
@@ -47,15 +48,29 @@ def data_root(root: str | Path | None = None) -> Path:
             return above / "shared" / "data"
     raise SilodpError(
         "no folder of data sets found (no root, no SILODP_DATA, no shared/data above here); "
-        "run `silodp data fetch NAME` and set SILODP_DATA to its folder",
+        "run `silodp data fetch NAME` and set SILODP_DATA to the folder that it prints",
         code="data.no_dataset",
     )
 
 
 def find_file(root: str | Path | None, dataset: str, name: str) -> Path:
     """Return the path of a data set's file; raise where it is missing."""
-    path = data_root(root) / dataset / name
+    folder = data_root(root)
+    path = folder / dataset / name
     if not path.is_file():
+        above = folder.resolve().parent
+        for found, remedy in (
+            (above / dataset / name, f"name {above}"),
+            (folder / name, f"move the file into a folder {dataset} there"),
+        ):
+            if found.is_file():
+                setting = "SILODP_DATA" if root is None else "root"
+                raise SilodpError(
+                    f"{path} is missing, and {found} is there: {setting} is the folder that holds one folder for each "
+                    f"data set; {remedy}",
+                    code="data.no_dataset",
+                    field=setting,
+                )
         raise SilodpError(
             f"{path} is missing; get it with `silodp data fetch {dataset}`", code="data.no_dataset"
         )

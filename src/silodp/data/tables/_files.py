@@ -8,6 +8,7 @@ import json
 import shlex
 import unicodedata
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -18,11 +19,15 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from silodp.data.tables.columns import Reader
-from silodp.errors import SilodpError, first_line
+from silodp.errors import SilodpError, first_line, name_extra
 
 TEXT = {".csv": ",", ".tsv": "\t"}
 """Endings of text files, and what separates their cells unless a reader says otherwise."""
 ENDINGS = (*TEXT, *(f"{ending}.gz" for ending in TEXT), ".parquet", ".xlsx")
+
+
+_MOST_SHEETS = 10
+"""Names of sheets in a message."""
 
 
 def is_text_file(path: Path) -> bool:
@@ -138,8 +143,7 @@ def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
         import openpyxl
     except ImportError:
         raise SilodpError(
-            f"{path}: reading .xlsx needs openpyxl; pip install openpyxl (the extra silodp[excel]), or export the "
-            "table as CSV",
+            f"{path}: reading .xlsx needs openpyxl; {name_extra('excel')}, or export the table as CSV",
             code="data.no_reader",
             field="data.files",
         ) from None
@@ -148,13 +152,15 @@ def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
     workbook.close()
     if reader.sheet is None and len(sheets) > 1:
         raise SilodpError(
-            f"{path}: the workbook has {len(sheets)} sheets; name the one with the table as {name_setting('sheet')}",
+            f"{path}: the workbook has {len(sheets)} sheets, {_list_sheets(sheets)}; name the one with the table as "
+            f"{name_setting('sheet')}",
             code="data.unreadable",
             field="data.schema.reader.sheet",
         )
     if reader.sheet is not None and reader.sheet not in sheets:
         raise SilodpError(
-            f"{path}: the workbook has no sheet {reader.sheet!r}; correct {name_setting('sheet')}",
+            f"{path}: the workbook has no sheet {reader.sheet!r}, only {_list_sheets(sheets)}; correct "
+            f"{name_setting('sheet')}",
             code="data.unreadable",
             field="data.schema.reader.sheet",
         )
@@ -166,6 +172,13 @@ def _read_sheet(path: Path, reader: Reader) -> pd.DataFrame:
     if (cells == "").to_numpy().any():
         _check_formulas(path, reader.sheet or sheets[0])
     return _take_header(cells)
+
+
+def _list_sheets(sheets: Sequence[str]) -> str:
+    """Return the names of the sheets, the first ten of a longer list."""
+    more = len(sheets) - _MOST_SHEETS
+    named = ", ".join(map(repr, sheets[:_MOST_SHEETS]))
+    return f"{named} and {more:,} more" if more > 0 else named
 
 
 def _check_formulas(path: Path, sheet: str) -> None:

@@ -131,25 +131,31 @@ class NumericColumn:
         return np.asarray((np.clip(values, *self.range) - center) / spread, dtype=np.float32)
 
 
-def read_reader(silo: str, declared: Any, common: Reader) -> Reader:
-    """Return the reader of one silo, from a table of its fields; fields that it leaves out are those of `common`.
+def read_reader(silo: str | None, declared: Any, common: Reader) -> Reader:
+    """Return a reader from a table of its fields; fields that it leaves out are those of `common`.
+
+    Args:
+        silo: whose reader it is, for messages; None: that of all silos.
+        declared: the table, or the reader itself.
+        common: for fields that the table leaves out.
 
     Raises:
         SilodpError: a wrong type, an unknown setting, or settings that do not fit those of `common`.
     """
     if isinstance(declared, Reader):
         return declared
+    where, section = ("reader", "reader") if silo is None else (f"the reader of silo {silo!r}", "readers")
     if not isinstance(declared, Mapping):
         raise _refuse(
-            f"the reader of silo {silo!r} is a {type(declared).__name__}; give a table such as {{ separator = ';' }}",
+            f"{where} is a {type(declared).__name__}; give a table such as {{ separator = ';' }}",
             "data.schema",
-            "readers",
+            section,
         )
-    _check_settings(f"the reader of silo {silo!r}", declared, Reader, "readers")
+    _check_settings(where, declared, Reader, section)
     try:
         return replace(common, **declared)
     except SilodpError as error:
-        if silo == "*":
+        if silo is None:
             raise
         reason = str(error).removeprefix("schema: ")
         raise _refuse(
@@ -179,7 +185,7 @@ def read_numeric(column: str, declared: Any) -> NumericColumn:
         found = NumericColumn(declared)
     if not _is_pair(found.range) or not found.range[0] < found.range[1]:
         raise _refuse(
-            f"{where} has range {found.range!r}; give finite (low, high), low < high",
+            f"{where} has range {found.range!r}; give finite numbers (low, high), low < high{_explain_dates(found)}",
             "data.schema",
             "numeric",
         )
@@ -188,6 +194,21 @@ def read_numeric(column: str, declared: Any) -> NumericColumn:
     _check_missing(where, found)
     _check_date(where, found)
     return found
+
+
+def _explain_dates(column: NumericColumn) -> str:
+    """Return how the range of a column of dates is written; "" for a column of numbers."""
+    given: Any = column.range
+    is_pair = isinstance(given, Sequence) and len(given) == 2
+    low, high = map(_read_day, given) if is_pair else (None, None)
+    since = _read_day(column.since)
+    if since is None:
+        is_dates = column.date is not None or (low is not None and high is not None)
+        return (
+            ", in days since a public day, which since declares beside the layout, date" if is_dates else ""
+        )
+    numbers = "" if low is None or high is None else f": [{(low - since).days}, {(high - since).days}]"
+    return f", in days since {since}{numbers}"
 
 
 def _check_missing(where: str, column: NumericColumn) -> None:
@@ -205,7 +226,7 @@ def _check_missing(where: str, column: NumericColumn) -> None:
 def _check_date(where: str, column: NumericColumn) -> None:
     if column.date is None and column.since is None:
         return
-    if _is_day(column.since) and _is_layout(column.date):
+    if isinstance(column.since, str) and _read_day(column.since) and _is_layout(column.date):
         return
     raise _refuse(
         f"{where} has date {column.date!r} and since {column.since!r}; give both, a layout with day, month and year "
@@ -215,11 +236,14 @@ def _check_date(where: str, column: NumericColumn) -> None:
     )
 
 
-def _is_day(text: Any) -> bool:
+def _read_day(day: Any) -> datetime.date | None:
+    """Return a day that is written as in "2020-01-01", or as TOML has it without quotes; None for anything else."""
+    if isinstance(day, datetime.date):
+        return day.date() if isinstance(day, datetime.datetime) else day
     try:
-        return bool(datetime.date.fromisoformat(text))
+        return datetime.date.fromisoformat(day)
     except (TypeError, ValueError):
-        return False
+        return None
 
 
 def _is_layout(layout: Any) -> bool:

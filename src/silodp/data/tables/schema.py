@@ -161,7 +161,7 @@ class Schema:
                     "categorical",
                 )
         if not isinstance(self.reader, Reader):
-            object.__setattr__(self, "reader", read_reader("*", self.reader, Reader()))
+            object.__setattr__(self, "reader", read_reader(None, self.reader, Reader()))
         readers = {silo: read_reader(silo, given, self.reader) for silo, given in self.readers.items()}
         object.__setattr__(self, "readers", readers)
         self._check_dates()

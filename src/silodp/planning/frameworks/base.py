@@ -200,8 +200,16 @@ class Settings:
 
     def _refuse(self, names: Sequence[str], needs: str) -> SilodpError:
         name = self._find(names)
-        value = shorten(str(self.values.get(name)))
-        return SilodpError(f"{name} = {value} is not usable: set {needs}.", code="argument.value", field=name)
+        value = self.values.get(name)
+        given, several = shorten(str(value)), ""
+        if isinstance(value, list):
+            given = shorten(value)
+            several = "; where clients differ, run the command once for each client, and take the largest ε"
+        return SilodpError(
+            f"{name} = {given} is not usable: set {needs}{several}.",
+            code="argument.value",
+            field=name,
+        )
 
     def delta(self, given: float | None, *names: str) -> float:
         """Return the given δ, else that of the settings, else 1e-5.
