@@ -171,7 +171,7 @@ def test_a_run_says_how_many_persons_are_in_how_many_silos(silodp: Silodp, tmp_p
     assert rows[0]["persons_by_silos"] == {"1": 5, "2": 8}
 
 
-def test_a_run_warns_once_where_keys_do_not_meet(silodp: Silodp, tmp_path: Path):
+def test_a_run_warns_at_its_start_and_end_where_keys_do_not_meet(silodp: Silodp, tmp_path: Path):
     config = write_tables(tmp_path, [f"{i:05}" for i in range(10)], [str(i) for i in range(10)])
     ran = silodp("run", config, "--out", tmp_path / "out", "--json")
     assert ran.status == 0
@@ -179,22 +179,20 @@ def test_a_run_warns_once_where_keys_do_not_meet(silodp: Silodp, tmp_path: Path)
     nobody, similar = ran.json["warnings"]
     assert "no person appears in more than one silo" in nobody
     assert "20 person keys (in north, south) would be 10" in similar
-    assert [ran.err.count(f"warning: {warning}\n") for warning in (nobody, similar)] == [1, 1]
+    assert [ran.err.count(f"warning: {warning}\n") for warning in (nobody, similar)] == [2, 2]
 
 
 def test_warnings_of_tables_begin_as_those_of_a_run(
     silodp: Silodp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = write_tables(tmp_path, ["a", "b"], ["c", "d"])
-    for label, number in (("classes = [0, 1]", 2), ('kind = "real"', 3)):
+    for label, number in (("classes = [0, 1]", 3), ('kind = "real"', 4)):
         config.write_text(config.read_text().replace("classes = [0, 1]", label))
         with monkeypatch.context() as patch:
-            patch.setattr(
-                logging.getLogger(), "handlers", []
-            )  # those of pytest, which a command does not have
+            patch.setattr(logging.getLogger(), "handlers", [])  # pytest's, which a command does not have
             ran = silodp("run", config, "--out", tmp_path / f"out{number}")
         assert ran.status == 0
-        warnings = [line for line in ran.err.splitlines() if not line.startswith(("round ", "note: "))]
+        warnings = {line for line in ran.err.splitlines() if not line.startswith(("round ", "note: "))}
         assert len(warnings) == number
         assert all(line.startswith("warning: ") for line in warnings)
 

@@ -140,12 +140,10 @@ def run_config(
     summary["warnings"] += _warn_infeasible(config, spec, federation) + _warn_retired(
         method, summary["rounds"]
     )
-    for warning in summary["warnings"] + (
-        [] if begun else doubts
-    ):  # those of the beginning are printed already
-        log(f"warning: {warning}")
     summary["warnings"] += doubts
     summary["persons_by_silos"] = count_persons_by_silos(federation)
+    for warning in summary["warnings"]:
+        log(f"warning: {warning}")
     return summary
 
 
