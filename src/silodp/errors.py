@@ -224,7 +224,7 @@ CODES: dict[str, str] = {
     "report.missing": "a file of a run directory that a report needs is not there",
     "run.attempts": "the server has made all attempts that the run's encryption was chosen for",
     "run.disk_full": "the disk, or the quota on it, is full",
-    "run.exists": "the output directory holds files already",
+    "run.exists": "the output directory holds files already, or the output file exists",
     "run.in_use": "another process is running in the output directory",
     "run.metrics_damaged": "metrics.jsonl does not hold one row for each round",
     "run.no_answer": "a silo that must answer did not answer",
