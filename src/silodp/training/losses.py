@@ -292,7 +292,9 @@ def _match_targets(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor,
         width = wanted.shape[1]
         remedy = f"end it in a layer of width {width}, or choose another loss"
         if width == 2:
-            remedy = "use cox if the labels are pairs of event and time, or end the model in a layer of width 2"
+            remedy = (
+                "use cox if the labels are pairs of event and time, or end the model in a layer of width 2"
+            )
         raise SilodpError(
             f"{name} needs as many outputs as targets per record, and the model gives {rows.shape[1]} for "
             f"{width}: {remedy}.",

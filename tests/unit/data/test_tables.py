@@ -7,7 +7,7 @@ import pytest
 
 from silodp.data import Federation
 from silodp.data.tables.columns import NumericColumn
-from silodp.data.tables.reader import Schema, normalize_key
+from silodp.data.tables.reader import Schema, normalize_key, read_inputs
 from silodp.errors import SilodpError
 from support.refusals import refused
 
@@ -55,6 +55,19 @@ def test_features_labels_and_links(tmp_path):
         "person on it has records in at least one of them, and how many persons there are. To promise that too, "
         "declare a list that also names people without records.",
     )
+
+
+@pytest.mark.parametrize("cell", ["50.0 bpm", "50 %", "< 50", "+50a", ".5 mg", "50;1", "50?"])
+def test_a_number_with_other_characters_is_not_proposed_as_a_missing_value(tmp_path, cell):
+    table = BERLIN.replace(",50,", f",{cell},")
+    with refused("data.value") as caught:
+        read(tmp_path, berlin=table)
+    assert caught.value.field == "age"
+    assert "missing =" not in str(caught.value)
+    path = tmp_path / "berlin.csv"
+    with refused("data.value") as caught:  # nor for predictions
+        read_inputs(path, Schema.from_inputs(schema().describe_inputs()))
+    assert "missing =" not in str(caught.value)
 
 
 @pytest.mark.parametrize("column", ["patient", "age", "sex", "ill"])

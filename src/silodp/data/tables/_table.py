@@ -51,6 +51,8 @@ TRUE, FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 """Texts, in lower case, that a declared true or false stands for."""
 _POINT = re.compile(r"[+-]?[\d.,]*\.[\d.,]*([eE][+-]?\d+)?")
 """A number with a decimal point, or with points between thousands; `k.A.` is neither."""
+_BEGINS_WITH_NUMBER = re.compile(r"(?![+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$)[<>≤≥≈~=+-]*\s*[.,]?\d")
+"""No number alone, but one with a unit or a comparison, such as `150 bpm` or `< 5`: it does not stand for no value."""
 _AS_TRAINED = "correct the cell or leave out the row, as the model was trained with this schema"
 _WHOLE_COMMA = re.compile(r"-?\d+,0+")
 _ROUNDED = re.compile(r"-?\d+([.,]\d+)?[eE]\+\d+")
@@ -282,6 +284,12 @@ class Table:
             remedy += ', or declare missing = "indicator" or a public number for the column'
         fixed = ""
         if wrong.any() and 0 < len(first) <= 20 and not self._missing(column)[np.flatnonzero(wrong)[0]]:
+            if _BEGINS_WITH_NUMBER.match(first):
+                clean = (
+                    "clean the column, so that its cells are numbers without units or other characters, or, if the "
+                    f"decimal mark is another one, set {name_setting('decimal')}"
+                )
+                self._refuse(column, wrong, "is a number with other characters", clean)
             # A value for missing cells does not help here: this text is not known to stand for none.
             none = f"or, if this stands for no value, set {name_setting('missing', [first])}"
             remedy = f"correct the cell, {none}; {remedy}" if column in self.schema.numeric else remedy
