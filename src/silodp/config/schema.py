@@ -489,7 +489,7 @@ def parse_config(values: Mapping[str, Any], folder: Path | None = None) -> RunCo
                 code="config.unknown_field",
                 field=".".join([*section, name]),
             ) from None
-        raise convert_validation_error(error) from None
+        raise convert_validation_error(error, RunConfig) from None
 
 
 def _split_name(section: Mapping[str, Any]) -> tuple[str, TomlTable]:
